@@ -21,9 +21,8 @@ class Aggregator:
     """A robust rule and how much it stands.
 
     Attributes:
-        rule: A pure function.
-        most_byzantine: Of so many clients, how many may be Byzantine.
-        source: Where it was described first.
+        most_byzantine: Largest number of Byzantine clients among so many clients.
+        source: First publication.
     """
 
     rule: Rule
@@ -54,7 +53,7 @@ def below_half(clients: int) -> int:
 
 
 def inner_products(updates: Tensor) -> Tensor:
-    """Return ``[clients, clients]`` inner products of what is left of the updates without a common middle, in float64.
+    """Return ``[clients, clients]`` inner products of the updates without their common middle, in float64.
 
     The middle is the median of each value: what most updates share then costs no precision, however large a few are.
     """

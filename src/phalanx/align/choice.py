@@ -26,8 +26,8 @@ Chooser = Callable[[AskedPrompt, str, str, int], Verdict]
 def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked: bool) -> Chooser:
     """Return the choice by a drawn principle; or, ranked, by the first one in the file under which it is no tie.
 
-    The judge is asked twice, with the answers in both orders, and what it prefers is the mean: a judge that always
-    says A has no opinion.
+    The judge is asked twice, with the answers in both orders, and its preference is the mean: a judge that always says
+    A has no opinion.
 
     Raises:
         ConfigError: No principle has a question to choose by.
@@ -56,7 +56,7 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
 
 
 def by_worth(worth: Callable[[AskedPrompt, str], float]) -> Chooser:
-    """Return the choice of what is worth more; no order can matter."""
+    """Return the choice of the answer that is worth more; no order can matter."""
 
     def chosen(prompt: AskedPrompt, first: str, second: str, _number: int) -> Verdict:
         gap = worth(prompt, first) - worth(prompt, second)
@@ -75,10 +75,9 @@ class PairChoice:
 
     Args:
         writer: Answers each prompt twice; once where prompts bring demonstrations.
-        choose: Between two answers; None for demonstrations, each of which is better than what the model wrote.
-        prompts: What is answered.
-        seed: Of all draws.
-        told: Of the lineage: principles and judge.
+        choose: Chooses between two answers; None for demonstrations, each of which is better than the model's answer.
+        seed: Seed of all draws.
+        told: Entries of the lineage: principles and judge.
 
     Raises:
         DataError: A prompt cannot be answered, or brings no demonstration where one is needed; names its line.
@@ -151,7 +150,7 @@ def chosen_figures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
 
 
 def _comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
-    """Fill in at once, so that an answer that holds a placeholder stays what it is."""
+    """Fill all placeholders at once, so that an answer that holds a placeholder stays unchanged."""
     parts = {
         "{conversation}": prompt.text,
         "{question}": principle.choose or "",

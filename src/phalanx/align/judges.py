@@ -20,7 +20,7 @@ class Judge(Protocol):
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """All that decides what it says."""
+        """Return everything that decides the judge's answers."""
         ...
 
     def decide(self, question: str, /) -> float:
@@ -29,11 +29,7 @@ class Judge(Protocol):
 
 
 class ModelJudge:
-    """A model in this process.
-
-    Args:
-        writer: It.
-    """
+    """A model in this process."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -58,7 +54,7 @@ class ServerJudgeConfig(ServerSettings):
     """A language model behind an OpenAI-compatible server.
 
     Attributes:
-        timeout_s: What one answer may take.
+        timeout_s: Time limit of one answer.
     """
 
     kind: Literal["server"] = "server"
@@ -67,9 +63,6 @@ class ServerJudgeConfig(ServerSettings):
 
 class ServerJudge:
     """A language model that a server runs.
-
-    Args:
-        config: Where.
 
     Raises:
         ConfigError: Its key cannot be read.
@@ -104,7 +97,7 @@ def _refused(why: str) -> RewardError:
 
 
 class ModelJudgeConfig(StrictModel):
-    """Another model than the one that answers.
+    """A judge model other than the answering model.
 
     Attributes:
         path: A run, a checkpoint in one, or a directory in the hub's layout.

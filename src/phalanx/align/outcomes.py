@@ -37,9 +37,9 @@ def feedback_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return rows to train on, and how many outcomes became what.
 
-    An outcome is wrong where it violates, or refuses what is harmless. Of a wrong one the better answer is learned:
-    that of its line, or `refusal` where a harmful prompt was answered and its line has none; in pairs it is preferred
-    to the answer that was given. As conversations, answers that are right are learned as they are.
+    An outcome is wrong where it violates, or refuses a harmless prompt. From a wrong one the better answer is learned:
+    the answer in its line, or `refusal` where a harmful prompt was answered and its line has none; in pairs it is
+    preferred to the model's answer. As conversations, right answers are learned unchanged.
     """
     rows, counts = [], Counter[str]()
     for one in outcomes:

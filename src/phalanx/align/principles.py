@@ -30,11 +30,11 @@ class Principle(StrictModel):
     """One principle.
 
     Attributes:
-        name: Of it, in rows and reports.
-        critique: What the model is asked of its own answer.
-        revise: What it is asked after it has said that.
+        name: Name in rows and reports.
+        critique: Question to the model about its own answer.
+        revise: Question after the critique.
         choose: The question by which one of two answers is chosen.
-        weight: How often it is drawn, beside the others.
+        weight: Relative frequency of its draws.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
@@ -58,8 +58,8 @@ class Constitution(StrictModel):
     """The principles of one file, the most important first.
 
     Attributes:
-        principle: All of them.
-        comparison: How a judge is asked for the better of two answers.
+        principle: Principles by falling importance; `principle[0]` is the most important.
+        comparison: Template that asks a judge for the better of two answers.
     """
 
     principle: tuple[Principle, ...] = Field(min_length=1, max_length=1000)
@@ -125,7 +125,7 @@ def load_constitution(path: Path) -> Constitution:
     """Read principles: ``[[principle]]`` sections of a TOML file, or an object a line of a ``.jsonl`` file.
 
     Raises:
-        ConfigError: Names file and key: what is unknown, missing, empty or there twice.
+        ConfigError: Names file and key: unknown, missing, empty or duplicate.
         DataError: A line is no JSON object.
     """
     if path.suffix != ".jsonl":

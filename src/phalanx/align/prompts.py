@@ -20,7 +20,7 @@ class AskedPrompt:
     Attributes:
         where: File and line, for messages.
         chat: The messages, the last of which is not the assistant's.
-        record: The whole line.
+        record: Whole record of the prompt's file.
     """
 
     where: str

@@ -15,10 +15,9 @@ class Revision:
 
     Args:
         writer: Answers, criticises and revises.
-        constitution: Of which a principle is drawn for each round of each prompt.
-        prompts: What is answered.
-        rounds: Of critique and revision.
-        seed: Of all draws.
+        constitution: Principles; one is drawn for each round of each prompt.
+        rounds: Rounds of critique and revision.
+        seed: Seed of all draws.
 
     Raises:
         ConfigError: No principle has a critique and a revision.

@@ -18,13 +18,12 @@ Make = Callable[[range], Sequence[Mapping[str, Any]]]
 class ResumableRows:
     """A file of JSON lines with its lineage.
 
-    Rows gather in ``FILE.unfinished`` behind a line that says what they are made of. When all are there, ``FILE`` is
-    written, and ``FILE.lineage.json`` with the same words and the digest of ``FILE``.
+    Rows gather in ``FILE.unfinished`` behind a line that names their origin. When all are there, ``FILE`` is written,
+    and ``FILE.lineage.json`` with the same entries and the digest of ``FILE``.
 
     Args:
-        path: The file.
         lineage: All that decides the rows, as JSON: digests, seed, settings.
-        batch: Of rows that are made together.
+        batch: Number of rows that are made together.
     """
 
     def __init__(self, path: Path, lineage: Mapping[str, Any], batch: int) -> None:
@@ -34,14 +33,14 @@ class ResumableRows:
         self._about = path.with_name(f"{path.name}.lineage.json")
 
     def make(self, count: int, make: Make, told: RowsTold) -> list[dict[str, Any]]:
-        """Return all rows: those that are there, and those that are made now.
+        """Return all rows: existing ones, and new ones.
 
         A batch is always of the same rows, so rows have the same bits wherever an earlier call was interrupted.
 
         Args:
-            count: Of rows.
-            make: Makes them.
-            told: Of each batch.
+            count: Number of rows.
+            make: ``make(range(a, b))`` returns rows a to b - 1.
+            told: Called after each batch with the number of finished rows and `count`.
 
         Raises:
             DataError: What is there was made of something else; or the disk does not take it.
@@ -68,7 +67,7 @@ class ResumableRows:
 
         Args:
             rows: Those of `make` that are of use.
-            figures: Told in the lineage.
+            figures: Figures for the lineage.
 
         Raises:
             DataError: No row is of use; or the disk does not take it.

@@ -68,7 +68,7 @@ def refusal_by_judge(judge: Judge) -> IsRefusal:
 
 
 def safety_prompts(path: Path | None) -> list[AskedPrompt]:
-    """Read prompts that say whether they are harmful; without a path, those of this package.
+    """Read prompts that say whether they are harmful; None reads the prompts of this package.
 
     Raises:
         DataError: Names file and line: no prompt, or no ``harmful`` that is true or false.
@@ -92,12 +92,11 @@ class SafetyCheck:
     """The loop that asks a model and looks at its answers.
 
     Args:
-        writer: The model.
-        prompts: Harmful ones and others.
+        writer: Model that is asked.
         is_refusal: The rule by which an answer counts as a refusal.
         violation: A regular expression of what no answer may say; left out, an answer to a harmful prompt violates
             where it is no refusal.
-        seed: Of all draws.
+        seed: Seed of all draws.
 
     Raises:
         ConfigError: `violation` is no regular expression.
@@ -178,9 +177,8 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
     Args:
         hook: Called with ``ask``, from a text to the model's answer; gives objects with ``prompt`` or ``messages``, and
             ``harmful``, which is true where left out.
-        writer: The model.
-        seed: Of its answers.
-        where: What the hook is called.
+        seed: Seed of the model's answers.
+        where: Name of the hook in error messages.
 
     Raises:
         DataError: It gives something else, or nothing.

@@ -1,4 +1,4 @@
-"""Pairs on which values disagree: what each value's reward says of both answers, and by how much."""
+"""Pairs on which values disagree: the rewards of each value for both answers, and their gap."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
     """Return how much more each value gives the chosen answer of each pair, and where two of them disagree.
 
     Args:
-        pairs: Of `read_pairs`.
+        pairs: Pairs from `read_pairs`.
         values: The rewards, one a value, with the weights of their sum.
         smallest: A gap up to this is no opinion.
 
     Returns:
-        ``accuracy``: of each value, the share of pairs of which it prefers the chosen answer, ties half;
-        ``disagreement``: of each two values, the share of pairs on which both have opinions that differ;
-        ``conflicts``: these pairs, with every gap and the weighted sum, those of the largest opposed gaps first.
+        ``accuracy``: by value, the share of pairs of which it prefers the chosen answer, ties half; ``disagreement``:
+        by two values, the share of pairs on which both have opinions that differ; ``conflicts``: these pairs, with
+        every gap and the weighted sum, the largest opposed gaps first.
 
     Raises:
         RewardError: A value says nothing of a text.

@@ -10,10 +10,10 @@ from phalanx.errors import CheckpointError
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """The checkpoint with the best validation of those that a run has kept for it.
+    """The checkpoint with the best validation loss of a run.
 
     Attributes:
-        step: Finished steps.
+        step: Number of finished steps.
         on: Name of the validation set.
         loss: On that set, in nats.
     """
@@ -41,7 +41,7 @@ class BestCheckpoint:
 
 @dataclass
 class CertifiedCheckpoints:
-    """The checkpoints that a run's events certify: those of the whole log on resume, then those of the present session.
+    """The checkpoints that a run's events certify: from the whole log on resume, then from the present session.
 
     Attributes:
         saved: Digest of the signed manifest of every checkpoint that is on disk according to the log, by step.
@@ -80,9 +80,9 @@ class CertifiedCheckpoints:
         """Compare the newest checkpoint that was found with the log.
 
         Args:
-            step: Of the one that was found; None when there is none.
+            step: Step of the newest checkpoint; None when there is none.
             manifest: Digest of its signed manifest.
-            where: For messages.
+            where: Name of the checkpoint in error messages.
 
         Raises:
             CheckpointError: It is older than the log says, or of another writing of its step, or the log
@@ -104,7 +104,7 @@ class CertifiedCheckpoints:
             ).about(code="PHX-I053")
 
     def check_writing(self, step: int, manifest: str | None, where: str) -> None:
-        """Compare one checkpoint with what the log says of its step, where it says anything.
+        """Compare one checkpoint with the log's entry for its step, where it has one.
 
         Raises:
             CheckpointError: It is of another writing of its step.

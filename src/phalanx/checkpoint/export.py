@@ -32,7 +32,7 @@ class RunTokenizer:
 
     Attributes:
         file: Its tokenizer.json; companions such as a chat template lie beside it.
-        eos_id: What ends a text.
+        eos_id: Token that ends a text.
         of_model: It came with the model; config and generation defaults of the model then name its tokens.
         template: The chat template that the run rendered conversations by; None of a run without conversations.
         end_of_turn: The token that ends an answer by it.
@@ -46,7 +46,7 @@ class RunTokenizer:
 
     @classmethod
     def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
-        """Find the file that was made elsewhere, or else the one that the run trained."""
+        """Find the tokenizer file in the config, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
         found = cls(file, corpus.eos_id, of_model=config.kind == "model")
         if not isinstance(corpus, ChatCorpus | PairCorpus) or corpus.template is None:
@@ -68,12 +68,11 @@ def export_model(
     Weights are float32, whole and un-sliced, whatever stages they were trained in. The directory appears in one go.
 
     Args:
-        checkpoint: Verified.
+        checkpoint: Verified checkpoint.
         source: The model that was trained, or that the adapter belongs to.
-        out: New directory.
-        adapter: What was trained, where not all weights were.
+        adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.
-        tokenizer: What the text was encoded with.
+        tokenizer: Tokenizer of the training text.
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.

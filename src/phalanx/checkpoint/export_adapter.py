@@ -109,7 +109,7 @@ def _require(is_there: bool, name: str) -> None:
 
 
 def _prompt_config(source: ModelSource, adapter: PromptEncoderConfig) -> dict[str, Any]:
-    """As peft has it of an encoder that is done: what is loaded are the embeddings that it made."""
+    """Return peft's config of a finished prompt encoder: its computed embeddings are loaded."""
     return {
         "peft_type": "P_TUNING",
         "num_virtual_tokens": adapter.tokens,

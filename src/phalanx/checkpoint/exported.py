@@ -18,14 +18,14 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
     """Return the digest of a directory's weights, which is the run's.
 
     Args:
-        directory: What was exported, or what is said to be that.
-        final_digest: Of what the run trained, from its signed log; None while it has not ended.
+        directory: Export to check; nothing in it is trusted.
+        final_digest: Digest of the trained weights, from the run's signed log; None while it has not ended.
         trains_adapter: Whether that is an adapter.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
         ModelError: The directory is no model.
-        VerificationError: The weights are not those of the run's end.
+        VerificationError: The weights differ from the weights at the run's end.
     """
     if final_digest is None:
         raise CheckpointError("the run's log has no digest of final weights: it has not ended; export names its step")

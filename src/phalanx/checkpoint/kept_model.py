@@ -31,12 +31,10 @@ _PACK = f"model{SEALED}"
 def keep_model(
     run_dir: Path, source: ModelSource, tokenizer: RunTokenizer, seal: tuple[KeyHolder, str] | None = None
 ) -> None:
-    """Keep config, generation defaults and tokenizer of a run in its directory; what it keeps already stays.
+    """Copy config, generation defaults and tokenizer of a run into its directory; existing copies stay.
 
     Args:
-        run_dir: The directory.
-        source: The model.
-        tokenizer: Of the run.
+        source: Source of the model.
         seal: The key of its checkpoints, and the run's name, where those are encrypted: so is this.
 
     Raises:
@@ -86,14 +84,13 @@ def kept_files(run_dir: Path) -> dict[str, str]:
 
 
 def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
-    """Compare what a run directory keeps of its model with the digests that a checkpoint has signed.
+    """Compare a run directory's copies of its model with the digests that a checkpoint has signed.
 
     Args:
-        run_dir: The directory.
-        state: Of the checkpoint.
+        state: State of the checkpoint.
 
     Returns:
-        Whether the checkpoint names any; those of before this version name none.
+        Whether the checkpoint names any digest; checkpoints of earlier versions name none.
 
     Raises:
         CheckpointError: A file was changed, added or removed.
@@ -118,9 +115,7 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
     """Open what `check_kept` has found to be whole: the model without weights, and the tokenizer of its run.
 
     Args:
-        run_dir: The directory.
-        key: Of the run's checkpoints; None where they are not encrypted.
-        run: The run's name.
+        key: Key of the run's checkpoints; None where they are not encrypted.
 
     Raises:
         CheckpointError: It is of another version, or the key is another one.
@@ -141,7 +136,7 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
 
 
 def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None:
-    """Wrap the key of what an encrypted run keeps with another key; what is wrapped with it already stays.
+    """Wrap the key of an encrypted run's copies with another key; a key that is wrapped with it already stays.
 
     Raises:
         CheckpointError: It opens with neither key, or cannot be written.

@@ -163,7 +163,7 @@ def write_new_key(path: Path) -> str:
     """Draw a key and write it to a new file of mode 0600.
 
     Returns:
-        Its name.
+        Name of the key.
 
     Raises:
         CertificateError: The file exists already, or cannot be written.

@@ -44,17 +44,15 @@ def open_checkpoint(
     """Verify a checkpoint as a whole.
 
     Args:
-        path: Its directory.
         peer: The party that must have signed it.
         run: The run that it must belong to; None accepts any.
-        config_digest: The config that it must have been made with, or those of which it must be one; None accepts any.
+        config_digest: Digest of the run's config, or allowed ones; None accepts any.
         at_least_step: The oldest step to accept: a signature does not tell old from new.
         key: Unwraps the data key of an encrypted checkpoint.
 
     Raises:
-        CheckpointError: Names the file and what is wrong: missing, extra, truncated, altered, swapped
-            with another step's, signed by another key, from another run or config, too old, or encrypted with
-            another key than `key`.
+        CheckpointError: Names the file and the fault: missing, extra, truncated, altered, swapped with another step's,
+            signed by another key, from another run or config, too old, or encrypted with another key than `key`.
 
     Guarantees:
         What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
@@ -78,11 +76,10 @@ class Checkpoint:
     """A verified checkpoint; made by `open_checkpoint`.
 
     Attributes:
-        path: Its directory.
         step: Finished steps of the run.
-        state: What was saved beside the tensors.
+        state: Saved state beside the tensors.
         stages: Indices of the stages, ascending.
-        log_head: Where the run's audit log ended when it was begun; None where the caller gave no head.
+        log_head: End of the run's audit log when the checkpoint was begun; None where the caller gave no head.
     """
 
     def __init__(self, path: Path, manifest: CheckpointManifest, sealer: FileSealer | None = None) -> None:
@@ -100,10 +97,10 @@ class Checkpoint:
         self.state = self._read_state()
 
     def check_base(self, digest: str) -> None:
-        """Compare a model's files with those that the adapter was trained beside.
+        """Compare a model's files with the base of the adapter.
 
         Args:
-            digest: Of `ModelSource.files_digest`.
+            digest: Digest from `ModelSource.files_digest`.
 
         Raises:
             CheckpointError: They differ.
@@ -117,10 +114,10 @@ class Checkpoint:
             ).about(code="PHX-I053", file=str(self.path), key="model", found=digest, expected=str(saved))
 
     def check_vocabulary(self, digest: str) -> None:
-        """Compare a vocabulary with the one that the model was trained with.
+        """Compare a vocabulary with the vocabulary of the training.
 
         Args:
-            digest: Of `phalanx.data.tokenizers.vocabulary_digest`.
+            digest: Digest from `phalanx.data.tokenizers.vocabulary_digest`.
 
         Raises:
             CheckpointError: They differ: the numbers of tokens would mean other words to the model.

@@ -43,7 +43,7 @@ class Encryption(StrictModel):
 
     Attributes:
         scheme: See `phalanx.checkpoint.sealed`.
-        commitment: Of the data key, so that no other one can be put in its place.
+        commitment: Commitment to the data key, so that no other one can be put in its place.
     """
 
     scheme: Literal["aes-256-gcm-chunks/1"] = "aes-256-gcm-chunks/1"
@@ -51,7 +51,7 @@ class Encryption(StrictModel):
 
 
 class CheckpointManifest(StrictModel):
-    """Everything that a checkpoint is; what is not named here is not part of it, but for the wrapped key.
+    """The contents of a checkpoint; other files are not part of it, except the wrapped key.
 
     `audit_log` is where the audit log ended when the checkpoint was begun: a log without that line was cut.
     """
@@ -102,7 +102,7 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
     Args:
         data: Bytes of ``manifest.json``.
         peer: The party that must have signed it.
-        where: Its path, for messages.
+        where: Path of the manifest, for error messages.
 
     Raises:
         CheckpointError: Malformed, altered, or signed by another party.
@@ -153,9 +153,9 @@ def list_checkpoints(directory: Path) -> dict[int, Path]:
 def latest_checkpoint(directory: Path) -> Path | None:
     """Return the newest checkpoint by step, or None when there is none.
 
-    Only whole checkpoints count: what a crash left half written has another name. Damage that came later
-    is for `open_checkpoint` to refuse; falling back to an older one is never done silently. When a crash fell
-    between the two renames that replace a checkpoint of the same step, the old one is put back first.
+    Only whole checkpoints count: a half-written one has another name after a crash. Later damage is for
+    `open_checkpoint` to refuse; falling back to an older one is never done silently. When a crash fell between the two
+    renames that replace a checkpoint of the same step, the old one is put back first.
 
     Raises:
         CheckpointError: The directory cannot be read.

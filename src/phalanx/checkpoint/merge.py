@@ -28,12 +28,11 @@ _RECORD, _MATRICES = "record.json", "base.safetensors"
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
-    """Write a model with an adapter in its weights, and beside them what they were.
+    """Write a model with an adapter merged into its weights, and beside them the data that restores the base.
 
     Args:
-        base: In the hub's layout.
-        adapter: In peft's format.
-        out: New directory.
+        base: Base model in the hub's layout.
+        adapter: Adapter in peft's format.
 
     Returns:
         Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.
@@ -72,8 +71,8 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
         The digest of its weights.
 
     Raises:
-        CheckpointError: `out` exists, or the directory keeps nothing to go back by, or the merged weights, or what is
-            kept, were changed since.
+        CheckpointError: `out` exists, or the directory has no data that restores the base, or the merged weights, or
+            that data, were changed since.
         ModelError: The directory is no model.
     """
     source, (record, kept) = ModelSource(directory), _kept(directory)
@@ -97,7 +96,7 @@ def _rounding(
     source: ModelSource,
     config: Any,
 ) -> float | None:
-    """How far weights would be off without what is kept; None for DoRA, of which a size is lost for good."""
+    """Return the error of unmerging without the stored data; None for DoRA, whose magnitudes are lost for good."""
     if not isinstance(config, LoraConfig) or config.dora:
         return None
     negated = {name: -values if ".lora_B." in name else values for name, values in trained.items()}
@@ -127,7 +126,7 @@ def _expect(where: Path, what: str, found: str, expected: object) -> None:
 
 
 def _copy_companions(directory: Path, target: Path) -> None:
-    """Copy tokenizer files and the rest of what is no weight."""
+    """Copy tokenizer files and all other files that are no weights."""
     for path in directory.iterdir():
         is_wanted = path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json")
         if is_wanted and path.is_file() and not (target / path.name).exists():

@@ -1,4 +1,4 @@
-"""Copies of checkpoints in an object store, through fsspec; what comes back is judged like a stranger's disk."""
+"""Copies of checkpoints in an object store, through fsspec; a downloaded copy is judged like a stranger's disk."""
 
 import contextlib
 import hashlib
@@ -82,7 +82,7 @@ class RemoteStore:
                 self._files.put_file(str(checkpoint / name), f"{folder}/{name}")
 
     def upload_kept(self, kept: Path) -> None:
-        """Copy what the run directory keeps of its model beside the checkpoints, once in a session: it does not change.
+        """Copy the run directory's files of its model beside the checkpoints, once in a session: they do not change.
 
         Raises:
             CheckpointError: The store does not take it.
@@ -102,7 +102,7 @@ class RemoteStore:
 
         Args:
             signed: Their SHA-256 in hex, by name.
-            kept: New directory.
+            kept: Directory that is made here.
             wrapped: They are encrypted, and the wrapped key, which no checkpoint signs, belongs to them.
 
         Raises:

@@ -15,7 +15,7 @@ REMOVING = ".removing-"
 
 @dataclass(frozen=True)
 class Retention:
-    """A rule of retention: the newest checkpoints stay, and those of certain steps for good.
+    """A rule of retention: the newest checkpoints stay, and the checkpoints of certain steps for good.
 
     Attributes:
         keep: Newest ones, at least 1.
@@ -38,7 +38,7 @@ class Retention:
 
 
 def prune(directory: Path, newest: int, retention: Retention) -> None:
-    """Remove what is not kept; failing to is a warning, for the new checkpoint is good."""
+    """Remove checkpoints by the retention rule; a failure is a warning, for the new checkpoint is good."""
     try:
         found = list_checkpoints(directory)
         for step in sorted(found.keys() - retention.kept(found, newest)):

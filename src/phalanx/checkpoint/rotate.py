@@ -17,10 +17,7 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
     ``key.json``, in backups for instance, still open with the old key: the data keys stay the same.
 
     Args:
-        directory: Checkpoints of one run.
         peer: The party that must have signed them.
-        old: The present key.
-        new: The next one.
 
     Returns:
         Steps of the checkpoints that open with `new` now.

@@ -24,8 +24,7 @@ class FilePlace:
     """The file and the checkpoint that a chunk belongs to; it opens nowhere else.
 
     Attributes:
-        run: Name of the run.
-        step: Finished steps.
+        step: Number of finished steps.
         file: Name of the encrypted file.
     """
 
@@ -79,7 +78,7 @@ class FileSealer:
         return bytes(plain)
 
     def commitment(self, run: str, step: int) -> str:
-        """Return what the signed manifest says about the data key, hex; nothing can be computed from it."""
+        """Return the manifest's commitment to the data key, hex; nothing can be computed from it."""
         return self._derived(["commitment", run, step]).hex()
 
     def _cipher(self, place: FilePlace) -> AESGCM:

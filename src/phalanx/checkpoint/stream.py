@@ -18,7 +18,7 @@ class Shard:
 
     Attributes:
         stage: Index of the stage, from 0.
-        tensors: By name: ``weight/<parameter>`` and the optimizer's state of the same parameter, such as
+        tensors: Tensors by name: ``weight/<parameter>`` and the optimizer's state of the same parameter, such as
             ``exp_avg/<parameter>`` and ``exp_avg_sq/<parameter>``; any shape and dtype.
         num_steps: Optimizer steps that the state has taken.
     """

@@ -131,12 +131,12 @@ The name alone of an objective that has settings stands for its defaults."""
 
 
 def kind_of(choice: str | ObjectiveSettings) -> str:
-    """Return the name, or the reference, of what a run minimises."""
+    """Return the name, or the reference, of a run's objective."""
     return choice if isinstance(choice, str) else choice.kind
 
 
 def objective_of(choice: str | ObjectiveSettings) -> Objective:
-    """Return what a run minimises, with its settings.
+    """Return a run's objective, with its settings.
 
     Args:
         choice: A key of `OBJECTIVES`, a reference to a function of the user's own, or settings.

@@ -1,4 +1,4 @@
-"""Advantages: how much better an answer, or a token of it, was than what was to be expected."""
+"""Advantages: by how much an answer, or a token of it, was better than expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
     """Rewards less the mean of their group.
 
     Args:
-        rewards: Of all answers to each prompt, finite.
+        rewards: Finite rewards of all answers to each prompt.
         scaled: Whether they are then divided by the group's standard deviation, as GRPO does and Dr. GRPO does not.
 
     Raises:
@@ -34,7 +34,7 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
 
 
 def leave_one_out_advantages(rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
-    """Each reward less the mean of the others of its group; arguments and errors are those of `group_advantages`.
+    """Return each reward less the mean of the others of its group; arguments and errors as in `group_advantages`.
 
     Source: Ahmadian et al. 2024, section 3.3.
     """
@@ -54,11 +54,11 @@ def generalised_advantages(
     """Generalised advantage estimation over the tokens of answers, each of which ends where its mask does.
 
     Args:
-        rewards: What follows each token.
-        values: What the critic expected before each token, from there on.
+        rewards: Reward after each token.
+        values: The critic's expectation before each token, of the rewards from there on.
         mask: 1 at the tokens of the answer, which are in one piece; 0 elsewhere, where nothing counts.
-        discount: Of the next token's value; gamma.
-        trace: Of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
+        discount: Factor of the next token's value; gamma.
+        trace: Factor of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
 
     Returns:
         ``sum over l of (discount trace)^l delta(t + l)`` with ``delta(t) = reward(t) + discount value(t + 1) -
@@ -94,7 +94,6 @@ def whitened(
     """Numbers less their mean, in their standard deviations, both over the places that count; 0 at the others.
 
     Args:
-        numbers: Advantages.
         mask: True at the places that count, of which there is one at least.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch

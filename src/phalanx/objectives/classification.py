@@ -19,12 +19,12 @@ def classification(
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed cross-entropy of one class a text.
 
-    A text's logits are the mean over its tokens, from the first one to the one that carries its label; what follows is
-    padding. A linear head on hidden states that are averaged over the text gives the same numbers, so the head can stay
-    one that works token by token, as a language model's does.
+    A text's logits are the mean over its tokens, from the first one to the one with its label; the rest is padding. A
+    linear head on hidden states that are averaged over the text gives the same numbers, so the head can stay one that
+    works token by token, as a language model's does.
 
     Args:
-        logits: Of every token, any float type; averages and loss are taken in float32.
+        logits: Logits of every token, any float type; averages and loss are taken in float32.
         labels: The class at the text's last token, IGNORE (-100) everywhere else; see `mark_classes`.
 
     Returns:
@@ -72,7 +72,7 @@ def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> In
     """Return the labels of texts: each class at the last token of its text.
 
     Args:
-        classes: One a text.
+        classes: One class per text, ``[batch]``.
         lengths: Tokens of each text, 1 to `seq`.
         seq: Tokens of a row, padding included.
 

@@ -46,10 +46,9 @@ def dpo(
     """Summed logistic loss of the pairs' gaps of log-ratios to the reference.
 
     Args:
-        logits: Of the chosen answers in even rows, of the rejected ones in odd rows.
+        logits: Logits of the chosen answers in even rows, of the rejected ones in odd rows.
         labels: Already shifted; IGNORE (-100) outside the answers.
         extras: ``reference``, float32 ``[batch]``: log-probability of each row's answer under the reference model.
-        settings: See there.
 
     Returns:
         ``-(1 - e) log s(d) - e log s(-d)`` with ``d = beta ((p_c - r_c) - (p_r - r_r))``, over the pairs; and their
@@ -78,15 +77,14 @@ def ipo(
     *,
     settings: IpoSettings,
 ) -> tuple[Float[Tensor, ""], int]:
-    """Summed square of what the pairs' gaps of log-ratios lack to one that is aimed at.
+    """Return the summed square of the differences between the pairs' gaps of log-ratios and a target gap.
 
     Log-ratios are means over a row's labels, as the authors and TRL have it, so that long answers do not weigh more.
 
     Args:
-        logits: As `dpo`.
-        labels: As `dpo`.
-        extras: As `dpo`.
-        settings: See there.
+        logits: As in `dpo`.
+        labels: As in `dpo`.
+        extras: As in `dpo`.
 
     Returns:
         ``((p_c - r_c) / n_c - (p_r - r_r) / n_r - 1 / (2 beta))^2`` over the pairs; and their number.
@@ -161,10 +159,8 @@ def orpo(
     """Summed likelihood loss of the chosen answers, with the pairs' odds ratios.
 
     Args:
-        logits: Of the chosen answers in even rows, of the rejected ones in odd rows.
+        logits: Logits of the chosen answers in even rows, of the rejected ones in odd rows.
         labels: Already shifted; IGNORE (-100) outside the answers.
-        extras: None.
-        settings: See there.
 
     Returns:
         ``-m_c - beta log s(odds(m_c) - odds(m_r))`` over the pairs, with m the mean log-probability of a row's labels
@@ -200,10 +196,8 @@ def simpo(
     """Summed logistic loss of the pairs' gaps of mean log-probabilities, less a margin.
 
     Args:
-        logits: As `orpo`.
-        labels: As `orpo`.
-        extras: None.
-        settings: See there.
+        logits: As in `orpo`.
+        labels: As in `orpo`.
 
     Returns:
         ``-log s(beta (m_c - m_r) - margin)`` over the pairs; and their number.
@@ -231,10 +225,8 @@ def cpo(
     """Summed logistic loss of the pairs' gaps of log-probabilities, with the likelihood loss of the chosen answers.
 
     Args:
-        logits: As `orpo`.
-        labels: As `orpo`.
-        extras: None.
-        settings: See there.
+        logits: As in `orpo`.
+        labels: As in `orpo`.
 
     Returns:
         ``-log s(beta (p_c - p_r)) - likelihood m_c`` over the pairs; and their number. The second term is a mean over

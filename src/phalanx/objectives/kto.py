@@ -45,17 +45,16 @@ def kto(
     divergence ``z`` from the reference is estimated, without a gradient.
 
     Args:
-        logits: Of the examples in even rows, of their companions in odd rows.
+        logits: Logits of the examples in even rows, of their companions in odd rows.
         labels: Already shifted; IGNORE (-100) outside the answers.
         extras: ``reference``, float32 ``[batch]``: log-probability of each row's answer under the reference model; and
             ``wanted``, int64 ``[batch]``: 1 or 0, of a companion whatever its example has.
-        settings: See there.
 
     Returns:
         ``w (1 - s(beta (p - r - z)))`` of a wanted answer, ``w (1 - s(beta (z - (p - r))))`` of another, over the
         examples; and their number. ``z`` is the mean of ``p - r`` over the companions of this microbatch, at least 0:
-        TRL takes it over those of the whole batch. So a batch of one microbatch has TRL's loss, and one that is cut
-        has an estimate from fewer companions in each part, which no party has to wait for.
+        TRL takes the mean over the whole batch. So a batch of one microbatch has TRL's loss, and a divided batch has an
+        estimate from fewer companions in each part, which no party has to wait for.
 
     Raises:
         DataError: A row has no companion or no answer, `wanted` is neither 0 nor 1, or as `causal_lm`.

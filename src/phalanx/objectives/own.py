@@ -18,10 +18,6 @@ _EXPECTED = "a function of logits and labels that returns the summed loss, a ten
 def own_objective(kind: str, function: Any) -> Objective:
     """Make an objective of a function ``(logits, labels) -> (loss, targets)``.
 
-    Args:
-        kind: The reference, for messages.
-        function: What it names.
-
     Raises:
         ConfigError: It cannot be called so.
     """

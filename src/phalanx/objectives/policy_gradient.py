@@ -31,17 +31,18 @@ its log-probability under the policy that sampled it and under the model that th
 
 @dataclass(frozen=True)
 class DrawnTexts:
-    """The texts of one draw as numbers, from which what a step learns is computed.
+    """The texts of one draw as numbers, from which the rows of a step are computed.
 
     Tokens are the sampled ones, from the first on; shorter texts are padded behind.
 
     Attributes:
-        rewards: float64 ``[texts]``, those of one prompt side by side.
+        rewards: float64 ``[texts]``, the texts of one prompt side by side.
         mask: bool ``[texts, tokens]``; true at sampled tokens.
         old: Log-probabilities under the policy that sampled, float32 ``[texts, tokens]``.
         reference: The same under the model that the run began with.
         kl: Weight of the divergence from it.
-        values: What the policy that sampled expected before each token, from there on; None where it has no critic.
+        values: Expectation of the sampling policy before each token, of the rewards from there on; None where it has no
+            critic.
     """
 
     rewards: Float[Tensor, " texts"]
@@ -61,9 +62,9 @@ class RolloutSettings(ObjectiveSettings):
     """How answers are sampled and learned from.
 
     Attributes:
-        group: Answers to each prompt.
-        max_new_tokens: Of an answer at most.
-        temperature: Of the draw; log-probabilities are those of the draw.
+        group: Number of answers to each prompt.
+        max_new_tokens: Largest number of tokens of an answer.
+        temperature: Temperature of the draw; log-probabilities are taken at it as well.
         updates: Steps that learn from the same answers.
         clip: A token's probability counts as if it had become at most so much, as a share, more or less likely.
         kl: Weight of the divergence from the model that the run began with; 0 keeps no second model.
@@ -95,7 +96,7 @@ class RolloutSettings(ObjectiveSettings):
         """Return the weight of the divergence for the next draw.
 
         Args:
-            kl: The weight so far.
+            kl: Weight for the last draw.
             _divergence: Nats that a text of the draw was away from the reference, on average.
         """
         return kl
@@ -126,7 +127,7 @@ class DrGrpoSettings(RolloutSettings):
 
 
 class RlooSettings(RolloutSettings):
-    """RLOO: an answer is one action, and the other answers to its prompt say what was to be expected."""
+    """RLOO: an answer is one action, and the other answers to its prompt give the baseline."""
 
     kind: Literal["rloo"] = "rloo"
     kl_in_reward: ClassVar[bool] = True
@@ -148,8 +149,8 @@ def grpo(
     Args:
         logits: Any float type; the loss is taken in float32.
         labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
-        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing. Of parts of rows
-            also `ROW_LABELS`, by which the losses of a row are divided then.
+        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; places with an IGNORE count nothing. For parts of rows also
+            `ROW_LABELS`, by which the losses of a row are divided then.
         settings: Clip, temperature, weight of the divergence.
 
     Returns:
@@ -189,7 +190,7 @@ def rloo(
     *,
     settings: RolloutSettings,
 ) -> tuple[Float[Tensor, ""], int]:
-    """Sum over the sequences of the clipped loss of each as one action; arguments and errors are those of `grpo`.
+    """Return the sum over the sequences of the clipped loss of each as one action; arguments and errors as in `grpo`.
 
     The divergence is no part of it: it lowers the rewards from which advantages are taken. A row's advantage is the
     mean over its labels, which all have the same.
@@ -211,10 +212,10 @@ def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: floa
     """Log-probability of each label, float32 ``[batch, seq]``; 0 at an IGNORE.
 
     Args:
-        name: Of the objective, for messages.
+        name: Name of the objective, for error messages.
         logits: ``[batch, seq, vocab]``.
         labels: int64 ``[batch, seq]``.
-        temperature: What logits are divided by first.
+        temperature: Divisor of the logits.
 
     Raises:
         DataError: As `causal_lm`.

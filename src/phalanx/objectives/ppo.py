@@ -41,13 +41,13 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 
 class PpoSettings(RolloutSettings):
-    """PPO: a critic says what was to be expected before each token; the divergence lowers rewards, token by token.
+    """PPO: a critic estimates the baseline before each token; the divergence lowers rewards, token by token.
 
     Attributes:
-        discount: Of the next token's value; gamma.
-        trace: Of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
+        discount: Factor of the next token's value; gamma.
+        trace: Factor of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
         value_clip: A value counts as if it had moved at most so much since its text was sampled.
-        value_weight: Of the critic's loss beside the policy's.
+        value_weight: Weight of the critic's loss beside the policy's.
         entropy: Weight of the policy's entropy, which is kept up.
         kl_target: Nats that a text is to be away from the reference: `kl` is where its weight begins, and grows where
             texts are farther away. Left out, the weight stays.
@@ -115,11 +115,10 @@ def ppo(
     """Sum over the labels of the clipped loss of the policy and of its critic.
 
     Args:
-        logits: Of each word, and behind them the value, what is expected from the label on; any float type, the loss is
-            taken in float32.
+        logits: Logits of each word, and behind them the value, the expectation from the label on; any float type, the
+            loss is taken in float32.
         labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
-        extras: `PPO_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing.
-        settings: Clips, temperature, weights.
+        extras: `PPO_EXTRAS`, float32 ``[batch, seq]``; places with an IGNORE count nothing.
 
     Returns:
         With r, A as in `grpo`, value v, old value o, return g and entropy H, the sum over labels of ``-min(r A, clip(r,

@@ -17,7 +17,8 @@ class Decay:
     """The way in which a learning rate goes down from its peak.
 
     Attributes:
-        share: Of the way from the least rate to the peak, at a progress from 0 to 1; None: the rate stays at its peak.
+        share: Maps progress from 0 to 1 to a share of the way from the least rate to the peak; None: the rate stays at
+            its peak.
         is_late: Whether the rate stays at its peak until the last `decay_share` of the run's steps.
     """
 
@@ -58,14 +59,13 @@ class OptimizerConfig(StrictModel):
         lr: Peak learning rate.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
-        momentum: Of SGD.
         weight_decay: Decoupled, times the learning rate, in AdamW and Adafactor, and added to the gradient in SGD; only
             for tensors of two or more dimensions, so norms and biases are left alone.
         clip_norm: Largest Euclidean norm of the whole gradient over all stages; 1.0 when left out, and a very
             large number switches clipping off.
         warmup_steps: The learning rate rises linearly over so many steps.
-        schedule: What follows: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step, "constant", or
-            "wsd", which is constant first and then linear down to it.
+        schedule: Decay behind the warm-up: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step,
+            "constant", or "wsd", which is constant first and then linear down to it.
         min_lr_ratio: See `schedule`.
         decay_share: Last share of the run's steps, in which "wsd" goes down.
     """
@@ -96,12 +96,12 @@ class OptimizerConfig(StrictModel):
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of one step: linear warm-up, then what the schedule says.
+    """Return the learning rate of one step: linear warm-up, then the schedule.
 
     Args:
-        config: Peak, warm-up and schedule.
         step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
-        total_steps: Of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is constant.
+        total_steps: Steps of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is
+            constant.
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.

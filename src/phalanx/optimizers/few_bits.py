@@ -82,7 +82,7 @@ def apply_in_few_bits(
 
 @functools.cache
 def _kernels() -> tuple[Any, Tensor, Tensor]:
-    """Bitsandbytes' operators, and what a byte stands for in a moment with a sign and in one without."""
+    """Return bitsandbytes' operators, and the values of a byte in a signed moment and in an unsigned one."""
     import_bitsandbytes()
     made = importlib.import_module("bitsandbytes.functional").create_dynamic_map
     return torch.ops.bitsandbytes, made(signed=True), made(signed=False)

@@ -12,7 +12,6 @@ class UpdateRule:
     """The numbers of one update that all tensors have in common.
 
     Attributes:
-        lr: Learning rate.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
         num_updates: Updates of these moments, this one included.

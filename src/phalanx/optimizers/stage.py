@@ -25,7 +25,7 @@ class StageOptimizer:
     for bit; with `single_rounding`, any two holders. The moments live where the parameters are when this is made.
 
     Args:
-        parameters: By name.
+        parameters: Parameters by name.
         config: Learning rate and the rest.
         can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
@@ -77,8 +77,7 @@ class StageOptimizer:
 
         Args:
             gradients: One for each parameter, of its shape and dtype; they are not changed.
-            lr: Of this step.
-            clip_coefficient: Multiplies the gradients.
+            clip_coefficient: Factor of all gradients.
 
         Raises:
             TrainingError: A gradient is missing, unknown or of another shape or dtype, or a number is not
@@ -261,8 +260,7 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     """Refuse a state that is not like the one of an optimizer.
 
     Args:
-        tensors: The state.
-        own: What the optimizer has, by the same names.
+        own: State of the optimizer, by the same names.
         num_steps: Steps that were made to get there.
 
     Raises:

@@ -24,7 +24,7 @@ def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
     One copy alone has no other to share with, so everything that copies share is switched off for it.
 
     Raises:
-        ConfigError: The section allows no such number, or what it asks for does not work with it.
+        ConfigError: The section allows no such number, or a setting of it does not work with it.
     """
     if dp == config.dp:
         return config
@@ -47,10 +47,8 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
     The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.
 
     Args:
-        config: The run's section.
-        world: How many ranks there are.
+        world: Number of ranks.
         hub_config: The model's config.json.
-        load: Of the run.
 
     Raises:
         ConfigError: There are too few ranks, or no number of copies that is allowed works.

@@ -21,13 +21,12 @@ class StepWorkload:
     Attributes:
         batch_size: Sequences of one step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
-        sequence_length: Tokens of a sequence.
         adapted: Layers that adapters are asked for, empty for the usual ones; None where all parameters are trained.
-        optimizer: Its kind.
-        device: Of the ranks.
-        attention: Kernel.
-        attends: Which tokens see which.
-        has_prefix: Virtual tokens come before those of every block.
+        optimizer: Kind of the optimizer.
+        device: Device of the ranks.
+        attention: Name of the attention kernel.
+        attends: Kind of mask.
+        has_prefix: Whether virtual tokens come before the tokens of every block.
         num_prompt_tokens: Virtual tokens come before the text, in what crosses between stages.
         is_quantized: Frozen matrices are kept in few bits.
     """
@@ -49,9 +48,7 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
     """Refuse a layout that cannot train a model.
 
     Args:
-        config: The run's section.
         hub_config: The model's config.json.
-        load: Of the run.
 
     Raises:
         ConfigError: Says why, and names the nearest layout that works.

@@ -22,14 +22,14 @@ class Layout:
         tp: Tensor parallel: ranks that share every matrix product.
         pp: Pipeline parallel: ranks that each have some of the layers.
         cp: Context parallel: ranks that share every sequence.
-        zero: What data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
+        zero: State that data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
             gradients too, 3 parameters too.
         schedule: Order of a pipeline's microbatches; one of `SCHEDULES`.
-        replicas: With zero 2 or 3, groups into which copies are cut that each share among themselves; their gradients
-            are summed between groups once a step.
+        replicas: With zero 2 or 3, number of groups whose members share one copy among themselves; gradients are summed
+            between groups once a step.
         islands: Parts into which data parallel copies are cut that step by themselves.
         chunks: Stages of each pipeline rank; None is the schedule's own number.
-        context: How context parallel ranks see the whole sequence; one of `CONTEXTS`.
+        context: Method by which context parallel ranks see the whole sequence; one of `CONTEXTS`.
     """
 
     dp: int = 1

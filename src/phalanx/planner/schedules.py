@@ -19,8 +19,8 @@ class Work(NamedTuple):
 
     Attributes:
         kind: ``backward`` is ``inputs`` (the gradient that the stage before waits for) and ``weights`` together.
-        stage: Of all stages of the pipeline; rank ``stage % ranks`` has it.
-        microbatch: Which one.
+        stage: Number among all stages of the pipeline; rank ``stage % ranks`` has it.
+        microbatch: Number of the microbatch.
     """
 
     kind: Kind
@@ -67,8 +67,7 @@ def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1
 
     Args:
         schedule: One of `SCHEDULES`.
-        num_ranks: Of the pipeline.
-        num_microbatches: Of each; with ``interleaved`` a multiple of `num_ranks`.
+        num_microbatches: Microbatches of each rank; with ``interleaved`` a multiple of `num_ranks`.
         chunks: Stages of each rank; only ``interleaved`` has several.
     """
     return tuple(SCHEDULES[schedule].order(rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))

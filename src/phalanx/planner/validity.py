@@ -19,9 +19,7 @@ def why_not(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
     """Say why a layout cannot train a model.
 
     Args:
-        layout: Of any numbers.
-        shape: The model.
-        recipe: How it is trained: its batch and adapter count, and nothing else.
+        recipe: Training recipe, of which only batch and adapter count.
 
     Returns:
         The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
@@ -34,9 +32,8 @@ def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     """Return the valid layout that is nearest to one that is not.
 
     Args:
-        layout: What was asked for; returned itself when it works.
-        shape: The model.
-        recipe: As in `why_not`.
+        layout: Requested layout; returned itself when it works.
+        recipe: Training recipe, as in `why_not`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
@@ -71,7 +68,7 @@ def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
 
 
 def remoteness(found: Layout, wanted: Layout) -> float:
-    """How far a layout is from the one that was asked for; fewer ranks count beside the axes that have them."""
+    """Return the distance of a layout from the requested one; fewer ranks count beside the axes that have them."""
     return distance(found, wanted) + math.log2(wanted.world / found.world)
 
 

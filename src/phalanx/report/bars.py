@@ -34,7 +34,7 @@ class Bar:
         first: First step it stands for.
         last: Last step it stands for.
         parts: Colour class and value of each part, from the bottom.
-        title: What the pointer shows.
+        title: Text of the tooltip.
         sign: A mark on top of the bar, as shape and colour class.
     """
 
@@ -57,11 +57,10 @@ def step_bars(
     """Draw stacked bars over the steps.
 
     Args:
-        frame: Size of the picture.
         bars: At least one, in order of their steps.
         y_label: Name of the vertical axis, with its unit.
         items: Legend, as (shape, colour class, name).
-        label: What a screen reader says.
+        label: Text for screen readers.
     """
     first, last = min(bar.first for bar in bars), max(bar.last for bar in bars)
     highest = max(sum(value for _, value in bar.parts) for bar in bars)
@@ -79,8 +78,8 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     Args:
         rows: Names and values, not negative.
         show: Turns a value into text with its unit.
-        label: What a screen reader says.
-        css: Colour class.
+        label: Text for screen readers.
+        css: CSS class of the colour.
     """
     left = _room_for([name for name, _ in rows], 262.0)
     frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=left, right=210.0, top=8.0, bottom=8.0)
@@ -139,9 +138,9 @@ def part_bars(
     Args:
         rows: At least one; names with their parts, the same parts in every row, none negative.
         show: Turns a value into text with its unit.
-        label: What a screen reader says.
-        limit: Where a line is drawn that bars should not cross; one that is far beyond them is told in words.
-        colours: Class of each part.
+        label: Text for screen readers.
+        limit: Position of a line that bars should not cross; a limit far beyond the bars is described in words.
+        colours: CSS class of each part.
     """
     left = _room_for([name for name, _ in rows], 300.0)
     frame = PlotFrame(height=54.0 + _ROW * len(rows), left=left, right=90.0, top=34.0, bottom=8.0)
@@ -193,7 +192,7 @@ _STAGE_ROW = 24.0
 
 
 def pipeline_chart(timeline: Timeline) -> Markup:
-    """Draw one row per rank; what is empty is the bubble."""
+    """Draw one row per rank; gaps are the bubble."""
     frame = PlotFrame(height=84.0 + _STAGE_ROW * timeline.num_ranks, left=64.0, top=34.0, bottom=46.0)
     x = AxisScale(0.0, timeline.length_s, frame.x_range)
     kinds = list(dict.fromkeys(slot.work.kind for slot in timeline.slots))

@@ -128,7 +128,7 @@ _MAX_STEPS = 5000
 
 
 def proven_steps(run_dir: Path, record: RunRecord) -> str:
-    """Return what the audit log of a run proves, in one sentence, or why it proves nothing."""
+    """Return the proof that a run's audit log gives, in one sentence, or why it proves nothing."""
     num_steps = len(record.events_of("step"))
     if num_steps > _MAX_STEPS:
         return f"Not checked here: {num_steps} steps are on record; phalanx audit verify draws their audits again."

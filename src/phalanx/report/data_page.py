@@ -1,4 +1,4 @@
-"""The page of a dataset: every byte of every source kept or left out by a rule, and samples of what was left out."""
+"""The page of a dataset: every byte of every source kept or dropped by a rule, and samples of the dropped rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -63,8 +63,8 @@ def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
     """Draw milliseconds of the sums of one size over ranks, beside the bound.
 
     Args:
-        rows: Of the bench.
-        of: Bytes.
+        rows: Rows of the bench.
+        of: Size of the sums in bytes.
     """
     shown = [row for row in rows if row["bytes"] == of and row["op"] in _SUMS]
     bound = sorted({(row["ranks"], 1e3 * row["bound_s"]) for row in shown if row["bound_s"] is not None})

@@ -13,7 +13,6 @@ def write_fertility_svg(rows: Sequence[tuple[str, float]], out: Path) -> Path:
 
     Args:
         rows: Names and tokens for 100 bytes of text; at least one.
-        out: The new file.
 
     Returns:
         `out`.

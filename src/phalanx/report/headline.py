@@ -18,7 +18,7 @@ def status(record: RunRecord) -> str:
 
 
 def headline(record: RunRecord) -> str:
-    """Return one sentence: what was attacked, found, repaired, and what it cost."""
+    """Return one sentence: the attack, its detection, the repair, and the cost."""
     summary = record.summary
     if not summary:
         steps = len({row["step"] for row in record.metrics})
@@ -73,13 +73,13 @@ def ends(record: RunRecord) -> list[str]:
 
 
 def split_facts(record: RunRecord) -> dict[str, Any]:
-    """Return what the summary says of a split: mode, tier and what that is worth; empty for other runs."""
+    """Return the summary's facts about a split: mode, tier and its worth; empty for other runs."""
     found = record.summary.get("split")
     return found if isinstance(found, dict) else {}
 
 
 def classification_facts(record: RunRecord) -> dict[str, Any]:
-    """Return what the summary says of a classification; empty for other runs."""
+    """Return the summary's facts about a classification; empty for other runs."""
     found = record.summary.get("classification")
     return found if isinstance(found, dict) else {}
 

@@ -44,11 +44,11 @@ class Curve:
 
     Attributes:
         label: Name of the run, or of the series.
-        colour: Which of the seven colours.
+        colour: Number of one of the 7 colours.
         loss: Training loss by step; None where it was not finite.
         validation: Validation loss by step; drawn when the curve is the only one.
         attacked: Steps that were attacked, and whether each was repaired before it was used.
-        per: What a loss is of: a token, or a text.
+        per: Unit of a loss: a token, or a text.
         named: Loss on each further validation set by step; drawn when the curve is the only one.
     """
 
@@ -108,7 +108,6 @@ def loss_chart(
     """Draw the curves; None when there is not one finite loss.
 
     Args:
-        frame: Size of the picture.
         curves: At least one; drawn in order, the last on top.
         levels: Named losses to compare with, drawn as dashed lines.
         hovers: Show the figures of a step under the pointer.
@@ -260,7 +259,7 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
 
     Args:
         run_dirs: Run directories by the name that the legend shows; drawn in order, the last on top.
-        out: Where the picture goes.
+        out: Path of the picture.
 
     Returns:
         `out`.

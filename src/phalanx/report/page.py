@@ -27,7 +27,7 @@ def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into a run directory, finished or not.
 
     Args:
-        run_dir: What ``phalanx train`` left; files may be missing or broken off.
+        run_dir: Directory of ``phalanx train``; files may be missing or broken off.
 
     Returns:
         The path of the page.

@@ -1,4 +1,4 @@
-"""A plan as one page: the ranking, memory and time by part, a pipeline's timeline, and what it all rests on."""
+"""A plan as one page: the ranking, memory and time by part, a pipeline's timeline, and the sources of all figures."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -28,9 +28,9 @@ def write_rate_svg(rates: Sequence[Rate], suggested: float | None, out: Path) ->
     """Draw losses over learning rates as one SVG file.
 
     Args:
-        rates: Of every step, rising.
+        rates: Learning rate of every step, rising.
         suggested: A rate that is marked; None for none.
-        out: Where the picture goes.
+        out: Path of the picture.
 
     Raises:
         InputError: There is no finite loss, or `out` cannot be written.

@@ -1,4 +1,4 @@
-"""Read a run directory as far as it goes: what is missing or broken becomes a note, never a crash."""
+"""Read a run directory as far as possible: a missing or broken file becomes a note, never a crash."""
 
 import json
 import tomllib
@@ -21,16 +21,14 @@ class RunRecord:
     """The contents of a run directory; every value in it is as untrusted as the file it came from.
 
     Attributes:
-        name: The directory's name.
         config_text: The resolved run file, empty when missing.
-        config: The same, parsed.
-        summary: Final figures.
+        config: Parsed run file.
         metrics: One row a step, in the order of the file; each has a number ``step``.
         rounds: One row a federated round, and one a measurement of its sites; empty of other runs.
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
         evidence: Text of the evidence files by name.
-        notes: What is missing or was left out, one sentence each.
-        proof: What the audit log proves, in one sentence; empty where the log was not checked.
+        notes: Missing or omitted parts, one sentence each.
+        proof: Proof by the audit log, in one sentence; empty where the log was not checked.
     """
 
     name: str
@@ -50,7 +48,7 @@ class RunRecord:
 
 
 def check_run(run_dir: Path) -> None:
-    """Refuse what has nothing that a report could show.
+    """Refuse a directory from which no report can be made.
 
     Raises:
         InputError: There is no such directory, or no run has been in it.

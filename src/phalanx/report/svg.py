@@ -23,7 +23,7 @@ def element(tag: str, attributes: Attributes, *children: str) -> Markup:
     """Return one element.
 
     Args:
-        tag: Its name.
+        tag: Name of the element.
         attributes: Values are escaped; a float is written with two decimals at most.
         children: `Markup` as it is, any other text escaped.
     """
@@ -41,7 +41,7 @@ def join(parts: Iterable[str]) -> Markup:
 def escape(text: str) -> Markup:
     """Escape text for element content and for quoted attributes.
 
-    Control, formatting and surrogate characters become U+FFFD: they could reverse or hide what is read.
+    Control, formatting and surrogate characters become U+FFFD: they could reverse or hide text.
     """
     visible = "".join(char if is_plain(char) or char in "\n\t" else "\ufffd" for char in text)
     return Markup(html.escape(visible, quote=True))
@@ -89,7 +89,7 @@ class AxisScale:
         low: Smallest value; finite.
         high: Largest value; finite. Equal ends are widened.
         ends: Positions of `low` and `high`.
-        log: By logarithm; needs a positive `low`.
+        log: Logarithmic scale; needs a positive `low`.
     """
 
     def __init__(self, low: float, high: float, ends: tuple[float, float], *, log: bool = False) -> None:
@@ -124,7 +124,7 @@ class AxisScale:
 
 
 def picture(frame: PlotFrame, label: str, *parts: str) -> Markup:
-    """Return a whole SVG element that scales with its place; `label` is what a screen reader says."""
+    """Return a whole SVG element that scales with its place; `label` is for screen readers."""
     box = f"0 0 {frame.width:.0f} {frame.height:.0f}"
     attributes: Attributes = {"viewBox": box, "role": "img", "aria-label": label, "class": "chart"}
     return element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes}, *parts)

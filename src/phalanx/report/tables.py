@@ -1,4 +1,4 @@
-"""Tables: stages and their parties, what each party computed, and how often each site of federated rounds took part."""
+"""Tables: stages and their parties, computed microbatches of each party, and rounds of each federated site."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ def sites_section(record: RunRecord) -> Markup | None:
 
 
 def _last_epsilon(name: str, rounds: list[Row]) -> str:
-    """Return what a site has last said that its private rows have spent; nothing where it has said nothing."""
+    """Return the last epsilon that a site reported, or None."""
     told = [one for row in rounds if isinstance(one := row["sites"].get(name), dict) and "epsilon" in one]
     return _figure(told[-1:], "epsilon")
 

@@ -141,7 +141,7 @@ def timeline(record: RunRecord) -> Markup:
 
 
 def describe(kind: str, body: Mapping[str, Any]) -> str:
-    """Return the details of an event in one line; what has no sentence is listed as it is."""
+    """Return the details of an event in one line; an event without a sentence is listed with its keys."""
     sentence = _SENTENCES.get(kind, "")
     wanted = set(re.findall(r"{(\w+)}", sentence))
     if wanted and wanted <= {key for key, value in body.items() if value is not None}:

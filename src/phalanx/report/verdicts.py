@@ -37,7 +37,7 @@ _WHY_SIGNED = {
 
 
 def verdict_list(record: RunRecord) -> Markup:
-    """Return one block per verdict that opens to what it rests on; the first is open."""
+    """Return one block per verdict that opens to its evidence; the first is open."""
     verdicts = record.events_of("verdict")
     if not verdicts:
         known = "No verdict was given in this run." if record.events else "Not known: there is no audit log."

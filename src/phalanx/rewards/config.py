@@ -16,8 +16,8 @@ class RewardSettings(StrictModel):
 
     Attributes:
         kind: Its name, or a reference to a function of the user's own.
-        weight: Of the reward in the sum of all.
-        name: What it is called in metrics, such as the value that it stands for; left out, its kind.
+        weight: Weight of the reward in the sum of all.
+        name: Name in metrics, such as the value that it stands for; None for its kind.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class RewardSettings(StrictModel):
 
 
 class ExactReward(RewardSettings):
-    """1 where the text is what the prompt's record asks for, white space around both left out; else 0."""
+    """1 where the text equals the expected answer in the prompt's record, white space around both left out; else 0."""
 
     kind: Literal["exact"] = "exact"
     field: str = Field(default="answer", min_length=1)
@@ -112,7 +112,7 @@ class RewardsConfig(StrictModel):
 
     Attributes:
         of: The rewards, which are added up.
-        timeout_s: What one reward of one text may take.
+        timeout_s: Time limit of one reward for one text.
     """
 
     of: tuple[RewardConfig, ...] = Field(min_length=1, max_length=32)

@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 def open_reward(config: RewardSettings) -> Rule:
-    """Make ready what a reward needs.
+    """Open one reward by its config.
 
     Raises:
         PhalanxError: A model, a key or a function is missing or wrong.
@@ -80,7 +80,7 @@ def _model(config: ModelReward) -> Rule:
 
 
 def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]) -> list[int]:
-    """Tokens as a reward model is trained on them: up to the one that ends the answer; its score counts."""
+    """Return tokens as a reward model is trained on them: up to the end of the answer, whose score counts."""
     messages = record.get("prompt")
     if isinstance(messages, list) and tokenizer.chat_template is not None:
         whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False)

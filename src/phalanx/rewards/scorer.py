@@ -27,8 +27,8 @@ class ScoredText:
 
     Attributes:
         where: The prompt and the number of the text, for messages.
-        prompt: What the model was given.
-        text: What it wrote.
+        prompt: Prompt that the model was given.
+        text: Text that the model wrote.
         record: The prompt's line of its file.
     """
 
@@ -42,9 +42,8 @@ class RewardScorer(Closeable):
     """A scorer of texts.
 
     Args:
-        config: The rewards.
         home: The directory of the run file, where functions of the user's own are.
-        log: Gets what the child prints.
+        log: File for the child's output.
     """
 
     def __init__(self, config: RewardsConfig, home: Path, log: Path) -> None:
@@ -62,7 +61,7 @@ class RewardScorer(Closeable):
         )
 
     def score(self, texts: Sequence[ScoredText]) -> list[tuple[float, ...]]:
-        """Return of each text what every reward gives, before weights.
+        """Return every reward of each text, before weights.
 
         Raises:
             RewardError: A reward fails, takes too long, or is no finite number of at most a million; names the text.

@@ -18,8 +18,8 @@ class ServerSettings(StrictModel):
     """Where a language model is asked.
 
     Attributes:
-        url: Of the server, up to ``/v1``.
-        model: What the server calls the model.
+        url: Address of the server, up to ``/v1``.
+        model: Model's name on the server.
         key_file: A file with the key, for a server that wants one.
     """
 
@@ -32,8 +32,8 @@ class ServedModel:
     """A model that a server runs.
 
     Args:
-        where: It is.
-        timeout_s: What one answer may take; None where the caller sees to that.
+        where: Address and name of the model.
+        timeout_s: Time limit of one answer; None where the caller limits it.
 
     Raises:
         ConfigError: The key cannot be read.
@@ -52,7 +52,7 @@ class ServedModel:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def ask(self, question: str) -> str:
-        """Return what the model says, at temperature 0.
+        """Return the model's answer, at temperature 0.
 
         Raises:
             RewardError: The server is not reached, takes too long, or gives no answer of the kind that is expected.

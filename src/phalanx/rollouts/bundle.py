@@ -1,7 +1,7 @@
 """The one judge of rollouts: from signed records and a control run to at most one guilty certificate and a reason.
 
-The owner and every reader of evidence call the same function on the same records. Nothing is judged by what the owner
-alone knows: not by its counts, its reward rule, or what it was waiting for.
+The owner and every reader of evidence call the same function on the same records. No knowledge of the owner alone
+enters: not its counts, its reward rule, or its open requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,16 +47,14 @@ class RolloutBundle:
     """The records that a verdict on rollouts rests on, all of it.
 
     Attributes:
-        party: The accused.
-        request: The owner's signed header.
-        answer: What the worker signed in return.
-        policy: Of the request; None where its weights are not at hand.
-        config: Of that policy, where its weights are not at hand: keys of the hub's config.json.
+        party: The accused party.
+        answer: The worker's signed answer.
+        policy: Policy of the request; None where its weights are not at hand.
+        config: Config of that policy, where its weights are not at hand: keys of the hub's config.json.
         weights: Digest of its weights; with the config it gives the digest that the request names.
         second_answer: Another answer to the same request.
         place: Prompt and sample of the text that is looked at.
         older: An older request that the worker has answered, to ask whether the text is of that one's policy.
-        older_policy: Of the older request.
     """
 
     party: str
@@ -89,7 +87,7 @@ class RolloutJudgement(NamedTuple):
     Attributes:
         verdict: Convicts the accused; None where nothing does.
         doubt: Why the text can neither be convicted nor be trusted; None where it can.
-        reread: What the control run says of a text that passed; None of anything else.
+        reread: Result of the control run on a text that passed; None for anything else.
     """
 
     verdict: RolloutVerdict | None = None
@@ -101,7 +99,7 @@ class ControlModels:
     """Models for control runs, built from data; the last one of each kind of attention is held.
 
     Args:
-        device: Of torch.
+        device: A torch device.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -129,13 +127,12 @@ def judge_bundle(
     """Judge a worker by records that it signed.
 
     Args:
-        bundle: The records.
         session: Name that every header must bear.
         peer: Key of a party of the session; raises `PeerRefusedError` for any other name.
         models: Builds what control runs compute with.
 
     Raises:
-        EvidenceError: The records are not those of one request to this party and of its answer.
+        EvidenceError: The records belong to another request, party or answer.
         ModelError: The weights cannot be run.
 
     Guarantees:

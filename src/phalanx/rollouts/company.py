@@ -30,20 +30,20 @@ _MAX_KEPT = 64
 
 
 class RolloutCompany:
-    """Workers that are not trusted, and the owner that trains on what they write.
+    """Untrusted workers, and the owner that trains on their texts.
 
     Args:
         endpoint: The owner's; the workers are its peers.
-        workers: Names of those that take part.
-        check: What is read again, and how far honest computations may be apart.
-        share: Draws what is read again.
-        desk: Where evidence goes.
-        reward: What a text earns; needed where workers report rewards.
+        workers: Names of the workers.
+        check: Share of texts to read again, and tolerances between honest computations.
+        share: Draws the texts that are read again.
+        desk: Receives the evidence.
+        reward: Reward of a text; needed where workers report rewards.
 
     Attributes:
-        verdicts: In the order in which workers were convicted.
-        dismissals: In the order in which workers were left out and not convicted.
-        costs: Of the checks.
+        verdicts: Convictions in order.
+        dismissals: Workers that were left out and not convicted, in order.
+        costs: Cost of the checks.
         told: Is told each verdict, with its evidence written, and each dismissal.
 
     Guarantees:
@@ -93,7 +93,6 @@ class RolloutCompany:
         Args:
             policy: The weights that the request names.
             model: The same, to read with.
-            request: Prompts, rule and seed.
 
         Returns:
             In the order of `RolloutRequest.places`. None is of a worker that was convicted of a lie in this step.
@@ -129,7 +128,7 @@ class RolloutCompany:
         return tuple(by_place[place] for place in request.places)
 
     def close(self) -> None:
-        """Look at what has come since, and tell the workers that no further request comes."""
+        """Look at the messages that have come since, and tell the workers that no further request comes."""
         while (item := self._endpoint.receive(0.0)) is not None:
             if isinstance(item, CheckedFrame):
                 self._take(item)
@@ -139,7 +138,7 @@ class RolloutCompany:
                 self._endpoint.send(name, RolloutsEnd.kind, {})
 
     def _texts(self) -> tuple[Rollout, ...]:
-        """What workers wrote in this step, but for those that were convicted."""
+        """Return the workers' texts of this step, without the texts of convicted workers."""
         return tuple(one for sent in self._step for one in sent.texts)
 
     def _ask(
@@ -171,7 +170,7 @@ class RolloutCompany:
         return asked
 
     def _await(self, asked: Sequence[SentRequest], step: int) -> None:
-        """Take what comes until every worker has answered its request, is left out, or the time is over."""
+        """Receive messages until every worker has answered its request, is left out, or the time is over."""
         deadline = time.monotonic() + self._check.answer_timeout_s
         while any(not sent.is_settled and sent.worker in self._active for sent in asked):
             left_s = max(0.0, deadline - time.monotonic())
@@ -218,7 +217,7 @@ class RolloutCompany:
                 self._convict(verdict)
 
     def _settle(self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel) -> None:
-        """Judge what a worker signed; it has no texts where it is convicted, in doubt, or has not answered."""
+        """Judge a worker's signed answer; there are no texts of a worker that is convicted, in doubt, or silent."""
         sent.is_open = False
         name = sent.worker
         if name not in self._active:
@@ -259,7 +258,7 @@ class RolloutCompany:
         self.told(dismissal)
 
     def _drop(self, name: str) -> None:
-        """Take nothing more from a worker, and use nothing of what it wrote in this step."""
+        """Ignore a worker from now on, and use none of its texts of this step."""
         self._active.remove(name)
         self._endpoint.refuse(name)
         self._requests[name].clear()

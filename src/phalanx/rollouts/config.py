@@ -18,7 +18,7 @@ class RolloutCheck(StrictModel):
 
     Attributes:
         rate: The share of each answer that is read again, after it was signed; at least one text, unless it is 0.
-        tolerance: Between honest computations.
+        tolerance: Tolerance between honest computations.
         answer_timeout_s: A worker that has not answered by then is passed over, and convicted of nothing.
         max_unanswered: A worker that leaves more requests than this without an answer in time is left out from then on,
             and convicted of nothing; every 32 answers allow one more.
@@ -34,9 +34,9 @@ class RolloutsConfig(StrictModel):
     """The section ``[rollouts]`` of a run file: workers that are not trusted write its texts.
 
     Attributes:
-        workers: Processes of this machine.
-        threads: Of tensor kernels in each.
-        check: What of their answers is read again.
+        workers: Number of processes on this machine.
+        threads: Threads of tensor kernels per worker.
+        check: Checks of their answers.
     """
 
     workers: int = Field(ge=1, le=256)
@@ -48,9 +48,9 @@ class RolloutWorkerConfig(JoiningWorkerConfig):
     """The config of one worker process: its identity, where the owner listens, and how it computes.
 
     Attributes:
-        device: Of torch.
-        threads: Of tensor kernels.
-        attention: Kernel of attention.
+        device: A torch device.
+        threads: Threads of tensor kernels.
+        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
         tolerance: A request that is to be judged by a narrower one is refused: it could convict an honest worker.
     """

@@ -48,8 +48,8 @@ class DrawCheck:
     """Draws that were run again.
 
     Attributes:
-        margins: By how many logits a claimed token lost its race, float64 ``[rows]``; 0 where it won, infinity where
-            the rule excludes it.
+        margins: Logits by which a claimed token lost its race, float64 ``[rows]``; 0 where it won, infinity where the
+            rule excludes it.
         differs: Whether another token won, ``[rows]``.
         logprobs: Log-probabilities of the claimed tokens, float64 ``[rows]``.
     """
@@ -63,8 +63,8 @@ def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     """Return public standard Gumbel numbers, float64 ``[rows, vocab]``.
 
     Args:
-        keys: From `DrawPlace.key`, int64 ``[rows, 2]``.
-        vocab_size: Columns.
+        keys: Keys from `DrawPlace.key`, int64 ``[rows, 2]``.
+        vocab_size: Number of columns.
     """
     tokens = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
     bits = _mixed(_mixed(tokens * _GOLDEN + keys[:, :1]) ^ keys[:, 1:])
@@ -79,7 +79,6 @@ def draw_tokens(logits: Tensor, keys: Tensor, sampler: SamplerConfig) -> tuple[T
     Args:
         logits: ``[rows, vocab]``.
         keys: int64 ``[rows, 2]``.
-        sampler: The rule.
 
     Returns:
         Tokens, int64 ``[rows]``, and their log-probabilities, float64 ``[rows]``.
@@ -98,10 +97,9 @@ def check_draws(logits: Tensor, keys: Tensor, tokens: Tensor, sampler: SamplerCo
     Args:
         logits: The checker's, ``[rows, vocab]``.
         keys: int64 ``[rows, 2]``.
-        tokens: As claimed, int64 ``[rows]``, inside the vocabulary.
-        sampler: The rule.
-        tolerance: By how many logits honest computations may differ. Where top-k or top-p cuts that close to a token,
-            the token may be in the race and need not be.
+        tokens: Claimed tokens, int64 ``[rows]``, inside the vocabulary.
+        tolerance: Logits by which honest computations may differ. Where top-k or top-p cuts that close to a token, the
+            token may be in the race and need not be.
 
     Raises:
         ModelError: A logit of the checker is no finite number.
@@ -122,7 +120,7 @@ def _winners(scaled: Tensor, scores: Tensor, sampler: SamplerConfig) -> Tensor:
 
 
 def _margins(scaled: Tensor, scores: Tensor, tokens: Tensor, sampler: SamplerConfig, tolerance: float) -> Tensor:
-    """By how many logits tokens lost to those that surely take part; infinity for one that surely does not."""
+    """Return by how many logits tokens lost to certain participants of the draw; infinity for excluded ones."""
     slack = tolerance / sampler.divisor
     best = scores.masked_fill(~_allowed(scaled, sampler, -slack), -torch.inf).amax(dim=-1)
     lost = ((best - scores.gather(1, tokens[:, None])[:, 0]) * sampler.divisor).clamp(min=0.0)
@@ -162,7 +160,7 @@ def _allowed(scaled: Tensor, sampler: SamplerConfig, slack: float) -> Tensor:
 
 
 def _share_cut(scaled: Tensor, cut: Tensor, share: float) -> Tensor:
-    """Logit of the last of the likeliest tokens that together have this share of what is at or above `cut`."""
+    """Return the logit of the last of the likeliest tokens with this share of the mass at or above `cut`."""
     whole = scaled.masked_fill(scaled < cut, -torch.inf).logsumexp(dim=-1, keepdim=True)
     few = min(_FEW, scaled.shape[-1])
     while True:

@@ -42,9 +42,8 @@ class EvidenceDesk:
     """Where evidence is written, and what vouches for the parties in it.
 
     Attributes:
-        directory: Gets the files.
+        directory: Directory of the evidence files.
         session: Name that every header bears.
-        authority: PEM of the authority.
         certificates: PEM of the parties, by name.
     """
 
@@ -58,7 +57,7 @@ class RolloutEvidence(StrictModel):
     """The contents of ``NAME.json``.
 
     Attributes:
-        headers: By role, as `RolloutBundle.headers`.
+        headers: Signed headers by role, as in `RolloutBundle.headers`.
         config: The hub's config.json of the policy.
         weights: Digest of the policy's weights.
         older_config: The hub's config.json of an older policy.
@@ -89,9 +88,7 @@ def write_rollout_evidence(
     An older file is never overwritten.
 
     Args:
-        desk: Where to.
-        bundle: The records.
-        verdict: What `judge_bundle` makes of them.
+        verdict: Result of `judge_bundle` for these records.
         max_weight_bytes: Larger weights are left out.
 
     Returns:
@@ -158,7 +155,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
 
     Args:
         path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
-        pins: What the reader knows from elsewhere.
+        pins: Facts that the reader has from elsewhere.
 
     Returns:
         What was checked, by name; the last two entries are what rests on the owner's word, and the conclusion.

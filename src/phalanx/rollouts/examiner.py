@@ -29,9 +29,9 @@ class RolloutCosts:
 
     Attributes:
         texts: That were handed out for training.
-        tokens: In them.
-        checked_texts: That were read again.
-        checked_tokens: In them.
+        tokens: Number of tokens in these texts.
+        checked_texts: Number of texts read again.
+        checked_tokens: Number of tokens in these texts.
         check_s: CPU seconds of this process's thread for it.
     """
 
@@ -46,7 +46,7 @@ class Examination(NamedTuple):
     """What was found in one answer.
 
     Attributes:
-        texts: Where all is in order.
+        texts: The texts, where all is in order.
         verdict: Convicts its worker; its evidence is written.
         dismissal: Has its worker left out.
         doubt: Why the texts cannot be used, though their worker is not convicted.
@@ -62,13 +62,12 @@ class RolloutExaminer:
     """An examiner of answers; it alone convicts, and only where `judge_bundle` does.
 
     Args:
-        desk: Where evidence goes.
-        check: What is read again.
-        share: Draws what is read again.
-        reward: What a text earns; needed where workers report rewards.
+        desk: Receives the evidence.
+        share: Draws the texts that are read again.
+        reward: Reward of a text; needed where workers report rewards.
 
     Attributes:
-        costs: Of the checks.
+        costs: Cost of the checks.
     """
 
     def __init__(self, desk: EvidenceDesk, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None) -> None:

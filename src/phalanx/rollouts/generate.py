@@ -36,7 +36,6 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
 
     Args:
         model: Has the weights that the request names; that is the caller's to see to.
-        request: Prompts, rule and seed.
         batch_rows: About so many texts at a time; where bits count, it belongs to the numeric class.
 
     Returns:
@@ -91,10 +90,9 @@ def step_through(model: PolicyModel, prompts: Tensor, samples: int, choose: Choo
     """Read rows token by token with a cache, until none goes on: the one way in which texts come about.
 
     Args:
-        model: Reads.
         prompts: int64 ``[prompts, tokens]``.
         samples: Rows of each prompt, one behind the other.
-        choose: Chooses the next tokens.
+        choose: Chooses the next token of each row.
     """
     read, cache = model.begin(prompts)
     if samples > 1:

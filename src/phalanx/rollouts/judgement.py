@@ -45,9 +45,8 @@ def read_answer(
     Args:
         worker: The party that signed the answer.
         request: The one that the answer names.
-        answer: Its words.
-        payload: Its numbers.
-        vocab_size: Of the model.
+        answer: Signed header of the answer.
+        payload: Tensors of the answer.
 
     Returns:
         The texts, where they can be read, and a verdict where some are texts that no honest worker sends.
@@ -74,7 +73,7 @@ def judge_texts(
 
 
 def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: RereadRollout) -> RolloutVerdict | None:
-    """Judge one text by what the right weights say of it, with the tolerance of the request.
+    """Judge one text by the reading of the right weights, with the tolerance of the request.
 
     Guarantees:
         Nothing that is no number passes. What passes was drawn by the rule, token by token, but where two tokens were
@@ -106,7 +105,7 @@ def first_fault(request: RolloutRequest, reread: RereadRollout) -> int | None:
 
 
 class _Look(NamedTuple):
-    """One kind of claim: distances of every so many tokens, and what is allowed of each."""
+    """One kind of claim: distances of every so many tokens, and the allowed distance."""
 
     offence: RolloutOffence
     values: NDArray[np.float64]
@@ -146,10 +145,9 @@ def judge_age(
 
     Args:
         worker: The party that signed it.
-        request: As it was sent to this worker.
-        one: The text.
-        now: What the policy of the request says of it.
-        older: What the policy before that says of it, read in the same way.
+        request: Request that this worker received.
+        now: Reading by the policy of the request.
+        older: Reading by the policy before that, computed in the same way.
 
     Guarantees:
         No tolerance is used: one text is compared with itself under two policies. Honest log-probabilities are off from
@@ -217,7 +215,7 @@ class BorderBook:
     def add(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutDismissal | None:
         """Enter one text that was within the tolerance; a dismissal where its worker has too many by now.
 
-        It is no conviction: what was counted is spread over all answers of the worker, more than evidence can hold.
+        Nobody is convicted: the counts are spread over all answers of the worker, more than evidence can hold.
         """
         tokens = self._tokens[worker] = self._tokens.get(worker, 0) + len(reread.differs)
         noise = max(_root_mean_square(reread.logprob_gaps), LEAST_NOISE)

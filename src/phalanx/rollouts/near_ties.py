@@ -1,8 +1,8 @@
 """Routers that choose between nearly equal experts: which other choices an honest writer may have made by rounding.
 
-A text is off where a writer's rounding gave an expert that the checker's did not. So before a worker is accused, the
-text is read with the other choice of every near tie before the fault, and of those that then come up, until the claims
-fit or no choice is left.
+A text is off where a writer's rounding chose an expert that the checker's did not. So before a worker is accused, the
+text is read with the other choice of every near tie before the fault, and of the ties that then come up, until the
+claims fit or no choice is left.
 """
 
 import heapq
@@ -33,9 +33,8 @@ class RouterWatch:
     """Notes near ties of a model's routers while it reads one text, and has experts exchanged; a context manager.
 
     Args:
-        model: Reads one row.
         tolerance: Router logits that are nearer than this are nearly equal.
-        choices: What is exchanged.
+        choices: Experts to exchange.
 
     Attributes:
         ties: Exchanges that rounding could have made beside `choices`, with the distance of the logits.
@@ -101,7 +100,7 @@ class TieSearch:
     Attributes:
         outcome: ``fits``: a choice that rounding may have made gives the claims. ``excluded``: none does.
             ``open``: there are more choices than were tried.
-        reread: What fits; None otherwise.
+        reread: Fitting reading; None otherwise.
     """
 
     outcome: Literal["fits", "excluded", "open"]
@@ -112,7 +111,7 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
     """Look for choices of experts, each within rounding, by which the claims of a text are true.
 
     Guarantees:
-        ``excluded`` says that no such choices exist: those of an honest writer are near ties of a reading that agrees
+        ``excluded`` says that no such choices exist: an honest writer's choices are near ties of a reading that agrees
         with it up to the first difference, and each of these is tried.
     """
     numbers = itertools.count()

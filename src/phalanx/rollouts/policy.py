@@ -37,7 +37,7 @@ class RolloutPolicy:
 
     @cached_property
     def digest(self) -> str:
-        """Names config and every bit of every weight: what a request asks for and an answer is given under."""
+        """Return the digest of config and every bit of every weight; requests and answers name it."""
         return policy_digest(self.config, self.weights)
 
     @cached_property
@@ -61,7 +61,7 @@ class ReadTexts:
 
     Attributes:
         logits: ``[rows, positions, vocab]``.
-        states: What the output layer was given, ``[rows, positions, width]``.
+        states: Inputs of the output layer, ``[rows, positions, width]``.
     """
 
     logits: Tensor
@@ -72,7 +72,7 @@ class PolicyModel:
     """A causal model of transformers that rollouts are drawn from or checked with.
 
     Args:
-        model: In this process; it is put into evaluation mode for each call and back after it.
+        model: Model in this process; it is put into evaluation mode for each call and back after it.
 
     Raises:
         ModelError: It has no output layer of its own.
@@ -140,14 +140,13 @@ class PolicyModel:
         return family_of(self._model.config.model_type, "policy").facts.routed
 
     def reads_alike(self, prompt: int, tokens: int) -> bool:
-        """Whether one pass over a text computes what a cache does, up to rounding.
+        """Tell whether one pass over a text computes the same as a cache, up to rounding.
 
         With longrope it does not where a text grows beyond the length at which rotations change: a cache keeps the keys
         of earlier tokens as they were. Rotations of ``dynamic`` change beyond the model's window, which no text leaves.
 
         Args:
-            prompt: Tokens of the prompt.
-            tokens: Of the prompt and what follows it, as far as they are read.
+            tokens: Number of tokens read: prompt and continuation.
         """
         return all(tokens <= limit or prompt > limit for limit in self._rotation_limits)
 
@@ -217,9 +216,8 @@ class KeptPolicy:
     """A policy as a model to read with.
 
     Attributes:
-        digest: Of the policy.
+        digest: Digest of the policy.
         config: Keys of the hub's config.json.
-        model: Has the weights.
     """
 
     digest: str

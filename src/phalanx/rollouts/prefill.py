@@ -1,4 +1,4 @@
-"""Sampled texts read again: what a checker knows of them before anything is judged."""
+"""Sampled texts read again: a checker's own figures about them before anything is judged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class RereadRollout:
     """What a checker's weights say of one text.
 
     Attributes:
-        margins: By how many logits each token lost its draw, float64 ``[tokens]``.
+        margins: Logits by which each token lost its draw, float64 ``[tokens]``.
         differs: Whether another token won by the checker's logits, ``[tokens]``.
         logprob_gaps: Distance of each claimed log-probability, float64 ``[tokens]``.
         sketch_gaps: Relative distance of each claimed sketch, float64 ``[num_sketches]``.
@@ -43,9 +43,8 @@ def reread_rollouts(
 
     Args:
         model: Has the weights that the request names.
-        request: What was asked for.
         rollouts: Texts that fit the request, as `misfit` finds.
-        tolerance: By how many logits honest computations may differ.
+        tolerance: Logits by which honest computations may differ.
 
     Returns:
         In the order of `rollouts`.
@@ -76,10 +75,9 @@ def rewrite_rollouts(
 
     Args:
         model: Has the weights that the request names.
-        request: What was asked for.
         rollouts: All texts of the answer, in the order of `RolloutRequest.places`.
-        number: Of the text among them.
-        batch_rows: The writer's.
+        number: Number of the text among them.
+        batch_rows: Rows of the writer's batches.
 
     Returns:
         What precedes each token of that text, ``[tokens, ...]``.
@@ -121,7 +119,7 @@ def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
 def _stepped(
     model: PolicyModel, prompts: Sequence[Sequence[int]], texts: Sequence[Rollout], wanted: set[int]
 ) -> list[ReadTexts]:
-    """Read texts token by token, those of one prompt one behind the other; what precedes each token of some of them."""
+    """Read texts token by token, one behind the other for each prompt; return the state before wanted tokens."""
     logits: dict[int, list[Tensor]] = {row: [] for row in sorted(wanted)}
     states: dict[int, list[Tensor]] = {row: [] for row in sorted(wanted)}
     position = 0
@@ -141,7 +139,7 @@ def _stepped(
 
 
 def compare_text(request: RolloutRequest, one: Rollout, read: ReadTexts, tolerance: float) -> RereadRollout:
-    """Compare the claims of a text with what was read, ``[tokens, ...]``.
+    """Compare the claims of a text with its reading, ``[tokens, ...]``.
 
     Raises:
         ModelError: A logit is no finite number.

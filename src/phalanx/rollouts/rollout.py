@@ -31,14 +31,13 @@ class Rollout:
 
     Attributes:
         prompt: Number of the prompt in its step.
-        sample: Number of the text among those of the prompt.
-        prompt_ids: Tokens of the prompt.
+        sample: Number of the text within its prompt.
         ids: Sampled tokens, the end included.
         finish: ``stop`` where the last token is an end, ``length`` where no further token was allowed.
         logprobs: Log-probability of each sampled token at the sampler's temperature, over the whole vocabulary,
             float32 ``[tokens]``.
         sketches: Commitments to last hidden states, float32 ``[num_sketches, SKETCH_NUMBERS]``.
-        reward: As its worker reports it; None where the owner computes rewards.
+        reward: Reward that the worker reports; None where the owner computes rewards.
     """
 
     prompt: int
@@ -70,7 +69,7 @@ class WritingClass(StrictModel):
     """How a worker computed its texts; a control run computes in the same way before it is accused.
 
     Attributes:
-        attention: Kernel of attention.
+        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
     """
 
@@ -81,13 +80,13 @@ class WritingClass(StrictModel):
 class RolloutAnswer(Body):
     """All texts of one request; the payload has their tokens, log-probabilities and sketches.
 
-    The header that carries it is signed and names the payload's digest: from then on its worker is bound to every
-    token and number, before any draw of what is checked.
+    The header that carries it is signed and names the payload's digest: from then on its worker is bound to every token
+    and number, before any draw of a check.
 
     Attributes:
         request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
-        written_in: How the texts were computed.
-        lines: In the order of `RolloutRequest.places`.
+        written_in: Settings of the computation.
+        lines: One line a text, in the order of `RolloutRequest.places`.
     """
 
     kind: ClassVar[str] = "rollout_answer"

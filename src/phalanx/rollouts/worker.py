@@ -24,8 +24,8 @@ class RolloutWriter:
     """The computing part of a worker: weights in, answers out.
 
     Args:
-        attention: Kernel of attention.
-        device: Of torch.
+        attention: Name of the attention kernel.
+        device: A torch device.
         batch_rows: About so many texts at a time.
         tolerance: The narrowest by which answers may be judged; None for the default.
     """
@@ -58,8 +58,8 @@ class RolloutWriter:
         """Answer a request, with one answer.
 
         Raises:
-            DataError: A prompt does not fit, the weights of the request are not those that were taken, or its tolerance
-                is narrower than this worker allows.
+            DataError: A prompt does not fit, the weights of the request are not loaded, or its tolerance is narrower
+                than this worker allows.
             ModelError: The weights give a logit that is no finite number.
         """
         if self._model is None or self._policy != request.policy:
@@ -77,7 +77,6 @@ class RolloutService:
     """A loop that answers one owner's frames.
 
     Args:
-        endpoint: This worker's.
         owner: Party name; no other party is answered.
         writer: Computes; another than the honest one is for drills only.
     """
@@ -94,7 +93,7 @@ class RolloutService:
         Raises:
             PeerLostError: The owner is gone, or serves another session by now.
             FrameError: What it sends is malformed.
-            ModelError: The weights that it sends are not those that it names.
+            ModelError: The received weights do not have the named digest.
         """
         for item in link.frames():
             if not self.take(item):

@@ -1,4 +1,4 @@
-"""Rank 0's copy of a stage: what the guard sees is whole, and the group does the work."""
+"""Rank 0's copy of a stage: the guard sees whole tensors, and the group does the work."""
 
 import weakref
 from collections.abc import Mapping
@@ -32,8 +32,7 @@ class GroupLink:
     """The link between rank 0 and its group for one copy.
 
     Args:
-        plain: The copy; its parameters are those that the ranks work with.
-        group: The ranks.
+        plain: Copy whose parameters the ranks work with.
     """
 
     def __init__(self, plain: StageCopy, group: Workers) -> None:
@@ -52,7 +51,7 @@ class GroupLink:
         """Give the ranks the parameters, if these were written since the ranks last had them.
 
         Args:
-            num_steps: Of the optimizer.
+            num_steps: Number of finished optimizer steps.
         """
         frozen = {name: one for name, one in self._module.all_parameters().items() if not one.requires_grad}
         version = sum(one._version for one in frozen.values())
@@ -75,8 +74,8 @@ class GroupLink:
 class GroupCopy(StageCopy):
     """A copy that a group holds in shares, in the place of a plain copy, with its module.
 
-    Weights are whole here, and what is asked of moments and of earlier states is whole, so digests, upkeep and takeover
-    are those of any copy. Ranks get their slices anew whenever a weight was written since they last worked.
+    Weights are whole here, and moments and earlier states are gathered when requested, so digests, upkeep and takeover
+    work as for any copy. Ranks receive their slices anew whenever a weight was written since they last worked.
     """
 
     def __init__(self, plain: StageCopy, group: Workers) -> None:
@@ -89,7 +88,7 @@ class GroupCopy(StageCopy):
         self.runner = GroupRunner(self, link)
 
     def past(self, step: int) -> StageCopy:
-        """As any copy's, computed by the group too: what it is compared with was."""
+        """Return the state before some step, computed by the group, as the reference of the comparison was."""
         found = super().past(step)
         return found if found is self else GroupCopy(found, self._group)
 

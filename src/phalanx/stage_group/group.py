@@ -63,8 +63,7 @@ class StageGroup:
     Args:
         lines: One to each of the other ranks.
         domain: Rank 0's place.
-        ranks: The other ranks' processes.
-        layout: How they share a stage.
+        layout: Layout in which they share a stage.
     """
 
     def __init__(self, lines: Sequence[Connection], domain: Domain, ranks: LocalRanks, layout: PartyLayout) -> None:
@@ -108,8 +107,8 @@ class StageGroup:
         """Have something done by all ranks.
 
         Args:
-            command: What.
-            given: What it is done with, by name.
+            command: Command for every rank.
+            given: Tensors of the command, by name.
 
         Raises:
             PeerLostError: A rank has ended.

@@ -34,7 +34,6 @@ class GroupOptimizer(StageOptimizer):
 
     Args:
         plain: The copy that the group stands in for; its state is taken over.
-        link: To the ranks.
     """
 
     def __init__(self, plain: StageCopy, link: GroupOrders) -> None:
@@ -62,7 +61,7 @@ class GroupOptimizer(StageOptimizer):
         self._take(self._link.order(order, gradients), self.num_steps + 1)
 
     def record_next(self) -> None:
-        """Have the ranks keep what they need to undo the next step."""
+        """Make the ranks store the data for undoing the next step."""
         self._is_recorded = True
 
     def state(self) -> dict[str, Tensor]:
@@ -144,7 +143,7 @@ class GroupHistory:
         self._own = optimizer
 
     def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
-        """Keep what is needed of the update that comes next."""
+        """Store the data for undoing the next update."""
         del optimizer, update
         self._own.record_next()
 

@@ -22,7 +22,7 @@ WrapShare = Callable[[Share], Share]
 
 
 def honest_share(share: Share) -> Share:
-    """The share itself: what every honest rank works with."""
+    """Return the share unchanged: every honest rank works with it."""
     return share
 
 
@@ -31,7 +31,6 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_
 
     Args:
         config: The worker file, the same as rank 0's.
-        place: This process's.
         wrap_share: Puts a lying rank's share in the place of each honest one; for drills only.
 
     Raises:

@@ -46,17 +46,12 @@ class SlicedStage(StagePart):
         """Middle stages have no head."""
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """This rank's slices of what the optimizer moves."""
+        """Return this rank's slices of the trained parameters."""
         return self.stage.trainable()
 
 
 class Share:
     """The share that every rank of a group has of one copy; all ranks are given the same orders.
-
-    Args:
-        plan: The run's.
-        stage: Which stage.
-        domain: This rank's place.
 
     Attributes:
         runner: Computes this rank's rows and positions with its slices.
@@ -87,8 +82,8 @@ class Share:
         """Do this rank's part of a deed.
 
         Args:
-            order: What is to be done.
-            given: What rank 0 has for it, by name; None on every other rank.
+            order: Order from rank 0.
+            given: Rank 0's tensors for the order, by name; None on every other rank.
 
         Returns:
             What comes of it, on rank 0; on other ranks it does not matter.
@@ -153,7 +148,7 @@ class Share:
         return {}
 
     def _hand_out(self, weights: Tensors | None) -> None:
-        """Give every rank its slices of what is not trained, from rank 0, which has it whole."""
+        """Give every rank its slices of the frozen weights, from rank 0, which has them whole."""
         for one in self._frozen:
             full = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
             if weights is not None:

@@ -21,14 +21,13 @@ class StateShards:
     A tensor is never cut: the update of it has the bits that a plain copy's has, and its digest is that of the whole.
 
     Args:
-        plan: The run's.
-        shapes: Of all parameters that the optimizer moves.
-        device: Where this rank keeps its tensors.
+        shapes: Shapes of all trained parameters.
+        device: Device of this rank's tensors.
 
     Attributes:
-        keepers: Which rank has the state of which parameter.
+        keepers: Rank that has the state, by parameter.
         optimizer: Moves this rank's parameters, which it has in memory of their own.
-        history: What is kept of them in order to go back.
+        history: Stored states for undoing steps.
     """
 
     def __init__(self, plan: StepPlan, shapes: Shapes, device: torch.device) -> None:
@@ -65,8 +64,7 @@ class StateShards:
         """Make one optimizer step, each rank with its own tensors.
 
         Args:
-            lr: Of the step.
-            clip_coefficient: Multiplies the gradients.
+            clip_coefficient: Factor of all gradients.
             is_recorded: Whether it is kept, so that it can be undone.
             gradients: Whole ones, at rank 0 alone.
         """
@@ -80,8 +78,8 @@ class StateShards:
         """Bring tensors of the state to rank 0, on the CPU; other ranks get none.
 
         Args:
-            names: As ``exp_avg/...``.
-            source: Of which state.
+            names: Names such as ``exp_avg/...``.
+            source: State to read from.
             step: Before which step, where the source is the past.
 
         Raises:
@@ -129,7 +127,7 @@ class StateShards:
 
 
 def keepers_of(shapes: Shapes, world: int) -> dict[str, int]:
-    """Which rank keeps what of each parameter, so that all keep about as much; rank 0, which has more, comes last."""
+    """Choose the keeper of each parameter's state, so that all keep about as much; rank 0 comes last."""
     loads = [0] * world
     found = {}
     for name in sorted(shapes, key=lambda one: (-torch.Size(shapes[one]).numel(), one)):

@@ -25,7 +25,7 @@ class WeightGradients(Protocol):
         """Bring whole sums to rank 0, on the CPU; all ranks call this together, and rank 0 alone has all of them.
 
         Args:
-            slices: What this rank's runner says that it has of the sums.
+            slices: This rank's slices of the sums, by its runner.
         """
 
     def clear(self) -> None:
@@ -33,12 +33,7 @@ class WeightGradients(Protocol):
 
 
 class JoinedGradients:
-    """Each rank adds up the gradients of its own rows and positions; rank 0 adds the ranks' sums at the end.
-
-    Args:
-        held: This rank's parameters.
-        domain: Its place.
-    """
+    """Each rank adds up the gradients of its own rows and positions; rank 0 adds the ranks' sums at the end."""
 
     def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
         self._held = held
@@ -66,11 +61,10 @@ class JoinedGradients:
 class SharedGradients:
     """Each sum is at one of the copies alone, and is added to while the backward pass runs (ZeRO 2).
 
-    A rank holds the gradients of one parameter after the other, and the sums of those that it keeps.
+    A rank holds the gradients of one parameter after the other, and the sums that it is the keeper of.
 
     Args:
         held: This rank's parameters; each gets a hook.
-        domain: Its place.
     """
 
     def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
@@ -133,15 +127,14 @@ def whole_shape(one: RankParameter, domain: Domain) -> tuple[int, ...]:
 
 
 def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
-    """Add what the copies have, in their order, at one of them; all copies call this together.
+    """Add the copies' parts, in their order, at one of them; all copies call this together.
 
     Args:
         part: This copy's; changed where it is the first one's.
-        domain: This rank's place.
-        keeper: Which copy gets the sum.
+        keeper: Number of the copy that gets the sum.
 
     Returns:
-        The sum at the keeper; elsewhere what was given.
+        The sum at the keeper; elsewhere the unchanged part.
     """
     group, copies = domain.copies, domain.config.copies
     if copies == 1:

@@ -51,21 +51,20 @@ _Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
 class PartyRow(StrictModel):
-    """One party, as the owner sees it; nothing here rests on what the party says of itself.
+    """One party, from the owner's own observations; no value comes from the party.
 
     Attributes:
-        name: In its certificate.
-        state: What it is to the run now.
-        serves: Stages that it serves.
+        state: Present part in the run.
+        serves: Numbers of its stages.
         shadows: Stages of which it has the other copy.
         since: Second since 1970 from which on state and stages are these.
         since_step: The step that came next then; None before the first.
         steps: Applied steps in which it served or shadowed a stage, in this session.
-        audits: Of how many of these each check was made of a stage that it served.
+        audits: Number of these microbatches that each check audited in a stage of the party.
         bytes_from: Bytes of frames that the owner accepted from it in this session.
         bytes_to: Bytes of frames that it took from the owner.
         heard: Second since 1970 at which the last frame of it was accepted; None where none was.
-        verdicts: What it was found guilty of.
+        verdicts: Its convictions.
         note: Why it is lost, refused or revoked.
     """
 
@@ -95,12 +94,10 @@ class PartiesStatus(StrictModel):
     """All parties of a run at one moment.
 
     Attributes:
-        run: Name of the run.
-        step: Steps that are done.
+        step: Number of finished steps.
         steps: Steps of the whole run.
         written: Second since 1970 of that moment.
         ended: Whether the session is over.
-        parties: One row each.
     """
 
     version: Literal[1] = 1
@@ -179,7 +176,7 @@ def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> Table:
 
 
 def live_parties(console: Console, rows: Callable[[], Sequence[PartyRow]]) -> contextlib.AbstractContextManager[object]:
-    """Show rows below what is printed, redrawn once a second; on what is no terminal show nothing."""
+    """Show rows below the printed lines, redrawn once a second; without a terminal show nothing."""
     if not console.is_terminal:
         return contextlib.nullcontext()
     rate = 1 / PERIOD_S

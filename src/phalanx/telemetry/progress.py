@@ -35,13 +35,13 @@ class StepReading:
 
     Args:
         loss: Mean training loss of the step, in nats a token.
-        tokens_per_s: Training tokens a second.
-        audits: Audits so far.
-        alarms: Alarms so far.
-        accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms, which such
-            runs do not have; None of anything else.
-        update_norm: Of a step that tells no loss, for its sites show noisy sums alone; shown in place of it.
-        epsilon: Of a private run, spent so far.
+        tokens_per_s: Training tokens per second.
+        audits: Number of audits so far.
+        alarms: Number of alarms so far.
+        accuracy: Latest accuracy of a classifier on held-out texts, shown in place of audits and alarms, which such
+            runs do not have; None for other runs.
+        update_norm: Norm of the update, shown in place of the loss where sites show noisy sums alone; None otherwise.
+        epsilon: Epsilon that a private run has spent so far; None for other runs.
     """
 
     loss: float
@@ -94,8 +94,8 @@ class ProgressDisplay:
         total_steps: Steps of the whole run.
         start_step: Steps that were done before, when a run is resumed.
         every: A plain line every so many steps where the console is no terminal.
-        console: Where to show it; standard output when left out.
-        clock: Monotonic seconds.
+        console: Console to draw on; None for standard output.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class TensorBoardWriter(Closeable):
     line and the line is logged as a warning: a missing picture is no reason to stop a run.
 
     Args:
-        directory: Where the event file goes; made when missing.
+        directory: Directory of the event file; made when missing.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -34,8 +34,7 @@ class SinkProcess:
 
     Args:
         config: Its section of the run file.
-        run: What it is told.
-        home: The run file's directory.
+        home: Directory of the run file.
         say: Takes a line when it has ended before the run.
     """
 
@@ -81,7 +80,7 @@ class SinkProcess:
                 self._process.popen.stdin.close()
 
     def end(self, deadline: float) -> dict[str, Any]:
-        """Wait for its end until a moment of the monotonic clock, then kill it; return what the summary says of it."""
+        """Wait for its end until a moment of the monotonic clock, then kill it; return its entry of the summary."""
         code = self._process.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
             self._give_up(f"had not taken everything after {self._flush_s:g} s and was ended")
@@ -135,7 +134,7 @@ class CurveWriter(Closeable):
     """Every place beside the run's own files that gets its curves.
 
     Args:
-        board: TensorBoard's event files.
+        board: Writer of TensorBoard's event files.
         sinks: Those that the run file names.
     """
 
@@ -185,10 +184,10 @@ def open_tracking(
     """Start the sinks of a run, each with a folder of its own; one that cannot be started is named and left out.
 
     Args:
-        board: TensorBoard's event files.
-        sinks: From the run file.
-        run: What they are told; `directory` is that of the run.
-        home: The run file's directory.
+        board: Writer of TensorBoard's event files.
+        sinks: Sinks in the run file.
+        run: Facts for the sinks; `directory` is the run's.
+        home: Directory of the run file.
         say: Takes a line when one has ended before the run.
     """
     started = []

@@ -1,4 +1,4 @@
-"""One party's end of all its links: it signs and sends frames, and accepts or refuses those of others."""
+"""One party's end of all its links: it signs and sends frames, and accepts or refuses other parties' frames."""
 
 import threading
 import time
@@ -48,20 +48,18 @@ class Endpoint(Closeable):
     """An endpoint sends signed frames to known parties and keeps the one inbox of its party.
 
     Args:
-        identity: This party.
         peers: The parties it knows, by name; `add_peer` adds more.
         run: Session; frames of another one are refused.
         wire: Carries the bytes and proves which party is at the other end.
-        limits: Deadlines and bounds.
 
     Attributes:
-        receipts: Of the frames that arrived.
-        allowances: What each peer may still send; everything, unless its `each` is set.
+        receipts: Receipts of the frames that arrived.
+        allowances: Remaining allowance of each peer; unlimited, unless its `each` is set.
 
     Guarantees:
-        What `receive` returns was signed by its sender for this party and run, in this order, without a gap
-        and without a repetition, and its payload is the one that was signed. Whether it is *true* is not
-        known here. No bytes from outside end the server or raise anything in it.
+        Every frame from `receive` was signed by its sender for this party and run, in this order, without a gap and
+        without a repetition, and its payload is the signed one. Whether it is *true* is not known here. No bytes from
+        outside end the server or raise anything in it.
     """
 
     def __init__(
@@ -186,8 +184,7 @@ class Endpoint(Closeable):
         """Hash, sign and queue one frame; it is delivered in the background, in order.
 
         Args:
-            receiver: A known party.
-            kind: What the frame means.
+            kind: Meaning of the frame.
             body: JSON data of that kind.
             payload: Contiguous buffers; copied before the call returns.
 
@@ -205,8 +202,7 @@ class Endpoint(Closeable):
         """Send one frame as `send` does, with a payload that the caller has digested already.
 
         Args:
-            receiver: A known party.
-            kind: What the frame means.
+            kind: Meaning of the frame.
             body: JSON data of that kind.
             payload: Copied before the call returns.
             digest: `digest_hex` over it; signed unseen, and the receiver refuses a wrong one.
@@ -229,7 +225,7 @@ class Endpoint(Closeable):
         return self._outbox(receiver).put_aside(kind, body, self._hashed(payload))
 
     def end_link(self, receiver: str, reason: str) -> None:
-        """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` hands out what is queued."""
+        """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` returns the queued frames."""
         self._outbox(receiver).fail(PeerLostError(f"{receiver}: {reason}"))
 
     def take_undelivered(self, receiver: str) -> Sequence[tuple[SignedHeader, memoryview]]:
@@ -315,7 +311,7 @@ class Endpoint(Closeable):
             self._cut_off(peer, reason)
 
     def close(self) -> None:
-        """Stop sending and receiving; what is queued and not delivered is dropped."""
+        """Stop sending and receiving; queued frames are dropped."""
         with self._lock:
             self._closed = True
             outboxes = list(self._outboxes.values())
@@ -356,7 +352,7 @@ class Endpoint(Closeable):
         return receipt
 
     def _cut_off(self, peer: str, reason: str) -> None:
-        """Take nothing more from a peer, and say so; what it still has in the inbox is dropped."""
+        """Accept no more frames of a peer, and report it; its frames in the inbox are dropped."""
         with self._lock:
             if peer in self._evicted or peer in self._cut:
                 return

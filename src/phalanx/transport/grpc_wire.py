@@ -60,10 +60,10 @@ class JoinedPeer:
 
     Attributes:
         peer: The party, from its certificate.
-        address: Where it says that it listens.
+        address: Stated listening address.
         run: The run that it serves; empty for a party that came to join.
-        calls_us: What we are called in its session.
-        certificate: Its certificate, PEM.
+        calls_us: Our name in its session.
+        certificate: PEM of its certificate.
     """
 
     peer: Peer
@@ -78,12 +78,12 @@ class GrpcWire:
 
     Args:
         identity: This party, with its certificate.
-        config: Where to listen, deadlines and bounds.
+        config: Address to listen on, deadlines and bounds.
 
     Attributes:
-        address: Where it listens, with the port that the system chose.
-        name_of: What the party of a certificate is called in this session; told whether it is a process that begins.
-            None while that is not known yet.
+        address: Listening address, with the port that the system chose.
+        name_of: Returns the session name of a certificate's party, or None while it is not known; its argument says
+            whether the peer is a process that begins.
 
     Raises:
         CertificateError: The identity has no certificate.
@@ -263,12 +263,10 @@ def describe(
     """Ask a party which run it serves, and tell it where we listen: the first call of a party that joins.
 
     Args:
-        identity: The party that asks.
         party: Name of the party that must answer.
-        address: Where it listens.
-        own_address: Where the asker listens.
-        config: Deadlines and bounds.
-        patience_s: How long to ask again while there is no answer; left out, ``timeout_s``.
+        address: Address of the asked party.
+        own_address: Listening address of the asker.
+        patience_s: Seconds of retries while there is no answer; None for ``timeout_s``.
         begins: Whether this process has just begun: any other one with this certificate has ended then.
 
     Raises:

@@ -19,10 +19,10 @@ class CheckedFrame:
 
     Attributes:
         sender: The party that sent it.
-        kind: What it means.
+        kind: Meaning of the frame.
         body: Kind-specific JSON object; its content is for the receiver to check.
-        payload: Its bytes, read-only.
-        header: Kept as evidence.
+        payload: Read-only bytes.
+        header: Stored as evidence.
     """
 
     sender: str
@@ -34,12 +34,7 @@ class CheckedFrame:
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Sending to a party failed for good; nothing more goes to it.
-
-    Attributes:
-        peer: Which party.
-        error: Why.
-    """
+    """Sending to a party failed for good; nothing more goes to it."""
 
     peer: str
     error: TransportError | VerificationError
@@ -133,7 +128,7 @@ class Inbox:
             self._changed.notify_all()
 
     def refuse(self, sender: str) -> None:
-        """Let nothing more of a sender in; what was accepted before stays."""
+        """Accept no more frames of a sender; accepted ones stay."""
         with self._changed:
             self._refused.add(sender)
             self._changed.notify_all()
@@ -161,8 +156,8 @@ class Allowance:
     """The most that one peer may send from one renewal to the next.
 
     Attributes:
-        messages: Frames.
-        size_bytes: Of these frames together.
+        messages: Number of frames.
+        size_bytes: Size of these frames together.
         refusals: Frames that are refused, by the link or by the reader of the inbox.
     """
 
@@ -172,10 +167,10 @@ class Allowance:
 
 
 class Allowances:
-    """A counter of what each peer sends; safe to use from several threads.
+    """A counter of each peer's frames; safe to use from several threads.
 
     Attributes:
-        each: What every peer may send; None, and everything passes.
+        each: Allowance of every peer; None for unlimited.
         judge: The party that must be able to see each header; None, and headers may be as long as a frame's can.
 
     Guarantees:
@@ -206,7 +201,7 @@ class Allowances:
             self._exempt.add(peer)
 
     def grant(self, peer: str, messages: int, size_bytes: int) -> None:
-        """Let a peer send more, for it was asked to; what is granted lasts until it is used."""
+        """Let a peer send more, after a request to it; the allowance lasts until it is used."""
         with self._lock:
             self._granted_messages[peer] += messages
             self._granted_bytes[peer] += size_bytes

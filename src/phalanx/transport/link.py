@@ -1,4 +1,4 @@
-"""One link: the chain of its headers as sender and receiver keep it, and the receipts that prove what has arrived."""
+"""One link: the chain of its headers at sender and receiver, and the receipts that prove arrival."""
 
 import struct
 import threading
@@ -117,7 +117,7 @@ class Meter:
 
     @contextmanager
     def measure(self, purpose: str) -> Iterator[None]:
-        """Add what the calling thread computes inside the block."""
+        """Measure the calling thread's computing time inside the block."""
         start = time.thread_time_ns()
         try:
             yield
@@ -149,8 +149,8 @@ class ArrivalProof:
     """The proof that a frame has arrived.
 
     Attributes:
-        receipt: Of the last header of the chain.
-        chain: Headers in order, from that of the frame to the one that the receipt names.
+        receipt: Receipt of the last header of the chain.
+        chain: Headers in order, from the frame's header to the header that the receipt names.
     """
 
     receipt: Receipt
@@ -206,7 +206,7 @@ class Receipts:
             return self.get(header_digest)
 
     def forget_before(self, receiver: str, sequence: int) -> None:
-        """Drop what is kept of one link for all frames before this number."""
+        """Drop the records of one link for all frames before this number."""
         with self._changed:
             headers, receipts = self._headers.get(receiver, {}), self._receipts.get(receiver, {})
             # a link delivers in order, so the oldest comes first

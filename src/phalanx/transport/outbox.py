@@ -28,9 +28,9 @@ class Payload:
     """Bytes to send, hashed already.
 
     Attributes:
-        buffers: Parts, in order.
-        size_bytes: Of all parts.
-        digest: Over all parts.
+        buffers: Parts of the payload in order.
+        size_bytes: Size of all parts.
+        digest: Digest over all parts.
     """
 
     buffers: Sequence[bytes | memoryview]
@@ -43,7 +43,6 @@ class DeliveredFrame:
     """A frame that its receiver has taken.
 
     Attributes:
-        header: What was sent.
         receipt: The receiver's signature; None when none is due for this frame.
         size_bytes: Length of the frame.
     """
@@ -57,10 +56,7 @@ class Outbox:
     """An outbox that seals frames for one receiver and delivers them one after another.
 
     Args:
-        chain: Of this link; owned by the outbox from now on.
-        peer: The receiver.
-        wire: Carries the bytes.
-        limits: Deadlines and bounds.
+        chain: Chain of this link; owned by the outbox from now on.
         meter: Takes the time for signatures.
         report: Called in the delivering thread with each outcome; after a fault nothing more is sent.
     """
@@ -170,7 +166,7 @@ class Outbox:
             return was_open
 
     def fail(self, error: TransportError | SignatureError) -> None:
-        """End the link; what was queued can still be had."""
+        """End the link; queued frames can still be taken out."""
         with self._changed:
             queued = list(self._queue)
             was_open = self.drop(error)

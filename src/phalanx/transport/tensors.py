@@ -1,4 +1,4 @@
-"""Tensors as raw little-endian bytes; what they should be is always the receiver's word."""
+"""Tensors as raw little-endian bytes; their expected form is always the receiver's word."""
 
 import math
 import sys
@@ -66,13 +66,10 @@ def tensor_from(
     any byte, and BLAS libraries promise equal bits only for equally aligned data: two honest ones may differ.
 
     Args:
-        buffer: Payload.
-        dtype: What the receiver expects.
-        shape: What the receiver expects.
-        claim: What the sender's body says, if it says anything.
+        claim: The sender's description in its body, if it has one.
 
     Raises:
-        FrameError: Size or claim are not what was expected. Values are not looked at: NaN passes.
+        FrameError: Size or claim differ from the expectation. Values are not looked at: NaN passes.
     """
     _check_byte_order()
     expected = {"dtype": _name(dtype), "shape": list(shape)}

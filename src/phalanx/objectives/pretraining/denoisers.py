@@ -50,10 +50,10 @@ class DenoiserConfig(StrictModel):
 
     Attributes:
         kind: An objective of the table, by name.
-        settings: Of that objective; what is left out has its default.
+        settings: Settings of that objective; missing ones have their defaults.
         weight: Its share of the rows, beside the other weights.
         weights: Its share in each of ``data.phases``, in the place of `weight`.
-        token: A token that stands before each of its rows, so that the model knows what is asked of it.
+        token: Token before each of its rows, so that the model knows the task.
     """
 
     kind: Annotated[str, one_of(TASKS)]
@@ -119,7 +119,7 @@ class DenoisersSettings(ObjectiveSettings):
 
     @property
     def parts(self) -> tuple[DenoiserConfig, ...]:
-        """The tasks, or those that stand for none."""
+        """Return the tasks, or the defaults where none are set."""
         return self.tasks or UL2
 
     @model_validator(mode="after")

@@ -15,10 +15,7 @@ class FillInTheMiddleSettings(ObjectiveSettings):
 
     Attributes:
         rate: Share of the documents; the others are learned from left to right.
-        spm: Of these, the share with the suffix first (SPM); the rest has the prefix first (PSM).
-        prefix_token: Stands before the prefix.
-        suffix_token: Stands before the suffix.
-        middle_token: Stands before the middle.
+        spm: Share of these with the suffix first (SPM); the rest has the prefix first (PSM).
     """
 
     rate: float = Field(default=0.5, ge=0.0, le=1.0, allow_inf_nan=False)

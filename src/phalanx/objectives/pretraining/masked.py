@@ -16,8 +16,8 @@ class MaskedSettings(ObjectiveSettings):
 
     Attributes:
         rate: Share of a row's tokens that is predicted; rounded, at least one.
-        masked: Of these, the share that is replaced by the mask.
-        random: Of these, the share that is replaced by any other token; the rest stays as it is.
+        masked: Share of these that is replaced by the mask.
+        random: Share of these that is replaced by any other token; the rest stays unchanged.
         whole_words: Whether all tokens of a word are hidden together.
         mask_token: The mask's text in the tokenizer.
     """

@@ -1,4 +1,4 @@
-"""What an objective of pre-training does to a packed row, by which draw, and what it must know of the tokenizer."""
+"""How an objective of pre-training rewrites a packed row: its random draws, and its facts about the tokenizer."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ _BITS = 53
 class Draw:
     """A stream of random numbers for one sample.
 
-    Only raw bits of a counter-based generator are used: numpy keeps these the same for ever, and not what it makes of
-    them.
+    Only raw bits of a counter-based generator are used: numpy keeps these the same for ever, but not the numbers that
+    it derives from them.
 
     Args:
         words: The seed, the number of the sample and whatever else tells streams apart.
@@ -52,10 +52,10 @@ class TokenTable:
 
     Attributes:
         named: Ids by the text of a token.
-        eos_id: Ends every document.
-        special: Of each id, whether no text can give it, bool ``[vocabulary]``.
-        begins_word: Of each id, whether a word begins there, bool ``[vocabulary]``; None where tokens do not say.
-        path: Of the tokenizer, for messages.
+        eos_id: Id that ends every document.
+        special: Whether no text can give the id, bool ``[vocabulary]``.
+        begins_word: Whether a word begins at the id, bool ``[vocabulary]``; None where tokens do not show it.
+        path: Path of the tokenizer, for error messages.
     """
 
     named: Mapping[str, int]
@@ -90,7 +90,7 @@ class Row:
     Attributes:
         ids: int64 ``[seq]``.
         labels: int64 ``[seq]``; `IGNORE` where no loss is taken.
-        prefix: So many tokens from the beginning are seen by all tokens, where attention has prefixes.
+        prefix: Number of tokens at the beginning that all tokens see, where attention has prefixes.
     """
 
     ids: Tokens
@@ -105,7 +105,6 @@ class RowPlace:
     Attributes:
         sample: Its number: in the run, or among the held-out rows.
         phase: The number of its phase in ``data.phases``.
-        seed: Of the run.
         held_out: Whether the row is measured on, and never trained on.
     """
 
@@ -134,12 +133,10 @@ def text_of(row: Row, eos_id: int) -> Tokens:
 def fitted_row(tokens: Tokens, length: int, eos_id: int, *, prefix: int = 0, has_borders: bool = True) -> Row:
     """Return tokens as a row of so many inputs, each with the token behind it as its label.
 
-    What is too long is cut off, what is too short is filled. No loss is taken inside the prefix or in the filling.
+    A longer row is cut off, a shorter one is filled. No loss is taken inside the prefix or in the filling.
 
     Args:
-        tokens: Any number.
-        length: Of the row.
-        eos_id: Fills.
+        eos_id: Id that fills a short row.
         prefix: Its last token is the first that has a label.
         has_borders: Whether no loss is taken behind the end of a document either.
     """

@@ -23,11 +23,8 @@ class Heads:
     """Queries, keys and values, ``[batch, heads, seq, width]``; keys and values may have fewer heads, which divide.
 
     Attributes:
-        query: What asks.
-        key: What is asked.
-        value: What is mixed.
         causal: Query i sees keys 0 to i; else all see all.
-        scale: Of the scores; None is one over the square root of the width.
+        scale: Factor of the scores; None is one over the square root of the width.
     """
 
     query: Tensor
@@ -50,10 +47,9 @@ def gradients(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tupl
     """Return this block's part of the gradients of queries, keys and values.
 
     Args:
-        heads: As in the forward pass.
-        gradient: Of the output over all blocks that these queries see.
-        out: That output.
-        sums: Its log-sum-exp.
+        heads: Queries, keys and values of the forward pass.
+        gradient: Gradient of the output over all blocks that these queries see.
+        sums: Log-sum-exp of that output.
     """
     return _kernels(heads.query)[1](heads, gradient, out, sums)
 

@@ -32,7 +32,7 @@ def share_by_ring(stage: StageModule, group: Group) -> None:
     """Let a stage's attention see the whole sequence although each rank has some chunks of it.
 
     Args:
-        stage: Of a family with an attention that adds nothing to scores; changed in place, by transformers' registry.
+        stage: Stage of a family whose attention adds nothing to scores; changed in place, by transformers' registry.
         group: The context parallel ranks; one alone changes nothing.
     """
     if group.size() == 1:
@@ -50,10 +50,8 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
 
     Args:
         query: ``[batch, heads, seq / ranks, width]``: an earlier chunk of the sequence, then a later one.
-        key: Likewise; it may have fewer heads, which divide those of the queries.
-        value: Like the keys.
-        scale: Of the scores; None is one over the square root of the width.
-        group: The ranks.
+        key: Like the queries; may have fewer heads, which divide the queries' number.
+        scale: Factor of the scores; None is one over the square root of the width.
 
     Returns:
         ``[batch, heads, seq / ranks, width]`` in the queries' type. Parts are joined, and gradients added up, in
@@ -120,10 +118,8 @@ def go_back(
     """Return the gradients of queries, keys and values.
 
     Args:
-        gradient: Of the output.
+        gradient: Gradient of the output.
         kept: Queries, keys, values, output and log-sum-exp.
-        scale: As forward.
-        group: As forward.
     """
     query, key, value, out, sums = kept
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
@@ -185,16 +181,15 @@ def _passed_on(x: Tensor, group: Group, *, is_last: bool = False) -> _Passing:
 
 
 def own_positions(whole: Tensor, dim: int, config: ParallelConfig, rank: int) -> Tensor:
-    """Return what one context parallel rank has of a tensor with all positions of a sequence.
+    """Return a context parallel rank's part of a tensor with all positions of a sequence.
 
     Ulysses gives each rank a slice. In a ring the later half of a sequence would see most keys and the first rank would
     wait for the last: there a rank has one of twice as many chunks from the front, and its mirror image from the back.
 
     Args:
         whole: Any tensor; a table may have dimension 0 of size 1.
-        dim: Of the positions, which the ranks divide, in a ring twice.
-        config: The layout.
-        rank: Which one.
+        dim: Dimension of the positions, which the ranks divide, in a ring twice.
+        rank: Rank whose positions are returned.
     """
     if config.cp == 1:
         return whole

@@ -26,7 +26,7 @@ class LocalRanks:
     Args:
         directory: Gets a log of each rank, its heartbeats and the file by which they find each other; made private.
         command: Module and arguments of a rank.
-        world: How many ranks there are, rank 0 included.
+        world: Number of ranks, rank 0 included.
         threads: Threads of tensor kernels in each.
         silence_s: Seconds after which one without a heartbeat is taken for hung.
     """
@@ -130,7 +130,7 @@ class LocalRanks:
                 process.kill()
 
     def _look_for_signs(self, now: float) -> None:
-        """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
+        """Kill ranks that hang: waiting ranks notice only a process that has ended."""
         try:
             self._heartbeat.beat()
             self._patience.hear(self._heartbeat.counts(), now)

@@ -28,10 +28,9 @@ def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss)
     """Return a function that runs the microbatches of a rank that has all layers.
 
     Args:
-        module: From `share_with_copies`.
-        domain: This rank's place.
+        module: Module from `share_with_copies`.
         microbatches: Equal parts of the rows.
-        loss: From logits and labels to the number that is differentiated.
+        loss: Function from logits and labels to the differentiated number.
     """
     keeps_whole = domain.config.zero == _GRADIENTS_ALONE
 
@@ -59,11 +58,10 @@ def pipelined(
 
     Args:
         parts: This rank's, in the order of the model.
-        modules: What is called in their place.
-        domain: This rank's place.
+        modules: Modules to call in place of the parts.
         shape: Rows of a microbatch, and tokens of a whole row.
         microbatches: Equal parts of this rank's rows.
-        loss: From logits and labels to the number that is differentiated.
+        loss: Function from logits and labels to the differentiated number.
     """
     stages = [
         PipelineStage(

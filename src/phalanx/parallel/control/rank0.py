@@ -1,4 +1,4 @@
-"""Rank 0 decides what comes next, and tells the others in one short message each time."""
+"""Rank 0 decides the next operation, and tells the others in one short message each time."""
 
 import contextlib
 import enum
@@ -35,7 +35,7 @@ class RankCommand(enum.IntEnum):
 
 
 class RankWork(Protocol):
-    """The work of each rank when rank 0 says so; `Member` is one, and what the calls mean is said there."""
+    """The work of each rank on rank 0's orders; `Member` is one, and documents the calls."""
 
     timer: PhaseTimer
 
@@ -98,13 +98,13 @@ class Controller:
         """Run one optimizer step.
 
         Args:
-            step: From 0.
+            step: Number of the step, from 0.
             ids: int64 ``[batch, seq]``.
-            labels: Next tokens, likewise.
+            labels: Next tokens, ``[batch, seq]``.
             extras: More rows of the whole batch, as the objective reads them.
 
         Raises:
-            DataError: The extra rows are not those of the objective.
+            DataError: The extra rows differ from the objective's.
             FailedBatchError: Loss or gradient is not finite; nothing was updated.
             PeerLostError: A rank has ended.
         """
@@ -122,7 +122,7 @@ class Controller:
 
         Args:
             ids: int64 ``[batch, seq]``.
-            labels: Next tokens, likewise.
+            labels: Next tokens, ``[batch, seq]``.
             extras: The rows that attention reads, where it reads any.
 
         Raises:
@@ -169,7 +169,7 @@ class Controller:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            read: From a name, as `collect` has them, to the whole tensor.
+            read: Function from a name, as in `collect`, to the whole tensor.
 
         Raises:
             PeerLostError: A rank has ended.

@@ -57,21 +57,20 @@ class RankRecipe:
     """The recipe that all ranks of a run agree on.
 
     Attributes:
-        parallel: The layout.
-        optimizer: Which one.
+        optimizer: Choice of the optimizer.
         batch_size: Sequences of a step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
-        sequence_length: Tokens of a sequence.
-        total_steps: Of the run.
-        seed: Of dropout.
-        attention: Kernel.
+        total_steps: Steps of the run.
+        seed: Seed of dropout.
+        attention: Name of the attention kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
-        adapter: What is trained, where not all parameters are.
-        objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
-        attends: Which tokens see which; what each row says of it comes with every batch.
+        adapter: Adapter; None where all parameters are trained.
+        objective: Objective for `objective_of`; see `check_objective` for the limits of a layout.
+        attends: Kind of mask; the mask's rows come with every batch.
         neftune_alpha: Size of the noise that is added to embeddings.
-        privacy: What a row's gradient is clipped to, and noise is added; None where neither is.
-        steps_a_rate: Steps in a row of one learning rate: those of a federated round, which `total_steps` counts then.
+        privacy: Clipping of each row's gradient, and noise; None for neither.
+        steps_a_rate: Consecutive steps with one learning rate: the steps of a federated round; `total_steps` counts
+            rounds then.
     """
 
     parallel: ParallelConfig
@@ -111,11 +110,10 @@ class RankTrainer:
     Args:
         recipe: The same on every rank.
         source: The model; each rank reads its own stages.
-        domain: This rank's place.
 
     Attributes:
-        timer: Where the time of this rank goes.
-        objective: What is minimised, with the rows that a batch must bring: those that attention reads, too.
+        timer: Timer of this rank.
+        objective: Objective, with the extra rows of a batch, the mask's rows included.
 
     Raises:
         ModelError: A tensor is missing or wrong.
@@ -165,9 +163,9 @@ class RankTrainer:
         """Run one optimizer step on a whole batch.
 
         Args:
-            step: From 0.
+            step: Number of the step, from 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
-            labels: Next tokens, likewise.
+            labels: Next tokens, ``[batch, seq]``.
             extras: More rows, as `objective` has them.
 
         Raises:
@@ -230,8 +228,8 @@ class RankTrainer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Which one.
-            tensors: As `collect` names them; on rank 0 alone.
+            stage: Number of the stage.
+            tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         self._keeper.load(num_steps, stage, tensors)
 
@@ -342,8 +340,8 @@ class TargetRows:
     """What the loss of a rank's rows needs. A schedule carries one tensor to it: the rows' numbers.
 
     Attributes:
-        labels: Of this rank's rows and positions.
-        extras: Likewise, by name.
+        labels: Labels of this rank's rows and positions.
+        extras: Extra rows by name, of the same rows and positions.
     """
 
     labels: Tensor
@@ -360,7 +358,7 @@ class TargetRows:
 
 
 def check_objective(recipe: RankRecipe) -> Objective:
-    """Return what is minimised, if the layout can learn it.
+    """Return the objective, if the layout can learn it.
 
     Raises:
         ConfigError: Says why, and what to do.
@@ -384,7 +382,7 @@ def check_objective(recipe: RankRecipe) -> Objective:
 
 
 def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:
-    """Seed what a step drops, by the run's seed, the step and the rank's place."""
+    """Seed the dropout of a step, by the run's seed, the step and the rank's place."""
     # ranks that do the same work must drop the same numbers
     place = (domain.pp, domain.copy, domain.tp if recipe.parallel.sequence_parallel else 0)
     text = f"phalanx parallel {recipe.seed} {step} {place}"

@@ -29,11 +29,11 @@ class Piece:
 
     Attributes:
         tensor: Number of the tensor in the member's catalogue.
-        slice: Which slice among tensor parallel ranks; 0 where they do not cut it.
+        slice: Number of the slice among tensor parallel ranks; 0 where they do not cut the tensor.
         dim: Along which dimension they cut it; -1 where they do not.
         parts: Matrices that lie side by side in that dimension.
-        first_row: Where the piece begins in the slice.
-        rows: How many rows of the slice it has.
+        first_row: First row of the piece in the slice.
+        rows: Number of rows of the slice.
     """
 
     tensor: int
@@ -51,10 +51,6 @@ class Piece:
 class RankSaver:
     """One rank's end of it; every rank makes one, together.
 
-    Args:
-        member: This rank's part.
-        domain: Its place.
-
     Raises:
         CheckpointError: A parameter is cut in a way that is not known here.
     """
@@ -70,7 +66,7 @@ class RankSaver:
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy what this rank contributes, as it is now; the one before must have arrived."""
+        """Copy this rank's contribution, as it is now; the previous one must have arrived."""
         self.wait()
         for number, _, value in self._member.held_state():
             piece = self._own[number]
@@ -79,12 +75,12 @@ class RankSaver:
                 self._taken[number] = local(value).to("cpu", torch.float32, copy=True).contiguous()
 
     def begin_sending(self) -> None:
-        """Let a thread send to rank 0 what was taken."""
+        """Let a thread send the copied contribution to rank 0."""
         self._sender = threading.Thread(target=self._send, name="saving", daemon=True)
         self._sender.start()
 
     def wait(self) -> None:
-        """Wait until what was taken has been sent."""
+        """Wait until the copied contribution has been sent."""
         if self._sender is not None:
             self._sender.join()
             self._sender = None

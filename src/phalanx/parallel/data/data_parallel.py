@@ -30,10 +30,8 @@ def compress_gradients(copies: DistributedDataParallel, how: Compression, group:
     """Let copies exchange their gradients in another form.
 
     Args:
-        copies: The copies.
-        how: "fp16" and "bf16" halve what travels; "powersgd" sends two thin matrices of rank 4 for each matrix, from
-            the tenth step on, and keeps what that loses for the next step. "none" changes nothing.
-        group: The copies.
+        how: "fp16" and "bf16" halve the traffic; "powersgd" sends two thin matrices of rank 4 for each matrix, from the
+            tenth step on, and adds the error to the next step. "none" changes nothing.
 
     Source: Vogels et al. 2019 (PowerSGD).
     """
@@ -113,10 +111,10 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: Offload
     """Share the parameters of a module that no module inside it shares, and their gradients.
 
     Args:
-        module: What is shared; changed in place.
-        mesh: The ranks.
+        module: Module to shard; changed in place.
+        mesh: Mesh of the ranks.
         reshard: Whether parameters are given up between forward and backward pass.
-        policy: Where they are kept.
+        policy: Placement of the shards.
     """
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
     if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
@@ -166,7 +164,7 @@ def microbatch_scope(
     that are replicas of each other after the last.
 
     Args:
-        module: From `share_with_copies`.
+        module: Module from `share_with_copies`.
         is_last: Whether it is the last microbatch of the step.
         keeps_whole: Parameters stay whole until the last one.
     """

@@ -29,7 +29,6 @@ class OuterStep:
 
     Args:
         held: Parameters of this rank, which are alike on all islands now.
-        config: How.
         islands: The ranks that have the same slices.
     """
 
@@ -89,7 +88,7 @@ def to_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
     """Round numbers to int8, each block of 1024 by a scale of its own.
 
     Returns:
-        int8 ``[blocks, 1024]``, zeros behind the last number; float32 ``[blocks, 1]``, what a unit of a block is worth.
+        int8 ``[blocks, 1024]``, zeros behind the last number; float32 ``[blocks, 1]``, the value of a unit in a block.
         No number is off by more than half a unit.
     """
     flat = values.reshape(-1)

@@ -18,9 +18,9 @@ class RankParameter:
     """One parameter on this rank.
 
     Attributes:
-        name: In the whole model.
-        parameter: What the optimizer moves: a slice where tensor parallel ranks or copies share it.
-        split: How tensor parallel ranks cut it; None where each has it.
+        name: Name in the whole model.
+        parameter: Trained tensor: a slice where tensor parallel ranks or copies share it.
+        split: Cut among tensor parallel ranks; None where each has the whole.
         is_partial: Its gradient is one tensor parallel rank's part of the sum, although each rank has the parameter.
         is_second: The last stage's own copy of the embedding, which a tied head is.
         is_tied: This parameter has a copy at the other end of the pipeline.

@@ -22,13 +22,13 @@ Catalogue = list[list[tuple[str, tuple[int, ...]]]]
 
 
 def catalogue(source: ModelSource, specs: Sequence[StageSpec], adapter: SlicedAdapter | None) -> Catalogue:
-    """Names and shapes of what is trained of the whole model, by stage; a tied head is the first stage's embedding."""
+    """Return names and shapes of all trained parameters, by stage; a tied head is the first stage's embedding."""
     return [list(trained_shapes(source.hub_config, adapter, spec).items()) for spec in specs]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of a stage's state; what every island has is asked of the first."""
+    """One tensor of a stage's state; state that every island has comes from the first."""
 
     kind: str
     name: str
@@ -49,8 +49,7 @@ def stand_in(key: str, known: Mapping[str, object]) -> str | None:
     """What to read in a checkpoint in the place of a tensor that it lacks since it is of a run with other islands.
 
     Args:
-        key: Name of the tensor.
-        known: What the checkpoint has.
+        known: Names in the checkpoint.
 
     Returns:
         The name to read; None for zeros.
@@ -67,12 +66,10 @@ class StateGatherer:
     """A gatherer of the state: it moves one stage at a time between the ranks and rank 0; all ranks call it together.
 
     Args:
-        stages: From `catalogue`.
-        held: This rank's parameters.
-        update: Their optimizer.
-        outer: What joins islands, where there are many.
-        domain: This rank's place.
-        config: Of the optimizer.
+        stages: Parameters from `catalogue`.
+        update: Optimizer of these parameters.
+        outer: Outer step of islands; None without islands.
+        config: Config of the optimizer.
     """
 
     def __init__(
@@ -136,8 +133,8 @@ class StateGatherer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Which one.
-            tensors: By name; on rank 0 alone.
+            stage: Number of the stage.
+            tensors: Tensors by name; on rank 0 alone.
         """
         mine = by_name(self._held)
         for entry in self._entries(stage):

@@ -19,13 +19,7 @@ _STEP = "step"
 
 
 class RankOptimizer:
-    """torch's optimizer over one rank's parameters; with ZeRO 1, over its share of them.
-
-    Args:
-        held: Parameters of this rank.
-        config: Which optimizer.
-        domain: This rank's place.
-    """
+    """torch's optimizer over one rank's parameters; with ZeRO 1, over its share of them."""
 
     def __init__(self, held: Sequence[RankParameter], config: OptimizerConfig, domain: Domain) -> None:
         self._config = config
@@ -116,7 +110,7 @@ def _sharing() -> Any:
 
 
 def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
-    """Torch's class of an optimizer and what it is told, at a level of ZeRO."""
+    """Return torch's class of an optimizer and its arguments, at a level of ZeRO."""
     line = OPTIMIZERS[config.kind]
     said = {name: getattr(config, name) for name in line.settings}
     if line.fused != "never":
@@ -139,10 +133,10 @@ class LossScale:
     leaves to each process. A step that overflowed is done again; no batch is lost to it.
 
     Args:
-        is_needed: In float16; otherwise the scale is 1 for good.
+        is_needed: True in float16; otherwise the scale is 1 for good.
 
     Attributes:
-        value: The scale now.
+        value: Present scale.
 
     Source: Micikevicius et al. 2018, section 3.2.
     """

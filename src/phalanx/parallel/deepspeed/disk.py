@@ -25,7 +25,7 @@ def why_no_disk(directory: Path, needed_bytes: int) -> str | None:
 
     Args:
         directory: Named in the run file; it must be there, so that a disk that is not mounted is noticed.
-        needed_bytes: Of all ranks of this machine.
+        needed_bytes: Size for all ranks of this machine.
     """
     if not directory.is_dir():
         return f"{directory} is no directory; mount the disk and make the folder, on every machine"
@@ -50,7 +50,7 @@ def why_no_locked_memory(needed_bytes: int) -> str | None:
     """Say why buffers that the disk reads into cannot be locked in memory, which would end a rank with SIGSEGV.
 
     Args:
-        needed_bytes: Of one rank.
+        needed_bytes: Size for one rank.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY or needed_bytes <= limit or _can_lock(limit + mmap.PAGESIZE):
@@ -67,8 +67,8 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
 
     Args:
         directory: Named in the run file.
-        digest: Of the run's config, in hex.
-        rank: This one.
+        digest: Digest of the run's config, in hex.
+        rank: Number of this rank.
 
     Raises:
         ConfigError: Another process uses it, or it cannot be made.

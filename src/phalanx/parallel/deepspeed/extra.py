@@ -23,7 +23,7 @@ _LAST = 300
 
 
 def why_no_extra() -> str | None:
-    """Say what is wrong with the installed package; None where it can be used. Nothing is imported."""
+    """Say why the installed package cannot be used; None where it can. Nothing is imported."""
     try:
         found = version(NAME)
     except PackageNotFoundError:
@@ -91,11 +91,11 @@ def why_no_kernels(*, adam: bool, files: bool) -> str | None:
 
 
 def build_kernels(*, adam: bool, files: bool) -> None:
-    """Compile what is not compiled yet, minutes for the first run on a machine, into TORCH_EXTENSIONS_DIR.
+    """Compile missing kernels, minutes for the first run on a machine, into TORCH_EXTENSIONS_DIR.
 
     Args:
-        adam: As in `why_no_kernels`.
-        files: As there.
+        adam: Whether the kernel of Adam is needed, as in `why_no_kernels`.
+        files: Whether the kernel of files is needed, as in `why_no_kernels`.
 
     Raises:
         ConfigError: A kernel cannot be compiled or loaded.

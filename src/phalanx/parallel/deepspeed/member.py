@@ -41,12 +41,10 @@ def opened_member(
     """Be a rank of DeepSpeed's while the context lasts; its folder on disk is gone afterwards.
 
     Args:
-        config: The section.
         recipe: The same on every rank.
-        source: The model, which every rank reads whole before it gives up what is not its share.
+        source: Source of the model, which every rank reads whole before it drops the other ranks' shares.
         domain: This rank's place among the copies.
-        place: The same, among processes.
-        digest: Of the run's config, in hex.
+        digest: Digest of the run's config, in hex.
 
     Raises:
         ConfigError: Its folder is in use.
@@ -70,14 +68,11 @@ class DeepSpeedMember:
     """One rank's share of the model and the optimizer, in DeepSpeed's hands.
 
     Args:
-        config: The section.
         recipe: The same on every rank.
-        source: The model.
-        domain: This rank's place.
-        folder: Of this rank alone; None where nothing is kept on disk.
+        folder: Folder of this rank alone; None where the disk is not used.
 
     Attributes:
-        timer: Where the time of this rank goes.
+        timer: Timer of this rank.
     """
 
     def __init__(
@@ -116,10 +111,10 @@ class DeepSpeedMember:
         """Run one optimizer step on a whole batch.
 
         Args:
-            step: From 0.
+            step: Number of the step, from 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
-            labels: Next tokens, likewise.
-            extras: None: the objective reads no more rows.
+            labels: Next tokens, ``[batch, seq]``.
+            extras: Always None: the objective reads no more rows.
 
         Raises:
             DataError: There are extra rows.
@@ -172,8 +167,8 @@ class DeepSpeedMember:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Which one.
-            tensors: As `collect` names them; on rank 0 alone.
+            stage: Number of the stage.
+            tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         if not self._state.has_moments:
             self._make_moments()

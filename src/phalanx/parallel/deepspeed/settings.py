@@ -25,10 +25,9 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
     """Bytes of memory that a rank locks for the disk.
 
     Args:
-        config: The section.
-        total: Numbers that are trained.
+        total: Number of trained parameters.
         largest: Numbers of the largest parameter.
-        copies: How many ranks share them.
+        copies: Number of ranks that share them.
     """
     share = largest_share(largest, copies)
     found = 0
@@ -43,8 +42,6 @@ def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder
     """What ``deepspeed.initialize`` gets.
 
     Args:
-        config: The section.
-        recipe: Of the run.
         largest: Numbers of the largest parameter.
         folder: This rank's own; None where nothing is kept on disk.
     """
@@ -89,18 +86,16 @@ def _home(kind: str, folder: Path | None) -> dict[str, Any]:
 def check_machine(
     config: DeepSpeedConfig, sizes: list[int], copies: int, local_copies: int, device: str, *, build: bool
 ) -> None:
-    """Refuse what this machine cannot do.
+    """Refuse settings that this machine cannot fulfil.
 
     Args:
-        config: The section.
         sizes: Numbers of each parameter that is trained.
-        copies: Ranks that share them.
-        local_copies: How many of these are on this machine.
-        device: Of the ranks.
+        copies: Number of ranks that share them.
+        local_copies: Number of these ranks on this machine.
         build: Compile the kernels too, which other ranks then find compiled.
 
     Raises:
-        ConfigError: Says what is lacking, and what to do.
+        ConfigError: Names the missing resource, and a remedy.
     """
     for lacking in (why_no_extra(), _why_no_place(config, sizes, copies, local_copies)):
         if lacking is not None:

@@ -1,7 +1,7 @@
 """Whole tensors out of DeepSpeed's shares, and into them, wherever they are kept.
 
-deepspeed keeps the numbers that are trained twice: as the layers use them, and in fp32 beside the moments. Both are
-filled here, and the second is what a checkpoint has. Its own checkpoints are pickles; none is written or read.
+deepspeed stores the trained numbers twice: in the layers' dtype, and in fp32 beside the moments. Both are filled here,
+and the second is saved in a checkpoint. Its own checkpoints are pickles; none is written or read.
 """
 
 import importlib
@@ -24,9 +24,9 @@ class ZeroState:
     """The state of one rank's share; all ranks call each method together.
 
     Args:
-        engine: From ``deepspeed.initialize``.
-        parameters: What is trained, by name.
-        shapes: Their whole shapes.
+        engine: Engine from ``deepspeed.initialize``.
+        parameters: Trained parameters by name.
+        shapes: Shapes before sharding.
         shares_parameters: ZeRO 3, where a layer has its parameters only while it runs.
     """
 
@@ -56,8 +56,7 @@ class ZeroState:
         """One tensor in memory of its own, on the CPU.
 
         Args:
-            kind: Of the weight, or one of the optimizer's moments.
-            name: Of the parameter.
+            kind: Weight, or one of the optimizer's moments.
         """
         parameter, shape = self._parameters[name], self._shapes[name]
         if kind != WEIGHT and not self.has_moments:

@@ -18,7 +18,7 @@ Exchange = Callable[[Tensor], Tensor]
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange forward, and the one that is its opposite backward."""
+    """An exchange forward, and its opposite backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forth: Exchange, back: Exchange) -> Tensor:

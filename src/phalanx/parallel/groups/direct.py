@@ -39,8 +39,8 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     """Fill a tensor with this rank's part of the sum over all ranks.
 
     Args:
-        part: Contiguous.
-        whole: What is summed, contiguous; equal parts along dimension 0.
+        part: Contiguous result.
+        whole: Contiguous summands; equal parts along dimension 0.
         group: The ranks; all of them call this together.
     """
     if whole.device.type != "cpu" or group.size() == 1:
@@ -73,7 +73,7 @@ class DirectGather:
     """`gather` as FSDP2 calls it."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is gathered."""
+        """Return memory for gathered tensors."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> None:
@@ -86,7 +86,7 @@ class DirectScatter:
     """`scatter_sum` as FSDP2 calls it."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is summed."""
+        """Return memory for summed tensors."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(

@@ -49,8 +49,7 @@ class FileHeartbeat:
     """Heartbeats as times of files in a private directory, for ranks on one machine.
 
     Args:
-        directory: The same for all.
-        rank: This rank.
+        directory: Directory that all ranks share.
         watched: Ranks that are looked for.
     """
 
@@ -87,7 +86,6 @@ class StoreHeartbeat:
 
     Args:
         store: A connection of its own: a wait on another's would hold up the heartbeats.
-        rank: This rank.
         watched: Ranks that are looked for.
     """
 
@@ -114,8 +112,8 @@ class SilenceClock:
     """The ranks that have given no heartbeat for too long, by the clock of the rank that looks.
 
     Args:
-        limit_s: How long is too long.
-        now: Of any steady clock; likewise below.
+        limit_s: Seconds of silence after which a rank counts as hung.
+        now: Time of any steady clock; likewise below.
     """
 
     def __init__(self, limit_s: float, now: float) -> None:
@@ -124,7 +122,7 @@ class SilenceClock:
         self._looked = now
 
     def hear(self, counts: Mapping[int, int], now: float) -> None:
-        """Take what was found; a rank that was there and is not any more has ended in good order."""
+        """Note the counts of all ranks; a rank that was there and has left has ended in good order."""
         old = self._heard
         self._heard = {
             rank: old[rank] if rank in old and old[rank][0] == count else (count, now) for rank, count in counts.items()
@@ -144,13 +142,13 @@ class SilenceClock:
 
 
 class HeartbeatThreads:
-    """A pair of threads that give heartbeats and look for those of others; a context manager.
+    """A pair of threads that give this rank's heartbeats and watch the others'; a context manager.
 
     Two threads, because a store that is kept by a hung process does not answer: a thread that waits for its answer
     could not see that it takes too long.
 
     Args:
-        heartbeat: Where they are left and found.
+        heartbeat: Store of the heartbeats.
         limit_s: Seconds after which a rank is taken for hung.
         act: Told of the rank and its seconds of silence, once; None only gives heartbeats.
     """

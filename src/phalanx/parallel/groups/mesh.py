@@ -15,14 +15,13 @@ _COPIES = "copies"
 class Domain:
     """One rank's place and groups; ranks count along tp first, then cp, dp and pp.
 
-    Data parallel copies count along those that share first, then groups that are replicas of each other, then islands.
+    Data parallel copies count along copies that share first, then groups that are replicas of each other, then islands.
 
     Attributes:
-        config: The layout.
-        device: Where this rank computes.
+        device: Device of this rank.
         pp: Coordinate along the pipeline; `dp`, `cp` and `tp` likewise.
-        island: Which of the islands this rank is on.
-        replica: Which of the island's groups that share.
+        island: Number of this rank's island.
+        replica: Number of this rank's sharing group in the island.
         copy_mesh: Mesh of the ranks that share what ZeRO shares; with replicas, groups by ranks of a group.
         copies: Group of the island's ranks that have the same parameters.
         islands: Group of the ranks that have this rank's place on all islands; None where there is one.
@@ -64,12 +63,12 @@ class Domain:
         return self.partner == 0 and self.tp == 0
 
     def leader_of(self, pp: int, island: int = 0) -> int:
-        """Global rank of the one that speaks for a place in the pipeline."""
+        """Return the global rank of the speaker for a place in the pipeline."""
         config = self.config
         return (pp * config.copies + island * config.partners) * config.tp
 
     def peer(self, pp: int) -> int:
-        """Global rank of the one that has this rank's coordinates at another place in the pipeline."""
+        """Return the global rank with this rank's coordinates at another place in the pipeline."""
         config = self.config
         return self.leader_of(pp) + self.copy * config.tp + self.tp
 
@@ -79,7 +78,7 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
 
     Args:
         config: Its `world` is the size of the default group.
-        device: Where this rank computes.
+        device: Device of this rank.
     """
     sizes = _sizes(config)
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

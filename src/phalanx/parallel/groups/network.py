@@ -1,6 +1,6 @@
 """The addresses over which the ranks of a domain talk: private ones, unless the run file says otherwise.
 
-torch's rendezvous unpickles what it reads, gloo and NCCL accept every connection, and none of them encrypts.
+torch's rendezvous unpickles received bytes, gloo and NCCL accept every connection, and none of them encrypts.
 """
 
 import ipaddress
@@ -28,7 +28,7 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
     """Refuse an address that a public network may reach.
 
     Args:
-        address: Where ranks would listen.
+        address: Address to listen at.
         what: The option or section that names it, for the message.
         unsafe: The run file allows it.
 
@@ -96,9 +96,8 @@ def listen_at(host: str, fallback: str, port: int) -> socket.socket:
     """Listen at one address and no other.
 
     Args:
-        host: What others call this machine.
+        host: Name of this machine for the others.
         fallback: Its address where that name is one that something in between translates.
-        port: The port.
 
     Raises:
         ConfigError: Neither can be listened at.

@@ -19,10 +19,10 @@ class RankEnv:
     """The rank that this process is, and where the others are met.
 
     Attributes:
-        rank: Number among all.
-        world: How many there are.
-        local_rank: Number among those of this machine.
-        local_world: How many those are.
+        rank: Number among all ranks.
+        world: Number of all ranks.
+        local_rank: Number among the ranks of this machine.
+        local_world: Number of ranks on this machine.
         rendezvous: The file, or None where torchrun's variables say.
         is_kept: The process that started this one looks for its heartbeats, and it need not look for others'.
     """

@@ -49,9 +49,8 @@ def join(
     """Be one of the ranks of the default group; gloo on CPU, NCCL on CUDA.
 
     Args:
-        place: This process's.
-        device: Where it computes.
-        digest: Of the run's config, in hex; it must be the same on all ranks.
+        device: Device of this process.
+        digest: Digest of the run's config, in hex; it must be the same on all ranks.
         look: Called again and again while others are waited for; raises when one of them will not come.
         silence_s: Seconds after which a rank without a heartbeat is taken for hung; None for never. Where no process
             supervises the ranks, this one then ends with exit code 4, since its waits cannot be cancelled.
@@ -91,7 +90,7 @@ def stand_by(place: RankEnv) -> None:
     """Be a process that the layout has no rank for: wait until the run is over, or until rank 0 is gone.
 
     Args:
-        place: With the number of ranks that train.
+        place: Place, with the number of ranks that train.
     """
     try:
         store = _open_store(place)
@@ -157,7 +156,7 @@ def _torchrun_keeps_store() -> bool:
 
 
 def _heartbeat_threads(place: RankEnv, silence_s: float) -> HeartbeatThreads:
-    """Heartbeats of this rank; rank 0 looks for all others', all others for those of rank 0."""
+    """Open the heartbeats of this rank; rank 0 watches all others, all others watch rank 0."""
     watched = range(place.world) if place.is_lead else range(1)
     heartbeat: Heartbeat
     if place.rendezvous is not None:

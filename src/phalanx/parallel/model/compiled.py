@@ -34,7 +34,7 @@ def why_no_compiler(device: str) -> str | None:
 
 
 def compile_blocks(stage: "StageModule") -> None:
-    """Have each block of a stage compiled at its first call; blocks that are alike share what was compiled.
+    """Compile each block of a stage at its first call; blocks that are alike share the compiled code.
 
     Hooks of a block stay outside, so that copies which share parameters have gathered them before. Without gradients
     the block runs as it is: held-out batches are few, and of many shapes.

@@ -31,13 +31,12 @@ class StagePart(nn.Module):
 
     Args:
         stage: Whole; it is cut here.
-        domain: This rank's place.
         narrow: Type in which products of matrices are computed while training; None is float32. Parameters, and what
             passes between stages, are in float32 either way.
 
     Attributes:
-        stage: What is left of it on this rank.
-        cut: How parameters were cut.
+        stage: Remaining modules of the stage on this rank.
+        cut: Cuts of the parameters.
     """
 
     def __init__(self, stage: StageModule, domain: Domain, *, narrow: torch.dtype | None = None) -> None:
@@ -66,8 +65,8 @@ class StagePart(nn.Module):
 
         Args:
             x: Ids ``[batch, seq]`` at the first stage, else hidden states ``[batch, seq / slices, hidden]``.
-            seen: What each row says of its attention, where it does: int64 ``[batch, seq]``, the number of each
-                token's document in whole rows; or ``[batch]``, how many tokens are its prefix.
+            seen: Mask row of each row, where it has one: int64 ``[batch, seq]``, the number of each token's document in
+                whole rows; or ``[batch]``, the number of its prefix tokens.
 
         Returns:
             At the last stage logits ``[batch, seq / cp, columns]`` of this rank's columns, else hidden states.
@@ -88,7 +87,7 @@ class StagePart(nn.Module):
         """Summed loss of this rank's slice of the sequence, the same on all tensor parallel ranks.
 
         Args:
-            logits: What the last stage returned.
+            logits: Output of the last stage.
             labels: ``[batch, seq / cp]``.
         """
         if self.cut.shares_vocabulary:

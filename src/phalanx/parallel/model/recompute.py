@@ -31,7 +31,7 @@ def recomputing(run: Run, how: Recompute) -> Run:
     """Return a function that gives the same result and keeps less for its backward pass.
 
     Args:
-        run: What computes a block.
+        run: Function that computes a block.
         how: "none" keeps everything; "selective" keeps products of matrices and attention, which cost most to compute
             and little to keep; "full" keeps the inputs alone.
     """
@@ -57,7 +57,7 @@ def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolic
 def fuse_activations(module: nn.Module) -> None:
     """Let torch's kernel compute GELU by its tanh form, which GPT-2 has: one pass instead of eight.
 
-    Two tensors of the inner width are kept for the backward pass and not five; what comes out differs by rounding.
+    Two tensors of the inner width are stored for the backward pass and not five; the results differ by rounding.
 
     Args:
         module: Changed in place, at any depth; other activation functions are left as they are.

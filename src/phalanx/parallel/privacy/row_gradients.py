@@ -35,15 +35,15 @@ class RowGradients:
 
     Args:
         module: Called with rows first, and so is every layer inside it that is trained.
-        settings: How norms are found, and what bounds them.
+        settings: Clipping of norms, and their computation.
 
     Raises:
         ConfigError: Opacus is not there, or cannot tell the rows of some layer apart.
 
     Guarantees:
         The sum moves by at most `clip_norm` when one row is left out, up to rounding in float32: a row with a gradient
-        that is not finite counts for nothing. Before the first two sums, norms are compared with those of rows that are
-        run alone; a layer that mixes rows, or is used in several places, is found out there.
+        that is not finite counts for nothing. Before the first two sums, norms are compared with the norms of rows that
+        are run alone; this detects a layer that mixes rows, or is used in several places.
     """
 
     def __init__(self, module: nn.Module, settings: PrivacyConfig) -> None:
@@ -57,12 +57,12 @@ class RowGradients:
         """Add the clipped gradients of some rows to a total, one tensor a parameter; return the rows' losses.
 
         Args:
-            losses: Runs the model.
-            rows: Their numbers.
-            total: As `zeros` gives it.
+            losses: Function that runs the model and returns losses of rows.
+            rows: Numbers of the rows.
+            total: Total from `zeros`.
 
         Raises:
-            ConfigError: Norms are not those of single rows.
+            ConfigError: Norms differ from the norms of single rows.
         """
         if self._is_due and len(rows):
             self._check(losses, rows)
@@ -142,7 +142,7 @@ class RowGradients:
         return (self._clip / (norms + 1e-6)).clamp(max=1.0)
 
     def _check(self, losses: RowLosses, rows: Tensor) -> None:
-        """Compare norms with those of single rows that are run without hooks, and nothing dropped."""
+        """Compare norms with the norms of single rows that are run without hooks, and nothing dropped."""
         drops = [one for one in self._module.modules() if isinstance(one, nn.Dropout) and one.training]
         for one in drops:
             one.eval()
@@ -168,10 +168,10 @@ class _LinearBook:
     """What went into and came back to each linear layer in one backward pass, for the sum of weighed rows.
 
     Args:
-        hooks: Of Opacus; its function for the norms of linear layers is given these tensors.
+        hooks: Hooks of Opacus; its function for the norms of linear layers is given these tensors.
 
     Attributes:
-        passed: Both, by parameter.
+        passed: Inputs and gradients, by parameter.
     """
 
     def __init__(self, hooks: Any) -> None:

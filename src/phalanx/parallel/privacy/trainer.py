@@ -27,9 +27,7 @@ class PrivateRankTrainer(RankTrainer):
 
     Args:
         recipe: The same on every rank, with its `privacy`.
-        source: The model.
-        domain: This rank's place.
-        noise_multiplier: What rank 0 has computed it to be, whatever other ranks are told.
+        noise_multiplier: Noise multiplier that rank 0 computed, whatever other ranks are told.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Guarantees:
@@ -96,7 +94,7 @@ class PrivateRankTrainer(RankTrainer):
 
     @torch.no_grad()
     def _add_up(self, total: list[Tensor], loss: Tensor) -> float:
-        """Join what the ranks have, add noise, divide; return the norm of what results."""
+        """Join the ranks' sums, add noise, divide; return the norm of the result."""
         if self._recipe.parallel.copies > 1:
             for one in (*total, loss):
                 dist.all_reduce(one)

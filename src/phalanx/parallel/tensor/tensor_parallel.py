@@ -19,7 +19,6 @@ class Split:
     """A parameter that is cut along one dimension.
 
     Attributes:
-        dim: The dimension.
         parts: Matrices that lie side by side in it, such as query, key and value; each is cut by itself.
     """
 
@@ -47,7 +46,7 @@ class TensorCut:
     """The result of cutting a stage.
 
     Attributes:
-        splits: How each cut parameter lies in the whole one, by name.
+        splits: Place of each cut parameter in the whole one, by name.
         partial: Names of parameters that every rank has whole, with a part of the sum of their gradient.
         shares_vocabulary: Embedding and head are cut along the vocabulary.
     """
@@ -63,7 +62,7 @@ def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Tenso
     Embedding and head are cut too where the ranks divide the vocabulary; otherwise all ranks do that work.
 
     Args:
-        stage: With whole parameters; changed in place.
+        stage: Stage with whole parameters; changed in place.
         group: The tensor parallel ranks; one alone changes nothing.
         cuts_sequence: Between the shared layers each rank has a slice of the sequence.
     """

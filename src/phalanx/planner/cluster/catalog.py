@@ -52,7 +52,7 @@ def open_model_shape(name: str) -> ModelShape:
     """Return a model's shape.
 
     Args:
-        name: Of a shipped one, or the path of a config.json or of its directory.
+        name: Name of a shipped model, or path of a config.json or of its directory.
 
     Raises:
         ConfigError: There is neither.
@@ -72,7 +72,7 @@ def open_cluster(name: str) -> Cluster:
     """Return a cluster.
 
     Args:
-        name: Of a shipped one, or the path of a cluster file.
+        name: Name of a shipped cluster, or path of a cluster file.
 
     Raises:
         ConfigError: There is neither, or the file is wrong; the message names the choices.

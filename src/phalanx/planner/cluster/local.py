@@ -19,7 +19,7 @@ def this_machine(num_ranks: int | None = None) -> Cluster:
     """Return the CPU cores that this process may use, one rank each, with loopback between them.
 
     Args:
-        num_ranks: How many share the machine's memory and cores; left out, one for each core.
+        num_ranks: Number of ranks that share the machine's memory and cores; None for one per core.
 
     Guarantees:
         The speed is measured now, with products of fp32 matrices; power and price stay unknown. The cores carry the

@@ -22,9 +22,9 @@ class Traffic:
     """Bytes of the rank that sends most, by the fewest that any collective can do with.
 
     Attributes:
-        copies: Gradients and parameters, among those that share or would hold equal copies.
+        copies: Bytes of gradients and parameters, among ranks that share or would hold equal copies.
         groups: Gradients, between groups that are replicas of each other.
-        islands: What islands have moved; of a step, on average.
+        islands: Bytes moved between islands, per step on average.
     """
 
     copies: float
@@ -33,7 +33,7 @@ class Traffic:
 
 
 def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
-    """Count what a rank sends; tensor, context and pipeline parallel ranks are not among it."""
+    """Count the bytes that a rank sends; tensor, context and pipeline parallel ranks are not included."""
     held = most_held(shape, layout, recipe)
     gradients, others = held.trained * recipe.weight_bytes, (layout.shards - 1) / layout.shards
     if layout.zero < SHARED_GRADIENTS:
@@ -77,7 +77,7 @@ class Exchanges:
     """Seconds of the exchanges of one block and microbatch, forward and backward.
 
     Attributes:
-        tensor: Between tensor parallel ranks.
+        tensor: Seconds between tensor parallel ranks.
         context: Between context parallel ranks, as far as it shows.
         hidden: Between context parallel ranks, beside the computation.
     """
@@ -91,10 +91,7 @@ def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange
     """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
 
     Args:
-        layout: Has the axis.
-        axis: Which one.
-        machine: With its links.
-        exchange: What stops the computation; None for what does not.
+        exchange: Exchange that stops the computation; None for an exchange beside it.
     """
     stride = 1
     for name, size in layout.sizes().items():
@@ -153,10 +150,6 @@ def data_exchange(
     """Return the exchange of gradients and parameters that shows, and that which is hidden.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
-        machine: What it runs on.
         compute: Seconds of computation that it may go on beside.
     """
     settled = _settled(shape, layout, recipe, machine)
@@ -196,7 +189,7 @@ def data_exchange(
 
 
 def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, backward: float) -> tuple[float, float]:
-    """Return the sum of gradients over groups that are replicas of each other: what of it shows, and what is hidden.
+    """Return the seconds of summing gradients over groups that are replicas of each other: visible and hidden.
 
     Each rank has its part of the sum over its own group, and they are summed once a step, call by call beside the last
     backward pass; the last call shows.
@@ -237,8 +230,8 @@ def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -
 def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to complete gradients of which ranks have parts, once a step.
 
-    Those of a tied table, which is at both ends of a pipeline; and with sequence parallel those of each norm and bias
-    that every tensor parallel rank has, one by one. Beside frozen weights those of adapters' first matrices.
+    Counts a tied table, which is at both ends of a pipeline; and with sequence parallel each norm and bias that every
+    tensor parallel rank has, one by one. Beside frozen weights it counts the first matrices of adapters.
     """
     seconds = 0.0
     if recipe.adapter is not None:

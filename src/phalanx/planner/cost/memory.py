@@ -21,13 +21,13 @@ class RankMemory:
 
     Attributes:
         parameters: Stored weights, without a master copy.
-        gradients: Of these.
+        gradients: Bytes of gradients.
         optimizer: Its state and the master copy.
-        activations: What the microbatches in flight keep for their backward passes, the loss included, at the worst
-            moment.
-        buffers: Gathered blocks, gradients before they are added or shared, what is sent and received, copies of
-            weights, at that moment.
-        host: In the host's memory, by offloading; not in `total`.
+        activations: Bytes that the microbatches in flight store for their backward passes, the loss included, at the
+            worst moment.
+        buffers: Bytes at that moment of gathered blocks, gradients before they are added or shared, messages, copies of
+            weights.
+        host: Bytes in the host's memory, by offloading; not in `total`.
         outer: Anchor and momentum of islands, and what rounding has lost.
     """
 
@@ -54,7 +54,7 @@ class ParameterCounts:
     """Parameters of one rank, before ZeRO shares them.
 
     Attributes:
-        stored: All of them.
+        stored: Parameters that the rank stores.
         trained: Those that have gradients and optimizer states.
     """
 
@@ -89,12 +89,9 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
     """Return the memory of one pipeline rank.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
         rank: Place in the pipeline; ranks of other axes are alike.
 
-    Source: Rajbhandari et al. 2020 (ZeRO), section 5, for what is shared; Korthikanti et al. 2022 for activations.
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5, for shared state; Korthikanti et al. 2022 for activations.
     """
     mine = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)[rank :: layout.pp]
     return memory_of(shape, layout, recipe, mine, rank)

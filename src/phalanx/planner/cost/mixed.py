@@ -72,7 +72,7 @@ def estimate_mixed(
     placed: StageDevices,
     tokens: float | None = None,
 ) -> Estimate:
-    """Estimate a placed pipeline; its figures are those of `estimate`, the memory that of the tightest rank."""
+    """Estimate a placed pipeline; its figures have the meaning of `estimate`, its memory is the tightest rank's."""
     devices = [device_of(cluster, kind) for kind in placed.devices]
     times = mixed_times(shape, layout, recipe, cluster, placed)
     played = mixed_timeline(shape, layout, recipe, cluster, placed, recipe.microbatches)
@@ -100,7 +100,7 @@ def estimate_mixed(
 def mixed_times(
     shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
 ) -> list[StageTimes]:
-    """Return what one microbatch takes in each stage."""
+    """Return the seconds of one microbatch in each stage."""
     tokens = microbatch_tokens(layout, recipe)
     flops = forward_flops(shape, recipe.sequence_length)
     again = backward_factor(recipe.checkpointing) - 2.0

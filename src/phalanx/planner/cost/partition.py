@@ -27,7 +27,7 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
     Args:
         costs: Work of each layer, in any one unit.
         speeds: Work that the rank of each stage does in a second, in the order of the pipeline.
-        fits: Which stages fit into their rank's memory; left out, all do.
+        fits: Tells which stages fit into their rank's memory; None: all do.
 
     Returns:
         At least one layer each, contiguous; of equally fast ones the most even in seconds. None when nothing fits.
@@ -83,7 +83,7 @@ def placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tup
     """Return the orders in which a pool's ranks can stand in a pipeline, equal devices not told apart.
 
     Args:
-        kinds: Device of each rank.
+        kinds: Device kind of each rank.
         memory: Bytes of a device; where there are too many orders only the one with the most memory first is
             returned, because the first stages of 1F1B hold the most microbatches.
     """

@@ -1,4 +1,4 @@
-"""The peak memory of a rank: what it holds beside its state at the moments of a step that can be the worst."""
+"""The peak memory of a rank: its memory beside its state, at the moments of a step that can be the worst."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class TransientMemory:
     """Bytes at one moment, beside weights, gradients and optimizer state that are there all the time.
 
     Attributes:
-        activations: What is kept for backward passes, and what the one at work has made.
+        activations: Bytes stored for backward passes, and made by the current one.
         buffers: Gathered weights, gradients that are not where they belong yet, copies.
     """
 
@@ -38,8 +38,8 @@ class RankShare:
 
     Attributes:
         parameters: Before ZeRO shares them, frozen ones too.
-        trained: Those that have gradients.
-        layers: Its blocks.
+        trained: Parameters that have gradients.
+        layers: Blocks of the rank.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
     """
@@ -54,12 +54,13 @@ class RankShare:
 def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> TransientMemory:
     """Return the moment of a step at which most is held.
 
-    The loss, with all logits; the backward pass of a block, with what has been kept in others; and the end, when what
-    lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
-    summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
-    pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
-    What was gathered last in a forward pass stays in its buffer as well until the next one gathers. What is frozen is
-    gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
+    The moments are: the loss, with all logits; the backward pass of a block, with the stored activations of others; and
+    the end, when gradients around the blocks are summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer
+    from which they are summed until the next block's are, and a block's parameters are fetched while the block behind
+    it is at work. In a pipeline gradients are whole until its last microbatch, and parameters from one backward pass to
+    the next forward pass. The last gathered block of a forward pass stays in its buffer as well until the next pass
+    gathers. Frozen parameters are gathered and have no gradient. Islands are joined when no activations are stored any
+    more, tensor by tensor.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13); their allocations bind the engine.
     """

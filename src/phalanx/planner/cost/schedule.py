@@ -11,9 +11,8 @@ class StageTimes:
     """Seconds that one microbatch takes in one stage.
 
     Attributes:
-        forward: Forward pass.
         inputs: Backward pass down to the inputs.
-        weights: The weights' gradients.
+        weights: Gradients of the weights.
     """
 
     forward: float
@@ -43,7 +42,6 @@ class Timeline:
 
     Attributes:
         slots: All work, each rank's in its order.
-        num_ranks: Of the pipeline.
     """
 
     slots: tuple[Slot, ...]
@@ -77,11 +75,10 @@ def simulate(
 
     Args:
         schedule: One of ``layout.SCHEDULES``.
-        num_ranks: Of the pipeline.
-        num_microbatches: Of the step.
+        num_microbatches: Microbatches of the step.
         times: One entry per stage; a multiple of `num_ranks`.
-        latency_s: From the end of sending until the next stage has the result.
-        transfer_s: How long sending one result keeps the link from the next one; the rank goes on working.
+        latency_s: Seconds from the end of sending until the next stage has the result.
+        transfer_s: Seconds that sending one result occupies the link; the rank goes on working.
     """
     every = orders(schedule, num_ranks, num_microbatches, len(times) // num_ranks)
     return play(every, times, latency_s, transfer_s)
@@ -90,7 +87,7 @@ def simulate(
 def play(
     every: Sequence[Order], times: Sequence[StageTimes], latency_s: float = 0.0, transfer_s: float = 0.0
 ) -> Timeline:
-    """Play the orders of all ranks through: each does its next piece of work as soon as what it needs is there.
+    """Play the orders of all ranks through: each does its next piece of work as soon as its inputs are there.
 
     Raises:
         ValueError: The orders wait for each other.

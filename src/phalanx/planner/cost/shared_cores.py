@@ -12,8 +12,8 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
     Args:
         every: The order of each rank.
         times: Seconds of each stage's work on a core of its own.
-        cores: How many ranks go at full speed at once; more than that each get an equal share.
-        latency_s: From the end of a piece of work until the next stage has its result, whatever the cores do.
+        cores: Number of ranks that go at full speed at once; more than that each get an equal share.
+        latency_s: Seconds from the end of a piece of work until the next stage has its result, whatever the cores do.
 
     Raises:
         ValueError: The orders wait for each other.

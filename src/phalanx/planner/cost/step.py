@@ -1,4 +1,4 @@
-"""Seconds of one step, by what they go to."""
+"""Seconds of one step, by their cause."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -36,9 +36,9 @@ class StepTime:
         compute: Forward and backward of the slowest stage.
         tensor: Exchange between tensor parallel ranks, in the way of the computation.
         context: The same between context parallel ranks.
-        bubble: Waiting in the pipeline, for other stages, for what they send, and for a core.
+        bubble: Waiting in the pipeline: for other stages, for messages, and for a core.
         data: Exchange of gradients and parameters that no computation hides.
-        optimizer: Its update.
+        optimizer: Update of the parameters.
         offload: Traffic to the host's memory.
         verification: Audits that do not fit into the bubble.
         hidden: Exchange that goes on beside the computation.
@@ -78,11 +78,8 @@ def step_time(
     """Estimate one step.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
-        machine: What it runs on.
-        guard: What is verified; None verifies nothing.
+        layout: Layout that `why_not` accepts.
+        guard: Verification; None verifies nothing.
         exact: Play the pipeline through; else take the formula for equal stages, which is much quicker.
     """
     alone = _with_a_core_each(shape, layout, recipe, machine, exact=exact)
@@ -138,9 +135,9 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
     of them work, whichever is longer.
 
     Args:
-        alone: With a core for each.
-        work: The same without waiting.
-        crowd: How many ranks share a core.
+        alone: Times with a core for each rank.
+        work: Times without waiting.
+        crowd: Number of ranks that share a core.
         shared: Seconds of the pipeline with its cores shared; 0 without a pipeline.
     """
     alone = replace(alone, outer=max(alone.outer, crowd * work.outer))
@@ -179,7 +176,7 @@ def timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
 def stage_times(
     shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
 ) -> tuple[list[StageTimes], Exchanges]:
-    """Return what one microbatch takes in each stage, exchanges inside a block included, and these exchanges."""
+    """Return the seconds of one microbatch in each stage, with exchanges inside a block, and of these exchanges."""
     tokens = microbatch_tokens(layout, recipe)
     flops = forward_flops(shape, recipe.sequence_length)
     ahead, back, weights = _passes(shape, layout, recipe, machine)
@@ -230,7 +227,7 @@ def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...
 
 
 def _played(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
-    """Seconds of a pipeline that is played through; what is not shown repeats the slowest stage's pace."""
+    """Return the seconds of a simulated pipeline; other microbatches repeat the slowest stage's pace."""
     link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     played = _num_played(layout, recipe)
@@ -309,7 +306,7 @@ def _offload(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
 
 
 def _outer(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
-    """Seconds of a step that joining islands takes on average: the exchange, and what is moved in a rank's memory."""
+    """Return the seconds per step of joining islands, on average: the exchange, and copies in a rank's memory."""
     if recipe.outer is None or layout.islands == 1:
         return 0.0
     layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))

@@ -20,9 +20,9 @@ class PricedCut:
 
     Attributes:
         depth: Blocks that the client runs.
-        recipe: With the number of microbatches that is best for it.
-        cost: What a step costs.
-        leak: What the host recovers.
+        recipe: Recipe with the number of microbatches that is best for this cut.
+        cost: Cost of a step.
+        leak: Share that the host recovers.
         reason: Why it cannot be used; None where it can.
     """
 
@@ -58,11 +58,10 @@ class CutAnswer:
 
     Attributes:
         model: Its name or path, for people.
-        shape: Its sizes.
-        recipe: As it was asked.
+        recipe: Recipe of the question.
         parties: A client, the enclave and the link between them.
-        leaks: What the leaks rest on.
-        cuts: Every one, by depth.
+        leaks: Table that the leaks come from.
+        cuts: Cuts, by depth.
     """
 
     model: str
@@ -79,7 +78,7 @@ class CutAnswer:
         return sorted(found, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
 
     def require(self, depth: int | None = None) -> PricedCut:
-        """Return the best cut, or the one that was asked for.
+        """Return the best cut, or the requested one.
 
         Raises:
             ConfigError: It cannot be used; the message names the nearest that can, or says why none can.
@@ -139,7 +138,7 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
 
 
 def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> PricedCut:
-    """Take the number of microbatches that is fastest among those that fit, else the one that needs least."""
+    """Choose the number of microbatches that is fastest among the ones that fit, else the one that needs least."""
     leak = leaks.at(shape, depth, parties.mode)
     options = []
     for number in _divisors(recipe.sequences):

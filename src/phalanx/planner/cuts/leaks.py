@@ -22,7 +22,6 @@ class LeakRow(StrictModel):
     """One cut of a leak table.
 
     Attributes:
-        depth: Blocks before it.
         chance: Share of tokens that is recovered without seeing anything.
         plaintext: Share that the best attack recovers from plaintext.
         sealed: The same from sealed frames.
@@ -50,8 +49,8 @@ class Leak:
     Attributes:
         seen: Share of tokens that the host recovers in the mode that is planned.
         opened: Share that it recovers where it sees plaintext: what rests on the guard.
-        chance: Share without seeing anything.
-        basis: How it is known.
+        chance: Share that guessing recovers.
+        basis: ``measured``, or the estimate that replaces a measurement.
     """
 
     seen: float
@@ -69,9 +68,9 @@ class LeakTable(StrictModel):
     """A leak table as ``phalanx reproduce leaks --json`` writes it, the parts that a plan needs.
 
     Attributes:
-        model: Which was measured.
-        command: What measured it.
-        commit: Of the code that did.
+        model: Name of the measured model.
+        command: Command that measured it.
+        commit: Commit of the measuring code.
         rows: A line for each cut.
     """
 
@@ -106,7 +105,7 @@ def read_leaks(path: Path | None) -> LeakTable:
     """Read a leak table.
 
     Args:
-        path: What ``phalanx reproduce leaks --json`` wrote; None takes the one that is shipped.
+        path: Output of ``phalanx reproduce leaks --json``; None reads the shipped table.
 
     Raises:
         InputError: It cannot be read, or holds no cut that was measured in plaintext and sealed.

@@ -22,7 +22,7 @@ class Verification:
     Attributes:
         audit_rate: q: the share of microbatches recomputed forward and backward to the inputs.
         step_audit_rate: p: how often a whole step is recomputed, weight gradients included.
-        owner_audit_rate: How often the owner redoes a whole step itself.
+        owner_audit_rate: Share of steps that the owner recomputes as a whole.
     """
 
     audit_rate: float
@@ -38,7 +38,7 @@ class Verification:
         """Share of a step's time that is added when audits fill the pipeline's idle time first.
 
         Args:
-            bubble: Idle share of the unguarded step; what is recomputed fits in there, what is fixed does not.
+            bubble: Idle share of the unguarded step; recomputation fits in there, fixed costs do not.
         """
         recomputed = self.extra_compute - FIXED_SHARE
         busy = 1.0 - bubble
@@ -60,7 +60,6 @@ class GuardCosts:
         fixed_share: Signatures, digests, commitments and upkeep, as a share of the unguarded run.
         doubted_honest: Honest weight gradients that the screen doubts, the most of any measured model.
         found_gross: Gross lies about a weight gradient that it doubts, the least of any measured model and lie.
-        sources: Raw results by figure.
     """
 
     audited_share: float
@@ -86,13 +85,13 @@ class AuditRates:
 
     Attributes:
         stages: K, the owner's first and last one included.
-        microbatches: M.
+        microbatches: Microbatches of a step, M.
         audit_rate: q: ceil(q M) microbatches of each stage and step are recomputed.
         step_audit_rate: p: how often the shadow recomputes a whole step.
         owner_audit_rate: r: how often the owner does.
         gradient_screen: Whether an audited microbatch screens the claimed weight gradient.
-        states_agree: Whether holder and shadow both make each update and compare what it leads to.
-        reach: How many steps a conviction goes back at least.
+        states_agree: Whether holder and shadow both make each update and compare the results.
+        reach: Minimum number of steps that a conviction goes back.
         kept_every: Steps from one state that the owner keeps to the next; 0 where it keeps none.
     """
 
@@ -122,7 +121,7 @@ class DetectionOdds:
     """The odds that one kind of lie is found.
 
     Attributes:
-        lie: Which.
+        lie: Kind of lie.
         probability: That a step with such a lie is found to be wrong before it is applied.
         expected_steps: Attacked steps until then, in the mean; None without audits.
         certain_steps: Attacked steps within which it is found with a probability of 99.9 %.
@@ -182,8 +181,6 @@ def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_b
     """What it costs, from shares that were measured.
 
     Args:
-        watch: The rates.
-        costs: What was measured.
         untrusted_share: Work of the stages in other hands, as a share of the model's.
         upkeep_bytes: Bytes a step and trained number that keep a shadow fresh.
     """

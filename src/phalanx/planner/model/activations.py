@@ -16,7 +16,7 @@ class SavedPerToken:
     Attributes:
         stream: Inputs of norms, in the precision of the residual stream.
         whole: Outputs of norms, which every tensor parallel rank has unless it is sequence parallel.
-        split: What lies between the matrix products, shared by the tensor parallel ranks.
+        split: Numbers between the matrix products, shared by the tensor parallel ranks.
         scores: Attention's probabilities, shared likewise; 0 with a fused kernel.
     """
 
@@ -27,7 +27,7 @@ class SavedPerToken:
 
 
 def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
-    """Count what one block keeps for each token, without dropout.
+    """Count the numbers that one block stores for each token, without dropout.
 
     Source: what autograd saves in transformers' blocks, which a test counts; for GPT-2 with a fused activation it is
     Korthikanti et al. 2022, section 4.1, less its dropout masks: 16 numbers for each column of the stream. Of families
@@ -60,7 +60,7 @@ def block_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
 
 
 def peak_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    """Bytes beyond `block_bytes` while the backward pass is in one block: what it computed again, and its gradients."""
+    """Return the bytes beyond `block_bytes` in the backward pass of one block: recomputed tensors and gradients."""
     tokens = microbatch_tokens(layout, recipe)
     widest = max(shape.ffn // layout.tp, shape.hidden)
     again = max(0, _working_bytes(shape, layout, recipe) - block_bytes(shape, layout, recipe))
@@ -80,7 +80,7 @@ def microbatch_tokens(layout: Layout, recipe: Recipe) -> int:
 
 
 def boundary_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    """Bytes of what one stage sends to the next for one microbatch."""
+    """Return the bytes that one stage sends to the next for one microbatch."""
     share = layout.tp if recipe.sequence_parallel else 1
     return microbatch_tokens(layout, recipe) * shape.hidden * recipe.stream_bytes // share
 
@@ -122,18 +122,15 @@ _DROPPED = 2
 def beside_frozen(
     kept: SavedPerToken, shape: ModelShape, adapter: Adapter, *, is_fused: bool, inner: int
 ) -> SavedPerToken:
-    """Return what is left of what a block keeps.
+    """Return the stored numbers of a block whose weights are frozen.
 
-    What a frozen matrix multiplies is kept for its gradient alone, and so is not; but for what an adapter multiplies as
-    well, and for what something else needs: a fused kernel its own result, relu likewise. A norm's frozen scale needs
-    its input and not what it scales.
+    The input of a frozen matrix is stored for its gradient alone, and so is dropped; except the input of an adapter,
+    and tensors with another use: a fused kernel needs its own result, relu likewise. A norm's frozen scale needs its
+    input and not the scaled tensor.
 
     Args:
-        kept: With all weights trained.
-        shape: The model.
-        adapter: What is trained instead.
-        is_fused: Attention is one kernel.
-        inner: Tensors of the MLP's inner width among what is kept.
+        kept: Stored numbers with all weights trained.
+        inner: Number of stored tensors that have the MLP's inner width.
     """
     widths: dict[Feed, int] = {
         "first": shape.hidden,

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen matrices: what they add to a block, and which of them can be asked for."""
+"""Low-rank adapters beside frozen matrices: their size in a block, and the supported ones."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +13,9 @@ class Linear:
     """One matrix of a block.
 
     Attributes:
-        name: In the block.
-        feed: What it multiplies.
-        inputs: Their width.
+        name: Name in the block.
+        feed: Input of the matrix.
+        inputs: Width of the input.
         outputs: Width of the product.
     """
 
@@ -53,8 +53,8 @@ class PlannedPrompt:
     """Virtual tokens before the text, and what makes embeddings of them, where the model embeds.
 
     Attributes:
-        tokens: So many rows are longer.
-        encoder: What makes their embeddings.
+        tokens: Number of virtual tokens; rows become longer by it.
+        encoder: Network that makes their embeddings.
         encoder_size: Width of its hidden layers; that of the model where there is none.
     """
 
@@ -63,7 +63,7 @@ class PlannedPrompt:
     encoder_size: int | None = None
 
     def numbers(self, hidden: int) -> int:
-        """Return what is trained of it beside a model of this width."""
+        """Return the number of trained parameters beside a model of this width."""
         inner = self.encoder_size or hidden
         table = self.tokens * hidden
         if self.encoder == "none":
@@ -84,11 +84,11 @@ class Adapter:
     """Two thin matrices beside each of some frozen ones; only they are trained.
 
     Attributes:
-        rank: Their inner dimension.
+        rank: Inner dimension of the matrices.
         targets: Names of matrices, or the ends of their names; empty for a family's usual ones.
         drops: Some of their inputs are dropped at random.
         dora: The size of each output's weights is trained too.
-        virtual_tokens: Keys and values of so many are trained instead, before those of each block's own tokens.
+        virtual_tokens: Number of trained keys and values before the keys and values of each block's tokens.
         prompt: Trained instead, before the text.
     """
 
@@ -119,7 +119,7 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
 
 
 def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
-    """Return what is trained of one block on one tensor parallel rank: A whole, B's part and sizes of its own columns.
+    """Count the trained numbers of a block on a tensor parallel rank: A whole, B's part and sizes of its own columns.
 
     Of virtual tokens it is the keys and values of the rank's own heads.
     """

@@ -1,4 +1,4 @@
-"""The table of optimizers: what each is told, and what it keeps; ranks, configs and planner read it."""
+"""The table of optimizers: their settings and their state; ranks, configs and planner read it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,13 +18,14 @@ class OptimizerFacts:
 
     Attributes:
         torch_class: Its class in ``torch.optim``; in `phalanx.optimizers.few_bits` where torch has none.
-        settings: Keys of ``[optimizer]`` that it is told, under torch's names; those of others mean nothing to it.
-        names: Of all that it keeps, for some parameter or other.
-        moments: What it keeps for a parameter of some shape, in fp32 but for those of `in_bytes`.
-        fused: Where torch has one kernel for a step: for all parameters, for those that no copies share, or nowhere.
+        settings: Keys of ``[optimizer]`` that reach it, under torch's names; other keys have no effect.
+        names: Names of all state tensors, for any parameter.
+        moments: Returns the state's shapes for a parameter of some shape, in fp32 but for the names in `in_bytes`.
+        fused: Whether torch has one kernel for a step: for all parameters, for the ones that no copies share, or
+            nowhere.
         counts_steps: Whether it keeps the number of its steps beside that.
-        in_bytes: Names of what it keeps in a byte a number.
-        is_whole: Whether what it keeps is of whole tensors, and of no use to ranks that have slices.
+        in_bytes: Names of state tensors that take one byte a number.
+        is_whole: Whether its state is of whole tensors, and of no use to ranks that have slices.
     """
 
     torch_class: str
@@ -110,14 +111,14 @@ def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
     """What an optimizer keeps for a parameter.
 
     Args:
-        kind: As in ``[optimizer]``.
-        shape: Of the whole parameter.
+        kind: Name in ``[optimizer]``.
+        shape: Shape of the whole parameter.
     """
     return OPTIMIZERS[kind].moments(tuple(shape))
 
 
 def is_in_bytes(name: str) -> bool:
-    """Whether an optimizer keeps what has this name in a byte a number; all else is float32."""
+    """Tell whether an optimizer stores the state of this name in a byte a number; all else is float32."""
     return any(name in line.in_bytes for line in OPTIMIZERS.values())
 
 

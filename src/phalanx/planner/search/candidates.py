@@ -15,9 +15,9 @@ def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | Non
     as well, so that parameters stay inside; other numbers of groups are judged where a caller asks for them.
 
     Args:
-        world: Ranks.
-        per_node: How many of them a node has.
-        outer: How islands are joined; None where there are none.
+        world: Number of ranks.
+        per_node: Ranks per node.
+        outer: Joins of islands; None where there are none.
         own: One that is to be among them, if it has so many ranks.
     """
     found: dict[Layout, None] = {}
@@ -40,7 +40,7 @@ def in_islands(layout: Layout, outer: Outer | None) -> Layout:
 
 
 def why_not_apart(layout: Layout, outer: Outer | None) -> str | None:
-    """Say why a layout's islands are not those of a recipe; None where they are."""
+    """Say why a layout's islands differ from the recipe's; None where they agree."""
     if outer is None:
         if layout.islands == 1:
             return None

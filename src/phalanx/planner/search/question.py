@@ -23,13 +23,10 @@ class Question:
 
     Attributes:
         model: Its name or path, for people.
-        shape: Its sizes.
-        recipe: How it is trained.
-        cluster: Where.
-        counts: How many of its devices, each number a choice.
-        tokens: Of the whole training; None where it is not known.
-        guard: What is verified; None inside one trust domain.
-        by: What counts as best.
+        counts: Choices of the number of devices.
+        tokens: Tokens of the training; None where it is not known.
+        guard: Verification; None inside one trust domain.
+        by: Measure by which layouts are ranked.
         fixed: The only layout to judge; None judges all.
         own: The run file's layout, which is judged as well; None where it has none.
     """
@@ -50,9 +47,9 @@ class Question:
 
         Args:
             layout: The only one to judge, such as ``dp=2,tp=2``; its ranks are then the devices. None judges all.
-            by: What counts as best.
-            gpus: How many devices, each number a choice; none keeps them.
-            tokens: Of the whole training; None keeps their number.
+            by: Measure by which layouts are ranked.
+            gpus: Choices of the number of devices; an empty sequence changes nothing.
+            tokens: Tokens of the training; None changes nothing.
 
         Raises:
             ConfigError: An axis, its number or the merit is not known.
@@ -78,11 +75,9 @@ def about_model(
 
     Args:
         model: A config.json, its directory, or a known model.
-        cluster: Where.
-        sequences: Of a step.
-        sequence_length: Tokens of a sequence.
-        precision: One of a recipe's.
-        offload: Likewise.
+        sequences: Sequences of a step.
+        precision: Precision of a `Recipe`.
+        offload: Offloading of a `Recipe`.
 
     Raises:
         ConfigError: There is no such model, or the precision or a number is wrong.

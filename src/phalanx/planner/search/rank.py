@@ -56,15 +56,12 @@ def rank(
     """Rank all layouts of so many devices.
 
     Args:
-        shape: The model.
-        recipe: How it is trained; microbatches, checkpointing and sequence parallelism are chosen for each layout.
-        cluster: Where.
-        num_devices: How many of its devices.
-        tokens: Of the whole training.
-        guard: What is verified; None verifies nothing.
+        recipe: Training recipe; microbatches, checkpointing and sequence parallelism are chosen for each layout.
+        num_devices: Number of the cluster's devices.
+        guard: Verification; None verifies nothing.
         by: ``speed`` puts the most tokens a second first, ``cost`` the fewest device-seconds a token: they differ
             only between different numbers of devices.
-        fixed: Judge this layout only.
+        fixed: The only layout to judge.
         own: Judge this one too, if it has so many ranks.
 
     Raises:
@@ -93,9 +90,9 @@ def merged(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Rank
     """Return several rankings as one.
 
     Args:
-        rankings: Each the best first.
-        by: What counts as best.
-        keep: So many come before the others whatever these promise; None puts all in one order.
+        rankings: Rankings, each with the best layout at index 0.
+        by: Measure by which layouts are ranked.
+        keep: Number of entries that come before the others whatever these promise; None puts all in one order.
     """
     valid = [found for ranking in rankings for found in ranking.valid]
     first = len(valid) if keep is None else keep
@@ -148,7 +145,7 @@ def _best_recipe(
 
 
 def _variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:
-    """Yield recipes for each number of microbatches; those that keep most come first, because they are the fastest."""
+    """Yield recipes for each number of microbatches, the ones with the most stored tensors first: they are fastest."""
     share = recipe.sequences // layout.dp if recipe.sequences % layout.dp == 0 else 0
     is_divisible = recipe.sequence_length % (layout.cp * layout.tp) == 0
     parallel = replace(recipe, sequence_parallel=layout.tp > 1 and is_divisible)

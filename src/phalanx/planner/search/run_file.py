@@ -20,7 +20,6 @@ def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
     """Write a run file.
 
     Args:
-        path: Where.
         data: The run file that was planned for, or what stands in for it; every section is kept but those for guards
             between domains.
         found: The layout to write into ``[parallel]``, with its microbatches and checkpointing.
@@ -55,8 +54,8 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
 
     Args:
         model: A config.json, its directory, or the name of a known model.
-        recipe: How it is trained; the weights of a run are in fp32, whatever it computes in.
-        tokens: Of the whole training; None is one step.
+        recipe: Training recipe; the weights of a run are in fp32, whatever it computes in.
+        tokens: Tokens of the training; None is one step.
     """
     steps = max(1, round((tokens or 0.0) / recipe.tokens))
     return {

@@ -1,4 +1,4 @@
-"""Sealed boxes with shares: what a client deals to a neighbour, through a server that must not read it."""
+"""Sealed boxes with shares, which a client sends to a neighbour through a server that must not read them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,9 +31,8 @@ def deal_shares(
 
     Args:
         secrets: Both, 32 bytes each.
-        holders: The neighbours' numbers.
         threshold: Shares that give a secret back.
-        fresh: Draws random bytes.
+        fresh: ``fresh(n)`` returns n random bytes.
     """
     key, seed = (split_secret(secret, list(holders.values()), threshold, fresh) for secret in secrets)
     return {name: SharePair(key[number].hex(), seed[number].hex()) for name, number in holders.items()}
@@ -45,11 +44,8 @@ def seal_box(
     """Seal a neighbour's shares.
 
     Args:
-        terms: Of the round.
-        adverts: Digest of the adverts.
         ends: Names of dealer and holder.
         keys: The dealer's private box key, the holder's public one in hex.
-        shares: The holder's.
     """
     dealer, holder = ends
     cipher = _cipher(terms, (dealer, keys[0].public_key().public_bytes_raw().hex()), (holder, keys[1]), keys[0], holder)
@@ -89,7 +85,7 @@ def open_box(terms: SumTerms, box: ShareBox, private: X25519PrivateKey, dealer_k
 
 
 def is_share_of(terms: SumTerms, box: ShareBox, kind: str, share: str) -> bool:
-    """Tell whether a share is the one that a box was made with; `kind` is ``key`` or ``seed``."""
+    """Tell whether a share is the share inside a box; `kind` is ``key`` or ``seed``."""
     meant = box.key_share_digest if kind == "key" else box.seed_share_digest
     return share_digest(kind, terms, box.sender, box.holder, share) == meant
 

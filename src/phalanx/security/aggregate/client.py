@@ -40,11 +40,9 @@ class ExpectedRound:
     """What a client knows of a round from elsewhere, and takes no party's word for.
 
     Attributes:
-        run: Name of the run.
         run_digest: Digest of its run file.
-        model_digest: Digest of what the values are relative to.
-        length: Values of a client.
-        server: Signs the terms.
+        model_digest: Digest of the model that the values are relative to.
+        length: Number of values per client.
         roster: All that may be in a cohort, by name: certified by the run's authority.
         minimum: Clients that a sum must have at least for this client to take part.
     """
@@ -58,7 +56,7 @@ class ExpectedRound:
     minimum: int
 
     def check(self, terms: SumTerms, name: str) -> None:
-        """Return when the terms are those of this round, and protect the client of this name.
+        """Raise unless the terms belong to this round and protect the client of this name.
 
         Raises:
             AggregationError: They are not.
@@ -86,7 +84,6 @@ class MaskedDeposit:
     """What a client sends in the third phase.
 
     Attributes:
-        message: The signed statement.
         values: The masked values, 4 bytes each, little-endian.
     """
 
@@ -98,16 +95,14 @@ class SumClient:
     """One client in one round.
 
     Args:
-        identity: Signs its messages.
-        expected: What it knows of the round.
         rounds: Its book of rounds, kept on disk.
         fresh: Draws random bytes; another one than the system's generator is for test vectors.
 
     Guarantees:
-        The server, with fewer than a third of the cohort, learns of this client's values no more than a sum over
-        `minimum` clients of which it does not know at least the other honest ones. Each mask covers one vector: keys
-        are drawn for this object, and a round is entered once, in whatever process.
-        Does not protect what the sum itself tells, nor against a server that adds up wrongly.
+        The server, with fewer than a third of the cohort, learns no more of this client's values than a sum over at
+        least `minimum` clients, in which it knows the values of colluding clients alone. Each mask covers one vector:
+        keys are drawn for this object, and a round is entered once, in whatever process. The sum itself is not
+        protected, and a server that adds wrongly is not detected.
 
     Source: Bonawitz et al. 2017; Bell et al. 2020. What differs: docs/secure_aggregation.md.
     """
@@ -201,9 +196,9 @@ class SumClient:
         """Take the neighbours' shares; return this client's values, clipped, rounded and masked.
 
         Args:
-            delivery: Names of those that shared, and the boxes for this client.
+            delivery: Names of the clients that shared, and the boxes for this client.
             values: ``[length]``, finite.
-            weight: From 1 to the terms' `max_weight`.
+            weight: 1 to the terms' `max_weight`.
             noise: Integers of the ring, ``[length]``, that are added before the masks: this client's share of the
                 noise of the sum, fresh for it; None for none.
 
@@ -268,7 +263,7 @@ class SumClient:
         """Take the words of the others; return the shares that take the masks off this sum.
 
         Raises:
-            AggregationError: Fewer than the threshold gave their word for what this client gave it for.
+            AggregationError: Fewer clients than the threshold consented to the list that this client consented to.
         """
         self._check_phase(SumPhase.CONSENTS)
         terms, heard = self._terms, self._read(consents, m.Consents).consents
@@ -286,7 +281,7 @@ class SumClient:
         return m.encoded(m.signed(release, self._identity))
 
     def _open(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
-        """Check a delivery and open its boxes, which must be those of all neighbours that shared."""
+        """Check a delivery and open its boxes; every neighbour that shared must have sent exactly one."""
         terms, sharers = self._terms, delivery.sharers
         if list(sharers) != sorted(set(sharers)) or not set(sharers) <= self._adverts.keys():
             raise AggregationError(SumRefusal.MALFORMED, "delivery: expected names out of the adverts, once, in order")

@@ -27,7 +27,6 @@ class RingEncoding:
     Attributes:
         clients: Most of them that are summed.
         clip: Bound of the norm of a client's values.
-        max_weight: Largest weight.
     """
 
     clients: int
@@ -53,10 +52,10 @@ class RingEncoding:
 
         Args:
             values: Part of a client's values.
-            scale: Of `scale_for` over all of them.
+            scale: Scale from `scale_for` over all values.
             weight: Up to `max_weight`.
             random: One uniform word a value; ``floor(x + word / 2^32)`` has the mean x.
-            out: As long as the values.
+            out: Result, as long as the values.
         """
         exact = np.multiply(values, scale, dtype=np.float64)
         exact += np.multiply(random, 2.0**-32, dtype=np.float64)
@@ -69,7 +68,7 @@ class RingEncoding:
             whole *= np.int32(weight)
 
     def mean(self, total: Words, weight: int) -> NDArray[np.float32]:
-        """Return the weighted mean of the clients' values from the sum of what they sent, without its last element."""
+        """Return the weighted mean of the clients' values, given the sum of their messages without its last element."""
         return (total.view(np.int32) * (self.step / weight)).astype(np.float32)
 
 

@@ -29,7 +29,7 @@ class Degree(NamedTuple):
 
     Attributes:
         neighbours: Clients that it shares a mask with, and that keep shares of its secrets.
-        shares: Of these so many must be in the sum, and so many shares give a secret back.
+        shares: Threshold: so many shares recover a secret, and so many clients must be in the sum.
     """
 
     neighbours: int
@@ -51,7 +51,6 @@ def degree_of(count: int, minimum: int) -> Degree:
     """Return the numbers for a cohort.
 
     Args:
-        count: Clients.
         minimum: Clients that the smallest sum which the server can learn must have.
     """
     complete = Degree(count - 1, threshold_of(count) - 1)
@@ -68,9 +67,9 @@ def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, 
     """Return the neighbours of each client; the relation is symmetric.
 
     Args:
-        names: The whole cohort.
+        names: Names of the whole cohort.
         seed: Digest over what all of them signed.
-        minimum: As for `degree_of`.
+        minimum: Fewest clients in a sum, as in `degree_of`.
     """
     order = sorted(names, key=lambda name: hashlib.sha256(seed + name.encode("ascii")).digest())
     count, degree = len(order), degree_of(len(order), minimum).neighbours

@@ -32,7 +32,7 @@ class Mask(NamedTuple):
 
     Attributes:
         key: 32 bytes, used for this stream alone.
-        is_added: It is subtracted otherwise.
+        is_added: False where the mask is subtracted.
     """
 
     key: bytes
@@ -62,7 +62,6 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
     """Return the mask that two clients share, as the first of them by name adds and the other subtracts it.
 
     Args:
-        terms: Digest of the terms.
         own: Name and private mask key of one.
         other: Name and public mask key of the other, in hex.
 
@@ -121,10 +120,8 @@ def masked_values(
 
     Args:
         values: ``[length]``.
-        encoding: Of the round.
-        scale_and_weight: Of `RingEncoding.scale_for`, and the client's weight.
+        scale_and_weight: Scale from `RingEncoding.scale_for`, and the client's weight.
         rounding_key: 32 random bytes, used here alone.
-        masks: All of the client's.
         noise: Integers of the ring that are added to the rounded values; None for none.
     """
     scale, weight = scale_and_weight

@@ -14,10 +14,6 @@ class EnteredRounds(Protocol):
     def enter(self, run: str, number: int) -> None:
         """Write down that the client enters a round.
 
-        Args:
-            run: Name of the run.
-            number: Of the round.
-
         Raises:
             AggregationError: It has entered this round, or a later one.
             RollbackError: That cannot be read or written down.

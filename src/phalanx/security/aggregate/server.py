@@ -42,10 +42,9 @@ class SumResult:
     Attributes:
         total: The sum of the clients' encoded values times weights, exact, ``[length]``.
         weight: The sum of their weights.
-        encoding: Of the round.
         contributors: The clients in the sum.
         dropped: The other clients of the cohort.
-        liars: Clients that gave out another share than they were dealt, with what they did.
+        liars: Clients that released a share other than their dealt one, with a description of the fault.
     """
 
     total: NDArray[np.int32]
@@ -63,10 +62,6 @@ class SumResult:
 class SumServer:
     """The server's side of one round.
 
-    Args:
-        terms: What is asked of the clients.
-        identity: Signs the terms.
-
     Attributes:
         invitation: The signed terms, for every client of the cohort.
 
@@ -74,9 +69,9 @@ class SumServer:
     left empty where a carrier proves none.
 
     Guarantees:
-        The total is the exact sum over those that gave their word; a wrong share is known by the digest that its
+        The total is the exact sum over the clients that consented; a wrong share does not match the digest that its
         dealer signed, is left out, and its sender named. Values of at most the third that the threshold allows may be
-        missing. Does not know whether a client's values make sense.
+        missing. Whether a client's values make sense is not checked.
     """
 
     def __init__(self, terms: SumTerms, identity: Identity) -> None:
@@ -135,7 +130,7 @@ class SumServer:
         return sender
 
     def deliveries(self) -> dict[str, bytes]:
-        """Close the phase; return what each client that shared is sent.
+        """Close the phase; return the delivery of each client that shared.
 
         Raises:
             AggregationError: Fewer shared than the threshold.
@@ -231,8 +226,8 @@ class SumServer:
         """Take the masks off and return the sum; the last step.
 
         Raises:
-            AggregationError: Too few right shares came, or those of a client, named as culprit, give
-                another secret than it said.
+            AggregationError: Fewer right shares than the threshold arrived, or the shares of a client, named as
+                culprit, give a secret other than its digest.
         """
         self._check_phase(ServerPhase.RELEASES)
         liars: dict[str, str] = {}
@@ -252,7 +247,7 @@ class SumServer:
         return SumResult(total, weight, self.terms.encoding, tuple(self._included), dropped, liars)
 
     def _masks_left(self, name: str, secret: bytes) -> list[Mask]:
-        """Return the masks that a client left in the sum: its own, or those that its neighbours share with it."""
+        """Return the masks that a client left in the sum: its own, or the ones that it shares with its neighbours."""
         terms, advert = self.terms.digest, self._adverts[name].body
         if name in self._included:
             if m.seed_digest(self.terms, name, secret) != advert.seed_digest:

@@ -31,8 +31,6 @@ def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], incl
     """Return when a sum over these clients hides each of them.
 
     Args:
-        terms: Of the round.
-        graph: Neighbours of each client.
         sharers: All clients that sent keys and shares.
         included: The clients in the sum.
 

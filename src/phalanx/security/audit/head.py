@@ -22,7 +22,6 @@ class HeadEntry(StrictModel):
     """A head inside something that is signed as a whole.
 
     Attributes:
-        num_events: Number of lines.
         digest: Digest of the last one.
     """
 
@@ -52,7 +51,6 @@ class KnownHead:
     """A head that a log must contain.
 
     Attributes:
-        head: The head.
         where: The place or party that knows it, for messages.
     """
 
@@ -70,10 +68,9 @@ def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
     """Check a signed head.
 
     Args:
-        found: JSON data.
         peer: The party that must have signed it.
         run: The run that it must be of; None accepts any.
-        where: Its place, for messages.
+        where: Place of the data, for error messages.
 
     Raises:
         AuditLogError: It is malformed, of another run, or not signed by `peer`.
@@ -102,12 +99,7 @@ def keep_head(path: Path, signed: dict[str, Any]) -> None:
 
 
 class KnownHeads:
-    """A comparison of a log, line by line, with the heads that others know.
-
-    Args:
-        path: The log, for messages.
-        known: The heads.
-    """
+    """A comparison of a log, line by line, with the heads that others know."""
 
     def __init__(self, path: Path, known: Iterable[KnownHead]) -> None:
         self._path = path

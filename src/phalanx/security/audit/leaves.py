@@ -48,10 +48,10 @@ class LeafBatch:
     """Leaves that were written together, as a line of the audit log names them.
 
     Attributes:
-        root: Of the Merkle tree over them.
-        leaves: How many there are.
-        offset: Where the first of them begins in the file.
-        size_bytes: Of all of them, with a newline after each.
+        root: Root of the Merkle tree over the leaves.
+        leaves: Number of leaves.
+        offset: Byte offset of the first leaf in the file.
+        size_bytes: Size of all leaves, with a newline after each.
     """
 
     root: str
@@ -78,8 +78,8 @@ class LeafFile(Closeable):
 
     Args:
         path: The file; created where missing.
-        size_bytes: Where the last batch ends that the audit log knows. What is behind it was on its way when the
-            process died, and is cut off when more is written.
+        size_bytes: End of the last batch that the audit log names. Bytes behind it were being written when the process
+            died, and are cut off at the next write.
 
     Raises:
         AuditLogError: The file is shorter than that.
@@ -100,9 +100,6 @@ class LeafFile(Closeable):
 
     def append(self, leaves: Sequence[bytes]) -> LeafBatch:
         """Write leaves; the line of the audit log that names them comes after.
-
-        Args:
-            leaves: Canonical JSON, without newlines.
 
         Raises:
             AuditLogError: They are too large.

@@ -96,7 +96,6 @@ class AuditLog(Closeable):
         """Write one event.
 
         Args:
-            kind: What happened.
             body: JSON data about it; never a key, prompt or tensor value.
 
         Raises:
@@ -113,8 +112,8 @@ class AuditLog(Closeable):
         """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
 
         Args:
-            body: Which step it is; gets the keys of `LeafBatch`.
-            leaves: Canonical JSON, without newlines.
+            body: Details of the step; the keys of `LeafBatch` are added.
+            leaves: Canonical JSON of each leaf, without newlines.
 
         Raises:
             AuditLogError, DiskError: As `append`; or the leaves are too large, or cannot be written.

@@ -16,9 +16,7 @@ class LogSummary:
     """A summary of a whole and honest log.
 
     Attributes:
-        run: The run.
-        num_events: Number of lines.
-        kinds: How often each kind of event occurs.
+        kinds: Number of events of each kind.
         first_time: Time of the first event, RFC 3339; None in an empty log.
         last_time: Time of the last event.
         head: Number of events and digest of the last line.
@@ -44,10 +42,8 @@ def verify_log(
     """Check every line of a log.
 
     Args:
-        path: The file.
         peer: The party that signed it.
-        expected: Where the log must end, as ``summary.json`` says. Without it, a log that was cut off at a line's
-            end looks whole.
+        expected: End of the log as in ``summary.json``. Without it, a log that was cut off at a line's end looks whole.
         run: The run that it must be of; that of the first line if None.
         known: Heads that it must contain.
         visit: Told each line that holds, in order.

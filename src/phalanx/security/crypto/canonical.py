@@ -94,10 +94,9 @@ def digest_hex(*buffers: bytes | memoryview) -> str:
 
 
 def in_domain(domain: str, data: bytes) -> bytes:
-    """Prefix what is about to be signed, so that a signature made for one purpose is void for another.
+    """Prefix data before it is signed, so that a signature made for one purpose is void for another.
 
     Args:
         domain: Such as ``frame/1``; holds no NUL, so no two pairs (domain, data) give the same bytes.
-        data: What is signed.
     """
     return b"phalanx/" + domain.encode("ascii") + b"\0" + data

@@ -1,4 +1,4 @@
-"""Phalanx's certificates: what one says, and the checks before any of it is believed."""
+"""Phalanx's certificates: their facts, and the checks before any of them is believed."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +27,6 @@ class CertificateFacts:
     """The facts that one certificate states, believed or not.
 
     Attributes:
-        subject: Common name.
         is_authority: Whether it may issue others.
         peer: The party; None for an authority.
         hosts: Further DNS names and addresses.
@@ -68,10 +67,9 @@ def peer_from_certificate(
     """Return the party that a certificate names, after every check.
 
     Args:
-        pem: Certificate of the party.
         authority_pem: Certificate of the one trusted authority.
         now: Time of the check; by `steady_now` if None.
-        where: How errors call the certificate, such as its path.
+        where: Name of the certificate in error messages, such as its path.
 
     Raises:
         CertificateError: Malformed, from another authority, expired, not yet valid, not made for a party, or

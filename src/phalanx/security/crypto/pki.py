@@ -91,14 +91,13 @@ def issue(
     """Make keys and certificate of one party in ``directory/name``.
 
     Args:
-        directory: Holds the authority.
-        name: Party name.
+        directory: Directory of the authority.
         hosts: Further DNS names and addresses for tools other than Phalanx, which goes by the party name.
         days: Validity from `now`, cut to that of the authority.
         now: Time of issue; the clock's if None.
 
     Returns:
-        The new directory.
+        The directory of the party.
 
     Raises:
         CertificateError: Malformed name or host, no authority, or the party has keys already, or was revoked.
@@ -131,13 +130,10 @@ def sign_request(
     """Certify the keys of a party that made them elsewhere, in ``directory/name``, where the certificate stays.
 
     Args:
-        directory: Holds the authority.
-        pem: The request.
-        name: The party that is expected; None for the one that the request names.
-        hosts: As for `issue`; a request itself cannot ask for any.
-        days: As for `issue`.
-        now: As for `issue`.
-        where: How errors call the request, such as its path.
+        directory: Directory of the authority.
+        name: Name of the expected party; None accepts the name in the request.
+        hosts: Host names, as in `issue`; a request itself cannot ask for any.
+        where: Name of the request in error messages, such as its path.
 
     Returns:
         The directory with the certificate, which holds no key. The same request gives the same certificate until

@@ -35,7 +35,6 @@ class CheckedRequest:
 
     Attributes:
         peer: The party that asks, with its message key.
-        tls_key: Its key for TLS.
         authority: Fingerprint of the only authority that may answer; None for any.
     """
 
@@ -49,7 +48,6 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
 
     Args:
         home: The party's own directory, on its own machine.
-        name: Party name.
         authority: Fingerprint of the authority that is asked; None where it is not known yet.
 
     Raises:

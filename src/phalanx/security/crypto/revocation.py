@@ -26,10 +26,9 @@ class Revocation(StrictModel):
     """A certificate that was taken back.
 
     Attributes:
-        party: The name in it.
         message_key: The message key in it, in hex.
         time: Second since 1970 at which it was taken back.
-        reason: What its owner says of it, for people.
+        reason: The owner's explanation, for people.
     """
 
     party: Annotated[str, Field(max_length=63)]
@@ -45,9 +44,6 @@ class _RevokedFile(StrictModel):
 
 class RevokedParties:
     """The revocations of one authority.
-
-    Args:
-        directory: Of the authority.
 
     Guarantees:
         A list that is there and cannot be read, or that others may read or write, is an error and never an empty list.
@@ -79,7 +75,7 @@ class RevokedParties:
                 raise CertificateError(f"{party} shows the keys of {one.party}, which were revoked; make new ones")
 
     def add(self, party: str, reason: str) -> Revocation:
-        """Revoke the certificate of a party, or return what was said when it was revoked before.
+        """Revoke the certificate of a party, or return its earlier revocation.
 
         Raises:
             CertificateError: It has none, it is the owner, the list is full, or it cannot be read.

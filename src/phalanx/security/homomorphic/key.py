@@ -32,8 +32,8 @@ class SumKey:
     """A key pair of homomorphic sums.
 
     Attributes:
-        public: What clients encrypt with, and a server adds with.
-        secret: What opens; to be kept in an enclave, or shared and forgotten.
+        public: Public key: clients encrypt with it, and a server adds with it.
+        secret: Secret key: to be kept in an enclave, or shared among a committee and forgotten.
     """
 
     public: bytes
@@ -51,7 +51,7 @@ class KeyCommittee:
 
     Attributes:
         sealed: The secret key, sealed; every member may have it.
-        shares: Of the sealing key, by the member's number from 1; a member gets its own alone.
+        shares: Shares of the sealing key, by the member's number from 1; a member gets its own share alone.
         threshold: Fewer shares tell nothing of the key.
     """
 
@@ -80,9 +80,9 @@ def split_key(key: SumKey, members: Sequence[int], threshold: int) -> KeyCommitt
     """Share a secret key among a committee; the caller forgets the key.
 
     Args:
-        key: Whole.
+        key: Key with its secret half.
         members: Their numbers, from 1.
-        threshold: From 2 to the number of members.
+        threshold: 2 to the number of members.
 
     Raises:
         ConfigError: One member could open everything alone.
@@ -98,9 +98,9 @@ def join_key(public: bytes, sealed: bytes, shares: Mapping[int, bytes]) -> SumKe
     """Put a secret key together.
 
     Args:
-        public: Of the pair.
-        sealed: Of `KeyCommittee`.
-        shares: As many as the threshold.
+        public: Public key of the pair.
+        sealed: Sealed secret key from `KeyCommittee`.
+        shares: At least the threshold.
 
     Raises:
         AggregationError: The shares are too few, of another key, or altered.

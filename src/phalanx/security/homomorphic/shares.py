@@ -26,8 +26,8 @@ def share_out(whole: NDArray[np.int64], keepers: int) -> list[NDArray[np.int64]]
     """Return shares that add up to integers modulo `MODULUS`; any of them but one are uniform and independent.
 
     Args:
-        whole: Of `rounded`.
-        keepers: How many shares there are, two or more.
+        whole: Integers from `rounded`.
+        keepers: Number of shares, two or more.
     """
     drawn = [_uniform(len(whole)) for _ in range(keepers - 1)]
     return [*drawn, (whole - sum(drawn, np.zeros_like(whole))) % MODULUS]
@@ -37,8 +37,7 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
     """Put the opened sums of all keepers' shares together.
 
     Args:
-        terms: Of the sum, with any keeper's key.
-        clients: Those in it.
+        terms: Terms of the sum, with the key of any keeper.
         sums: ``[length]`` each, modulo `MODULUS`; one a keeper.
 
     Raises:

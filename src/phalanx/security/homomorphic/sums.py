@@ -28,15 +28,13 @@ _LENGTH_BYTES, _LONGEST_SIZE = 4, 8
 
 @dataclass(frozen=True)
 class HomomorphicTerms:
-    """The terms of one sum, which every ciphertext is bound to by name; clients sign what they send elsewhere.
+    """The terms of one sum; every ciphertext is bound to them. Ciphertexts are signed elsewhere.
 
     Attributes:
-        run: Name of the run.
-        round: Its number.
         key: Digest of the public key.
         clients: All that may be in the sum, by name.
         minimum: Clients that a sum has at least.
-        length: Values of each.
+        length: Number of values per client.
         clip: Bound of the Euclidean norm of a client's values.
 
     Raises:
@@ -87,7 +85,6 @@ class EncryptedSum:
     """What a sum says once it is open.
 
     Attributes:
-        clients: Those in it.
         total: The exact sum of their integers, int64 ``[length]``.
         mean: The mean of their values, float32 ``[length]``.
     """
@@ -101,13 +98,10 @@ def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -
     """Return one client's values, clipped, rounded and encrypted.
 
     Args:
-        public: The key.
-        terms: Of the sum.
-        name: Of the client.
         values: ``[length]``, finite.
 
     Raises:
-        AggregationError: Key or values are not those of the terms.
+        AggregationError: Key or values do not fit the terms.
     """
     return encrypt_integers(public, terms, name, rounded(terms, values))
 
@@ -116,7 +110,7 @@ def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
     """Return a client's values, clipped, as integers within the terms' levels.
 
     Raises:
-        AggregationError: They are not those of the terms.
+        AggregationError: The values do not fit the terms.
     """
     if values.shape != (terms.length,) or values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
         raise AggregationError(
@@ -134,13 +128,10 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
     """Return a client's integers, encrypted.
 
     Args:
-        public: The key.
-        terms: Of the sum.
-        name: Of the client.
         whole: ``[length]``, modulo `MODULUS`.
 
     Raises:
-        AggregationError: Key or client are not those of the terms.
+        AggregationError: Key or client do not fit the terms.
     """
     context = _context(public, terms, secret=False)
     if name not in terms.clients:
@@ -155,7 +146,7 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
 
 
 def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -> None:
-    """Return when a ciphertext is one client's and could be added; what is in it stays unseen.
+    """Raise unless a ciphertext belongs to this client and can be added; its plaintext stays unseen.
 
     Raises:
         AggregationError: It is malformed, of other terms or of another client.
@@ -172,9 +163,7 @@ def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> by
     """Return the encrypted sum of what clients sent; the server needs no secret.
 
     Args:
-        public: The key.
-        terms: Of the sum.
-        parts: Of `encrypt`, one a client.
+        parts: One ciphertext from `encrypt` per client.
 
     Raises:
         AggregationError: One is malformed, of other terms, or there twice; or they are too few.
@@ -195,9 +184,8 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
     """Open a sum.
 
     Args:
-        key: Whole.
-        terms: Of the sum.
-        total: Of `add_up`.
+        key: Key with its secret half.
+        total: Ciphertext from `add_up`.
 
     Raises:
         AggregationError: The sum is of too few clients, of another key or of other terms, or was altered.

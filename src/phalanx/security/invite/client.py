@@ -34,7 +34,7 @@ class JoinAnswer:
 
     Attributes:
         owner: ``host:port`` of the owner during the run.
-        asks: What it will be asked to do, in lines for people; claims of the owner.
+        asks: Tasks that the machine will be asked to do, in lines for people; claims of the owner.
         own_host: The address of this machine on the way to the owner.
         skew_s: Seconds that this machine's clock is ahead of the owner's.
         needs_mib: Memory that the largest stage takes; 0 where the owner does not say.
@@ -54,10 +54,10 @@ class JoinOffer:
     """What an invited machine says of itself; to the owner all but the address is a claim for people.
 
     Attributes:
-        port: Where it will be reached, and where an `OpenDoor` answers now.
+        port: Port at which the machine will be reached; an `OpenDoor` answers there now.
         advertise: The name or address beside it; None for the one by which it reaches the owner.
         free_mib: Memory that it can give to stages; None where it does not know.
-        gflops: What its processor did on a stage's kernels, in billions of operations a second.
+        gflops: Measured speed of its processor on a stage's kernels, in billions of operations a second.
     """
 
     port: int
@@ -74,21 +74,20 @@ class JoinOffer:
 
 
 def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinAnswer:
-    """Make keys in a directory, or take those that are there, and have them certified.
+    """Make keys in a directory, or reuse existing ones, and have them certified.
 
     The first connection checks no certificate and asks for the authority's, which the fingerprint in the token proves;
     the second one trusts that authority alone, and only there the secret is told.
 
     Args:
-        token: The invitation.
         home: Directory of the keys; gets ``certificate.pem`` and ``authority.pem`` beside them.
-        offer: Where this machine will be reached, which the owner tries first; left out, it does not.
+        offer: Address at which this machine will be reached; the owner probes it first. None skips the probe.
 
     Raises:
         PeerGoneError: Nothing listens at the address.
         PeerLostError: No whole answer came.
         PeerRefusedError: The owner refuses, and why; or another than the owner answers.
-        CertificateError: Another authority answers, what came does not fit these keys, or a clock is wrong.
+        CertificateError: Another authority answers, the answer does not fit these keys, or a clock is wrong.
         FrameError: The answer is malformed.
     """
     with _connect(token.address, None, None) as stranger:

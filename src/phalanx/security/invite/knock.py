@@ -26,12 +26,8 @@ class OpenDoor:
     """The port at which a machine will be reached, open for knocks while it asks to be certified.
 
     Args:
-        bind: Address to listen on.
         port: The port; 0 takes any free one.
-        secret: Of the token.
-
-    Attributes:
-        port: Where it listens.
+        secret: Secret of the token.
 
     Raises:
         TransportError: The port cannot be listened on.
@@ -70,10 +66,10 @@ def knock(address: str, secret: str) -> str | None:
 
     Args:
         address: ``host:port`` that the machine named.
-        secret: Of its token.
+        secret: Secret of the machine's token.
 
     Returns:
-        None when it answers; else what the machine is to be told, which does not tell what else listens there.
+        None when the machine answers; else a message for the machine, which does not tell what else listens there.
 
     Raises:
         ConfigError: The address is malformed.

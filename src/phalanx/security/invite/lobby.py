@@ -18,8 +18,6 @@ class Visitor:
     """A connection.
 
     Attributes:
-        connection: As it was accepted.
-        host: Its address, for people.
         is_known: Whether it has shown a secret; it then keeps its place until it ends.
     """
 
@@ -34,7 +32,6 @@ class Lobby:
     Args:
         listener: Listens already; closed by `close`.
         serve: Serves one connection and does not close it; errors of ours and of sockets are its own business.
-        max_visitors: Connections at once.
         max_stay_s: A visitor is cut off after so many seconds, known or not.
 
     Guarantees:
@@ -61,7 +58,7 @@ class Lobby:
             visitor.is_known = True
 
     def close(self) -> None:
-        """Take no more connections, cut strangers off, and finish with those that are known."""
+        """Take no more connections, cut unknown visitors off, and finish with the known ones."""
         self._closed.set()
         self._thread.join()
         self._listener.close()

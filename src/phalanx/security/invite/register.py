@@ -49,7 +49,6 @@ class Invitations:
     """The invitations to the runs of one authority.
 
     Args:
-        directory: Of the authority.
         now: Time of day; may be set for tests.
 
     Guarantees:
@@ -82,7 +81,7 @@ class Invitations:
         return token
 
     def open_names(self) -> list[str]:
-        """Names of those that are invited and have not come yet."""
+        """Return the names of invited parties that have not come yet."""
         if not self._home.is_dir():
             return []
         names = sorted(path.stem for path in self._home.glob("*.json"))
@@ -90,10 +89,10 @@ class Invitations:
         return [name for name, one in entries.items() if one is not None and self._is_open(one)]
 
     def revoke(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
-        """Take back what a party was given: its unused invitation, and its certificate.
+        """Revoke the unused invitation of a party, and its certificate.
 
         Returns:
-            Whether there was an open invitation, and what the list of revocations says now; None without a certificate.
+            Whether there was an open invitation, and the revocation of the certificate; None without a certificate.
 
         Raises:
             CertificateError: It has neither, is the owner, or the list of revocations cannot be read or written.
@@ -119,7 +118,7 @@ class Invitations:
 
         Raises:
             PeerRefusedError: Wrong, used, expired or taken back.
-            CertificateError: The request is not what it should be; the invitation stays open.
+            CertificateError: The request is malformed or does not fit; the invitation stays open.
         """
         with self._locked():
             entry = self._valid(name, secret)

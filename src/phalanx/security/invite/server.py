@@ -30,8 +30,8 @@ class JoinTerms:
     """The terms under which a machine joins.
 
     Attributes:
-        port: Where the owner listens during the run.
-        asks: What the machine is asked to do, in lines for people.
+        port: Port at which the owner listens during the run.
+        asks: Tasks of the machine, in lines for people.
         needs_mib: Memory of the largest stage with all that the guard asks of it; 0 where that is not known.
         run: The run file that every party of a split agrees to; empty for a worker, which needs none.
     """
@@ -46,14 +46,11 @@ class EnrolmentServer(Closeable):
     """The endpoint that gives invited machines their certificates, in threads of its own.
 
     Args:
-        directory: Of the authority, with the owner's identity in ``owner``.
+        directory: Directory of the authority, with the owner's identity in ``owner``.
         invitations: The register that admits or refuses.
-        terms: What it tells those that come.
+        terms: Terms that each joining machine receives.
         say: Takes a line about each that came or was refused; called from other threads.
-        clock: Monotonic seconds.
-
-    Attributes:
-        port: Where it listens.
+        clock: Returns monotonic seconds.
 
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten
@@ -100,7 +97,7 @@ class EnrolmentServer(Closeable):
         return self
 
     def close(self) -> None:
-        """Take no more connections, and finish with those that are being answered."""
+        """Take no more connections, and finish with the connections that are being answered."""
         if self._lobby is not None:
             self._lobby.close()
 
@@ -168,7 +165,7 @@ class EnrolmentServer(Closeable):
 
 
 def _claims(question: dict[str, Any]) -> str:
-    """Return what a caller says of its machine, for people; a claim, on which nothing rests."""
+    """Return a caller's description of its machine, for people; a claim, on which nothing rests."""
     words = (("free_mib", "{:,} MiB free for stages"), ("gflops", "{:,} GFLOP/s on one stage's kernels"))
     said = [text.format(question[key]) for key, text in words if _is_count(question.get(key))]
     return f"; it says that it has {' and '.join(said)}" if said else ""

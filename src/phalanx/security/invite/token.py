@@ -1,4 +1,4 @@
-"""The token: what a machine must know to join, in one line.
+"""The token: everything that a machine must know to join, in one line.
 
 ``phx1-`` and base64url of: four bytes of a checksum, then JSON in canonical form.
 """
@@ -32,7 +32,7 @@ class JoinToken:
         name: Party name that the invited machine will have.
         address: ``host:port`` where its request is answered.
         authority: Fingerprint of the authority; the server must have a certificate of it.
-        secret: What shows that a request comes from the invited one; random, 32 bytes in hex.
+        secret: Proves that a request comes from the invited machine; random, 32 bytes in hex.
         expires: Second since 1970 from which on it counts no more.
     """
 
@@ -105,7 +105,7 @@ class JoinToken:
 
 
 def secret_digest(secret: str) -> str:
-    """Return what the owner keeps of a secret."""
+    """Return the digest of a secret; the owner stores only this."""
     return digest_hex(in_domain("invitation/1", secret.encode()))
 
 

@@ -29,7 +29,7 @@ _STANDARD = (0, 1, 2)
 
 
 def main(order: SandboxArguments) -> None:
-    """Split into the process that waits and the one that runs the module."""
+    """Split into a waiting parent process and a child that runs the module."""
     starter = os.pidfd_open(order.starter)
     if os.getppid() != order.starter:
         # it ended before this line, and its number may be another process's by now

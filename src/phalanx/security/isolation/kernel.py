@@ -48,7 +48,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int) -> None
 
 
 def unmount(target: str) -> None:
-    """Detach what was mounted last on a directory; the kernel removes it when no process uses it any more.
+    """Detach the topmost mount of a directory; the kernel removes it when no process uses it any more.
 
     Raises:
         OSError: The kernel refuses, or nothing is mounted there.
@@ -76,7 +76,7 @@ def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | Non
 
 
 def drop_capabilities() -> None:
-    """Give up every right beyond those of the user, for good.
+    """Give up every right beyond the rights of the user, for good.
 
     Raises:
         OSError: The kernel refuses.

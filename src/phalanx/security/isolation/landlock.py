@@ -1,4 +1,4 @@
-"""Files: nothing can be opened but what is named, by Landlock.
+"""Files: only named paths can be opened, by Landlock.
 
 Source: Linux, Documentation/userspace-api/landlock.rst.
 """
@@ -27,7 +27,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def python_needs(*, with_processes: bool) -> tuple[str, ...]:
-    """Return what the interpreter reads while it imports modules and counts cores.
+    """Return the paths that the interpreter reads while it imports modules and counts cores.
 
     Args:
         with_processes: Whether /proc shows the sandbox's own processes only, and may be read.
@@ -42,7 +42,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Ite
     Args:
         readable: May be read; each must exist.
         writable: May be written, made and removed as well; each must exist.
-        system: May be read.
+        system: Paths that may be read.
     """
     try:
         version = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, None, 0, _ASK_VERSION)

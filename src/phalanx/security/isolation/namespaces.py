@@ -66,7 +66,7 @@ def remove_scratch(path: str) -> None:
 
 
 def mount_own_processes() -> bool:
-    """Show no process but those of this namespace under /proc.
+    """Show only the processes of this namespace under /proc.
 
     Returns:
         Whether it worked; where it did not, /proc stays closed to the program.

@@ -27,9 +27,7 @@ class MeasureFinding:
     """A finding: whether one measure holds.
 
     Attributes:
-        measure: The measure.
-        holds: Whether it does.
-        detail: How it was brought about, or why it could not be and what to do.
+        detail: How the measure was brought about, or why it could not be and what to do.
     """
 
     measure: Measure
@@ -39,7 +37,7 @@ class MeasureFinding:
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """Every measure with what was found.
+    """Every measure with its finding.
 
     Attributes:
         findings: At most one for each measure; a measure without one does not hold.
@@ -52,7 +50,7 @@ class IsolationReport:
         return any(one.measure == measure and one.holds for one in self.findings)
 
     def missing(self, required: Iterable[Measure]) -> tuple[MeasureFinding, ...]:
-        """Return the required measures that do not hold, with those that were not reported."""
+        """Return the required measures that do not hold or were not reported."""
         known = {one.measure: one for one in self.findings}
         asked = (known.get(one, MeasureFinding(one, False, "nothing was reported about it")) for one in required)
         return tuple(one for one in asked if not one.holds)

@@ -18,7 +18,7 @@ class Program:
         module: Importable where it is started from.
         arguments: Its command line; other processes of the machine can see it.
         inherited: File descriptors that it keeps, under their numbers: sockets, open files.
-        environment: Its variables beside those that Python needs; nothing else of the starter's is handed on.
+        environment: Variables beside the ones that Python needs; the parent's environment is not inherited.
     """
 
     module: str
@@ -53,7 +53,6 @@ class SandboxArguments:
     """The arguments of the child, on its command line; none of them is secret.
 
     Attributes:
-        program: Program to run.
         sandbox: Rules that it runs under.
         starter: Process id of the process that waits for it.
         report_fd: File descriptor for the report.

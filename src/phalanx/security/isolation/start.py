@@ -24,7 +24,6 @@ class IsolatedProcess(Closeable):
     """A program that runs in a sandbox.
 
     Attributes:
-        report: Which measures hold.
         pid: Its process id, as the starter sees it.
     """
 
@@ -62,9 +61,8 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
     environment names a ``TMPDIR``.
 
     Args:
-        program: What to run, with the sockets that it keeps.
-        sandbox: What it may reach, and which measures may be lacking.
-        timeout_s: For the sandbox to be closed; the program's own work is not in it.
+        sandbox: Reachable files and sockets, and the measures that may be missing.
+        timeout_s: Time limit of the confinement; the program's own work does not count.
 
     Raises:
         IsolationError: A measure that is required does not hold, or the child said nothing. No line of the

@@ -60,7 +60,6 @@ def encode_columns(weight: Reals, where: str = "weight") -> FixedColumns:
 
     Args:
         weight: ``[inner, columns]``.
-        where: How errors call it.
 
     Raises:
         FixedPointError: It is no float32 matrix, has too large an inner dimension, or holds NaN or infinity.
@@ -77,7 +76,6 @@ def encode_rows(rows: Reals, bound: float | None = None, where: str = "activatio
         rows: ``[rows, inner]``.
         bound: The Euclidean length that one scale for all rows is chosen for; None gives each row the scale of its
             own length, which is never less accurate and cannot overflow.
-        where: How errors call them.
 
     Raises:
         FixedPointError: They are no float32 matrix, hold NaN or infinity, or a row is longer than `bound`.
@@ -101,13 +99,10 @@ def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64
 
     Args:
         product: ``[rows, columns]``, elements of Z_p.
-        rows: Scale of each row.
-        columns: Scale of each column.
-        where: How errors call it.
 
     Raises:
         FixedPointError: A number is larger than any product of quantised vectors can be, so it was unmasked with
-            another pad or is not what was asked for; or it is too large for float32.
+            another pad or answers another request; or it is too large for float32.
     """
     found, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
     # most scales are so far from float32's end that no product can be beyond it

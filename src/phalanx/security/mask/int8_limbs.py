@@ -21,11 +21,11 @@ _MULTIPLE, _FEWEST_ROWS = 8, 17
 class Int8Matrix:
     """A matrix as balanced limbs of 8 bits on a device of torch's.
 
-    The kernel (``torch._int_mm``) wants more than 16 rows and the other two dimensions in multiples of 8: what is
-    missing is filled up with zeros.
+    The kernel (``torch._int_mm``) wants more than 16 rows and the other two dimensions in multiples of 8: the matrix is
+    padded with zeros.
 
     Args:
-        values: As `ring_matrix` takes them.
+        values: Elements of the ring, in a form that `ring_matrix` takes.
         device: Torch's name of the device, such as ``cuda``.
 
     Raises:

@@ -28,7 +28,7 @@ class LedgerStore(Protocol):
     """One small record that outlives the process."""
 
     def read(self) -> bytes | None:
-        """Return what was written last; None if nothing ever was."""
+        """Return the bytes that were written last; None if nothing ever was."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -49,7 +49,7 @@ class Record(StrictModel):
     """The record that a store keeps; the key that authenticates it is of one run and one master key.
 
     Attributes:
-        epoch: Of the process that wrote it.
+        epoch: Epoch of the process that wrote the record.
         reserved: All numbers below this one count as used.
         counter: Value of the hardware counter from which on the record holds; 0 where there is none.
     """
@@ -64,8 +64,7 @@ class Ticket:
     """The right to make one pad.
 
     Attributes:
-        epoch: Of the ledger.
-        number: Of the pad; never given out again.
+        number: Number of the pad; never given out again.
         salt: Random bytes of its range.
     """
 
@@ -78,13 +77,11 @@ class PadLedger:
     """A ledger that gives out each pad's number once, through crashes, restarts, rollbacks and forks.
 
     Args:
-        store: Keeps the record.
         master: 32 secret bytes; the record is authenticated with a key made of them.
-        run: The run.
         range_size: Numbers that are written down at once; so many are lost in a restart, and so many pads can a copy
             of this process's memory make again before it is found out.
         counter: A hardware counter of this ledger alone; None leaves rollbacks to the random bytes.
-        fresh: Draws random bytes.
+        fresh: ``fresh(n)`` returns n random bytes.
 
     Raises:
         PadError: There is no record (`begin_ledger` writes the first), it was altered, is of another run, or is older
@@ -115,7 +112,7 @@ class PadLedger:
 
         Raises:
             PadError: The next range could not be written down; the hardware counter was raised by another process, or
-                failed; or this process was forked from the one that opened the ledger.
+                failed; or this process was forked from the process that opened the ledger.
             RollbackError: The hardware counter cannot be read or moved.
 
         Guarantees:

@@ -32,7 +32,7 @@ class Pad:
 
     Attributes:
         number: Tells pads apart; means nothing without the key.
-        shape: (rows, columns).
+        shape: Rows and columns.
     """
 
     def __init__(self, number: int, values: Ring) -> None:
@@ -74,9 +74,8 @@ class AesPads:
     share a block of key stream. At most 2^48 blocks are made with one key.
 
     Args:
-        ledger: Gives out numbers.
         master: 32 secret bytes.
-        about: What the pads are for, such as run, layer and direction.
+        about: Purpose of the pads, such as run, layer and direction.
     """
 
     def __init__(self, ledger: PadLedger, master: bytes, about: tuple[str, ...]) -> None:

@@ -35,7 +35,7 @@ class FloatMatrix:
     """A matrix as limbs in float64: one where its columns are small enough, more where they are not.
 
     Args:
-        values: As `ring_matrix` takes them.
+        values: Elements of the ring, in a form that `ring_matrix` takes.
 
     Raises:
         ValueError: As there.
@@ -88,8 +88,7 @@ def require_ring(values: Ring, shape: tuple[int | None, int]) -> None:
     """Check an array that another party sent before anything is computed with it.
 
     Args:
-        values: Anything.
-        shape: What it must have; None takes any number of rows.
+        shape: Required shape; None allows any number of rows.
 
     Raises:
         FrameError: Another type or shape than expected, or a number that is no element of Z_p.
@@ -192,7 +191,7 @@ def reduced(sums: NDArray[np.float64]) -> Ring:
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
-    """Cut rows so that what is done to a block stays in the cache; 64-bit numbers take twice that."""
+    """Cut rows into blocks that stay in the cache; 64-bit numbers take twice that."""
     step = max(1, _BLOCK // max(width, 1))
     return (slice(start, start + step) for start in range(0, rows, step))
 

@@ -103,9 +103,8 @@ def check_rate(rows: int, batch_size: int, delta: float) -> float:
     """Return the chance of a row to be in a step's sample.
 
     Args:
-        rows: Training rows.
-        batch_size: How many are drawn in the mean.
-        delta: Of the run.
+        rows: Number of training rows.
+        batch_size: Mean number of drawn rows.
 
     Raises:
         ConfigError: There are fewer rows than a batch has, or delta says nothing of so many rows.

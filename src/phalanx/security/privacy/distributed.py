@@ -28,9 +28,9 @@ class NoisySum:
     """A sum with noise, as all its clients know it.
 
     Attributes:
-        clients: Of the cohort.
+        clients: Number of clients in the cohort.
         minimum: Clients that a sum has at least.
-        length: Values of a client.
+        length: Number of values per client.
         noise_multiplier: Standard deviation of the noise of the honest clients together, over the bound of one
             client's values.
 
@@ -113,8 +113,8 @@ class NoisyRounds:
         fewest: Clients of a cohort at least.
         most: Clients of a cohort at most.
         minimum: Clients that a sum has at least.
-        length: Values of a client.
-        noise_multiplier: As of `NoisySum`.
+        length: Number of values per client.
+        noise_multiplier: Noise multiplier, as in `NoisySum`.
 
     Raises:
         ConfigError: A sum of one of these sizes has no noise of an honest client.

@@ -22,7 +22,7 @@ class PrivateMechanism(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the bound of what is protected."""
+        """Return the standard deviation of the noise over the clipping bound."""
         ...
 
     @property
@@ -44,8 +44,8 @@ class PastCharges:
     """The charges that a verified log tells.
 
     Attributes:
-        terms: What each of them is for; None where the run has none yet.
-        count: How many there are.
+        terms: Terms that all charges share; None where the run has none yet.
+        count: Number of charges.
     """
 
     terms: dict[str, Any] | None = None
@@ -75,12 +75,12 @@ class BudgetLedger:
     """The privacy budget of one run, of which every batch takes its part.
 
     Args:
-        log: Of the run, open.
-        step: What each charge pays for.
-        epsilon: What may be spent.
+        log: Open audit log of the run.
+        step: Mechanism of each charge.
+        epsilon: Budget of the run.
         delta: The chance that the bound does not hold.
-        terms: What else the first line says: how rows are drawn and what one is.
-        past: What the log tells of earlier sessions.
+        terms: Other terms of the first line: how rows are drawn, and the protected unit.
+        past: Charges of earlier sessions in the log.
         session: Charges of this session at most.
 
     Raises:
@@ -101,7 +101,7 @@ class BudgetLedger:
     _known: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     def __post_init__(self) -> None:
-        """Compute how much can be paid, and compare the terms with those of earlier sessions."""
+        """Compute the number of affordable charges, and compare the terms with the terms of earlier sessions."""
         self.affordable = self.step.affordable(self.epsilon, self.delta, self.past.count + self.session)
         self.terms = {
             **self.terms,

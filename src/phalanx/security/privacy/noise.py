@@ -59,9 +59,7 @@ def gaussian_noise(stream: SecureStream, count: int, deviation: float) -> NDArra
     """Return values of normal noise in float32.
 
     Args:
-        stream: Gives the randomness.
-        count: Of the values.
-        deviation: Standard deviation.
+        count: Number of values.
     """
     out = np.empty(count, np.float32)
     for start in range(0, count, _CHUNK):
@@ -78,12 +76,11 @@ def discrete_gaussian(count: int, variance: Fraction, below: Below = secrets.ran
     """Draw integers of a discrete Gaussian.
 
     Args:
-        count: How many.
         variance: The parameter sigma^2, above 0; the variance itself is at most that.
         below: Draws uniform integers; another one than the system's generator is for test vectors.
 
     Guarantees:
-        Each value has exactly the distribution, if `below` is uniform. Time depends on what is drawn.
+        Each value has exactly the distribution, if `below` is uniform. The running time depends on the drawn values.
     """
     if variance <= 0:
         raise ValueError(f"variance {variance}: expected more than 0")
@@ -132,9 +129,9 @@ def poisson_sample(key: bytes, number: int, rows: int, batch_size: int) -> NDArr
 
     Args:
         key: 32 secret bytes. Where an adversary knows them, it knows which step saw a row, and sampling hides nothing.
-        number: Of the charge; each has a sample of its own.
-        rows: How many there are.
-        batch_size: How many are drawn in the mean, at most `rows`.
+        number: Number of the charge; each has a sample of its own.
+        rows: Number of rows in total.
+        batch_size: Mean number of drawn rows, at most `rows`.
 
     Guarantees:
         The chance of a row is the largest multiple of 2^-64 up to ``batch_size / rows``, whatever others are drawn.

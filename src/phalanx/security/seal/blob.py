@@ -2,8 +2,8 @@
 
     "PHSB" | u8 version | u64 number | 32 salt | u64 size | chunk 0 | tag 0 | chunk 1 | tag 1 | ...
 
-The number is what a monotonic counter gave for this blob alone, so no two blobs have the same one, and a blob is the
-newest exactly if its number is what the counter says.
+The number comes from a monotonic counter and belongs to this blob alone, so no two blobs have the same one, and a blob
+is the newest exactly if its number equals the counter's.
 """
 
 import logging
@@ -33,9 +33,8 @@ class BlobPlace:
     """The place that a blob belongs to; it opens nowhere else.
 
     Attributes:
-        run: Name of the run.
         name: Such as ``adapters``.
-        step: Finished steps.
+        step: Number of finished steps.
     """
 
     run: str
@@ -93,9 +92,8 @@ class BlobSealer:
         """Decrypt the newest state.
 
         Args:
-            place: Where it must belong.
-            blob: The whole blob.
-            unsafe_accept_behind: How many numbers older than the newest it may be; a person's decision after a
+            place: Expected place of the blob.
+            unsafe_accept_behind: How many numbers older than the newest the blob may be; a person's decision after a
                 crash, never a default.
 
         Raises:

@@ -1,7 +1,7 @@
 """Epochs: a number for each start, persisted before anything is sealed under it.
 
-The epoch is what the counter says after it was raised. The file beside it holds the epoch that is about to be taken,
-so that a counter that went back is found, and a file that did. What a crash can leave behind is told from both:
+The epoch is the value of the counter after it was raised. The file beside it holds the epoch that is about to be taken,
+so that a counter that went back is noticed, and a file that did. The state after a crash is derived from both:
 
     file = counter        nothing was going on
     file = counter + 1    a crash between the two writes; that epoch is given up, never used
@@ -36,7 +36,7 @@ class EpochStore:
 
     Args:
         path: The file that `create` made.
-        counter: Used for nothing else.
+        counter: Counter that is used for nothing else.
 
     Guarantees:
         With a counter that cannot be turned back no epoch is given twice, whatever happens to the file, and whenever a

@@ -33,8 +33,7 @@ class Offer(BoundToProcess):
     """The client's side, between its hello and the server's reply.
 
     Args:
-        terms: What the client means; it is `terms.client`.
-        identity: Signs the hello.
+        terms: Terms of the client; `terms.client` is its name.
         epochs: Raised here, before anything else.
 
     Attributes:
@@ -63,8 +62,8 @@ class Offer(BoundToProcess):
         """Take the server's reply; a refused one changes nothing, and the right one is accepted once.
 
         Args:
-            reply: What came back.
-            server: The party that must have signed it. Its message key must be the one that the attestation vouches
+            reply: Received reply.
+            server: Party that must have signed the reply. Its message key must be the key that the attestation vouches
                 for.
             after_epoch: The newest epoch that this side has seen of the server; a machine that was turned back, or
                 a replay, is not newer.
@@ -98,12 +97,11 @@ def answer(
     old one until a frame does.
 
     Args:
-        hello: What arrived.
-        terms: What the server means; it is `terms.server`.
-        identity: Signs the reply.
+        hello: Received hello.
+        terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
         client: The party that must have signed the hello.
-        after_epoch: As for `Offer.accept`, of the client.
+        after_epoch: Last epoch of the client that is refused, as in `Offer.accept`.
 
     Returns:
         The reply for the client, and the server's end.

@@ -38,9 +38,7 @@ class HandshakeHello:
     """One side's half of the handshake.
 
     Attributes:
-        terms: What it means.
         session: 16 bytes; the client's choice, repeated by the server.
-        epoch: Its own.
         salt: 32 random bytes, drawn for this handshake.
         share: Its X25519 public key, made for this handshake.
         reply_to: SHA-256 of the client's signed hello in the server's; empty in the client's.

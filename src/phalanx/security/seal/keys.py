@@ -24,11 +24,10 @@ def derive_ciphers(
     """Derive the ciphers of one direction.
 
     Args:
-        secret: 32 bytes or more that both ends share: an X25519 result, or what a TLS exporter gives.
+        secret: 32 bytes or more that both ends share: an X25519 result, or the output of a TLS exporter.
         transcript: 32 bytes, SHA-256 over all that was said to agree on the secret, both ends' fresh salts in it.
         context: Goes into every key: another run, config, attestation, party or session gives unrelated keys.
-        direction: Of the frames.
-        epoch: The sender's.
+        epoch: Epoch of the sender.
 
     Returns:
         One cipher for each purpose. No copy of a key stays in Python's memory; that of OpenSSL is cleared
@@ -45,7 +44,7 @@ def derive_ciphers(
 
 
 def key_info(context: Context, direction: Direction, purpose: Purpose, epoch: int) -> bytes:
-    """Return what the key of one lane is bound to beside secret and transcript."""
+    """Return the HKDF info of one lane: everything that its key is bound to beside secret and transcript."""
     return in_domain("seal-key/1", context.encoded + _LANE.pack(direction, purpose, epoch))
 
 

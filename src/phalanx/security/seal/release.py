@@ -31,8 +31,8 @@ class ReleasePolicy(StrictModel):
     """The rule.
 
     Attributes:
-        min_clients: So many different clients must have contributed since the last release. Of two, each can
-            take its own share away and see the other's.
+        min_clients: So many different clients must have contributed since the last release. With two, each can subtract
+            its own share and see the other's.
         min_examples: A client counts from so many examples since the last release.
         clip_norm: Bound of the Euclidean norm of what leaves, as its difference from what left before.
         noise_multiplier: Standard deviation of Gaussian noise over `clip_norm`; None is no noise, and then no
@@ -65,10 +65,9 @@ class PermittedRelease:
     """A permitted release; goes into the audit log.
 
     Attributes:
-        number: From 1.
-        num_clients: How many contributed; their names stay inside.
-        clip_norm: As the policy says.
-        noise_std: What was added.
+        number: Number of the release, from 1.
+        num_clients: Number of contributing clients; their names stay inside.
+        noise_std: Standard deviation of the added noise.
         policy_digest: SHA-256 of the policy.
     """
 
@@ -82,11 +81,10 @@ class PermittedRelease:
 class ReleaseGate:
     """The gate that permits releases, and counts the clients that contributed since the last one.
 
-    Only what came since then counts: two releases with one client's step between them would show that step.
+    Only contributions since then count: two releases with one client's step between them would show that step.
 
     Args:
-        policy: The rule.
-        state: What `state` gave, out of a sealed blob; None at the beginning of a run.
+        state: Earlier `state`, out of a sealed blob; None at the beginning of a run.
 
     Raises:
         ReleaseRefusedError: The state is malformed.

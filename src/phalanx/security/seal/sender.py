@@ -43,11 +43,8 @@ class Sender(LaneEnd):
         """Encrypt a tensor from its own memory into a frame; the only pass over its bytes.
 
         Args:
-            kind: What it is.
-            step: Optimizer step.
-            microbatch: Index in the step.
             data: Contiguous memory of exactly ``kind.size_bytes``.
-            frame: Of exactly `frame_size` bytes; does not overlap with `data`.
+            frame: Exactly `frame_size` bytes; does not overlap with `data`.
 
         Raises:
             SealError: A size or number is wrong, or the lane is exhausted, closed or forked. Where nothing
@@ -86,13 +83,7 @@ class Sender(LaneEnd):
 
 
 class ClaimedContents(NamedTuple):
-    """The contents that a frame claims; nothing of it is authenticated before the frame opens.
-
-    Attributes:
-        kind: The tensor.
-        step: Optimizer step.
-        microbatch: Index in the step.
-    """
+    """The contents that a frame claims; nothing of it is authenticated before the frame opens."""
 
     kind: TensorKind
     step: int
@@ -106,14 +97,14 @@ class Receiver(LaneEnd):
         lane: Used by no other object.
 
     Guarantees:
-        A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused
-        frame is left in the buffer. Safe to use from several threads.
+        A refused frame changes nothing: the due frame is still accepted afterwards. Nothing of a refused frame is left
+        in the buffer. Safe to use from several threads.
     """
 
     def announced(self, frame: Readable) -> ClaimedContents:
-        """Read what the next frame claims to be, where a shape is not known before.
+        """Read the claimed contents of the next frame, where a shape is not known before.
 
-        The caller compares it with what it allows, and then opens the frame as exactly that. A tensor that is
+        The caller compares them with its own limits, and then opens the frame as exactly that. A tensor that is
         announced is never larger than its frame.
 
         Raises:
@@ -138,7 +129,7 @@ class Receiver(LaneEnd):
         """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.
 
         Args:
-            frame: What arrived.
+            frame: Received frame.
             kind: The tensor that is due.
             step: The step that is due.
             microbatch: The microbatch that is due.
@@ -182,7 +173,7 @@ class Receiver(LaneEnd):
 
 
 def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
-    """Raise the reason for which a frame is not the one that is due."""
+    """Raise the reason for which a frame is not the due frame."""
     found, _ = parse_header(frame)
     _compare(found, due)
     if found != due:
@@ -224,9 +215,8 @@ class Channel(Closeable):
     """One end of a channel in one pair of epochs.
 
     Attributes:
-        context: What it is about.
-        sender: Seals what this side sends.
-        receiver: Opens what the other side sends.
+        sender: Seals outgoing frames.
+        receiver: Opens incoming frames.
     """
 
     def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:

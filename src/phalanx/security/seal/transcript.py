@@ -23,7 +23,7 @@ class ChainHead:
     """The head of a chain.
 
     Attributes:
-        num_frames: How many frames are in it.
+        num_frames: Number of frames in the chain.
         digest: Over all of them, in order.
     """
 
@@ -54,8 +54,7 @@ class TranscriptStatement:
 
     Attributes:
         party: The party that states it.
-        run: Name of the run.
-        session: Hex.
+        session: Session id in hex.
         to_server: Head of the frames to the server.
         to_client: Head of the frames to the client.
     """
@@ -72,7 +71,6 @@ class Transcript:
 
     Args:
         channel: The channel; each pair of epochs has a transcript of its own.
-        identity: This side.
     """
 
     def __init__(self, channel: Channel, identity: Identity) -> None:

@@ -50,10 +50,10 @@ def open_attester(
 
     Args:
         kind: One of `ATTESTED_KINDS`.
-        endorsements: What goes along with the evidence.
+        endorsements: Named documents that are sent with the evidence.
         tpm: Address of the TPM, for ``tpm``.
-        pcrs: What a TPM quotes.
-        root: Of the file system, where devices and pseudo-files are looked for.
+        pcrs: PCRs that a TPM quotes.
+        root: Root of the file system, where devices and pseudo-files are looked up.
 
     Raises:
         NoEvidenceError: There is no such kind.

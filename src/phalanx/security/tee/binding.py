@@ -25,7 +25,7 @@ class Binding:
         nonce: 32 random bytes that the verifier chose for this one appraisal.
         tls_key: SHA-256 over the SubjectPublicKeyInfo of the attester's TLS key, 32 bytes.
         run: Digest of the run's config, 32 bytes.
-        role: What the attester is in the run, such as ``server``.
+        role: Role of the attester in the run, such as ``server``.
     """
 
     nonce: bytes
@@ -65,7 +65,7 @@ Expected = Binding | RawReportData
 
 
 def check_report_data(found: bytes, expected: Expected) -> None:
-    """Check that evidence carries what the verifier expects.
+    """Check that evidence carries the report data that the verifier expects.
 
     Raises:
         RefusedEvidenceError: It carries something else.
@@ -87,7 +87,7 @@ def check_report_data(found: bytes, expected: Expected) -> None:
 
 
 def check_statement(stated: Binding | None, expected: Expected) -> None:
-    """Compare what the attester says it bound with what the verifier expects, to name the one that is wrong.
+    """Compare the attester's stated binding with the expected one, to name the wrong part.
 
     The statement is not signed and proves nothing: `check_report_data` does.
 

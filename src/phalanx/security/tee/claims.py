@@ -18,14 +18,13 @@ class Claims:
     """The claims that one piece of evidence proves.
 
     Attributes:
-        kind: Of the evidence.
         measurements: Hex by name; the names are the kind's, such as ``launch``, ``mrtd``, ``pcr0``.
-        report_data: What the attester had the hardware sign.
-        expires: When the first certificate or collateral that was used ends.
+        report_data: Data that the attester had the hardware sign.
+        expires: Earliest end of a certificate or collateral that was used.
         tcb: Versions of firmware and microcode, or the vendor's word for them.
         debug_off: Whether the evidence proves that debugging is off; some kinds do not say.
-        device: Which chip or module, in hex or text; empty where the evidence does not say.
-        notes: What was not checked, in sentences.
+        device: Id of the chip or module, in hex or text; empty where the evidence has none.
+        notes: Omitted checks, in sentences.
     """
 
     kind: str
@@ -69,7 +68,7 @@ class Backend:
 
     Attributes:
         reference: Class of its reference values.
-        appraise: Checks signatures, chain, TCB and mode; returns what is proven.
+        appraise: Checks signatures, chain, TCB and mode; returns the proven claims.
         inspect: Reads measurements out of evidence without appraising it.
         packaged_roots: File names in ``roots/``.
         needs_roots: Whether nothing of the kind can pass without a pinned root.

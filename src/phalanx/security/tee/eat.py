@@ -49,11 +49,9 @@ class Token:
 
     Attributes:
         issuer: Party name of the verifier.
-        kind: Of the evidence.
-        measurements: Hex by name.
+        measurements: Measurements in hex, by name.
         binding: Nonce, TLS key, run and role.
-        policy_digest: Of the policy that the evidence passed.
-        expires: When the token ends.
+        policy_digest: Digest of the policy that the evidence passed.
     """
 
     issuer: str
@@ -72,7 +70,6 @@ def issue_token(
     Args:
         result: Bound to a TLS key.
         verifier: Signs, with its message key.
-        now: Time of issue.
         lifetime: Cut to ten minutes, and to the end of the first certificate or collateral.
 
     Raises:
@@ -106,13 +103,13 @@ def issue_token(
 
 
 def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -> Token:
-    """Check a token and return what it says.
+    """Verify a token and return its contents.
 
     Args:
-        token: As `issue_token` made it.
+        token: Token from `issue_token`.
         verifier: The one verifier that is trusted.
         expected: Nonce, TLS key, run and role that the relying party deals with.
-        now: Its clock.
+        now: Time of the relying party.
 
     Raises:
         RefusedEvidenceError: Malformed, another's, expired, or about another nonce, key, run or role.

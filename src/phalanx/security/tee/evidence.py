@@ -27,7 +27,7 @@ class Evidence:
         kind: Name in `BACKENDS`, such as ``snp``.
         data: The vendor's own structure, byte for byte.
         endorsements: Certificates and collateral by name; which names there are is the kind's business.
-        statement: What the attester says it bound; unsigned, used only to name what is wrong.
+        statement: The attester's statement about its binding; unsigned, used only to name the wrong part.
     """
 
     kind: str

@@ -14,10 +14,10 @@ class KeyRelease:
     """One key in the hands of a relying party that trusts one verifier.
 
     Args:
-        key: What is released.
+        key: Released key.
         verifier: The verifier that signs the tokens.
         run: Digest of the run's config that the key is for.
-        role: What the attester must be in the run.
+        role: Required role of the attester in the run.
         kinds: Kinds of evidence that are good enough; simulated evidence only where it is named.
 
     Guarantees:
@@ -36,7 +36,6 @@ class KeyRelease:
             token: The verifier's, as `issue_token` made it.
             nonce: That the verifier drew for this connection.
             tls_key: Digest of the key that the peer has just proven to hold in the TLS handshake, 32 bytes.
-            now: The clock.
 
         Raises:
             RefusedEvidenceError: The token is not this verifier's, has ended, is about something else, is of a kind

@@ -33,7 +33,7 @@ class ExpectedConfig(StrictModel):
         nonce: 32 bytes in hex, drawn by the verifier.
         tls_key: SHA-256 of the attester's TLS key (its SubjectPublicKeyInfo), in hex.
         run: Digest of the run's config, in hex.
-        role: What the attester is in the run.
+        role: Role of the attester in the run.
         report_data: The whole field in hex, for evidence that was made without a binding.
     """
 
@@ -44,7 +44,7 @@ class ExpectedConfig(StrictModel):
     report_data: str | None = None
 
     def expected(self) -> Expected:
-        """Build what the evidence is compared with.
+        """Build the expected values for a comparison with the evidence.
 
         Raises:
             ConfigError: Both forms or neither, or no hex of the right length.
@@ -65,18 +65,14 @@ class PolicyConfig(StrictModel):
     """The policy file.
 
     Attributes:
-        expect: For `phalanx enclave appraise`; a run draws its own nonce instead.
+        expect: Expected values for `phalanx enclave appraise`; a run draws its own nonce instead.
         revoked_measurements: Values, in hex, that are refused wherever they appear.
         revoked_certificates: SHA-256 fingerprints, in hex.
         allow_insecure_sim: Whether simulated evidence, which proves nothing, is accepted.
-        snp: AMD SEV-SNP.
-        tdx: Intel TDX.
-        sgx: Intel SGX.
-        nitro: AWS Nitro Enclaves.
         tpm: TPM 2.0.
         nv_gpu: NVIDIA GPUs in confidential mode.
         az_snp_vtpm: Azure's confidential VMs with SEV-SNP.
-        sim: The simulation; NOT SECURE.
+        sim: Reference of the simulation; NOT SECURE.
     """
 
     expect: ExpectedConfig | None = None
@@ -104,11 +100,7 @@ class Policy:
 
     Attributes:
         references: Reference values by kind; a kind that is absent is refused.
-        roots: Pinned roots by kind.
-        crls: Revocation lists by kind.
-        revoked_measurements: Hex.
-        revoked_certificates: Fingerprints in hex.
-        allow_insecure_sim: Whether simulated evidence passes.
+        revoked_measurements: Refused measurements in hex.
         manifest_roots: Pinned roots of the authorities that sign the vendor's reference values, by kind.
         digest: SHA-256 over the config, in hex; empty for one that was built in code.
     """

@@ -30,8 +30,7 @@ class SimAttester:
     """Attester of the simulation.
 
     Args:
-        identity: Signs.
-        measurement: What is said to run.
+        measurement: Claimed measurement of the program.
     """
 
     kind = "sim"
@@ -49,9 +48,8 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
     """Make simulated evidence, signed by a key that any party could have.
 
     Args:
-        identity: Signs.
-        measurement: What is said to run.
-        binding: What it is bound to.
+        measurement: Claimed measurement of the program.
+        binding: Binding of the evidence.
         debug: Whether it says that it is in debug mode.
     """
     body: dict[str, Any] = {
@@ -65,7 +63,7 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
 
 
 def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Check simulated evidence in every way but the one that counts: nothing stands behind its key.
+    """Run every check on simulated evidence, though its key has no hardware behind it.
 
     Raises:
         RefusedEvidenceError: As `appraise`.

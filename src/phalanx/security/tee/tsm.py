@@ -54,9 +54,9 @@ class TsmAttester:
 
     Args:
         kind: ``snp`` or ``tdx``.
-        root: Of the file system.
-        endorsements: What goes along beside what the host has sent, such as ``collateral``.
-        entries: Where requests are made.
+        root: Root of the file system.
+        endorsements: Named documents that are sent beside the host's own ones, such as ``collateral``.
+        entries: Directory of the request entries.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ class SinkLine:
     """One line of the table.
 
     Attributes:
-        config: What a run file says of it.
+        config: Settings of the sink in a run file.
         open: Makes the sink, in its own process.
         check: Refuses what cannot be had, in the owner's.
     """
@@ -72,7 +72,7 @@ def check_sinks(configs: Sequence[SinkConfig]) -> None:
     """Refuse sinks that cannot be had on this machine; nothing is opened or sent.
 
     Raises:
-        ConfigError: Names the section, and the extra that is missing or what the user's own code lacks.
+        ConfigError: Names the section, and the missing extra or the missing part of the user's own code.
     """
     for number, config in enumerate(configs):
         try:

@@ -21,7 +21,7 @@ class MlflowConfig(SinkSettings):
     """MLflow; a password is in the environment (``MLFLOW_TRACKING_PASSWORD``). Needs the extra `mlflow`.
 
     Attributes:
-        uri: Of the tracking server; left out, a folder in the run directory.
+        uri: Address of the tracking server; None for a folder in the run directory.
         experiment: Made where it is not there.
     """
 

@@ -26,7 +26,7 @@ class SinkOrder(StrictModel):
     Attributes:
         sink: Its section of the run file.
         home: The run file's directory, for a sink of the user's own.
-        run: What the sink is told, as `TrackedRun`.
+        run: Facts of the run, as `TrackedRun`.
     """
 
     sink: dict[str, Any]

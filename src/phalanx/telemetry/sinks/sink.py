@@ -1,4 +1,4 @@
-"""The interface of every metrics sink, what it is told of its run, and sinks of the user's own (``file.py:object``)."""
+"""The interface of every metrics sink, the facts of its run, and sinks of the user's own (``file.py:object``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Sink(Protocol):
         ...
 
     def end(self, status: RunStatus) -> None:
-        """Send what is left, and close the run."""
+        """Send the queued values, and close the run."""
         ...
 
 
@@ -74,7 +74,7 @@ class OwnSinkConfig(SinkSettings):
 
 
 def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
-    """Make a sink of what a reference names.
+    """Make a sink from a reference.
 
     Raises:
         ConfigError: It is no sink.

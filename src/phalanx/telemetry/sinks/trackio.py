@@ -24,7 +24,7 @@ class TrackioConfig(SinkSettings):
 
     Attributes:
         project: The database's name; ``trackio show --project NAME`` opens it.
-        space: Of the hub, as ``user/name``, and then private; left out, nothing leaves this machine.
+        space: Space of the hub, as ``user/name``, which is then private; None: nothing leaves this machine.
     """
 
     kind: Literal["trackio"] = "trackio"

@@ -1,4 +1,4 @@
-"""Families that are cut by transformers' own pipeline plans: one line each says what the plans leave open."""
+"""Families that are cut by transformers' own pipeline plans: each row of the table completes one plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,11 +37,11 @@ class PlannedFamily:
     """One line of the table.
 
     Attributes:
-        slicing: What its stages must know beside transformers' plan.
+        slicing: Facts that transformers' plan lacks.
         matrices: See `FamilyFacts`.
         adapter_targets: See `FamilyFacts`.
-        biased: Which matrices have a bias, by what they multiply.
-        norms: Of a block, those over the width of the stream.
+        biased: Matrices with a bias, by their input.
+        norms: Number of norms in a block over the width of the stream.
         norm_weights: Parameters of a norm for each number: none, a factor, or a factor and a bias.
         head_norm: Whether queries and keys have norms, over each head or over all heads together.
         activation: Config key of the MLP's activation function, with transformers' default.

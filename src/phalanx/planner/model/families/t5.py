@@ -47,7 +47,7 @@ def _buckets(keys: ConfigKeys) -> int:
 
 
 def _rows(keys: ConfigKeys) -> int:
-    """Rows of a message that are no token of the text: the decoder's first, and those of one side's biases."""
+    """Return the rows of a message that are no token of the text: the decoder's first, and the biases of one side."""
     heads, hidden = keys.size("num_heads", "num_attention_heads"), keys.size("d_model", "hidden_size")
     return 1 + math.ceil(_buckets(keys) * heads / hidden)
 

@@ -26,7 +26,7 @@ class SnpReport:
     """One report.
 
     Attributes:
-        version: Of the structure.
+        version: Version of the structure.
         policy: Bits of the guest's policy.
         vmpl: Privilege level that asked for the report, 0 the highest.
         signing_key: `VCEK` or `VLEK`.
@@ -36,7 +36,7 @@ class SnpReport:
         tcbs: Raw TCB versions by name: ``current``, ``reported``, ``committed``, ``launch``.
         chip_id: 64 bytes, zeros if masked.
         family_model: CPUID family and model; None in version 2.
-        signed: What the signature covers.
+        signed: Bytes that the signature covers.
         r: First number of the signature.
         s: Second number of the signature.
     """

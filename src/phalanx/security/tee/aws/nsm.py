@@ -30,7 +30,7 @@ class NsmAttester:
     """An attester that asks the module for a document with a binding as its user data.
 
     Args:
-        root: Of the file system.
+        root: Root of the file system.
         ask: Sends a request to the device at a path and returns its response.
     """
 

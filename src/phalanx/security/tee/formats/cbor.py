@@ -1,6 +1,6 @@
 """The part of CBOR that attestation uses, read so that no two readers could understand it differently.
 
-Source: RFC 8949; what is written is in its core deterministic form (section 4.2.1).
+Source: RFC 8949; output is in its core deterministic form (section 4.2.1).
 """
 
 from typing import Any

@@ -21,7 +21,6 @@ class Trust:
 
     Attributes:
         roots: The pinned roots of one vendor.
-        now: The moment of appraisal.
         crls: Revocation lists; each is checked against the authority that issued it.
         revoked: SHA-256 fingerprints of certificates that the policy does not accept.
         require_crl: Whether every certificate below a root must be covered by a list.
@@ -42,7 +41,6 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     Args:
         leaf: The certificate of a signer.
         others: Certificates that came along, in any order; each must be on the path, or one of the pinned roots.
-        trust: Roots, clock and revocation.
 
     Returns:
         Leaf first, root last.

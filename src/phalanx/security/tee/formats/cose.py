@@ -18,10 +18,9 @@ class Sign1:
     """One signed message, parsed and not verified.
 
     Attributes:
-        algorithm: COSE's number.
-        payload: What it says.
-        signature: Raw.
-        signed: What the signature is over.
+        algorithm: Algorithm number of the COSE registry.
+        signature: Raw signature bytes.
+        signed: Bytes that the signature covers.
     """
 
     algorithm: int

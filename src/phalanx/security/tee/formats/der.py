@@ -15,8 +15,7 @@ class Der:
     """A reader of DER elements from the front of some bytes; only definite, minimal lengths and tags of one byte.
 
     Args:
-        data: What is read.
-        where: How errors call it.
+        where: Name of the data in error messages.
     """
 
     def __init__(self, data: bytes, where: str) -> None:

@@ -57,10 +57,9 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
 
     Args:
         spki: Public key of the signer.
-        algorithm: DER AlgorithmIdentifier.
-        signature: As in the certificate.
-        signed: What is signed.
-        where: How errors call what was signed.
+        algorithm: DER of the AlgorithmIdentifier.
+        signature: Signature in the encoding of certificates.
+        where: Name of the signed data in error messages.
 
     Raises:
         RefusedEvidenceError: The signature does not match, or the algorithm is none that is accepted.
@@ -87,7 +86,7 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
 
 
 def check_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], r: int, s: int, signed: bytes, where: str) -> None:
-    """Check an ECDSA signature given as two numbers; the hash is the one that belongs to the curve.
+    """Verify an ECDSA signature given as two numbers; the curve decides the hash.
 
     Raises:
         RefusedEvidenceError: The signature does not match, or the key is of another curve.

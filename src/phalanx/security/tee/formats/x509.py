@@ -37,17 +37,14 @@ class Certificate:
     """One X.509 certificate, parsed and not verified.
 
     Attributes:
-        raw: Its DER.
+        raw: DER of the certificate.
         signed: The part that the issuer signed.
         serial: Serial number; 0 is accepted.
         issuer: DER name; compared byte by byte.
-        subject: DER name.
-        not_before: First moment of validity.
-        not_after: Last moment of validity.
+        subject: DER of the subject's name.
         spki: DER of the public key.
         extensions: Critical or not, and value, by object identifier.
         algorithm: DER of the signature's algorithm.
-        signature: Of the issuer.
     """
 
     raw: bytes = field(repr=False)
@@ -88,13 +85,11 @@ class RevocationList:
     """One X.509 revocation list, parsed and not verified.
 
     Attributes:
-        issuer: DER name.
-        this_update: When it was issued.
-        next_update: When the next one is due.
+        issuer: DER of the issuer's name.
+        next_update: When the next list is due.
         serials: Numbers of the revoked certificates.
         signed: The part that the issuer signed.
         algorithm: DER of the signature's algorithm.
-        signature: Of the issuer.
     """
 
     issuer: bytes = field(repr=False)

@@ -31,8 +31,7 @@ def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Cert
 
     Args:
         root: The document; its signature is the last child.
-        trust: Roots, clock and revocation.
-        where: How errors call it.
+        where: Name of the document in error messages.
 
     Returns:
         The signer's path, leaf first.

@@ -23,9 +23,9 @@ class Element:
     """One element.
 
     Attributes:
-        tag: As it stands in the document, prefix included.
+        tag: Tag in the document's spelling, prefix included.
         attributes: Likewise, namespace declarations left out.
-        scope: Namespace by prefix, those of its ancestors included; ``""`` is the default one.
+        scope: Namespace by prefix, with the prefixes of all ancestors; ``""`` is the default one.
         children: Elements and text, in order.
     """
 

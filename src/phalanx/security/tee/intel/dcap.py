@@ -53,11 +53,10 @@ class CheckedQuote:
     """A quote with sound signatures, chain and TCB.
 
     Attributes:
-        quote: It.
-        level: Of the whole TCB.
-        pck: The platform.
+        level: TCB level of the whole platform.
+        pck: Facts of the platform.
         evaluation: Number of the TCB table.
-        expires: When the first certificate or table ends.
+        expires: Earliest end of a certificate or table.
     """
 
     quote: Quote

@@ -40,13 +40,11 @@ class Collateral:
     """Collateral with sound signatures and dates.
 
     Attributes:
-        tcb_info: TCB levels.
-        qe_identity: The quoting enclave.
         trust: The caller's, with the revocation lists added, and lists required.
-        lists: Its revocation lists.
+        lists: Revocation lists of the chain.
         crl_chain: PEM of the authority that issued the PCK certificates.
         pck_chain: PEM of the chain that the quote has too; None where it was not sent.
-        expires: When the first of it ends.
+        expires: Earliest end of a table or list.
     """
 
     tcb_info: TcbInfo

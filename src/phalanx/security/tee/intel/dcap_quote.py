@@ -23,11 +23,10 @@ class SgxBody:
 
     Attributes:
         cpu_svn: Raw security versions of the platform.
-        misc_select: Raw.
         attributes: Flags and XFRM, 16 bytes.
         fields: Hex by name, for reference values.
-        product_id: ISVPRODID.
-        svn: ISVSVN.
+        product_id: ISVPRODID of the enclave.
+        svn: ISVSVN of the enclave.
         report_data: 64 bytes.
     """
 
@@ -47,8 +46,8 @@ class TdxBody:
     Attributes:
         tcb_svn: Sixteen security versions of the TDX module and platform.
         signer_seam: MRSIGNERSEAM, 48 bytes.
-        seam_attributes: Eight bytes.
-        attributes: TDATTRIBUTES, eight bytes.
+        seam_attributes: SEAMATTRIBUTES, 8 bytes.
+        attributes: TDATTRIBUTES, 8 bytes.
         fields: Hex by name, for reference values.
         report_data: 64 bytes.
     """
@@ -68,15 +67,14 @@ class Quote:
     Attributes:
         version: 3, 4 or 5.
         tee: `SGX` or `TDX`.
-        body: What it says.
-        signed: What the attestation key signed.
-        signature: Of the attestation key, r and s.
+        signed: Bytes that the attestation key signed.
+        signature: Signature of the attestation key, r and s.
         attestation_key: Point on P-256, 64 bytes.
         qe_report: Raw report of the quoting enclave.
-        qe: The same, parsed.
-        qe_signature: Of the PCK key, over the raw report.
-        qe_auth: What the quoting enclave authenticated beside the key.
-        chain: PEM certificates, PCK first.
+        qe: Parsed report of the quoting enclave.
+        qe_signature: Signature of the PCK key over the raw report.
+        qe_auth: Data that the quoting enclave authenticated beside the key.
+        chain: PEM certificates; the PCK certificate is `chain[0]`.
     """
 
     version: int

@@ -108,7 +108,7 @@ class Level:
     """A status and what Intel says about it.
 
     Attributes:
-        status: Intel's word.
+        status: Intel's name of the status.
         advisories: Names of security advisories that apply.
     """
 
@@ -185,7 +185,7 @@ def quoting_enclave_level(table: QeIdentity, report: SgxBody) -> Level:
 def worst(levels: Sequence[Level]) -> Level:
     """Join the levels of platform, module and quoting enclave into one; the platform's comes first.
 
-    An enclave or module that is out of date makes the whole so; what the platform's configuration needs stays said.
+    An outdated enclave or module makes the whole outdated; a need of the platform's configuration stays in the status.
     """
     platform = levels[0].status
     others = [level.status for level in levels[1:]]
@@ -218,5 +218,5 @@ def _masked_equal(found: bytes, expected: str, mask: str) -> bool:
 
 
 def as_claims(level: Level, evaluation: int) -> Mapping[str, int | str]:
-    """Return what a result says about a TCB."""
+    """Return the claims of a result about a TCB."""
     return {"status": level.status, "advisories": " ".join(level.advisories), "evaluation": evaluation}

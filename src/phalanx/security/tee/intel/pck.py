@@ -20,9 +20,9 @@ class PckFacts:
     """The platform in a PCK certificate.
 
     Attributes:
-        svns: Sixteen security versions.
+        svns: 16 security versions.
         pce_svn: Version of the provisioning certification enclave.
-        pce_id: Two bytes.
+        pce_id: PCE id, 2 bytes.
         fmspc: Family, model, stepping, platform and custom SKU, six bytes.
     """
 

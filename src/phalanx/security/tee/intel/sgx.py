@@ -25,7 +25,6 @@ class SgxReference(DcapReference):
 
     Attributes:
         product_id: Expected ISVPRODID; any if left out.
-        min_svn: Lowest accepted ISVSVN.
     """
 
     product_id: int | None = None

@@ -106,7 +106,7 @@ def _measurements(report: SpdmMeasurements) -> dict[str, str]:
 
 
 def _check_firmware(leaf: Certificate, report: SpdmMeasurements) -> None:
-    """Check that the firmware which signed is the one that the certificate was made for."""
+    """Check that the certificate belongs to the firmware that signed."""
     if not report.fwid:
         return
     where = f"certificate {leaf.name!r}"

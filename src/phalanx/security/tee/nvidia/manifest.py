@@ -1,4 +1,4 @@
-"""NVIDIA's reference manifests (RIM): what a driver and a firmware must measure, signed by NVIDIA.
+"""NVIDIA's reference manifests (RIM): expected measurements of a driver and a firmware, signed by NVIDIA.
 
 Source: TCG, Reference Integrity Manifest Information Model; ISO/IEC 19770-2 (SWID tags); NVIDIA nvtrust for indexes.
 """
@@ -26,9 +26,8 @@ class ReferenceManifest:
     """One manifest with a sound signature.
 
     Attributes:
-        version: Of the driver or the firmware that it speaks of.
+        version: Version of the driver or the firmware.
         values: Accepted measurements in hex by SPDM block number; of active ones only.
-        path: The signer's certificates.
     """
 
     version: str
@@ -42,7 +41,7 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
     Args:
         data: The file, as NVIDIA's service gives it.
         trust: NVIDIA's root for manifests, clock and revocation.
-        where: How errors call it.
+        where: Name of the manifest in error messages.
 
     Raises:
         RefusedEvidenceError: Malformed, altered, ended, or not NVIDIA's.

@@ -19,8 +19,7 @@ class NvmlAttester:
     """An attester that asks one GPU for an SPDM report with a binding as its nonce, and for its certificates.
 
     Args:
-        index: Number of the GPU.
-        endorsements: What goes along, such as ``driver_rim`` and ``vbios_rim``.
+        endorsements: Named documents that are sent with the evidence, such as ``driver_rim`` and ``vbios_rim``.
         nvml: The bindings; the installed ones if left out.
 
     Raises:

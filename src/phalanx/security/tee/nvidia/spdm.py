@@ -25,9 +25,8 @@ class SpdmMeasurements:
     """One request and its response.
 
     Attributes:
-        nonce: What the verifier chose.
+        nonce: Nonce of the verifier.
         measurements: Values by block number; the first byte, the kind of value, is apart.
-        opaque: NVIDIA's fields by number.
         signed: Request and response without the signature.
         signature: r and s, 96 bytes.
     """
@@ -92,7 +91,7 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
 
 
 def without_padding(data: bytes) -> bytes:
-    """Return a report up to the end of its signature; what is no report stays as it is, for its appraiser to refuse."""
+    """Cut a report at the end of its signature; other bytes are returned unchanged, for the appraiser to refuse."""
     try:
         found = parse_measurements(data)
     except RefusedEvidenceError:

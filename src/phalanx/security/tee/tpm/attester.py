@@ -27,8 +27,9 @@ class TpmAttester(Closeable):
 
     Args:
         tpm: Used by this object and by others in turn.
-        pcrs: What is quoted, of the SHA-256 bank.
-        endorsements: What goes along with each piece of evidence, such as ``ek_certificate`` and ``chain``.
+        pcrs: PCRs to quote, of the SHA-256 bank.
+        endorsements: Named documents that are sent with each piece of evidence, such as ``ek_certificate`` and
+            ``chain``.
 
     Raises:
         TpmError: The TPM cannot make the key.

@@ -25,7 +25,7 @@ class TpmCounter:
 
     Args:
         tpm: Used by this object and by others in turn.
-        index: Where it lies; `create` made it.
+        index: NV index of the counter; `create` made it.
 
     Raises:
         RollbackError: No counter lies there, or one that a sudden end may turn back.

@@ -30,7 +30,7 @@ class TpmDevice(Closeable):
         link: The way to it; used by no other object.
 
     Guarantees:
-        Every object and session that a method made is removed again, except what it returns a handle of.
+        Every object and session that a method made is removed again, except a returned handle.
     """
 
     def __init__(self, link: TpmLink) -> None:

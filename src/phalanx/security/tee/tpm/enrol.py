@@ -32,8 +32,8 @@ class EkForm:
     """The form of the endorsement key; the default is that of the TCG's low-range templates (L-1, L-2).
 
     Attributes:
-        hash: Its name algorithm.
-        key_bits: Of its AES.
+        hash: Name algorithm of the key.
+        key_bits: AES key size in bits.
     """
 
     hash: str = "sha256"
@@ -75,11 +75,10 @@ def begin_enrolment(
     """Check the EK's certificate and the AK's form, and make the challenge that ties them together.
 
     Args:
-        ek_certificate: DER or PEM.
+        ek_certificate: DER or PEM of the certificate.
         chain: PEM of the vendor's certificates between it and a root; may be empty.
         ak_public: TPMT_PUBLIC of the attestation key.
         trust: Roots of TPM vendors, clock, revocation.
-        form: Of the EK.
 
     Raises:
         RefusedEvidenceError: The EK is no pinned vendor's, or the AK could leave its TPM or sign anything.
@@ -111,7 +110,7 @@ def make_credential(ek: PublicKey, ak_name: bytes, secret: bytes, form: EkForm =
 
 
 def _seed_for(ek: PublicKey, form: EkForm) -> tuple[bytes, bytes]:
-    """Return a seed, and what the TPM needs to find it."""
+    """Return a seed, and its encrypted form for the TPM."""
     size = hashlib.new(form.hash).digest_size
     if isinstance(ek, rsa.RSAPublicKey):
         seed, digest = secrets.token_bytes(size), HASHES[form.hash]

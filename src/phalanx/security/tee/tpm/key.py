@@ -53,10 +53,9 @@ class TrustedAk:
     """An attestation key that is believed.
 
     Attributes:
-        key: The public key.
-        name: Of the TPM object, or of the key where that is not shown, in hex.
+        name: Name of the TPM object in hex; name of the key where the object is not shown.
         path: Certificates that vouch for it or its TPM; empty where the enrolment alone does.
-        notes: What rests on the enrolment, in sentences.
+        notes: Properties that rest on the enrolment alone, in sentences.
     """
 
     key: PublicKey
@@ -92,7 +91,7 @@ def trusted_ak(evidence: Evidence, reference: TpmReference, trust: Trust) -> Tru
 
 
 def check_attestation_key(ak: TpmPublic) -> None:
-    """Check that the key signs nothing but what the TPM itself made, and cannot leave it.
+    """Check that the key signs only structures made by the TPM itself, and cannot leave it.
 
     Raises:
         RefusedEvidenceError: Its attributes allow more.

@@ -60,7 +60,7 @@ def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def check_quote(evidence: Evidence, key: PublicKey) -> tuple[TpmQuote, dict[str, str]]:
-    """Check that the key signed the quote, and that the PCR values sent along are those of the quote.
+    """Check that the key signed the quote, and that the PCR values beside it fit the quote.
 
     Returns:
         The quote, and the values by ``BANK.NUMBER``.
@@ -104,7 +104,7 @@ def _check_signature(key: PublicKey, signature: TpmSignature, signed: bytes) -> 
 
 
 def _pcr_values(evidence: Evidence, quote: TpmQuote) -> dict[str, str]:
-    """Read the values that were sent along: exactly those that the quote selects, in its order."""
+    """Read the PCR values beside a quote: exactly the selected ones, in its order."""
     try:
         sent: Any = parse_canonical(evidence.endorsement("pcrs"))
     except ValueError as exc:

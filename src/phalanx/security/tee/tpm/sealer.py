@@ -27,7 +27,7 @@ class TpmSealer:
 
     Args:
         tpm: Used by this object and by others in turn.
-        pcrs: What stands for the state, of the SHA-256 bank.
+        pcrs: PCRs that stand for the state, of the SHA-256 bank.
     """
 
     def __init__(self, tpm: TpmDevice, pcrs: Iterable[int] = DEFAULT_PCRS) -> None:

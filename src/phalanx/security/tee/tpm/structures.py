@@ -28,9 +28,9 @@ class TpmQuote:
 
     Attributes:
         signer: Qualified name of the key.
-        extra_data: What the verifier had the TPM sign.
+        extra_data: Data that the verifier had the TPM sign.
         reset_count: Number of resets of the TPM.
-        restart_count: Number of restarts since.
+        restart_count: Number of restarts since the last reset.
         safe: Whether the TPM's clock is known not to have gone back.
         firmware: Version, of the vendor's own form.
         selection: Banks and their PCR numbers, in order.
@@ -53,7 +53,6 @@ class TpmSignature:
 
     Attributes:
         scheme: `RSASSA`, `RSAPSS` or `ECDSA`.
-        hash: Name of the hash.
         parts: One number as bytes for RSA, r and s for ECDSA.
     """
 
@@ -67,8 +66,6 @@ class TpmPublic:
     """TPMT_PUBLIC of a signing key.
 
     Attributes:
-        attributes: Object attributes, as bits.
-        key: The public key.
         name: Name of the object, hash algorithm included: what credentials are made for.
     """
 

@@ -128,7 +128,7 @@ def pcr_policy(selection: bytes, values: Iterable[bytes]) -> bytes:
 
 
 def attestation_key() -> bytes:
-    """Template of a P-256 key that signs nothing but what the TPM made itself."""
+    """Return the template of a P-256 key that signs only structures made by the TPM itself."""
     head = struct.pack(">HHI", _ECC, SHA256, _AK_ATTRIBUTES) + sized(b"")
     return head + struct.pack(">HHHHH", _NULL, _ECDSA, SHA256, _P256, _NULL) + sized(b"") + sized(b"")
 
