@@ -1,4 +1,4 @@
-"""Admission: an update is refused for what it is before any statistics look at it.
+"""Admission: an update is refused for its own faults before any statistics look at it.
 
 A site signs a header; the values follow as safetensors. A NaN breaks most rules, a second update of one site counts it
 twice, and a replayed one is no training: none of that is a question of distances.
@@ -66,8 +66,6 @@ class UpdateHeader(StrictModel):
 
     Attributes:
         run: Digest of the run file.
-        site: Party name.
-        round: Number of the round.
         model: Digest of the weights that the update is relative to.
         values: Digest of the bytes that follow.
         samples: Trained on; the weight of the update where a rule has weights.
@@ -102,10 +100,9 @@ class DueUpdates:
 
     Attributes:
         run: Digest of the run file.
-        round: Number of the round.
         model: Digest of the weights that went out.
         shapes: Shape of each tensor, by name; all are of `dtype`.
-        dtype: Of the tensors.
+        dtype: Dtype of the tensors.
         max_norm: Bound of the Euclidean norm of all values; sites scale theirs down to it themselves.
         max_samples: Bound of a site's weight.
     """
@@ -129,11 +126,10 @@ class AdmittedUpdate:
     """An update that may be looked at.
 
     Attributes:
-        site: Its site.
-        samples: Its weight.
-        tensors: By name.
-        norm: Over all of them.
-        header: The signed header, which is the evidence of what the site sent.
+        samples: Weight of the update.
+        tensors: Tensors by name.
+        norm: Norm over all tensors.
+        header: The signed header, the evidence of the site's statement.
     """
 
     site: str
@@ -186,12 +182,12 @@ class UpdateAdmission:
 
         Args:
             bringer: The site that handed it in, as its carrier proves.
-            header: Signed.
-            values: The tensors, as safetensors.
-            due: What it must be.
+            header: Signed header.
+            values: Safetensors bytes of the tensors.
+            due: Expectations of the update.
 
         Raises:
-            UpdateRefusedError: It is not what is due, or another site's.
+            UpdateRefusedError: It differs from the expectations, or comes from another site.
         """
         body = self._signed(header)
         if body.site != bringer:

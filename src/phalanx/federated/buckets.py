@@ -20,9 +20,10 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
     """Draw sites into buckets of `size` or one more.
 
     Args:
-        sites: Names.
+        sites: Names of the sites.
         size: At least 3, or as many as each site wants in a sum.
-        chance: What no site knew when it joined, such as the digest of the round's model: the order is by its hashes.
+        chance: Bytes that no site knew when it joined, such as the digest of the round's model: the order is by its
+            hashes.
 
     Raises:
         ConfigError: The sites do not fill one bucket, or a bucket would hide nothing.
@@ -35,10 +36,10 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
 
 
 def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) -> Tensor:
-    """Return what a rule makes of the buckets' means.
+    """Apply a robust rule to the buckets' means.
 
     Args:
-        sums: One of each bucket.
+        sums: One sum per bucket, ``[buckets]``.
         rule: Name in `AGGREGATORS`.
         byzantine: Sites that may lie, each of which spoils one bucket at most.
 

@@ -36,13 +36,13 @@ class LocalUpdate:
     """What a site has trained in one round.
 
     Attributes:
-        delta: What its weights have moved by, by name.
+        delta: Movement of its weights, by name.
         samples: Training sequences that the site has: its weight, where sites do not count the same.
         loss: Mean over the targets of the round, in nats, as it was before each step; None of private rows, of which
             it would tell without noise.
-        num_targets: Of the round; 0 of private rows.
-        steps: Local steps.
-        spent: What the site's private rows have spent; None where rows are not private.
+        num_targets: Targets of the round; 0 of private rows.
+        steps: Number of local steps.
+        spent: Spent budget of the site's private rows; None where rows are not private.
     """
 
     delta: Named
@@ -58,9 +58,10 @@ class SiteScores:
     """What a site's own held-out rows say of a model.
 
     Attributes:
-        loss: Summed, in nats.
-        num_targets: How many there were.
-        classes: For each class texts of it, texts that were taken for it, and right ones; empty of no classification.
+        loss: Summed loss in nats.
+        num_targets: Number of targets.
+        classes: For each class: its texts, texts that were classified as it, and right ones; empty without a
+            classification.
     """
 
     loss: float
@@ -79,10 +80,9 @@ class LocalTrainer(Protocol):
         """Train one round; the same arguments give the same update, but for private rows, which are drawn anew.
 
         Args:
-            number: Of the round, from 1.
-            start: Weights at its beginning.
-            rate: Learning rate.
-            rule: Corrects gradients.
+            number: Number of the round, from 1.
+            start: Weights at the start of the round.
+            rule: Rule that corrects gradients.
 
         Raises:
             FailedBatchError: Loss or gradient is not finite.
@@ -104,7 +104,7 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
 
     Args:
         trained: Names of all weights that are trained.
-        patterns: As a shell has them.
+        patterns: Patterns in the form of a shell's.
 
     Raises:
         ConfigError: A pattern matches none of them, or nothing is left that sites would share.
@@ -124,11 +124,11 @@ class PersonalWeights:
     """The personal weights of one site, a file for each of the latest rounds that it has trained.
 
     Args:
-        directory: Of the site alone.
-        first: What they are before its first round.
+        directory: Directory of the site alone.
+        first: Weights before its first round.
 
     Guarantees:
-        A round that is trained again begins with what it began with: of the rounds before it, the latest.
+        A round that is trained again begins with the same weights: the latest of the rounds before it.
     """
 
     def __init__(self, directory: Path, first: Mapping[str, object]) -> None:

@@ -31,11 +31,11 @@ LEDGER_FILE, _HEAD_FILE = "events.jsonl", "audit.head"
 
 
 def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, PastCharges]:
-    """Open the ledger of a site, which all runs of its directory share, and read what was charged.
+    """Open the ledger of a site, which all runs of its directory share, and read its charges.
 
     Args:
-        directory: Of the ledger alone.
-        identity: It signs each line.
+        directory: Directory of the ledger alone.
+        identity: Identity that signs each line.
 
     Raises:
         AuditLogError: A line is broken, missing, or of another site; or another process has it open.
@@ -62,9 +62,7 @@ class SiteRows:
     """The training rows of one site, of which each step draws some and is charged first.
 
     Args:
-        data: The site's.
-        settings: What may be spent, and how.
-        ledger: The site's own.
+        settings: Budget and sampling of the rows.
         key: Secret; with the number of a charge it decides the rows.
 
     Guarantees:
@@ -100,9 +98,9 @@ class PrivateSteps:
     """The gradients of a site's steps: sums of rows' clipped gradients, with noise, over the rows of a mean batch.
 
     Args:
-        model: What is trained.
-        rows: Draws, and is charged.
-        schedule: Of the site.
+        model: Model to train.
+        rows: Rows that are drawn and charged.
+        schedule: Local schedule of the site.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Sealing: what one site says to one holder of a key, for one place, through parties that neither read nor alter it.
+"""Sealing: messages from one site to one key holder, for one place, through parties that neither read nor alter them.
 
 X25519 with a fresh key, HKDF-SHA256 and AES-256-GCM; the place and both keys are in the derivation. No party
 but the two ends can make other bytes of it that open, for this place or another one.
@@ -29,12 +29,11 @@ class SealedPlace:
     """The one place that sealed bytes are for.
 
     Attributes:
-        purpose: What is sealed, and for which kind of party.
+        purpose: Meaning of the sealed bytes, and kind of the receiving party.
         terms: Digest of the terms of the run, 32 bytes.
-        round: Its number.
         model: Digest of the weights that updates are relative to.
         site: Name of the site that the update is of.
-        number: Of the sum; 0 where a round has one alone.
+        number: Number of the sum; 0 where a round has one alone.
     """
 
     purpose: str
@@ -57,7 +56,7 @@ def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
 
 
 def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
-    """Return what was sealed.
+    """Open sealed bytes.
 
     Raises:
         AggregationError: It was sealed for another key or place, or altered.

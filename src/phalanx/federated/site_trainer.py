@@ -44,19 +44,19 @@ class PrivateGradients(Protocol):
 
 
 class WholeModel:
-    """A whole model in one process, with what is trained of it.
+    """A whole model in one process, with its trained parameters.
 
     Args:
-        source: Its files.
+        source: Source of its files.
         config: Adapter and attention.
-        seed: Of the adapter's first values.
+        seed: Seed of the adapter's first values.
         objective: A key of `OBJECTIVES`.
-        num_classes: Of a classification; 0 of anything else.
-        frozen_a: Whether the factors A of LoRA stay what the seed made them.
+        num_classes: Number of classes; 0 without a classification.
+        frozen_a: Whether the factors A of LoRA keep the values that the seed gave.
 
     Attributes:
-        trained: What is trained and exchanged, by canonical name.
-        personal: What is trained and stays at its site.
+        trained: Trained and exchanged parameters, by canonical name.
+        personal: Trained parameters that stay at their site.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WholeModel:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights, of exactly what is trained and exchanged."""
+        """Load weights, of exactly the exchanged parameters."""
         for name, one in self.trained.items():
             one.copy_(weights[name])
 
@@ -182,10 +182,10 @@ class SiteData:
     """What a site trains and is measured on.
 
     Attributes:
-        name: Of the site.
+        name: Name of the site.
         loader: Draws from the site's own sequences.
-        num_sequences: How many there are.
-        held_out: Gives its held-out batches.
+        num_sequences: Number of training sequences.
+        held_out: Returns its held-out batches.
         pick: Gives its own sequences by number, from 0.
         digest: SHA-256 in hex of all that they are drawn from.
     """
@@ -210,10 +210,10 @@ class SiteSchedule:
 
     Attributes:
         optimizer: Begun anew in every round.
-        steps: Local ones.
+        steps: Number of local steps.
         batch_size: Sequences of a step.
         microbatches: Parts that they are cut into.
-        seed: Of dropout.
+        seed: Seed of dropout.
     """
 
     optimizer: OptimizerConfig
@@ -227,10 +227,7 @@ class SiteTrainer:
     """A `LocalTrainer` of a whole model in this process: it is loaded once, for all rounds.
 
     Args:
-        model: In memory.
-        data: The site's own.
-        schedule: How it trains.
-        directory: Of the site alone; personal weights are kept there.
+        directory: Directory of the site alone, for personal weights.
         private: Makes each step's gradient one with noise; None where the batches' own is taken.
 
     Raises:
@@ -293,7 +290,7 @@ class SiteTrainer:
 
 
 class _LocalOptimizer:
-    """The optimizer of one round, with a state that ends with it; rules are about what is shared."""
+    """The optimizer of one round, with a state that ends with it; rules apply to shared parameters."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter], shared: frozenset[str], config: OptimizerConfig) -> None:
         self._weights, self._shared, self._config = weights, shared, config
@@ -301,7 +298,7 @@ class _LocalOptimizer:
         self._momenta: Named = {}
 
     def step(self, gradients: Named, rate: float, rule: LocalRule) -> None:
-        """Clip, correct, and move; what a rule adds is no part of what is clipped."""
+        """Clip, correct, and move; the addition of a rule is not clipped."""
         try:
             clipped = clip_coefficient(math.sqrt(gradient_norm_squared(gradients)), self._config.clip_norm)
         except NonFiniteLossError as exc:

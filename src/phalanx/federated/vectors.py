@@ -1,4 +1,4 @@
-"""Updates of many sites as vectors, and averages of their low-rank factors: means of what the adapters do."""
+"""Updates of many sites as vectors, and averages of their low-rank factors: means of the adapters' products."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class LowRank(NamedTuple):
     Attributes:
         a: ``[rank, inputs]``.
         b: ``[outputs, rank]``.
-        scale: What their product is multiplied with.
+        scale: Factor of their product.
     """
 
     a: Tensor
@@ -58,8 +58,8 @@ def mean_product(adapters: Sequence[LowRank], weights: Sequence[float]) -> LowRa
     """Return the exact mean of what adapters add, with the sum of their ranks as rank and 1 as scale.
 
     Args:
-        adapters: Of one weight; ranks may differ.
-        weights: Of the sites, positive; they need not add up to one.
+        adapters: Adapters of one weight; ranks may differ.
+        weights: Positive weights of the sites; they need not add up to one.
 
     Raises:
         ConfigError: There are none, or they are of different weights.
@@ -96,12 +96,11 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 def mean_of_products(before: Mapping[str, Tensor], deltas: Sequence[Named], weights: Sequence[float]) -> Named:
-    """Return what the weights are to move by, so that adapters do the mean of what the sites' adapters do.
+    """Return the movement of the weights by which adapters compute the mean of the sites' adapters.
 
     Args:
         before: Weights that the updates are relative to; factors come in pairs.
-        deltas: What each site's weights have moved by.
-        weights: Of the sites.
+        deltas: Movement of each site's weights.
 
     Guarantees:
         The product of each pair is the mean of the sites' products as nearly as the rank allows; the sites' ranks

@@ -14,7 +14,7 @@ class ServerStep(Protocol):
     """The owner's part: how far the model moves by the aggregate of a round."""
 
     def step(self, update: Tensor) -> Tensor:
-        """Return what is added to the weights ``[values]``, of the aggregate of the sites' updates."""
+        """Return the addition to the weights, ``[values]``, for an aggregate of the sites' updates."""
         ...
 
     def state(self) -> Named:
@@ -41,7 +41,7 @@ class Algorithm:
     Attributes:
         server: Makes the owner's step of the section and the number of values.
         local: Makes a site's rule of the section and the weights at the beginning of the round.
-        source: Where it was described first.
+        source: First publication.
     """
 
     server: Callable[[Any, int], ServerStep]

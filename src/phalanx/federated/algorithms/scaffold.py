@@ -37,9 +37,9 @@ def next_control(
     """Return a site's next variate, ``c_i - c - delta / (steps * rate)``.
 
     Args:
-        own: Its variate.
-        of_all: That of all sites.
-        delta: What its weights have moved by in the round, before it was scaled to the norm.
+        own: Control variate of the site.
+        of_all: Control variate of all sites.
+        delta: Movement of its weights in the round, before it was scaled to the norm.
         way: Local steps times the learning rate.
 
     Source: Karimireddy et al. 2020, option II.

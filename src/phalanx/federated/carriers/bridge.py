@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Delivery:
-    """A frame that an engine has, and what it was."""
+    """A frame that was handed to an engine, with its order."""
 
     site: str
     asked: SignedHeader
@@ -49,10 +49,9 @@ class _Contact:
     """The owner's contact with one site.
 
     Attributes:
-        conversation: With it.
         is_near: Whether the engine says that it can be reached.
-        greeted: When it was greeted last.
-        trouble: What was said of it last.
+        greeted: Time of the last greeting.
+        trouble: Last reported trouble.
     """
 
     conversation: SiteAsked
@@ -80,8 +79,8 @@ class BridgeCarrier:
     """A `Carrier` over an engine that is not trusted: it gets signed frames and hands in signed answers.
 
     Args:
-        identity: The owner's.
-        post: Where to listen.
+        identity: Identity of the owner.
+        post: Address to listen at.
         roster: The sites of the run, as its authority has certified them.
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.
@@ -90,9 +89,9 @@ class BridgeCarrier:
         TransportError: The socket cannot be listened at.
 
     Guarantees:
-        A reply is signed by the key of its site, and answers the very order that this site was sent last. An
-        engine that alters, repeats, swaps or makes up frames costs a site its round, and changes nothing else. It can
-        read what it carries, if payloads are not masked by ``secure``.
+        A reply is signed by the key of its site, and answers the last order to this very site. An engine that alters,
+        repeats, swaps or makes up frames costs a site its round, and changes nothing else. It can read the payloads, if
+        they are not masked by ``secure``.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class BridgeCarrier:
         return frozenset(name for name in there if self._contacts[name].conversation.is_met)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
         while len(found := self.present()) < least and time.monotonic() < deadline:
             self._wait(_LOOK_EVERY_S)
@@ -182,7 +181,7 @@ class BridgeCarrier:
             self.path.unlink()
 
     def _look(self) -> None:
-        """Heed what the engine has said, and greet sites that can be reached and were not met."""
+        """Process the engine's messages, and greet new sites that can be reached."""
         self._drain()
         if self._engine is None:
             return
@@ -266,7 +265,7 @@ class BridgeCarrier:
             self._ready.append(LostSite(site, reason))
 
     def _trouble(self, site: str, what: str) -> None:
-        """Say what is wrong with a site, once."""
+        """Report a trouble of a site, once."""
         if self._contacts[site].trouble != what:
             self._contacts[site].trouble = what
             self._say(f"{site}: {what}")

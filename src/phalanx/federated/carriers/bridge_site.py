@@ -36,10 +36,9 @@ class BridgedSite:
     """A site, and where an engine's client finds it.
 
     Attributes:
-        identity: The site's.
+        identity: Identity of the site.
         owner: The owner, as the run's authority has certified it.
-        socket: Path to listen at.
-        session: What names of the owner's sessions begin with: the run's.
+        session: Beginning of the names of the owner's sessions: the run's name.
         limits: Bounds of frames.
     """
 

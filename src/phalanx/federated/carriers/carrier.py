@@ -16,7 +16,6 @@ class SentOrder:
     """An order on its way.
 
     Attributes:
-        order: What is asked.
         payload: Bytes that belong to it.
     """
 
@@ -29,9 +28,8 @@ class CarriedReply:
     """A reply, of which nothing is believed but that this site sent it.
 
     Attributes:
-        site: As the carrier's own certificates prove it.
-        kind: Of the body.
-        body: JSON data.
+        site: Name that the carrier's own certificates prove.
+        body: Parsed JSON.
         payload: Bytes that belong to it.
     """
 
@@ -43,11 +41,10 @@ class CarriedReply:
 
 @dataclass(frozen=True)
 class LostSite:
-    """Word of a carrier that a site will not answer what it was asked.
+    """A carrier's report that a site will not answer its order.
 
     Attributes:
-        site: Its name.
-        reason: For people.
+        reason: Explanation for people.
     """
 
     site: str
@@ -57,8 +54,8 @@ class LostSite:
 class Carrier(Protocol):
     """What carries orders to sites and replies back.
 
-    A carrier keeps no round and judges nothing. It proves which site a reply is of, keeps what it carries from other
-    eyes, and brings back sites that come again.
+    A carrier keeps no round and judges nothing. It proves the site of a reply, hides payloads from other parties, and
+    brings back sites that come again.
     """
 
     def present(self) -> frozenset[str]:
@@ -74,5 +71,5 @@ class Carrier(Protocol):
         ...
 
     def close(self) -> None:
-        """End what was started here."""
+        """End all processes and threads of the carrier."""
         ...

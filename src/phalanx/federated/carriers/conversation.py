@@ -5,8 +5,8 @@
     owner > site   orders   number 1, 2, ..., the first one after ``here``, each later one after the order before
     site > owner   replies  the number of their order, after that order
 
-The engine can read frames, keep them back or end a conversation, and nothing else: what it alters, repeats, reorders or
-brings from another run, session, site or life of a process names another frame before it than the one that is due.
+The engine can read frames, withhold them or end a conversation, and nothing else: an altered, repeated or reordered
+frame, or one of another run, session, site or life of a process, does not name the due frame as its predecessor.
 """
 
 import secrets
@@ -59,8 +59,6 @@ class Speaker:
     """One end of a conversation.
 
     Attributes:
-        identity: Signs.
-        peer: The other end.
         limits: Bounds of frames.
     """
 
@@ -75,8 +73,7 @@ class Speaker:
 
         Args:
             place: Run, number, and digest of the header before it.
-            kind: What it means.
-            body: Of that kind.
+            kind: Meaning of the frame.
             payload: Bytes that belong to it.
 
         Raises:
@@ -110,7 +107,7 @@ class Speaker:
         Raises:
             FrameError: It is malformed, or its payload is not the signed one.
             PeerRefusedError: It is of another party, for another one, or of another run.
-            OrderError: It does not follow on what was said last.
+            OrderError: It does not follow the last frame.
             SignatureError: The other end has not signed it.
         """
         frame = parse_frame(raw, self.limits)
@@ -166,7 +163,7 @@ class SiteAsked:
         return header, raw
 
     def hear(self, raw: bytes, asked: SignedHeader) -> Frame:
-        """Return a site's answer to what it was asked.
+        """Return a site's answer to an order.
 
         Raises:
             TransportError, VerificationError: It is none.
@@ -183,7 +180,7 @@ class OwnerHeard:
 
     Args:
         speaker: The site, and the owner.
-        session: What names of sessions of its run begin with.
+        session: Beginning of the names of its run's sessions.
     """
 
     def __init__(self, speaker: Speaker, session: str) -> None:
@@ -197,7 +194,7 @@ class OwnerHeard:
         return self._speaker.limits.max_frame_bytes
 
     def answered(self, raw: bytes) -> bytes | None:
-        """Return what was answered to this very frame, where it is the last one over again; nothing is done twice.
+        """Return the answer to this very frame, where it is the last one over again; nothing is done twice.
 
         Raises:
             FrameError: It is malformed.
@@ -224,7 +221,7 @@ class OwnerHeard:
         return self._speaker.hear(raw, self._due)
 
     def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
-        """Sign the answer to what was heard; the next order is to follow on both."""
+        """Sign the answer to a frame; the next order is to follow both."""
         said = heard.header.fields
         header, raw = self._speaker.say((said.run, said.sequence, heard.header.digest), kind, body, payload)
         is_greeting = said.kind == SiteGreeting.kind

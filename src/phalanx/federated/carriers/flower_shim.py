@@ -61,8 +61,8 @@ class FrameRelay:
     """The loop of Flower's server: frames go to the node of their site, and answers to the owner.
 
     Args:
-        grid: Of the run.
-        line: To the owner.
+        grid: Flower's grid of the run.
+        line: Connection to the owner.
     """
 
     def __init__(self, grid: Grid, line: OwnerLine) -> None:
@@ -87,7 +87,7 @@ class FrameRelay:
             self._collect()
 
     def _look(self) -> None:
-        """Ask nodes that came for the name of their site, and forget those that went."""
+        """Ask new nodes for the name of their site, and forget nodes that left."""
         if time.monotonic() - self._looked < _NODES_EVERY_S:
             return
         self._looked = time.monotonic()

@@ -33,10 +33,10 @@ class LoopbackCarrier:
     """A `Carrier` over our own transport.
 
     Args:
-        identity: The owner's.
+        identity: Identity of the owner.
         session: Name of the session; frames of another one are refused.
         sites: Names of the sites of the run; no other caller is let in.
-        transport: Where to listen, deadlines and bounds.
+        transport: Address to listen on, deadlines and bounds.
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the wire's threads as well.
 
@@ -84,7 +84,7 @@ class LoopbackCarrier:
         return frozenset(self._names)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
         while len(found := self.present()) < least and time.monotonic() < deadline:
             # None for as long as nothing of that name calls: a pause that ends with the wire
@@ -130,7 +130,7 @@ class LoopbackCarrier:
             self._processes.close()
 
     def _look(self) -> None:
-        """Meet the processes that have called since, and part from those that have ended."""
+        """Meet the processes that have called since, and drop ended ones."""
         if self._processes is not None:
             for site, how in self._processes.look().items():
                 self._say(f"{site}: its process ended with {how}")

@@ -10,7 +10,7 @@ class MemoryCarrier:
     """Sites that are objects of this process.
 
     Args:
-        sites: By name; a site that is taken out of the dict is gone, and one that is put in has come.
+        sites: Sites by name; removing one from the dict means that it left, adding one that it came.
     """
 
     def __init__(self, sites: dict[str, SiteAnswers]) -> None:

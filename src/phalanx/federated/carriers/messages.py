@@ -1,4 +1,4 @@
-"""What the owner asks of a site and what a site replies, within bounds; tensors and secure sums follow as a payload."""
+"""Orders of the owner and replies of a site, within bounds; tensors and secure sums follow as a payload."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -31,9 +31,7 @@ class TrainOrder(SiteOrder):
     """Train a round from the weights in the payload.
 
     Attributes:
-        round: Its number.
         model: Digest of the payload.
-        rate: Learning rate.
         counted: The last round in which an update of this site has counted; 0 for none.
     """
 
@@ -48,10 +46,10 @@ class SumOrder(SiteOrder):
     """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
 
     Attributes:
-        round: Of the update.
+        round: Round of the update.
         model: Digest of the weights that the update is relative to.
-        number: Of the sum; each is entered once.
-        phase: Which one.
+        number: Number of the sum; each is entered once.
+        phase: Phase of the sum.
     """
 
     kind: ClassVar[str] = "sum"
@@ -83,13 +81,13 @@ class TrainedReply(SiteReply):
     """A round is trained.
 
     Attributes:
-        header: Of the update, signed; its values are the payload. Empty where updates are summed, and stay.
+        header: Signed header of the update, whose values are the payload. Empty where updates are summed, and stay.
         loss: Mean over the round's targets; None where a site tells nothing but noisy sums.
-        num_targets: Of the round; 0 where a site does not tell.
+        num_targets: Targets of the round; 0 where a site does not report them.
         samples: The site's weight, as it will be summed.
-        scaled: What the update was multiplied with to keep within the norm; None where a site does not tell.
-        train_s: How long it took.
-        epsilon: What its private rows have spent, as it says; None where rows are not private.
+        scaled: Factor of the update to stay within the norm; None where a site does not report it.
+        train_s: Seconds of training.
+        epsilon: Epsilon that its private rows have spent, by its own report; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for; None likewise.
     """
 
@@ -142,10 +140,10 @@ class MeasuredReply(SiteReply):
 
 
 class SiteFault(SiteReply):
-    """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data.
+    """A site cannot fulfil an order; the reason is one word, since texts of errors may quote its data.
 
     Attributes:
-        reason: The word.
+        reason: One word of a closed list.
         culprit: The site that signed a part of a secure sum which it refused; empty where there is none.
     """
 

@@ -31,7 +31,7 @@ _WHOLE_MESSAGE_S = 300.0
 
 
 class LineError(ConnectionError):
-    """The other end of a socket is gone, or what it says is no message."""
+    """The other end of a socket is gone, or its bytes are no message."""
 
 
 class SiteRefusedError(LineError):
@@ -42,8 +42,8 @@ class ShimMessage(NamedTuple):
     """One message.
 
     Attributes:
-        kind: One of the five.
-        number: Of the delivery that it belongs to.
+        kind: One of the 5 kinds.
+        number: Number of its delivery.
         name: The site; empty where it is about none.
         data: A frame, a reason, or names.
     """
@@ -75,9 +75,8 @@ def read_message(
     """Return the next message; None where none has begun in time.
 
     Args:
-        line: Connected.
-        most_bytes: Of its data.
-        timeout_s: How long to wait for its beginning; without end when left out.
+        most_bytes: Bound of the data in bytes.
+        timeout_s: Seconds to wait for its beginning; None for no limit.
 
     Raises:
         LineError: The other end is gone or stops in the middle, or that is no message within the bounds.
@@ -99,7 +98,7 @@ def read_message(
 
 
 def listen(path: str) -> socket.socket:
-    """Listen at a path in a directory that only this user can enter; what a dead process left there is replaced.
+    """Listen at a path in a directory that only this user can enter; the socket of a dead process is replaced.
 
     Raises:
         LineError: The directory is open to others, the path is too long, or another process listens there.
@@ -162,7 +161,7 @@ class OwnerLine:
     """The line from an engine's server to the owner of a run; several threads may answer at a time.
 
     Args:
-        path: Socket of the owner.
+        path: Path of the owner's socket.
 
     Raises:
         LineError: No owner listens there.
@@ -185,7 +184,7 @@ class OwnerLine:
         return read_message(self._line, timeout_s=timeout_s)
 
     def answer(self, number: int, site: str, frame: bytes) -> None:
-        """Hand in what a site has answered to the frame of this number.
+        """Hand in a site's answer to the frame of this number.
 
         Raises:
             LineError: The owner is gone.
@@ -223,7 +222,7 @@ def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
 
 
 def _read(line: socket.socket, size: int) -> bytes:
-    """Read so many bytes: what was announced is not believed before it has come, so nothing is reserved at once."""
+    """Read so many bytes; memory is reserved only for bytes that have come, whatever length was announced."""
     parts, left = [], size
     while left:
         part = line.recv(min(left, 2**20))

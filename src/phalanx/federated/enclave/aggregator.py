@@ -36,7 +36,7 @@ class RoundOutcome:
     Attributes:
         members: Sites with an update in it.
         refused: Sites without one, with one word each.
-        update: What the rule made of them, float32 ``[values]``.
+        update: Aggregate by the rule, float32 ``[values]``.
     """
 
     members: tuple[str, ...]
@@ -64,9 +64,8 @@ class AggregatorState:
     """The enclave's key and its book of rounds, sealed by the tier's key and numbered by its counters.
 
     Args:
-        directory: Where the host keeps the file.
+        directory: Host's directory for the file.
         key: 32 bytes that this enclave alone is given.
-        run: Name of the run.
         sealed: Numbers sealed states; used for nothing else.
         settled: Number of the newest state that is on the disk; used for nothing else.
 
@@ -139,15 +138,15 @@ class EnclaveAggregator:
     """The aggregator of one run.
 
     Args:
-        terms: Of the run: sites accept its evidence only where these are their own.
-        shapes: Of the tensors of an update.
-        attester: Speaks for the enclave.
+        terms: Terms of the run: sites accept its evidence only where these equal their own.
+        shapes: Shapes of an update's tensors.
+        attester: Produces the enclave's evidence.
         state: Its key and its book.
 
     Guarantees:
         Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms
         name; of the updates of one round from one set of weights for one set of sites alone. Single updates leave
-        never, and every number that leaves is made of those of three sites or more.
+        never, and every number that leaves is a function of three or more sites' numbers.
     """
 
     def __init__(self, terms: RunTerms, shapes: Shapes, attester: Attester, state: AggregatorState) -> None:

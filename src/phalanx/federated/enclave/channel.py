@@ -39,7 +39,7 @@ def binding_of(terms: RunTerms, public: bytes, nonce: bytes) -> Binding:
 
 
 def as_split(config: EnclaveSumsConfig) -> SplitConfig:
-    """Return what the tiers of a split are opened by: there is one list of tiers."""
+    """Return the config as tiers of a split read it: there is one list of tiers."""
     return SplitConfig(
         cut=1, tier=config.tier, tpm=config.tpm, policy=config.policy, allow_insecure_sim=config.allow_insecure_sim
     )
@@ -49,7 +49,7 @@ class AggregatorAppraisal:
     """A site's appraisal of the aggregator that its update is to go to.
 
     Args:
-        terms: Of the run, as the site knows them.
+        terms: Terms of the run, as the site knows them.
 
     Guarantees:
         A key is returned for the nonce that was drawn last, once, if evidence that the policy accepts binds it to

@@ -64,12 +64,11 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
     """Start the aggregator that the terms name, and end it.
 
     Args:
-        terms: Of the run.
-        shapes: Of the tensors of an update.
-        directory: Its own.
+        shapes: Shapes of an update's tensors.
+        directory: Directory of the aggregator alone.
 
     Raises:
-        IsolationError: The machine cannot give what the tier promises.
+        IsolationError: The machine cannot provide the tier.
     """
     make_private_directory(directory)
     file = AggregatorFile(
@@ -145,12 +144,11 @@ class _Child:
 
 
 def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
-    """Answer what the host asks until it closes its end.
+    """Answer the host's requests until it closes its end.
 
     Args:
-        aggregator: Answers.
-        end: Of the pipe.
-        most: Sites of a round.
+        end: End of the pipe.
+        most: Largest number of sites in a round.
     """
     while (asked := _receive(end)) is not None:
         try:

@@ -1,4 +1,4 @@
-"""The owner's side of rounds with an aggregator in an enclave: it hands on what it cannot open."""
+"""The owner's side of rounds with an aggregator in an enclave: it forwards sealed updates that it cannot open."""
 
 from collections.abc import Mapping
 
@@ -18,17 +18,15 @@ class EnclaveSumMaker:
     """What makes one update of sites that have trained, by an aggregator in an enclave.
 
     Args:
-        terms: Of the run.
-        fleet: The sites.
         journal: Gives each sum a number, and remembers which sites the aggregator was asked for.
-        aggregator: In the enclave.
+        aggregator: Aggregator in the enclave.
     """
 
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, aggregator: AggregatorPort) -> None:
         self._terms, self._fleet, self._journal, self._aggregator = terms, fleet, journal, aggregator
 
     def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Have the round's updates aggregated; those that are refused are moved to those left out.
+        """Have the round's updates aggregated; refused sites are moved to the excluded ones.
 
         Raises:
             AggregationError: Too few updates are fit, or the round had other members before.
@@ -48,7 +46,7 @@ class EnclaveSumMaker:
         return found.update
 
     def _sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
-        """Have each site appraise the aggregator, and return what it seals for it."""
+        """Have each site appraise the aggregator, and return its sealed update."""
         kept = self._journal.released(record.number, model)
         asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
         evidence: dict[str, bytes] = {}

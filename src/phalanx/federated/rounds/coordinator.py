@@ -1,4 +1,4 @@
-"""The owner of federated rounds: asks sites, lets updates in, and moves the model by what they come to."""
+"""The owner of federated rounds: sends orders to sites, admits updates, and moves the model by their aggregate."""
 
 import hashlib
 import random
@@ -37,25 +37,23 @@ class RoundCoordinator:
     """The rounds of one run.
 
     Args:
-        terms: Of the run.
         summed_by: The owner, which signs the terms of masked sums; or the aggregator in an enclave.
-        fleet: The sites.
-        journal: What is admitted is noted there before it counts.
-        weights: What is trained, as it is at first.
+        journal: Journal that an admitted update enters before it counts.
+        weights: Trained weights at the beginning.
         budget: Charged for the sums of a round before they are asked for, where sites bring noise.
 
     Attributes:
-        weights: As they are now.
-        timer: Where the time of rounds goes.
+        weights: Present weights.
+        timer: Timer of rounds.
         spent: Epsilon of the private rows of each site, the most that it has said, in whatever session; empty where
             rows are not private.
 
     Guarantees:
         The model moves once a round, by updates of that round's weights (with "fedbuff" of weights that are not too
         old), each site counting once, or not at all. A round that fails changes nothing, and may be asked for again:
-        sites answer with what they have trained. Where a sum of it was released, sites give none of other sites: if
-        the same ones give none either, the round is lost, its record says so, and the next one begins. No word of a
-        site, and nothing that another site sends, has a site shut out but what it has signed itself.
+        sites answer with their trained update. Where a sum of it was released, sites release none of other sites: if
+        the same ones release none either, the round is lost, its record says so, and the next one begins. Only a site's
+        own signed statement has it shut out, never its claims and never another site's messages.
     """
 
     def __init__(
@@ -106,7 +104,7 @@ class RoundCoordinator:
         return min(self._config.min_cohort, enough)
 
     def recall(self, finished: int) -> None:
-        """Go on after so many finished rounds, with what the journal has of the round after them."""
+        """Go on after so many finished rounds, with the journal's entries for the round after them."""
         found = self._journal.recall(finished)
         self._admission.recall(found.headers)
         self._counted, self._models, self._recalled = found.counted, found.models, found.open
@@ -134,7 +132,7 @@ class RoundCoordinator:
         """Run one round to its end.
 
         Args:
-            number: From 1.
+            number: Number of the round, from 1.
             rate: Learning rate of the sites.
 
         Raises:
@@ -190,7 +188,7 @@ class RoundCoordinator:
         return save({**self.weights, **{CONTROL + name: one for name, one in self._controls.items()}})
 
     def _open(self, number: int, model: str) -> dict[str, HeldUpdate]:
-        """Note that a round begins; return what has been let into this very one already, in whatever session."""
+        """Note that a round begins; return the updates that earlier sessions admitted to this very round."""
         recalled, self._recalled = self._recalled, {}
         if self._models.get(number) != model:
             self._models[number] = model
@@ -212,14 +210,14 @@ class RoundCoordinator:
         return held
 
     def _cohort(self, number: int, num_held: int) -> tuple[str, ...]:
-        """Draw the sites of a round among those that can be asked."""
+        """Draw the sites of a round among the reachable ones."""
         there = self._fleet.idle() - self.excluded.keys() - self._held[1].keys()
         drawn = random.Random(hashlib.sha256(f"cohort {self._terms.seed} {number}".encode()).digest())  # noqa: S311
         order = sorted(self._config.sites, key=lambda site: drawn.random())
         return tuple([site for site in order if site in there][: self._config.num_asked - num_held])
 
     def _train(self, record: RoundRecord, held: dict[str, HeldUpdate], sent: tuple[bytes, str, float]) -> None:
-        """Have the sites train, and hold what they send; of sums, that they have trained."""
+        """Have the sites train, and hold their updates; with sums, note that they have trained."""
         payload, model, rate = sent
         asked = [site for site in record.asked if site not in held]
 
@@ -251,7 +249,7 @@ class RoundCoordinator:
             )
 
     def _is_as_agreed(self, reply: m.TrainedReply) -> bool:
-        """Whether a site tells of loss and budget what the run file has it tell, and no more spent than it may."""
+        """Tell whether a reply reports loss and budget as the run file demands, and no more spent than allowed."""
         rows = self._terms.rows
         if (reply.loss is None) is not (self._budget is not None or rows is not None):
             return False
@@ -311,7 +309,7 @@ class RoundCoordinator:
         )
 
     def _aggregate(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor | None:
-        """Return one update of those that are held, or of the secure sums; None where the round is lost."""
+        """Return one update from the held ones, or from the secure sums; None where the round is lost."""
         earlier = self._journal.released(record.number, model)
         try:
             if self._config.secure:

@@ -1,4 +1,4 @@
-"""The sites as the owner asks them: each has one open ticket at most, and what comes late is no answer any more."""
+"""The owner's view of the sites: each has one open ticket at most, and a late answer does not count."""
 
 import time
 from collections import Counter
@@ -17,11 +17,10 @@ MakeOrder = Callable[[int], SentOrder]
 
 @dataclass(frozen=True)
 class SiteAnswer:
-    """A site's answer to its open ticket; what it says is its claim.
+    """A site's answer to its open ticket; its contents are a claim.
 
     Attributes:
-        site: Its name.
-        reply: As parsed; None where there will be none.
+        reply: Parsed reply; None where there will be none.
         payload: Bytes that belong to it.
         fault: Why there is none, or why it is of no use; empty where it is.
         culprit: The site that it blames for a fault; empty where it blames none.
@@ -38,12 +37,12 @@ class Fleet:
     """The sites of a run.
 
     Args:
-        carrier: Brings orders and replies.
-        clock: Of deadlines, in seconds.
+        carrier: Carrier of orders and replies.
+        clock: Clock of deadlines, in seconds.
 
     Attributes:
-        bytes_out: Of payloads, by site.
-        bytes_in: Likewise.
+        bytes_out: Bytes of sent payloads, by site.
+        bytes_in: Bytes of received payloads, by site.
         late: Replies that came when their ticket was not waited for any more, by site.
 
     Guarantees:
@@ -83,7 +82,7 @@ class Fleet:
         """Yield answers as they come, until none of these sites is waited for, or the deadline is over.
 
         Args:
-            deadline_s: From now.
+            deadline_s: Seconds from now.
             among: All sites with open tickets when left out.
         """
         until = self._clock() + deadline_s

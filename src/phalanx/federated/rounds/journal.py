@@ -1,4 +1,4 @@
-"""The journal of rounds, on the disk before it counts, and the record of what a round came to."""
+"""The journal of rounds, on the disk before it counts, and the record of a round's outcome."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ class ReleasedSum:
 
     Attributes:
         cohort: The sites that it was begun with.
-        members: Those in it.
+        members: Sites in the sum.
     """
 
     cohort: tuple[str, ...]
@@ -63,7 +63,7 @@ class RoundJournal:
     """Lines in a file of the run directory, and the values of the updates of the round under way.
 
     Args:
-        directory: Its own.
+        directory: Directory of the journal alone.
 
     Guarantees:
         What a call has noted is on the disk when the call returns. A line that a crash has cut is as if it had not been
@@ -189,14 +189,14 @@ class SiteShare:
 
     Attributes:
         loss: Mean training loss, as the site says; None where it does not.
-        num_targets: As the site says.
-        samples: Its weight.
-        norm: Of its update; None where updates are summed and none is seen.
-        scaled: What the site says that it multiplied the update with; None where it does not say.
+        num_targets: Number that the site reports.
+        samples: Weight of the site.
+        norm: Norm of its update; None where updates are summed and none is seen.
+        scaled: Factor of the update by the site's report; None without a report.
         train_s: Seconds of training, as the site says.
         behind: Rounds that its update is behind.
-        far_rounds: Rounds in a row in which its update was far from what the rule made of all; None without a rule.
-        epsilon: What its private rows have spent, as it says; None where rows are not private.
+        far_rounds: Rounds in a row in which its update was far from the aggregate; None without a rule.
+        epsilon: Epsilon that its private rows have spent, by its report; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for, as it says; None likewise.
     """
 
@@ -221,11 +221,11 @@ class RoundRecord:
     """One round.
 
     Attributes:
-        number: From 1.
+        number: Number of the round, from 1.
         asked: The sites of the round.
         shares: Those that counted, by name.
         left_out: The others that were asked, with reasons.
-        norm: Of what the weights moved by.
+        norm: Norm of the weights' movement.
         sums: Numbers of secure sums.
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
@@ -267,9 +267,9 @@ class HeldUpdate:
 
     Attributes:
         round: That it was trained in.
-        header: Signed; evidence of what the site sent.
-        vector: Its values.
-        share: What is told of it.
+        header: Signed header; evidence of the site's statement.
+        vector: Values of the update.
+        share: Entry of the site in the record.
     """
 
     round: int

@@ -1,10 +1,10 @@
 """Homomorphic sums at sites: each encrypts shares of its update for every keeper, and keepers open sums alone.
 
-A keeper is a site with a key of its own. It is given all sites' shares under that key, adds them up and opens the sum,
-so an owner cannot have it open anything else; and what it could open of one site is uniform without the other keepers.
-Ciphertexts of BFV can be made of others: a site that saw them could subtract them in its part. So they travel sealed
-to the keeper, for one site, round, model and sum: no party but the keeper ever has them, and a part that is made of
-another site's sealed one does not open.
+A keeper is a site with a key of its own. It receives all sites' shares under that key, adds them and opens the sum, so
+an owner cannot have it open anything else; and the shares of one site that it could open are uniform without the other
+keepers. Ciphertexts of BFV can be derived from others: a site that saw them could subtract them in its part. So they
+travel sealed to the keeper, for one site, round, model and sum: no party but the keeper ever has them, and a part that
+is derived from another site's sealed one does not open.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,6 @@ class KeyHeader(StrictModel):
 
     Attributes:
         run: Digest of the run file.
-        keeper: Party name.
         key: Digest of the public key, which follows.
         seal: X25519 public key that parts for it are sealed for, in hex.
     """
@@ -67,10 +66,8 @@ class PartHeader(StrictModel):
 
     Attributes:
         run: Digest of the run file.
-        round: Number of the round.
         model: Digest of the weights that the update is relative to.
-        number: Of the sum.
-        site: Party name.
+        number: Number of the sum.
         key: Digest of the keeper's public key.
         part: Digest of the sealed ciphertexts, which follow.
     """
@@ -86,7 +83,7 @@ class PartHeader(StrictModel):
 
 
 class SiteNames(StrictModel):
-    """The sites with parts that a keeper finds fit, or those of the sum that it is to open; each once, in order."""
+    """The sites whose parts a keeper accepts, or the sites of the sum that it is to open; each once, in order."""
 
     sites: Annotated[tuple[_Name, ...], Field(max_length=_MOST_SITES)]
 
@@ -118,8 +115,8 @@ class KeeperKey:
     """The public keys of one keeper.
 
     Attributes:
-        public: Encrypts.
-        seal: Seals ciphertexts.
+        public: Key for encryption.
+        seal: Key for sealing ciphertexts.
     """
 
     public: bytes
@@ -136,9 +133,9 @@ class SumPlace:
     """The sum that a part is for.
 
     Attributes:
-        round: Of the update.
+        round: Round of the update.
         model: Digest of the weights that it is relative to.
-        number: Of the sum.
+        number: Number of the sum.
     """
 
     round: int
@@ -167,7 +164,7 @@ def unpacked(data: bytes, count: int) -> list[Item]:
     """Return the items of a payload, of which every size is checked before it is used.
 
     Args:
-        data: Of `packed`.
+        data: Payload from `packed`.
         count: The most that there may be.
 
     Raises:
@@ -211,11 +208,9 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
     """Return the sealed ciphertexts of one site.
 
     Args:
-        terms: Of the run.
-        place: The sum.
         key: Digest of the keeper's public key.
         site: Name of the site that they are of.
-        item: As it came.
+        item: Item as received.
 
     Raises:
         AggregationError: It is not signed by that site for this sum and key, or other bytes came.
@@ -252,8 +247,7 @@ class KeptSumSite:
 
     Args:
         identity: Signs parts, and the key.
-        terms: Of the run.
-        length: Values of an update.
+        length: Number of an update's values.
         directory: Has the keeper's book of sums that it has opened.
 
     Guarantees:
@@ -271,10 +265,10 @@ class KeptSumSite:
         self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
     def phase(self, order: m.SumOrder, payload: bytes) -> bytes:
-        """Take a phase as a keeper: give the keys, check parts, or open a sum of those that were fit.
+        """Take a phase as a keeper: give the keys, check parts, or open a sum of accepted parts.
 
         Raises:
-            AggregationError: The site is no keeper, or what came is not what it should be.
+            AggregationError: The site is no keeper, or the order does not have the expected form.
         """
         if self._identity.name not in self._terms.config.keepers:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is no keeper")
@@ -299,7 +293,7 @@ class KeptSumSite:
         """Return this site's own update of the order's round, in shares that are sealed for the keepers.
 
         Raises:
-            AggregationError: The keys that came are not those of all keepers.
+            AggregationError: The received keys are not the keys of all keepers.
         """
         keepers, place = self._terms.config.keepers, SumPlace(order.round, order.model, order.number)
         items = unpacked(payload, len(keepers))

@@ -1,4 +1,4 @@
-"""The homomorphic sums of a round: the owner's side, which hands on what it cannot read and joins what keepers open."""
+"""The homomorphic sums of a round: the owner forwards parts that it cannot read and joins the keepers' opened sums."""
 
 from collections.abc import Mapping
 
@@ -34,17 +34,15 @@ class KeptSumMaker:
     """What makes one update of sites that have trained, by the keys of keepers among them.
 
     Args:
-        terms: Of the run.
-        fleet: The sites.
         journal: Gives each sum a number, and remembers which sites keepers were asked to open a sum of.
-        length: Values of an update.
+        length: Number of an update's values.
     """
 
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, length: int) -> None:
         self._terms, self._fleet, self._journal, self._length = terms, fleet, journal, length
 
     def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Sum the updates of the round's shares; those that send nothing fit are moved to those left out.
+        """Sum the updates of the round's shares; sites without an accepted part are moved to the excluded ones.
 
         Raises:
             AggregationError: A keeper is missing, or too few sites are in the sum.
@@ -82,7 +80,7 @@ class KeptSumMaker:
     def _parts(
         self, record: RoundRecord, place: SumPlace, walk: SumWalk, keys: Mapping[str, Item]
     ) -> dict[str, dict[str, Item]]:
-        """Return what each site sent for each keeper; what is in it the owner cannot see."""
+        """Return each site's part for each keeper; the owner cannot read it."""
         kept = self._journal.released(place.round, place.model)
         asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
         found: dict[str, dict[str, Item]] = {}

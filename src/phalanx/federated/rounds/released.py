@@ -1,6 +1,6 @@
 """The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone.
 
-An update is what a site made in one round of one set of weights. A round from the same weights later is another one,
+An update is a site's result of one round from one set of weights. A round from the same weights later is another one,
 so that a run goes on after a round that was lost.
 """
 
@@ -18,10 +18,10 @@ from phalanx.security.crypto import digest_hex, in_domain
 class ReleasedSums:
     """A book of one site, a line for each of its updates: for the round and the weights that it was made in and of.
 
-    Two sums of one update with different company differ by what the others sent, or by what one of them did.
+    Two sums of one update with different company differ by the others' updates, or by a single one.
 
     Args:
-        directory: The site's own.
+        directory: Directory of the site alone.
 
     Raises:
         RollbackError: The file is damaged.
@@ -42,8 +42,7 @@ class ReleasedSums:
 
         Args:
             model: Digest of the weights that its updates are relative to.
-            number: Of the round.
-            members: Those in the sum.
+            members: Sites in the sum.
 
         Raises:
             AggregationError: One with other members was released of this round and these weights.

@@ -42,9 +42,8 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        identity: Signs updates.
-        terms: Of the run.
-        trainer: Trains and measures.
+        identity: Identity that signs updates.
+        trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and books of sums.
 
@@ -75,7 +74,7 @@ class Site:
         self._sum: tuple[int, SumClient] | None = None
 
     def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
-        """Do what is asked."""
+        """Fulfil one order."""
         culprit = ""
         try:
             if isinstance(order, m.TrainOrder):
@@ -167,7 +166,7 @@ class Site:
         return LocalUpdate({name: torch.zeros_like(one) for name, one in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
-        """Take one phase; what is summed is this site's own update of that very round and model."""
+        """Take one phase; only this site's own update of that very round and model is summed."""
         kept, message = self._trained, bytes(payload)
         if self._kept is not None and order.phase != "encrypt":
             return m.SumReply(ticket=order.ticket), self._kept.phase(order, message)
@@ -228,7 +227,7 @@ class Site:
 class _Controls:
     """A site's control variate, zero at first, and the next one, which holds once its update has counted.
 
-    Both outlive the site's process: the owner's variate has counted what this one has moved by.
+    Both outlive the site's process: the owner's variate has counted this one's movement.
     """
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
@@ -237,7 +236,7 @@ class _Controls:
         self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if found is None else found[1]
 
     def prepare(self, number: int, controls: Named) -> None:
-        """Keep what the variate will be if the update of a round counts."""
+        """Store the next variate, for the case that the update of a round counts."""
         beside = self._next.with_suffix(".tmp")
         save_file(controls, beside, {"round": str(number)})
         beside.replace(self._next)

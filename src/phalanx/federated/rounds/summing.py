@@ -24,11 +24,9 @@ class SumMaker:
     """What makes one update of sites that have trained, and sees none of theirs.
 
     Args:
-        terms: Of the run.
-        identity: The owner's.
-        fleet: The sites.
+        identity: Identity of the owner.
         journal: Gives each sum a number of its own, whatever crashes.
-        length: Values of an update.
+        length: Number of an update's values.
     """
 
     def __init__(self, terms: RunTerms, identity: Identity, fleet: Fleet, journal: RoundJournal, length: int) -> None:
@@ -37,10 +35,10 @@ class SumMaker:
         self._fleet, self._journal = fleet, journal
 
     def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Sum the updates of the round's shares; those that drop out meanwhile are moved to those left out.
+        """Sum the updates of the round's shares; sites that drop out meanwhile are moved to the excluded ones.
 
         Args:
-            record: Of the round; its shares are the sites that have trained.
+            record: Record of the round; its shares are the sites that have trained.
             model: Digest of the weights that updates are relative to.
             exclude: Told of a site that broke a sum, as its own signature shows.
 
@@ -74,8 +72,8 @@ class SumMaker:
     def _buckets(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
         """Draw the sites of each sum; sites of a sum that was about to be opened stay together.
 
-        Without a site that was there, or with another one, a second sum would tell by the difference what one site
-        sent, and honest sites release none.
+        Without a site that was there, or with another one, the difference of a second sum would show one site's update,
+        and honest sites release none.
         """
         config, sites = self._terms.config, sorted(record.shares)
         kept = () if self._noisy is not None else self._journal.released(record.number, model)

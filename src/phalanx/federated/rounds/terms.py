@@ -20,14 +20,13 @@ class RunTerms:
     """The facts of a run; no party takes another one's word for them.
 
     Attributes:
-        run: Name of the run.
-        digest: Of the run file.
-        config: The section.
-        seed: Of the draw of cohorts.
-        owner: Asks for rounds.
+        digest: Digest of the run file.
+        config: Section of the run file.
+        seed: Seed of the draw of cohorts.
+        owner: Name of the owner.
         roster: All sites by name, certified by the run's authority.
-        rounds: How many the run is to have.
-        rows: What the training rows of each site may spend, which it draws and counts by itself; None where sites train
+        rounds: Number of rounds of the run.
+        rows: Budget of the training rows of each site, which it draws and counts by itself; None where sites train
             without noise.
     """
 
@@ -66,16 +65,16 @@ class SiteBudget:
     add up, in whole trillionths, so that no sum is rounded away.
 
     Args:
-        directory: The site's own.
-        sums: Of the run, as this site computes them from its own copy of the run file.
-        config: What they may spend.
+        directory: Directory of the site alone.
+        sums: Noisy sums of the run, as this site computes them from its own copy of the run file.
+        config: Budget of the sums.
 
     Raises:
         RollbackError: The file is damaged.
 
     Guarantees:
-        Through crashes and restarts noise is drawn for no more sums than the budget pays for, and what a sum spends is
-        on the disk before its noise is drawn. An older directory that is put back is not found out.
+        Through crashes and restarts noise is drawn for no more sums than the budget pays for, and the charge of a sum
+        is on the disk before its noise is drawn. An older directory that is put back is not detected.
     """
 
     def __init__(self, directory: Path, sums: NoisyRounds, config: SitePrivacyConfig) -> None:

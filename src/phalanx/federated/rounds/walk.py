@@ -1,4 +1,4 @@
-"""A walk of the owner through the phases of one sum: what each site is sent, and which are left after a phase."""
+"""The owner's walk through the phases of one sum: the message to each site, and the sites left after a phase."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +15,7 @@ Take = Callable[[str, m.SumReply, bytes], object]
 
 
 class SumWalk:
-    """A walk through the phases of one sum; a site that is silent or says what is refused is out of the rest of it.
+    """A walk through the phases of one sum; a site that is silent or sends a refused message is out of the rest of it.
 
     Attributes:
         accusers: The sites that refused to go on for what another one had signed, by the name of that one.
@@ -27,7 +27,7 @@ class SumWalk:
         self.accusers: dict[str, set[str]] = {}
 
     def phase(self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Take) -> tuple[str, ...]:
-        """Send each site its message, and give what comes back to the server; return the sites that are left."""
+        """Send each site its message, and give the answers to the server; return the sites that are left."""
         there: list[str] = []
         sites = frozenset(messages)
 
