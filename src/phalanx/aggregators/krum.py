@@ -19,8 +19,8 @@ def multi_krum(updates: Tensor, byzantine: int) -> Tensor:
 
     Source: Blanchard et al. 2017.
     """
-    kept = torch.sort(_scores(updates, byzantine), stable=True).indices[: len(updates) - byzantine]
-    return updates[kept.sort().values].mean(0)
+    nearest = torch.sort(_scores(updates, byzantine), stable=True).indices[: len(updates) - byzantine]
+    return updates[nearest.sort().values].mean(0)
 
 
 def most_byzantine(clients: int) -> int:

@@ -37,9 +37,9 @@ class Aggregator:
         """
         if updates.ndim != 2 or not len(updates) or not updates.is_floating_point():
             raise ConfigError(f"updates: {updates.dtype}{list(updates.shape)}, expected a float matrix, a row a client")
-        if not 0 <= byzantine <= (most := self.most_byzantine(len(updates))):
+        if not 0 <= byzantine <= (max_byzantine := self.most_byzantine(len(updates))):
             raise ConfigError(
-                f"byzantine = {byzantine} of {len(updates)} clients: this rule stands {most} at most; "
+                f"byzantine = {byzantine} of {len(updates)} clients: this rule stands {max_byzantine} at most; "
                 "lower it, ask more clients, or choose another rule"
             )
         if not torch.isfinite(updates).all():

@@ -45,12 +45,12 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
 
     def chosen(prompt: AskedPrompt, first: str, second: str, number: int) -> Verdict:
         asked = asking.principle if ranked else (asking.draw(seed, number),)
-        found: Verdict = {}
+        verdict: Verdict = {}
         for principle in asked:
-            found = under(principle, prompt, first, second)
-            if not is_tie(found):
+            verdict = under(principle, prompt, first, second)
+            if not is_tie(verdict):
                 break
-        return found
+        return verdict
 
     return chosen
 
@@ -88,9 +88,9 @@ class PairChoice:
     ) -> None:
         self._writer, self._choose, self._prompts, self._seed, self._told = writer, choose, prompts, seed, told
         check_prompts(writer, prompts)
-        for one in prompts if choose is None else ():
-            if not isinstance(one.record.get(DEMONSTRATION), str) or not one.record[DEMONSTRATION].strip():
-                raise DataError(f'{one.where}: has no text "{DEMONSTRATION}"; add it, or leave the line out')
+        for prompt in prompts if choose is None else ():
+            if not isinstance(prompt.record.get(DEMONSTRATION), str) or not prompt.record[DEMONSTRATION].strip():
+                raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or leave the line out')
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -107,16 +107,16 @@ class PairChoice:
     def rows(self, numbers: range) -> list[dict[str, Any]]:
         """Make the rows of a batch of prompts: pairs, or why there is none."""
         prompts = [self._prompts[number] for number in numbers]
-        chats = [one.chat for one in prompts]
+        chats = [prompt.chat for prompt in prompts]
         written = [
             self._writer.write(chats, drawn_seed(self._seed, side, numbers.start))
             for side in (("first", "second") if self._choose else ("first",))
         ]
         if self._choose is None:
-            written.insert(0, [one.record[DEMONSTRATION].strip() for one in prompts])
+            written.insert(0, [prompt.record[DEMONSTRATION].strip() for prompt in prompts])
         return [
-            self._row(one, first, second, number)
-            for one, first, second, number in zip(prompts, *written, numbers, strict=True)
+            self._row(prompt, first, second, number)
+            for prompt, first, second, number in zip(prompts, *written, numbers, strict=True)
         ]
 
     def _row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
@@ -138,14 +138,14 @@ class PairChoice:
 
 def chosen_figures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
     """Return the rows that are pairs, and what became of all; ``order_decided``: the share that said A, or B, twice."""
-    kept = [row for row in rows if "left_out" not in row]
+    decided = [row for row in rows if "left_out" not in row]
     orders = [row["by_order"] for row in rows if "by_order" in row]
-    biased = sum((one > 0.5) == (other > 0.5) for one, other in orders)
-    return kept, {
+    biased = sum((preference > 0.5) == (other > 0.5) for preference, other in orders)
+    return decided, {
         "prompts": len(rows),
         "left_out": dict(Counter(row["left_out"] for row in rows if "left_out" in row)),
         "order_decided": biased / len(orders) if orders else None,
-        "principles": dict(Counter(row["principle"] for row in kept if "principle" in row)),
+        "principles": dict(Counter(row["principle"] for row in decided if "principle" in row)),
     }
 
 
@@ -157,9 +157,9 @@ def _comparison(template: str, prompt: AskedPrompt, principle: Principle, first:
         "{first}": first,
         "{second}": second,
     }
-    found, at = [], 0
-    while at < len(template):
-        name = next((one for one in parts if template.startswith(one, at)), None)
-        found.append(template[at] if name is None else parts[name])
-        at += 1 if name is None else len(name)
-    return "".join(found)
+    pieces, position = [], 0
+    while position < len(template):
+        name = next((placeholder for placeholder in parts if template.startswith(placeholder, position)), None)
+        pieces.append(template[position] if name is None else parts[name])
+        position += 1 if name is None else len(name)
+    return "".join(pieces)

@@ -83,12 +83,12 @@ class ServerJudge:
             RewardError: It is not reached, or says neither.
         """
         try:
-            said = self._served.ask(question).strip().strip("()*.\"'").upper()
+            letter = self._served.ask(question).strip().strip("()*.\"'").upper()
         except RewardError as exc:
             raise _refused(str(exc)) from exc
-        if said not in _LETTERS:
-            raise _refused(f"{self._config.url}: the judge said {said!r:.60}, expected A or B and nothing else")
-        return float(said == _LETTERS[0])
+        if letter not in _LETTERS:
+            raise _refused(f"{self._config.url}: the judge said {letter!r:.60}, expected A or B and nothing else")
+        return float(letter == _LETTERS[0])
 
 
 def _refused(why: str) -> RewardError:

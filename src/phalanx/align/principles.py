@@ -75,7 +75,7 @@ class Constitution(StrictModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        names = [one.name for one in self.principle]
+        names = [principle.name for principle in self.principle]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"principle: {twice!r} is there twice; give each principle a name of its own")
@@ -94,11 +94,11 @@ class Constitution(StrictModel):
         """
         if name is None:
             return self
-        found = tuple(one for one in self.principle if one.name == name)
-        if not found:
-            names = ", ".join(one.name for one in self.principle)
+        matching = tuple(principle for principle in self.principle if principle.name == name)
+        if not matching:
+            names = ", ".join(principle.name for principle in self.principle)
             raise ConfigError(f"--principle {name}: there is none; choices: {names}")
-        return self.model_copy(update={"principle": found})
+        return self.model_copy(update={"principle": matching})
 
     def that(self, *texts: str) -> "Constitution":
         """Return the same with the principles that have some texts.
@@ -106,18 +106,22 @@ class Constitution(StrictModel):
         Raises:
             ConfigError: None of them has.
         """
-        found = tuple(one for one in self.principle if all(getattr(one, text) is not None for text in texts))
-        if not found:
+        complete = tuple(
+            principle for principle in self.principle if all(getattr(principle, text) is not None for text in texts)
+        )
+        if not complete:
             raise ConfigError(f"principles: none has {' and '.join(texts)}, which this command asks; write it")
-        return self.model_copy(update={"principle": found})
+        return self.model_copy(update={"principle": complete})
 
     def draw(self, seed: int, *place: object) -> Principle:
         """Draw one by weight, as a public function of seed and place."""
-        at = drawn_seed(seed, "principle", *place) / 2**63 * sum(one.weight for one in self.principle)
-        for one in self.principle:
-            at -= one.weight
-            if at < 0:
-                return one
+        remainder = (
+            drawn_seed(seed, "principle", *place) / 2**63 * sum(principle.weight for principle in self.principle)
+        )
+        for principle in self.principle:
+            remainder -= principle.weight
+            if remainder < 0:
+                return principle
         return self.principle[-1]
 
 
@@ -136,7 +140,7 @@ def load_constitution(path: Path) -> Constitution:
         raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a file of principles").about(
             code="PHX-C003", file=str(path)
         ) from exc
-    objects = [parse_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    objects = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(lines, 1) if text.strip()]
     try:
         return Constitution.model_validate_json(json.dumps({"principle": objects}))
     except ValidationError as exc:

@@ -50,10 +50,10 @@ def refusal_by_patterns(patterns: Sequence[str]) -> IsRefusal:
         ConfigError: One is no regular expression.
     """
     try:
-        found = [re.compile(one, re.IGNORECASE) for one in patterns or _REFUSALS]
+        expressions = [re.compile(pattern, re.IGNORECASE) for pattern in patterns or _REFUSALS]
     except re.error as exc:
         raise ConfigError(f"--refusal {exc.pattern!r:.60}: is no regular expression: {exc}") from exc
-    return lambda _prompt, answer: any(one.search(answer) for one in found)
+    return lambda _prompt, answer: any(expression.search(answer) for expression in expressions)
 
 
 def refusal_by_judge(judge: Judge) -> IsRefusal:
@@ -73,8 +73,8 @@ def safety_prompts(path: Path | None) -> list[AskedPrompt]:
     Raises:
         DataError: Names file and line: no prompt, or no ``harmful`` that is true or false.
     """
-    found = [checked(record, where) for where, record in read_records(OWN_SET if path is None else path)]
-    return found
+    prompts = [checked(record, place) for place, record in read_records(OWN_SET if path is None else path)]
+    return prompts
 
 
 def checked(record: Mapping[str, Any], where: str) -> AskedPrompt:
@@ -129,8 +129,8 @@ class SafetyCheck:
         """Return the outcomes of a batch of prompts: their lines with ``answer``, ``refused`` and ``violates``."""
         prompts = [self._prompts[number] for number in numbers]
         seed = drawn_seed(self._seed, "safety", numbers.start)
-        answers = self._writer.write([one.chat for one in prompts], seed)
-        return [self._outcome(one, answer) for one, answer in zip(prompts, answers, strict=True)]
+        answers = self._writer.write([prompt.chat for prompt in prompts], seed)
+        return [self._outcome(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _outcome(self, prompt: AskedPrompt, answer: str) -> dict[str, Any]:
         refused = self._is_refusal(prompt, answer)
@@ -191,7 +191,7 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
         chat = prompt_of({"prompt": text}, where).chat
         return writer.write([chat], drawn_seed(seed, "hook", asked_so_far))[0]
 
-    found = []
+    prompts = []
     for number, record in enumerate(hook(ask), start=1):
         place = f"{where}, prompt {number}"
         try:
@@ -200,7 +200,7 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
             raise DataError(f"{place}: is no JSON object ({exc})") from exc
         if not isinstance(plain, dict):
             raise DataError(f"{place}: is a {type(record).__name__}, expected an object with a prompt")
-        found.append(checked({HARMFUL: True, **plain}, place))
-    if not found:
+        prompts.append(checked({HARMFUL: True, **plain}, place))
+    if not prompts:
         raise DataError(f"{where}: gave no prompt")
-    return found
+    return prompts

@@ -33,7 +33,7 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
             values.score([ScoredText(f"{pair.where}, {side}", pair.text, pair.record[side], pair.record)])[0]
             for side in ("chosen", "rejected")
         ]
-        gaps = dict(zip(names, (one - other for one, other in zip(*sides, strict=True)), strict=True))
+        gaps = dict(zip(names, (worth - other for worth, other in zip(*sides, strict=True)), strict=True))
         total = values.total(sides[0]) - values.total(sides[1])
         rows.append({"where": pair.where, "prompt": pair.text, "gaps": gaps, "sum": total})
 
@@ -42,12 +42,13 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
 
     def opposed(row: dict[str, Any]) -> float:
         """The smaller of the largest gaps for and against."""
-        told = [gap for gap in row["gaps"].values() if opinion(gap)]
-        return min(max(told, default=0.0), -min(told, default=0.0))
+        gaps = [gap for gap in row["gaps"].values() if opinion(gap)]
+        return min(max(gaps, default=0.0), -min(gaps, default=0.0))
 
     between = {
-        f"{one} / {other}": sum(opinion(row["gaps"][one]) * opinion(row["gaps"][other]) < 0 for row in rows) / len(rows)
-        for one, other in itertools.combinations(names, 2)
+        f"{value} / {other}": sum(opinion(row["gaps"][value]) * opinion(row["gaps"][other]) < 0 for row in rows)
+        / len(rows)
+        for value, other in itertools.combinations(names, 2)
     }
     agreed = {name: sum(1 + opinion(row["gaps"][name]) for row in rows) / (2 * len(rows)) for name in names}
     conflicts = sorted((row for row in rows if opposed(row) > 0), key=opposed, reverse=True)
@@ -60,10 +61,10 @@ def read_pairs(path: Path) -> list[AskedPrompt]:
     Raises:
         DataError: Names file and line: a field is missing or no text.
     """
-    found = []
-    for where, record in read_records(path):
+    pairs = []
+    for place, record in read_records(path):
         for side in ("chosen", "rejected"):
             if not isinstance(record.get(side), str) or not record[side].strip():
-                raise DataError(f'{where}: field "{side}" holds {record.get(side)!r:.40}, expected text')
-        found.append(prompt_of(record, where))
-    return found
+                raise DataError(f'{place}: field "{side}" holds {record.get(side)!r:.40}, expected text')
+        pairs.append(prompt_of(record, place))
+    return pairs

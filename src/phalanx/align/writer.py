@@ -46,5 +46,5 @@ def asked(text: str) -> ChatMessage:
 
 def drawn_seed(seed: int, *place: object) -> int:
     """Return the seed of one draw: a public function of the seed of all and of its place."""
-    found = hashlib.sha256(canonical_json(["phalanx align", seed, *place])).digest()
-    return int.from_bytes(found[:8], "big") >> 1
+    digest = hashlib.sha256(canonical_json(["phalanx align", seed, *place])).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -61,10 +61,10 @@ class CertifiedCheckpoints:
         if kind == "checkpoint":
             self._announced.add(body["step"])
         elif kind == "checkpoint_saved":
-            kept = {**self.saved, body["step"]: body["manifest"]}
-            self.saved = {step: kept[step] for step in body["kept"] if step in kept}
-            told = body.get("best")
-            self.best = None if told is None else BestCheckpoint.of_json(told)
+            manifests = {**self.saved, body["step"]: body["manifest"]}
+            self.saved = {step: manifests[step] for step in body["kept"] if step in manifests}
+            best = body.get("best")
+            self.best = None if best is None else BestCheckpoint.of_json(best)
             self._drop_best()
         elif kind == "rolled_back":
             self._forget_after(body["to"])
@@ -90,9 +90,9 @@ class CertifiedCheckpoints:
         """
         newest = self.newest
         if newest is not None and (step is None or step < newest):
-            found = "none is there" if step is None else f"the newest is of step {step}"
+            state = "none is there" if step is None else f"the newest is of step {step}"
             raise CheckpointError(
-                f"{where}: rolled back: {found}, the audit log has one of step {newest}; put it back, or go back "
+                f"{where}: rolled back: {state}, the audit log has one of step {newest}; put it back, or go back "
                 "on purpose with --resume --from-step STEP"
             ).about(code="PHX-I053")
         if step is None:

@@ -48,10 +48,10 @@ class RunTokenizer:
     def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
         """Find the tokenizer file in the config, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
-        found = cls(file, corpus.eos_id, of_model=config.kind == "model")
+        run_tokenizer = cls(file, corpus.eos_id, of_model=config.kind == "model")
         if not isinstance(corpus, ChatCorpus | PairCorpus) or corpus.template is None:
-            return found
-        return replace(found, template=corpus.template, end_of_turn=corpus.end_of_turn)
+            return run_tokenizer
+        return replace(run_tokenizer, template=corpus.template, end_of_turn=corpus.end_of_turn)
 
 
 def export_model(
@@ -147,8 +147,8 @@ def _end_answers(path: Path, end_of_turn: int, end_of_text: object) -> None:
     """Add the token that ends an answer to those at which the model stops writing."""
     written = read_json(path)
     ends = written.get("eos_token_id", end_of_text)
-    known = [one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int)]
-    _write_json(path, {**written, "eos_token_id": list(dict.fromkeys([*known, end_of_turn]))})
+    eos_ids = [eos for eos in (ends if isinstance(ends, list) else [ends]) if isinstance(eos, int)]
+    _write_json(path, {**written, "eos_token_id": list(dict.fromkeys([*eos_ids, end_of_turn]))})
 
 
 def copy_run_tokenizer(tokenizer: RunTokenizer, target: Path) -> None:
@@ -166,8 +166,8 @@ def _write_tokenizer(target: Path, tokenizer: RunTokenizer) -> None:
     copy_run_tokenizer(tokenizer, target)
     if (target / _TOKENIZER_CONFIG).is_file():
         return
-    end = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+    eos = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": eos, "eos_token": eos}
     _write_json(target / _TOKENIZER_CONFIG, named)
 
 

@@ -36,13 +36,13 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
             f"{directory}: the run trained {what}, and this is something else; a merged model has other weights than "
             "both: export without --merge to verify"
         )
-    found = weights_digest(_adapter(directory / _ADAPTER) if is_adapter else _model(directory))
-    if found != final_digest:
+    digest = weights_digest(_adapter(directory / _ADAPTER) if is_adapter else _model(directory))
+    if digest != final_digest:
         raise VerificationError(
-            f"{directory}: weights have digest {found}; the run ended with {final_digest}: they were changed, or are "
+            f"{directory}: weights have digest {digest}; the run ended with {final_digest}: they were changed, or are "
             "of another step or run"
         )
-    return found
+    return digest
 
 
 def _model(directory: Path) -> Iterator[tuple[str, Tensor]]:

@@ -98,11 +98,11 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
     signed = state.get("kept")
     if signed is None:
         return False
-    found = kept_files(run_dir)
-    if found != signed:
-        name = min(name for name in {*found, *signed} if found.get(name) != signed.get(name))
+    digests = kept_files(run_dir)
+    if digests != signed:
+        name = min(name for name in {*digests, *signed} if digests.get(name) != signed.get(name))
         path, do = run_dir / KEPT_MODEL / name, f"put {run_dir / KEPT_MODEL} back as the run wrote it"
-        was, now = str(signed.get(name, "no file")), found.get(name, "no file")
+        was, now = str(signed.get(name, "no file")), digests.get(name, "no file")
         raise CheckpointError(
             f"{path}: altered: found SHA-256 {now:.16}, the checkpoint of step {state['step']} has signed {was:.16}; "
             f"{do}"
@@ -141,19 +141,19 @@ def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None
     Raises:
         CheckpointError: It opens with neither key, or cannot be written.
     """
-    where = run_dir / KEPT_MODEL / KEY_FILE
+    place = run_dir / KEPT_MODEL / KEY_FILE
     if not (run_dir / KEPT_MODEL / _PACK).is_file():
         return
-    data = _read(where)
+    data = _read(place)
     try:
-        unwrap_for(new, data, run, 0, where)
+        unwrap_for(new, data, run, 0, place)
     except CheckpointError:
-        spare, data_key = run_dir / f".{KEPT_MODEL}-{KEY_FILE}", unwrap_for(old, data, run, 0, where)
+        spare, data_key = run_dir / f".{KEPT_MODEL}-{KEY_FILE}", unwrap_for(old, data, run, 0, place)
         try:
             spare.write_bytes(wrap_for(new, data_key, run, 0))
-            spare.replace(where)
+            spare.replace(place)
         except OSError as exc:
-            raise CheckpointError(f"{where}: cannot be written ({exc.strerror}); the old key still opens it") from exc
+            raise CheckpointError(f"{place}: cannot be written ({exc.strerror}); the old key still opens it") from exc
 
 
 def _opened(home: Path) -> tuple[ModelSource, RunTokenizer]:

@@ -58,12 +58,12 @@ def open_checkpoint(
         What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
         the bytes that are parsed, so a change after opening is refused too.
     """
-    where = path / MANIFEST_FILE
-    manifest = verify_manifest(_read_bytes(where, _MAX_MANIFEST_BYTES), peer, where)
+    place = path / MANIFEST_FILE
+    manifest = verify_manifest(_read_bytes(place, _MAX_MANIFEST_BYTES), peer, place)
     _check_belonging(path, manifest, run, config_digest)
     if manifest.step < at_least_step:
         raise CheckpointError(
-            f"{where}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
+            f"{place}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
             "newer one back, or name the step to go back to"
         ).about(code="PHX-I053")
     _check_listing(path, manifest)
@@ -207,36 +207,36 @@ class Checkpoint:
 def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> FileSealer | None:
     if manifest.encryption is None:
         return None
-    where = path / KEY_FILE
+    place = path / KEY_FILE
     if key is None:
         raise CheckpointError(
             f"{path}: is encrypted; say where its key is, as checkpoint.key in the run file does"
         ).about(code="PHX-I054", file=str(path), key="checkpoint.key")
-    data_key = unwrap_for(key, _read_bytes(where, _MAX_KEY_BYTES), manifest.run, manifest.step, where)
+    data_key = unwrap_for(key, _read_bytes(place, _MAX_KEY_BYTES), manifest.run, manifest.step, place)
     sealer = FileSealer(data_key)
     if sealer.commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
-        raise CheckpointError(f"{where}: swapped: it holds another data key than the signed manifest commits to")
+        raise CheckpointError(f"{place}: swapped: it holds another data key than the signed manifest commits to")
     return sealer
 
 
 def _check_belonging(
     path: Path, manifest: CheckpointManifest, run: str | None, config_digest: str | Collection[str] | None
 ) -> None:
-    where = path / MANIFEST_FILE
+    place = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
-        raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
+        raise CheckpointError(f"{place}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
             code="PHX-I053"
         )
-    known = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
-    if config_digest is not None and manifest.config_digest not in known:
-        expected = " or ".join(f"{one:.12}..." for one in sorted(known)) or "none"
+    allowed = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
+    if config_digest is not None and manifest.config_digest not in allowed:
+        expected = " or ".join(f"{digest:.12}..." for digest in sorted(allowed)) or "none"
         raise CheckpointError(
-            f"{where}: foreign: config digest {manifest.config_digest:.12}..., expected {expected}; resume with the "
+            f"{place}: foreign: config digest {manifest.config_digest:.12}..., expected {expected}; resume with the "
             "run file that it was made with"
         ).about(code="PHX-I053")
     named = step_of(path.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}")
+        raise CheckpointError(f"{place}: swapped: it is of step {manifest.step}, its directory is {path.name}")
 
 
 def _check_listing(path: Path, manifest: CheckpointManifest) -> None:

@@ -162,12 +162,12 @@ def latest_checkpoint(directory: Path) -> Path | None:
     """
     try:
         restore_set_aside(directory)
-        found = list_checkpoints(directory)
+        checkpoints = list_checkpoints(directory)
     except FileNotFoundError:
         return None
     except OSError as exc:
         raise CheckpointError(f"{directory}: cannot be read ({exc.strerror})") from exc
-    return found[max(found)] if found else None
+    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def restore_set_aside(directory: Path) -> None:

@@ -75,10 +75,10 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
             that data, were changed since.
         ModelError: The directory is no model.
     """
-    source, (record, kept) = ModelSource(directory), _kept(directory)
+    source, (record, stored) = ModelSource(directory), _kept(directory)
     now = {name: source.read(name) for name in parameter_names(source.hub_config)}
     _expect(directory, "the merged weights", weights_digest(now.items()), record["merged"])
-    back = {**now, **kept}
+    back = {**now, **stored}
     _expect(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
 
     def write(target: Path) -> None:
@@ -86,7 +86,7 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
         _copy_companions(directory, target)
 
     _appear(out, write)
-    return {"base": record["base"], "matrices": len(kept)}
+    return {"base": record["base"], "matrices": len(stored)}
 
 
 def _rounding(

@@ -60,8 +60,8 @@ class RemoteStore:
         with self._explained("be listed"):
             # another process may have written since the last look
             self._files.invalidate_cache()
-            found = self._files.find(self._root) if self._files.exists(self._root) else []
-        paths = [str(path).rsplit("/", 2) for path in found]
+            files = self._files.find(self._root) if self._files.exists(self._root) else []
+        paths = [str(path).rsplit("/", 2) for path in files]
         steps = [step_of(parts[1]) for parts in paths if len(parts) == 3 and parts[2] == MANIFEST_FILE]
         return {step for step in steps if step is not None}
 
@@ -115,12 +115,12 @@ class RemoteStore:
                 if Path(name).name != name:
                     raise CheckpointError(f"{self._address}/{kept.name}/{name}: is no plain name; not used")
                 self._copy(f"{kept.name}/{name}", scratch / name, _MAX_KEPT_BYTES)
-                found = hashlib.sha256((scratch / name).read_bytes()).hexdigest()
-                if name in signed and found != signed[name]:
+                digest = hashlib.sha256((scratch / name).read_bytes()).hexdigest()
+                if name in signed and digest != signed[name]:
                     raise CheckpointError(
-                        f"{self._address}/{kept.name}/{name}: altered: found SHA-256 {found:.16}, the checkpoint has "
+                        f"{self._address}/{kept.name}/{name}: altered: found SHA-256 {digest:.16}, the checkpoint has "
                         f"signed {signed[name]:.16}; not used"
-                    ).about(code="PHX-I058", file=name, found=found, expected=signed[name])
+                    ).about(code="PHX-I058", file=name, found=digest, expected=signed[name])
             with self._explained(f"bring {kept.name}"):
                 sync_directory(scratch)
                 publish(scratch, kept)

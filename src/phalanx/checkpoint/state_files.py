@@ -122,8 +122,8 @@ def read_state(path: Path, step: int) -> dict[str, Tensor]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
-    found = int(tensors.pop(_MARK, torch.tensor(_TORN)))
-    if found != step:
-        state = "was being written" if found == _TORN else f"is of step {found}"
+    written_step = int(tensors.pop(_MARK, torch.tensor(_TORN)))
+    if written_step != step:
+        state = "was being written" if written_step == _TORN else f"is of step {written_step}"
         raise CheckpointError(f"{path}: {state}, expected the state of step {step}")
     return tensors

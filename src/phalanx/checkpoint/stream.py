@@ -62,9 +62,9 @@ def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
             raise CheckpointError(
                 f"checkpoint: {name!r:.200} is of {tensor.dtype}; expected one of {sorted(_NAMES.values())}"
             )
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
+        stop = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        offset = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     yield struct.pack("<Q", len(text)) + text

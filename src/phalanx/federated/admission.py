@@ -232,9 +232,9 @@ class UpdateAdmission:
             ("round", UpdateRefusal.OTHER_ROUND),
             ("model", UpdateRefusal.OTHER_MODEL),
         ):
-            if (found := getattr(body, field)) != (expected := getattr(due, field)):
+            if (value := getattr(body, field)) != (expected := getattr(due, field)):
                 raise UpdateRefusedError(
-                    reason, f"{body.site}: {field} is {str(found)[:16]}, expected {str(expected)[:16]}"
+                    reason, f"{body.site}: {field} is {str(value)[:16]}, expected {str(expected)[:16]}"
                 )
         if (body.round, body.model, body.site) in self._entered:
             raise UpdateRefusedError(UpdateRefusal.SECOND_UPDATE, f"{body.site}: sent one in round {body.round}")

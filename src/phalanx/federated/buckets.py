@@ -46,10 +46,10 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
     Raises:
         ConfigError: The rule does not stand so many of so few buckets.
     """
-    most = AGGREGATORS[rule].most_byzantine(len(sums))
-    if byzantine > most:
+    max_byzantine = AGGREGATORS[rule].most_byzantine(len(sums))
+    if byzantine > max_byzantine:
         raise ConfigError(
-            f"{len(sums)} buckets: {rule} stands {most} spoiled ones at most, {byzantine} sites may lie; "
+            f"{len(sums)} buckets: {rule} stands {max_byzantine} spoiled ones at most, {byzantine} sites may lie; "
             "make smaller buckets, or ask more sites"
         )
-    return aggregate(torch.stack([torch.from_numpy(one.mean()) for one in sums]), rule, byzantine)
+    return aggregate(torch.stack([torch.from_numpy(bucket.mean()) for bucket in sums]), rule, byzantine)

@@ -269,11 +269,12 @@ class FederatedConfig(StrictModel):
                 'the sites of each of several sums, or set sums = "enclave"'
             )
         summed = self.bucket or self.num_asked
-        most = least_left_of(summed) if self.sums == "masked" else summed
-        if not LEAST_SUMMED <= self.min_cohort <= most:
+        max_summed = least_left_of(summed) if self.sums == "masked" else summed
+        if not LEAST_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a sum of {summed} sites hides none of them with fewer than "
-                f"{LEAST_SUMMED}, and may end with {most}; choose from {LEAST_SUMMED} to {most}, or have more sites"
+                f"{LEAST_SUMMED}, and may end with {max_summed}; choose from {LEAST_SUMMED} to {max_summed}, "
+                "or have more sites"
             )
         if self.sums == "enclave":
             self._check_mixed()
@@ -325,9 +326,9 @@ class FederatedConfig(StrictModel):
     @property
     def cohort_sizes(self) -> range:
         """How many sites a secure sum may be begun with."""
-        most = self.num_asked if self.bucket is None else min(self.num_asked, 2 * self.bucket - 1)
+        max_clients = self.num_asked if self.bucket is None else min(self.num_asked, 2 * self.bucket - 1)
         fewest = self.min_cohort if self.bucket is None else max(self.min_cohort, self.bucket)
-        return range(fewest, most + 1)
+        return range(fewest, max_clients + 1)
 
     @property
     def num_asked(self) -> int:

@@ -114,10 +114,10 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
         if not any(fnmatchcase(name, pattern) for name in names):
             shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
             raise ConfigError(f'federated.personal: "{pattern}" matches no trained weight; there are {shown}')
-    found = frozenset(name for name in names if any(fnmatchcase(name, one) for one in patterns))
-    if len(found) == len(names):
+    personal = frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+    if len(personal) == len(names):
         raise ConfigError("federated.personal: matches all trained weights, and sites would share none; name fewer")
-    return found
+    return personal
 
 
 class PersonalWeights:
@@ -141,7 +141,7 @@ class PersonalWeights:
         Raises:
             CheckpointError: The file is damaged, or of other weights.
         """
-        earlier = [one for one in self._rounds() if one < number]
+        earlier = [earlier_round for earlier_round in self._rounds() if earlier_round < number]
         return self._read(earlier[-1]) if earlier else None
 
     def latest(self) -> Named | None:
@@ -160,8 +160,8 @@ class PersonalWeights:
         save_file(weights, beside)
         beside.replace(path)
         rounds = self._rounds()
-        for one in [*[old for old in rounds if old > number], *rounds[:-_KEPT]]:
-            self._path(one).unlink(missing_ok=True)
+        for old_round in [*[old for old in rounds if old > number], *rounds[:-_KEPT]]:
+            self._path(old_round).unlink(missing_ok=True)
 
     def _rounds(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("round-")) for path in self._directory.glob("round-*.safetensors"))
@@ -171,11 +171,11 @@ class PersonalWeights:
 
     def _read(self, number: int) -> Named:
         try:
-            found: Named = load_file(self._path(number))
+            weights: Named = load_file(self._path(number))
         except (SafetensorError, OSError) as exc:
             raise CheckpointError(
                 f"{self._path(number)}: cannot be read; remove it, and the round before holds"
             ) from exc
-        if frozenset(shapes_of(found)) != self._names:
+        if frozenset(shapes_of(weights)) != self._names:
             raise CheckpointError(f"{self._path(number)}: is of other weights than federated.personal names")
-        return found
+        return weights

@@ -41,18 +41,24 @@ def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, Pas
         AuditLogError: A line is broken, missing, or of another site; or another process has it open.
         DiskError: It cannot be read or written.
     """
-    path, kept, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
-    known = []
+    path, head_file, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
+    heads = []
     try:
-        if kept.exists():
-            known = [KnownHead(read_head(json.loads(kept.read_bytes()), identity.public, run, str(kept)), str(kept))]
+        if head_file.exists():
+            heads = [
+                KnownHead(
+                    read_head(json.loads(head_file.read_bytes()), identity.public, run, str(head_file)), str(head_file)
+                )
+            ]
     except (OSError, ValueError, RecursionError) as exc:
-        raise AuditLogError(f"{kept}: cannot be read, so a cut-off ledger could not be told from a whole one") from exc
-    log, past = AuditLog(path, identity, run, known=known, kept_at=kept), PastCharges()
+        raise AuditLogError(
+            f"{head_file}: cannot be read, so a cut-off ledger could not be told from a whole one"
+        ) from exc
+    log, past = AuditLog(path, identity, run, known=heads, kept_at=head_file), PastCharges()
     try:
         with path.open("rb") as file:
-            for line in walk(file, path, identity.public, run):
-                past.take(line.kind, line.body)
+            for entry in walk(file, path, identity.public, run):
+                past.take(entry.kind, entry.body)
     except OSError as exc:
         raise DiskError(f"{path}: cannot be read ({exc.strerror})") from exc
     return log, past
@@ -149,6 +155,6 @@ class PrivateSteps:
 
     def _add_noise(self, total: list[Tensor]) -> None:
         stream = SecureStream(self._fresh(SEED_BYTES))
-        for one in total:
-            noise = gaussian_noise(stream, one.numel(), self._deviation)
-            one.add_(torch.from_numpy(noise).view_as(one)).div_(self._schedule.batch_size)
+        for tensor in total:
+            noise = gaussian_noise(stream, tensor.numel(), self._deviation)
+            tensor.add_(torch.from_numpy(noise).view_as(tensor)).div_(self._schedule.batch_size)

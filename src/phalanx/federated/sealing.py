@@ -50,9 +50,9 @@ def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
     Raises:
         AggregationError: The key is none.
     """
-    own = X25519PrivateKey.generate()
-    ephemeral = own.public_key().public_bytes_raw()
-    return ephemeral + _cipher(own, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
+    ephemeral_key = X25519PrivateKey.generate()
+    ephemeral = ephemeral_key.public_key().public_bytes_raw()
+    return ephemeral + _cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
 
 
 def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
@@ -82,7 +82,7 @@ def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], 
         "model": place.model,
         "site": place.site,
         "number": place.number,
-        "ends": [end.hex() for end in ends],
+        "ends": [party.hex() for party in ends],
     }
     info = in_domain(place.purpose, canonical_json(dict(facts)))
     return AESGCM(HKDF(SHA256(), 32, None, info).derive(secret))

@@ -76,16 +76,16 @@ def generalised_advantages(
             f"advantages: rewards {list(rewards.shape)}, values {list(values.shape)}, mask {list(mask.shape)}; "
             "expected [batch, tokens] of each"
         )
-    found = torch.zeros_like(values)
+    advantages = torch.zeros_like(values)
     following, value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
-    for at in reversed(range(values.shape[1])):
-        inside = mask[:, at]
-        delta = rewards[:, at] + discount * value - values[:, at]
+    for place in reversed(range(values.shape[1])):
+        inside = mask[:, place]
+        delta = rewards[:, place] + discount * value - values[:, place]
         # behind the last token there is neither a value nor an advantage
         following = inside * (delta + discount * trace * following)
-        value = inside * values[:, at]
-        found[:, at] = following
-    return found
+        value = inside * values[:, place]
+        advantages[:, place] = following
+    return advantages
 
 
 def whitened(

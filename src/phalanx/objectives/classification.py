@@ -64,8 +64,8 @@ def pooled_logits(
         raise DataError(f"classification: a label is outside 0 .. {num_classes - 1}; give the head all classes")
     inside = (torch.arange(labels.shape[1], device=labels.device).unsqueeze(0) <= last.unsqueeze(1)).unsqueeze(2)
     # a product with 0 would keep a NaN of the padding
-    kept = torch.where(inside, logits.to(torch.float32), torch.zeros((), device=logits.device))
-    return kept.sum(dim=1) / (last + 1).unsqueeze(1), classes
+    counted = torch.where(inside, logits.to(torch.float32), torch.zeros((), device=logits.device))
+    return counted.sum(dim=1) / (last + 1).unsqueeze(1), classes
 
 
 def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> Int64[Tensor, "batch seq"]:
@@ -109,10 +109,10 @@ class Confusion:
         if not true or len(predicted) != len(true):
             raise DataError(f"confusion: {len(predicted)} predictions of {len(true)} texts; expected one for each")
         rows = [[0] * num_classes for _ in range(num_classes)]
-        for found, expected in zip(predicted, true, strict=True):
-            if not (0 <= found < num_classes and 0 <= expected < num_classes):
-                raise DataError(f"confusion: class {found} for {expected}; expected 0 .. {num_classes - 1}")
-            rows[expected][found] += 1
+        for guess, expected in zip(predicted, true, strict=True):
+            if not (0 <= guess < num_classes and 0 <= expected < num_classes):
+                raise DataError(f"confusion: class {guess} for {expected}; expected 0 .. {num_classes - 1}")
+            rows[expected][guess] += 1
         return cls(tuple(tuple(row) for row in rows))
 
     @property
@@ -129,7 +129,7 @@ class Confusion:
         """
         scores = []
         for label, row in enumerate(self.counts):
-            found, true = sum(other[label] for other in self.counts), sum(row)
-            if found + true:
-                scores.append(2 * row[label] / (found + true))
+            num_predicted, true = sum(other[label] for other in self.counts), sum(row)
+            if num_predicted + true:
+                scores.append(2 * row[label] / (num_predicted + true))
         return sum(scores) / len(scores)

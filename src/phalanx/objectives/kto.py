@@ -64,13 +64,13 @@ def kto(
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
     examples, companions = sides("kto", log_ratios("kto", logits, labels, extras).total)
-    wanted, _ = sides("kto", extras[WANTED].to(examples.device))
-    if bool(((wanted != 0) & (wanted != 1)).any()):
+    is_wanted, _ = sides("kto", extras[WANTED].to(examples.device))
+    if bool(((is_wanted != 0) & (is_wanted != 1)).any()):
         raise DataError("extras.wanted: has another number than 0 and 1; give 1 for an answer that is wanted")
     # not clamp, which would make a 0 of a NaN's gradient alone
     moved = companions.detach().mean()
     moved = torch.where(moved < 0, torch.zeros_like(moved), moved)
-    sign = (2 * wanted - 1).to(examples.dtype)
-    weights = torch.where(wanted == 1, settings.wanted_weight, settings.unwanted_weight)
+    sign = (2 * is_wanted - 1).to(examples.dtype)
+    weights = torch.where(is_wanted == 1, settings.wanted_weight, settings.unwanted_weight)
     losses = weights * (1 - torch.sigmoid(settings.beta * sign * (examples - moved)))
     return losses.sum(), len(losses)

@@ -149,10 +149,10 @@ class Objective:
         Raises:
             DataError: Rows are missing, too many, or of another type or shape; or as the loss does.
         """
-        given = extras or {}
-        self.check(given, *labels.shape[:2])
+        rows_given = extras or {}
+        self.check(rows_given, *labels.shape[:2])
         if self.with_extras is not None:
-            return self.with_extras(logits, labels, given)
+            return self.with_extras(logits, labels, rows_given)
         if self.loss is None:
             raise DataError("objective: has no loss")
         return self.loss(logits, labels)
@@ -168,9 +168,10 @@ class Objective:
                 raise DataError(f"extras.{name}: the objective reads them, and the batch has none")
             if name not in self.extras:
                 raise DataError(f"extras.{name}: the objective does not read them; leave them out")
-            wanted, found = self.extras[name], extras[name]
-            dtype, shape = str(found.dtype).removeprefix("torch."), tuple(found.shape)
-            if (dtype, shape) != (wanted.dtype, wanted.shape(rows, seq)):
+            expected, tensor = self.extras[name], extras[name]
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            if (dtype, shape) != (expected.dtype, expected.shape(rows, seq)):
                 raise DataError(
-                    f"extras.{name}: is {dtype} {list(shape)}, expected {wanted.dtype} {list(wanted.shape(rows, seq))}"
+                    f"extras.{name}: is {dtype} {list(shape)}, "
+                    f"expected {expected.dtype} {list(expected.shape(rows, seq))}"
                 )

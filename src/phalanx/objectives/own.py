@@ -24,18 +24,18 @@ def own_objective(kind: str, function: Any) -> Objective:
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as exc:
-        found = f"a {type(function).__name__}" + (f" ({exc})" if callable(function) else "")
-        raise lacks(kind, found, _EXPECTED) from exc
+        description = f"a {type(function).__name__}" + (f" ({exc})" if callable(function) else "")
+        raise lacks(kind, description, _EXPECTED) from exc
 
     def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         try:
-            found = function(logits, labels)
+            result = function(logits, labels)
         except PhalanxError:
             raise
         except Exception as exc:
             # whatever the user's code raises
             raise TrainingError(f"train.objective, {kind}: failed:\n{users_traceback(exc)}") from exc
-        return _checked(kind, found, logits)
+        return _checked(kind, result, logits)
 
     return Objective(loss)
 

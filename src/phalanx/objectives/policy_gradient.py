@@ -164,8 +164,8 @@ def grpo(
     Source: Shao et al. 2024, equations 3 and 4; r before d is that of DeepSeek-V3.2 and of TRL.
     """
     losses, counted = _token_losses("grpo", logits, labels, extras, settings)
-    whole = extras[ROW_LABELS].to(logits.device) if ROW_LABELS in extras else counted.sum(dim=1)
-    return (losses.sum(dim=1) / whole.clamp(min=1)).sum(), len(labels)
+    num_labels = extras[ROW_LABELS].to(logits.device) if ROW_LABELS in extras else counted.sum(dim=1)
+    return (losses.sum(dim=1) / num_labels.clamp(min=1)).sum(), len(labels)
 
 
 def dr_grpo(

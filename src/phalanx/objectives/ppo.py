@@ -86,12 +86,12 @@ class PpoSettings(RolloutSettings):
         rewards = -drawn.kl * drawn.divergence
         rewards[torch.arange(len(rewards)), drawn.mask.sum(dim=1) - 1] += drawn.rewards
         values, mask = drawn.values.double() * drawn.mask, drawn.mask.double()
-        found = generalised_advantages(rewards, values, mask, discount=self.discount, trace=self.trace)
+        advantages = generalised_advantages(rewards, values, mask, discount=self.discount, trace=self.trace)
         return {
-            ADVANTAGES: whitened(found, drawn.mask),
+            ADVANTAGES: whitened(advantages, drawn.mask),
             OLD_LOG_PROBS: drawn.old,
             OLD_VALUES: drawn.values,
-            RETURNS: found + values,
+            RETURNS: advantages + values,
         }
 
     def next_kl(self, kl: float, divergence: float) -> float:
@@ -132,8 +132,8 @@ def ppo(
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
-    words = logits[..., :-1]
-    log_probs = token_log_probs("ppo", words, labels, settings.temperature)
+    word_logits = logits[..., :-1]
+    log_probs = token_log_probs("ppo", word_logits, labels, settings.temperature)
     counted = labels != IGNORE
     # a product with 0 would keep a NaN that stands beside an ignored label
     nothing = torch.zeros((), device=logits.device)
@@ -144,6 +144,6 @@ def ppo(
     near, far = rows[OLD_VALUES] + moved - rows[RETURNS], values - rows[RETURNS]
     losses = losses + settings.value_weight / 2 * near.square().maximum(far.square())
     if settings.entropy:
-        known = (words.float() / settings.temperature).log_softmax(dim=-1)
-        losses = losses + settings.entropy * (known.exp() * known).sum(dim=-1)
+        log_softmax = (word_logits.float() / settings.temperature).log_softmax(dim=-1)
+        losses = losses + settings.entropy * (log_softmax.exp() * log_softmax).sum(dim=-1)
     return torch.where(counted, losses, nothing).sum(), int(counted.sum())

@@ -39,12 +39,12 @@ class AdamW8bit(torch.optim.Optimizer):
                     self._update(parameter, parameter.grad, group)
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        kept = self.state[parameter]
-        if not kept:
-            kept.update(new_moments(parameter))
-        kept["step"] = kept.get("step", torch.zeros(())) + 1
-        rule = UpdateRule(group["lr"], group["betas"], group["eps"], int(kept["step"]))
-        apply_in_few_bits(rule, parameter, gradient, kept, group["weight_decay"])
+        state = self.state[parameter]
+        if not state:
+            state.update(new_moments(parameter))
+        state["step"] = state.get("step", torch.zeros(())) + 1
+        rule = UpdateRule(group["lr"], group["betas"], group["eps"], int(state["step"]))
+        apply_in_few_bits(rule, parameter, gradient, state, group["weight_decay"])
 
 
 def new_moments(parameter: Tensor) -> dict[str, Tensor]:
@@ -84,5 +84,5 @@ def apply_in_few_bits(
 def _kernels() -> tuple[Any, Tensor, Tensor]:
     """Return bitsandbytes' operators, and the values of a byte in a signed moment and in an unsigned one."""
     import_bitsandbytes()
-    made = importlib.import_module("bitsandbytes.functional").create_dynamic_map
-    return torch.ops.bitsandbytes, made(signed=True), made(signed=False)
+    create_map = importlib.import_module("bitsandbytes.functional").create_dynamic_map
+    return torch.ops.bitsandbytes, create_map(signed=True), create_map(signed=False)

@@ -88,11 +88,11 @@ class StageOptimizer:
             raise TrainingError("optimizer: has weights and no moments; it follows another one and makes no step")
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        wanted = self._scale(self._ordered(gradients), clip_coefficient)
+        scaled = self._scale(self._ordered(gradients), clip_coefficient)
         if self._single_rounding or self._in_bytes:
-            self._step_one_by_one(wanted, lr)
+            self._step_one_by_one(scaled, lr)
         else:
-            self._step_fused(wanted, lr)
+            self._step_fused(scaled, lr)
         self.num_steps += 1
         if self._updates is not None:
             self._updates += 1
@@ -165,9 +165,9 @@ class StageOptimizer:
             CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
                 Nothing was changed.
         """
-        own = self.state()
-        expect_state(tensors, own, num_steps)
-        for name, mine in own.items():
+        state = self.state()
+        expect_state(tensors, state, num_steps)
+        for name, mine in state.items():
             mine.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
@@ -241,9 +241,9 @@ class StageOptimizer:
                 "give exactly one for each parameter, zeros for an unused one"
             )
         for name, weight in zip(self._names, self._weights, strict=True):
-            found = _mismatch(gradients[name], weight)
-            if found:
-                raise TrainingError(f"optimizer: gradient of {name}: {found}")
+            mismatch = _mismatch(gradients[name], weight)
+            if mismatch:
+                raise TrainingError(f"optimizer: gradient of {name}: {mismatch}")
         return [gradients[name].detach() for name in self._names]
 
     def _scale(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
@@ -274,9 +274,9 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     if num_steps < 0:
         raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
     for name, mine in own.items():
-        found = _mismatch(tensors[name], mine)
-        if found:
-            raise CheckpointError(f"optimizer state: {name}: {found}; it is from another stage or model")
+        mismatch = _mismatch(tensors[name], mine)
+        if mismatch:
+            raise CheckpointError(f"optimizer state: {name}: {mismatch}; it is from another stage or model")
 
 
 def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:

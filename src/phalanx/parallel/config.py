@@ -101,15 +101,15 @@ class ParallelConfig(StrictModel):
             raise ValueError(f"outer.islands = {self.islands} does not divide dp = {self.dp}; change one of them")
         if self.outer is not None and self.islands == 1:
             raise ValueError(f"outer joins islands of data parallel copies, and dp = {self.dp}; set dp to 2 or more")
-        found = f"dp * cp = {self.copies} copies" + (f" on {self.islands} islands" if self.islands > 1 else "")
+        copies = f"dp * cp = {self.copies} copies" + (f" on {self.islands} islands" if self.islands > 1 else "")
         if self.zero and self.partners == 1:
             raise ValueError(
-                f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {found}; "
+                f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {copies}; "
                 "raise dp, or set zero to 0"
             )
         if self.gradient_compression != "none" and (self.partners == 1 or self.zero >= SHARED_GRADIENTS):
             raise ValueError(
-                f'gradient_compression = "{self.gradient_compression}" is for gradients that {found} all-reduce, '
+                f'gradient_compression = "{self.gradient_compression}" is for gradients that {copies} all-reduce, '
                 f'with zero = 0 or 1, found {self.zero}; set it to "none"'
             )
         if self.offload and self.zero < SHARED_GRADIENTS:

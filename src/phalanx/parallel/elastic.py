@@ -61,16 +61,16 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
             )
         check_layout(config, hub_config, load)
         return config
-    most = min(config.most_dp, world // config.ranks_per_copy)
+    max_copies = min(config.most_dp, world // config.ranks_per_copy)
     refusals = []
-    for dp in range(most, config.fewest_dp - 1, -1):
+    for dp in range(max_copies, config.fewest_dp - 1, -1):
         try:
-            found = with_copies(config, dp)
-            check_layout(found, hub_config, load)
+            layout = with_copies(config, dp)
+            check_layout(layout, hub_config, load)
         except ConfigError as exc:
             refusals.append(str(exc))
         else:
-            return found
+            return layout
     if refusals:
         raise ConfigError(f"{refusals[0]} (with {world} ranks, and no smaller dp down to {config.fewest_dp} works)")
     raise ConfigError(

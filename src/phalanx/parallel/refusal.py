@@ -58,8 +58,8 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
     recipe = Recipe(load.batch_size, load.sequence_length, load.microbatches)
     reason = why_not(config.layout, shape, recipe)
     if reason is not None:
-        found = nearest(config.layout, shape, recipe)
-        advice = "no layout works" if found is None else f"the nearest that works is {found}"
+        best = nearest(config.layout, shape, recipe)
+        advice = "no layout works" if best is None else f"the nearest that works is {best}"
         raise ConfigError(f"parallel: {reason}; {advice}")
     for reason in _our_reasons(config, hub_config, load):
         raise ConfigError(f"parallel: {reason}")
@@ -85,9 +85,9 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             '"ulysses", or causal rows'
         )
     if OPTIMIZERS[load.optimizer].is_whole and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
-        kept = "a scale for many numbers" if OPTIMIZERS[load.optimizer].in_bytes else "rows and columns"
+        state = "a scale for many numbers" if OPTIMIZERS[load.optimizer].in_bytes else "rows and columns"
         yield (
-            f"tp={config.tp} zero={config.zero}: {load.optimizer} keeps {kept} of whole matrices, and ranks would "
+            f"tp={config.tp} zero={config.zero}: {load.optimizer} keeps {state} of whole matrices, and ranks would "
             'have slices; set tp to 1 and zero to 0 or 1, or take optimizer.kind = "adamw"'
         )
     if load.has_prefix and (config.cp > 1 or config.compile):

@@ -87,14 +87,14 @@ class Layout:
 
     def __str__(self) -> str:
         """Return the axes that are in use, such as ``dp=2 tp=4 zero=3``."""
-        words = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
-        words += [f"context={self.context}"] if self.context != "ulysses" else []
-        words += [f"zero={self.zero}"] if self.zero else []
-        words += [f"replicas={self.replicas}"] if self.replicas != 1 else []
-        words += [f"islands={self.islands}"] if self.islands != 1 else []
-        words += [self.schedule] if self.pp != 1 else []
-        words += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
-        return " ".join(words) or "one rank"
+        parts = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        parts += [f"context={self.context}"] if self.context != "ulysses" else []
+        parts += [f"zero={self.zero}"] if self.zero else []
+        parts += [f"replicas={self.replicas}"] if self.replicas != 1 else []
+        parts += [f"islands={self.islands}"] if self.islands != 1 else []
+        parts += [self.schedule] if self.pp != 1 else []
+        parts += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
+        return " ".join(parts) or "one rank"
 
 
 def layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
@@ -113,7 +113,7 @@ def parse_layout(text: str) -> Layout:
         ConfigError: A key is unknown, or a number is none.
     """
     numbers, names = {*AXES, "zero", "replicas", "islands", "chunks"}, {"schedule", "context"}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")
         if key not in numbers | names:
@@ -121,8 +121,8 @@ def parse_layout(text: str) -> Layout:
             raise ConfigError(f"layout {text!r}: unknown key {key!r}; choices: {choices}")
         if key in numbers and not value.isdecimal():
             raise ConfigError(f"layout {text!r}: {key}: found {value!r}; expected a whole number")
-        found[key] = int(value) if key in numbers else value
-    return Layout(**found)
+        values[key] = int(value) if key in numbers else value
+    return Layout(**values)
 
 
 def distance(one: Layout, other: Layout) -> float:

@@ -75,11 +75,11 @@ def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1
 
 def most_in_flight(order: Order) -> int:
     """Return how many microbatches a rank holds at once, over all its stages; weights let go of them."""
-    held = most = 0
+    num_held = max_held = 0
     for work in order:
-        held += {"forward": 1, "backward": -1, "inputs": 0, "weights": -1}[work.kind]
-        most = max(most, held)
-    return most
+        num_held += {"forward": 1, "backward": -1, "inputs": 0, "weights": -1}[work.kind]
+        max_held = max(max_held, num_held)
+    return max_held
 
 
 def _gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
@@ -164,8 +164,8 @@ def actions(schedule: str, stage: int, num_stages: int, num_microbatches: int) -
     Raises:
         ConfigError: Stages in other hands cannot work in this schedule.
     """
-    line = SCHEDULES[schedule]
-    if not line.is_verifiable:
+    entry = SCHEDULES[schedule]
+    if not entry.is_verifiable:
         raise ConfigError(f"pipeline.schedule: {schedule!r} is not one of whole stages and whole backwards")
-    order = line.order(stage, num_stages, num_microbatches, 1)
+    order = entry.order(stage, num_stages, num_microbatches, 1)
     return tuple(Action("forward" if work.kind == "forward" else "backward", work.microbatch) for work in order)

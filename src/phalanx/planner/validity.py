@@ -41,18 +41,18 @@ def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     """
     if layout.world >= 1 and why_not(layout, shape, recipe) is None:
         return layout
-    wanted = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
+    target = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
     zero = min(max(layout.zero, 0), HIGHEST_ZERO)
     best: Layout | None = None
-    for world in range(wanted.world, 0, -1):
+    for world in range(target.world, 0, -1):
         # fewer ranks are so many doublings away, once along their axes and once in their number
-        if best is not None and 2 * math.log2(wanted.world / world) >= remoteness(best, wanted):
+        if best is not None and 2 * math.log2(target.world / world) >= remoteness(best, target):
             break
-        for found in (one for bare in layouts(world, (zero,)) for one in _grouped(bare, wanted)):
-            if best is not None and remoteness(found, wanted) >= remoteness(best, wanted):
+        for candidate in (grouped for bare in layouts(world, (zero,)) for grouped in _grouped(bare, target)):
+            if best is not None and remoteness(candidate, target) >= remoteness(best, target):
                 continue
-            if why_not(found, shape, recipe) is None:
-                best = found
+            if why_not(candidate, shape, recipe) is None:
+                best = candidate
     return best
 
 
@@ -127,8 +127,8 @@ def _wrong_groups(layout: Layout) -> Iterator[str]:
     if layout.zero < _GRADIENTS_SHARED:
         yield f"replicas={layout.replicas} needs zero=2 or 3, found zero={layout.zero}; leave replicas out"
     if layout.dp // layout.islands % layout.replicas:
-        where = f" on {layout.islands} islands" if layout.islands > 1 else ""
-        yield f"replicas={layout.replicas} does not divide dp={layout.dp}{where}; change one of them"
+        suffix = f" on {layout.islands} islands" if layout.islands > 1 else ""
+        yield f"replicas={layout.replicas} does not divide dp={layout.dp}{suffix}; change one of them"
     if layout.shards == 1:
         yield f"replicas={layout.replicas} leaves each group one copy, which shares nothing; lower it, or set zero to 0"
 

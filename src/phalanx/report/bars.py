@@ -81,18 +81,18 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
         label: Text for screen readers.
         css: CSS class of the colour.
     """
-    left = _room_for([name for name, _ in rows], 262.0)
-    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=left, right=210.0, top=8.0, bottom=8.0)
+    margin = _room_for([name for name, _ in rows], 262.0)
+    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=margin, right=210.0, top=8.0, bottom=8.0)
     x = AxisScale(0.0, max(value for _, value in rows) or 1.0, frame.x_range)
     parts = []
     for index, (name, value) in enumerate(rows):
-        at = frame.top + 28.0 * index
+        top = frame.top + 28.0 * index
         shown = name if len(name) <= 32 else name[:31] + "…"
-        parts.append(text(frame.left - 10, at + 18, shown, "name end"))
-        box: Attributes = {"class": f"bar {css}", "x": frame.left, "y": at + 4, "height": 19.0, "rx": 2}
+        parts.append(text(frame.left - 10, top + 18, shown, "name end"))
+        box: Attributes = {"class": f"bar {css}", "x": frame.left, "y": top + 4, "height": 19.0, "rx": 2}
         width = max(1.0, x(value) - frame.left)
         parts.append(element("rect", {**box, "width": width}, element("title", {}, f"{name}: {show(value)}")))
-        parts.append(text(frame.left + width + 8, at + 18, show(value), "name"))
+        parts.append(text(frame.left + width + 8, top + 18, show(value), "name"))
     return picture(frame, label, *parts)
 
 
@@ -102,21 +102,21 @@ def _room_for(names: Sequence[str], most: float) -> float:
 
 
 def _bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
-    left, right = x(bar.first - 0.5), x(bar.last + 0.5)
-    gap = min(2.0, 0.15 * (right - left))
+    x_left, right = x(bar.first - 0.5), x(bar.last + 0.5)
+    gap = min(2.0, 0.15 * (right - x_left))
     title = element("title", {}, bar.title)
     parts, total = [], 0.0
     for css, value in bar.parts:
         if value <= 0:
             continue
         bottom, top = y(total), y(total + value)
-        place: Attributes = {"x": left + gap / 2, "y": top, "width": right - left - gap}
+        place: Attributes = {"x": x_left + gap / 2, "y": top, "width": right - x_left - gap}
         box: Attributes = {"class": f"bar {css}", **place, "height": max(0.0, bottom - top)}
         parts.append(element("rect", box, title))
         total += value
     if bar.sign is not None:
         shape, css = bar.sign
-        parts.append(mark(shape, (left + right) / 2, y(total) - 9, css, bar.title))
+        parts.append(mark(shape, (x_left + right) / 2, y(total) - 9, css, bar.title))
     return parts
 
 
@@ -142,8 +142,8 @@ def part_bars(
         limit: Position of a line that bars should not cross; a limit far beyond the bars is described in words.
         colours: CSS class of each part.
     """
-    left = _room_for([name for name, _ in rows], 300.0)
-    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=left, right=90.0, top=34.0, bottom=8.0)
+    margin = _room_for([name for name, _ in rows], 300.0)
+    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=margin, right=90.0, top=34.0, bottom=8.0)
     longest = max(sum(parts.values()) for _, parts in rows)
     is_far = limit is not None and limit > _FAR * longest > 0
     x = AxisScale(0.0, max(longest, 0.0 if is_far else limit or 0.0) or 1.0, frame.x_range)
@@ -157,11 +157,13 @@ def part_bars(
         shown = [(fill, part, value) for fill, (part, value) in zip(css, parts.items(), strict=True)]
         drawn += _row(frame, x, frame.top + _ROW * index, name, shown, show)
     if limit is not None:
-        at, floor = x(limit), frame.top + _ROW * len(rows) + 4
+        x_limit, floor = x(limit), frame.top + _ROW * len(rows) + 4
         if not is_far:
-            drawn.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": frame.top, "y2": floor}))
-        where = ", far to the right" if is_far else ""
-        drawn.append(text(at, floor + 12, f"limit {show(limit)}{where}", "tick end"))
+            drawn.append(
+                element("line", {"class": "level", "x1": x_limit, "x2": x_limit, "y1": frame.top, "y2": floor})
+            )
+        remark = ", far to the right" if is_far else ""
+        drawn.append(text(x_limit, floor + 12, f"limit {show(limit)}{remark}", "tick end"))
     return picture(frame, label, *drawn)
 
 
@@ -177,11 +179,11 @@ def _row(
     drawn = [text(frame.left - 10, top + 15, shown, "name end")]
     start = 0.0
     for fill, part, value in parts:
-        left, right = x(start), x(start + value)
-        box: Attributes = {"class": f"bar {fill}", "x": left, "y": top + 2, "height": 18.0}
+        x_left, right = x(start), x(start + value)
+        box: Attributes = {"class": f"bar {fill}", "x": x_left, "y": top + 2, "height": 18.0}
         title = element("title", {}, f"{name}\n{part}: {show(value)}")
-        if right - left >= 0.05:
-            drawn.append(element("rect", {**box, "width": right - left}, title))
+        if right - x_left >= 0.05:
+            drawn.append(element("rect", {**box, "width": right - x_left}, title))
         start += value
     return [*drawn, text(x(start) + 6, top + 15, show(start), "tick")]
 
@@ -212,14 +214,14 @@ def pipeline_chart(timeline: Timeline) -> Markup:
 
 
 def _box(slot: Slot, x: AxisScale, top: float) -> Markup:
-    left, right = x(slot.start), x(slot.end)
+    x_left, right = x(slot.start), x(slot.end)
     work = slot.work
     title = f"{_NAMES[work.kind]}, stage {work.stage}, microbatch {work.microbatch}: {duration(slot.end - slot.start)}"
-    box: Attributes = {"class": f"bar {_STAGE_COLOURS[work.kind]}", "x": left, "y": top + 2, "height": _STAGE_ROW - 5}
+    box: Attributes = {"class": f"bar {_STAGE_COLOURS[work.kind]}", "x": x_left, "y": top + 2, "height": _STAGE_ROW - 5}
     # a thin gap keeps neighbours apart; with very many there is no room for one
-    gap = min(1.0, 0.15 * (right - left))
-    drawn = element("rect", {**box, "width": max(0.05, right - left - gap)}, element("title", {}, title))
-    if right - left < 24:
+    gap = min(1.0, 0.15 * (right - x_left))
+    drawn = element("rect", {**box, "width": max(0.05, right - x_left - gap)}, element("title", {}, title))
+    if right - x_left < 24:
         return drawn
-    number: Attributes = {"x": (left + right) / 2, "y": top + 15, "class": "tick middle halo"}
+    number: Attributes = {"x": (x_left + right) / 2, "y": top + 15, "class": "tick middle halo"}
     return Markup(drawn + element("text", number, str(work.microbatch)))

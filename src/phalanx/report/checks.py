@@ -53,9 +53,7 @@ def _parts(record: RunRecord, stage: str, row: dict[str, Any]) -> dict[str, floa
     steps = _number(row.get("steps"))
     believed = min(steps, _number(_object(record.summary.get("steps_believed")).get(stage)))
     doubted = sum(
-        _number(found.get("num_steps"))
-        for found in _rows(record, "steps_in_doubt")
-        if words(found.get("stage"), 10) == stage
+        _number(row.get("num_steps")) for row in _rows(record, "steps_in_doubt") if words(row.get("stage"), 10) == stage
     )
     doubted = min(believed, doubted)
     return dict(zip(_PARTS, (steps - believed, believed - doubted, doubted), strict=True))
@@ -68,8 +66,8 @@ def _last(row: dict[str, Any]) -> str:
 
 
 def _doubts(record: RunRecord) -> list[Markup]:
-    found = _rows(record, "steps_in_doubt")
-    if not found:
+    doubts = _rows(record, "steps_in_doubt")
+    if not doubts:
         return []
     rows = [
         [
@@ -79,7 +77,7 @@ def _doubts(record: RunRecord) -> list[Markup]:
             f"{plural(_number(row.get('num_steps')), 'step')}: {_ranges(row.get('steps'))}",
             "never" if number(row.get("last_verified")) is None else amount(row["last_verified"], 12),
         ]
-        for row in found[:_MOST]
+        for row in doubts[:_MOST]
     ]
     back = record.summary.get("checkpoint_before_doubt")
     advice = (
@@ -92,11 +90,11 @@ def _doubts(record: RunRecord) -> list[Markup]:
 
 
 def _drifts(record: RunRecord) -> list[Markup]:
-    found = _rows(record, "drifts")
-    if not found:
+    drifts = _rows(record, "drifts")
+    if not drifts:
         return []
     keys = ("party", "stage", "direction", "first_step", "last_step", "bias_sigmas")
-    rows = [[words(row.get(key), 60) for key in keys] for row in found[:_MOST]]
+    rows = [[words(row.get(key), 60) for key in keys] for row in drifts[:_MOST]]
     heads = ["Leans to one side", "Stage", "Direction", "First seen in step", "Last in step", "Strongest, sigmas"]
     remark = "Below the tolerance: seen and audited in full from then on, and nobody is blamed for it."
     return [element("h3", {}, "Drifts"), element("p", {"class": "remark"}, remark), table(heads, rows)]

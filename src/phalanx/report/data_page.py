@@ -30,14 +30,14 @@ def write_data_report(directory: Path) -> Path:
 
 def render_data_report(report: Mapping[str, Any], name: str) -> str:
     """Return the whole page."""
-    sources = [one for one in report["sources"] if isinstance(one, dict)][:_MOST_SOURCES]
-    groups = [one for one in _listed(report.get("groups")) if isinstance(one, dict)]
+    sources = [source for source in report["sources"] if isinstance(source, dict)][:_MOST_SOURCES]
+    groups = [group for group in _listed(report.get("groups")) if isinstance(group, dict)]
     parts = [
         _head(name, sources, groups),
         section("Every byte of every source", _ACCOUNT, _bars(sources), _account(sources)),
         section("Steps", "In the order in which each document met them.", _steps(report, sources)),
-        section("Groups", "What a run mixes.", table(_GROUPS, [_group(one) for one in groups], "figures")),
-        section("Terms of use", "As the recipe states them.", table(_TERMS, [_terms(one) for one in sources])),
+        section("Groups", "What a run mixes.", table(_GROUPS, [_group(group) for group in groups], "figures")),
+        section("Terms of use", "As the recipe states them.", table(_TERMS, [_terms(source) for source in sources])),
         section("Samples of what was left out", _SAMPLED, *_samples(sources)),
         section("Made with", "", table(("Library", "Version"), _versions(report), "figures")),
     ]
@@ -57,14 +57,14 @@ _TERMS = ("Source", "Licence", "Consent", "Kind", "Files")
 
 
 def _head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, Any]]) -> Markup:
-    raw = sum(_raw(one) for one in sources)
-    kept = sum(_of(one.get("kept"), "raw_bytes") for one in sources)
-    waiting = sum(_of(one, "documents") for source in sources for one in _fates(source, "quarantined").values())
+    raw = sum(_raw(source) for source in sources)
+    kept_bytes = sum(_of(source.get("kept"), "raw_bytes") for source in sources)
+    waiting = sum(_of(fate, "documents") for source in sources for fate in _fates(source, "quarantined").values())
     tiles = [
         ("Read", size(raw)),
-        ("Kept", f"{size(kept)} ({100 * kept / raw if raw else 0:.1f} %)"),
-        ("Documents", count(sum(_of(one, "documents") for one in groups))),
-        ("Tokens", count(sum(_of(one, "tokens") for one in groups))),
+        ("Kept", f"{size(kept_bytes)} ({100 * kept_bytes / raw if raw else 0:.1f} %)"),
+        ("Documents", count(sum(_of(group, "documents") for group in groups))),
+        ("Tokens", count(sum(_of(group, "tokens") for group in groups))),
         ("In quarantine", f"{count(waiting)} documents"),
     ]
     drawn = [
@@ -84,7 +84,7 @@ def _head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, An
 
 def _bars(sources: Sequence[Source]) -> Markup:
     """Draw a bar for each source, with the steps that left out most as its parts."""
-    by_source = [_left_out(one) for one in sources]
+    by_source = [_left_out(source) for source in sources]
     total: dict[str, float] = {}
     for parts in by_source:
         for name, value in parts.items():
@@ -101,11 +101,11 @@ def _bars(sources: Sequence[Source]) -> Markup:
 
 
 def _left_out(source: Source) -> dict[str, float]:
-    found = {step: _of(one, "raw_bytes") for step, one in _fates(source, "dropped").items()}
-    for step, one in _fates(source, "quarantined").items():
-        found[f"{step} (quarantine)"] = _of(one, "raw_bytes")
-    found["broken"] = _broken(source)
-    return {name: value for name, value in found.items() if value}
+    sizes = {step: _of(fate, "raw_bytes") for step, fate in _fates(source, "dropped").items()}
+    for step, fate in _fates(source, "quarantined").items():
+        sizes[f"{step} (quarantine)"] = _of(fate, "raw_bytes")
+    sizes["broken"] = _broken(source)
+    return {name: value for name, value in sizes.items() if value}
 
 
 def _account(sources: Sequence[Source]) -> Markup:
@@ -115,8 +115,8 @@ def _account(sources: Sequence[Source]) -> Markup:
         rows.append([name, "read", *_sizes(source.get("read"))])
         rows.append(["", "kept", *_sizes(source.get("kept"))])
         for fate in ("dropped", "quarantined", "broken"):
-            for step, one in list(_fates(source, fate).items())[:_MOST_STEPS]:
-                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_sizes(one)])
+            for step, group in list(_fates(source, fate).items())[:_MOST_STEPS]:
+                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_sizes(group)])
     return table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
 
 
@@ -130,14 +130,14 @@ def _steps(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
         name = words(step.get("name"), 40) if isinstance(step, dict) else ""
         if not name:
             continue
-        told = {fate: sum(_of(_fates(one, fate).get(name), "documents") for one in sources) for fate in _FATES}
-        net = sum(_of(_fates(one, "edited").get(name), "net_bytes") for one in sources)
+        totals = {fate: sum(_of(_fates(source, fate).get(name), "documents") for source in sources) for fate in _FATES}
+        net = sum(_of(_fates(source, "edited").get(name), "net_bytes") for source in sources)
         rows.append(
             [
                 name,
                 words(step.get("settings"), 200),
                 words(step.get("reference"), 120),
-                *(count(told[fate]) for fate in _FATES),
+                *(count(totals[fate]) for fate in _FATES),
                 f"{net:+.0f}" if net else "0",
             ]
         )
@@ -166,10 +166,10 @@ def _terms(source: Source) -> list[str]:
 
 
 def _versions(report: Mapping[str, Any]) -> list[list[str]]:
-    found = report.get("versions")
+    versions = report.get("versions")
     return (
-        [[words(name, 40), words(value, 40)] for name, value in sorted(found.items())]
-        if isinstance(found, dict)
+        [[words(name, 40), words(value, 40)] for name, value in sorted(versions.items())]
+        if isinstance(versions, dict)
         else []
     )
 
@@ -178,7 +178,7 @@ def _samples(sources: Sequence[Source]) -> list[Markup]:
     drawn = []
     for source in sources:
         for step, lines in list(_fates(source, "samples").items())[:_MOST_STEPS]:
-            shown = [_sample(line) for line in _listed(lines)[:_MOST_SAMPLES] if isinstance(line, dict)]
+            shown = [_sample(sample) for sample in _listed(lines)[:_MOST_SAMPLES] if isinstance(sample, dict)]
             title = f"{words(source.get('name'), 40)}: {words(step, 40)}"
             drawn.append(element("details", {}, element("summary", {}, title), *shown))
     return drawn or [element("p", {"class": "quiet"}, "Nothing was left out.")]
@@ -200,7 +200,7 @@ def _raw(source: Source) -> float:
 
 
 def _broken(source: Source) -> float:
-    return sum(_of(one, "raw_bytes") for one in _fates(source, "broken").values())
+    return sum(_of(fate, "raw_bytes") for fate in _fates(source, "broken").values())
 
 
 def _of(value: Any, name: str) -> float:
@@ -208,8 +208,8 @@ def _of(value: Any, name: str) -> float:
 
 
 def _fates(source: Source, name: str) -> dict[str, Any]:
-    found = source.get(name)
-    return found if isinstance(found, dict) else {}
+    fates = source.get(name)
+    return fates if isinstance(fates, dict) else {}
 
 
 def _listed(value: Any) -> list[Any]:

@@ -78,7 +78,10 @@ def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
         points = sorted((row["ranks"], 1e3 * row["seconds"]) for row in shown if row["op"] == op)
         css = f"k{colour} f{colour}"
         parts.append(line(points, x, y, f"curve k{colour}"))
-        parts += [mark(shape, x(at), y(value), css, f"{name}, {at} ranks: {value:.3g} ms") for at, value in points]
+        parts += [
+            mark(shape, x(x_value), y(value), css, f"{name}, {x_value} ranks: {value:.3g} ms")
+            for x_value, value in points
+        ]
         items += [(shape, css, name)] if points else []
     items.append(("dash", "ksoft", "bound by bandwidth"))
     return picture(frame, f"Milliseconds to sum {size(of)} over ranks", *parts, legend(frame, items))

@@ -13,8 +13,8 @@ STATUS_WORDS = {"completed": "Completed", "failed": "Failed", "interrupted": "In
 
 def status(record: RunRecord) -> str:
     """Return the status as the summary has it, or ``unfinished``."""
-    found = record.summary.get("status")
-    return found if isinstance(found, str) and found in STATUS_WORDS else "unfinished"
+    state = record.summary.get("status")
+    return state if isinstance(state, str) and state in STATUS_WORDS else "unfinished"
 
 
 def headline(record: RunRecord) -> str:
@@ -30,7 +30,11 @@ def headline(record: RunRecord) -> str:
     lost = number(summary.get("steps_lost"))
     if lost is not None:
         parts.append(f"{plural(lost, 'step')} lost")
-    parts += [f"{plural(found, 'step')} {what}" for what in ("restarted", "skipped") if (found := _some(summary, what))]
+    parts += [
+        f"{plural(number_of, 'step')} {what}"
+        for what in ("restarted", "skipped")
+        if (number_of := _some(summary, what))
+    ]
     sentence = ", ".join(part for part in parts if part)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -56,32 +60,32 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
 
 def ends(record: RunRecord) -> list[str]:
     """Return sentences about an early end and about the best checkpoint; none where the run has neither."""
-    found, stopped, best = [], record.summary.get("stopped_early"), record.summary.get("best_checkpoint")
+    facts, stopped, best = [], record.summary.get("stopped_early"), record.summary.get("best_checkpoint")
     if isinstance(stopped, dict):
         row = {key: count(stopped.get(key)) for key in ("step", "best_step", "validations_without_improvement")}
-        found.append(
+        facts.append(
             f"The run ended early after step {row['step']}: {row['validations_without_improvement']} validations in a "
             f"row on {words(stopped.get('on'), 40)} brought nothing; the best was after step {row['best_step']}."
         )
     if isinstance(best, dict):
         doubt = " It holds steps that are in doubt." if best.get("in_doubt") is True else ""
-        found.append(
+        facts.append(
             f"The best checkpoint is that of step {count(best.get('step'))}, with a loss of {amount(best.get('loss'))} "
             f"on {words(best.get('on'), 40)}.{doubt}"
         )
-    return found
+    return facts
 
 
 def split_facts(record: RunRecord) -> dict[str, Any]:
     """Return the summary's facts about a split: mode, tier and its worth; empty for other runs."""
-    found = record.summary.get("split")
-    return found if isinstance(found, dict) else {}
+    facts = record.summary.get("split")
+    return facts if isinstance(facts, dict) else {}
 
 
 def classification_facts(record: RunRecord) -> dict[str, Any]:
     """Return the summary's facts about a classification; empty for other runs."""
-    found = record.summary.get("classification")
-    return found if isinstance(found, dict) else {}
+    facts = record.summary.get("classification")
+    return facts if isinstance(facts, dict) else {}
 
 
 def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
@@ -115,7 +119,9 @@ def _shut_out(split: dict[str, Any]) -> str:
     if not isinstance(excluded, dict) or not excluded:
         return ""
     named = [
-        f"{words(name, 40)} ({words(one.get('reason'), 20)})" for name, one in excluded.items() if isinstance(one, dict)
+        f"{words(name, 40)} ({words(site.get('reason'), 20)})"
+        for name, site in excluded.items()
+        if isinstance(site, dict)
     ]
     return f"shut out: {', '.join(named)}"
 
@@ -128,13 +134,13 @@ def guard_mode(record: RunRecord) -> str | None:
 
 
 def _speed(summary: dict[str, Any]) -> str:
-    known = number(summary.get("tokens_per_s"))
-    return NOT_MEASURED if known is None else f"{count(known) if known >= 100 else amount(known, 3)} tokens/s"
+    rate = number(summary.get("tokens_per_s"))
+    return NOT_MEASURED if rate is None else f"{count(rate) if rate >= 100 else amount(rate, 3)} tokens/s"
 
 
 def _takeovers(summary: dict[str, Any]) -> str:
-    known = number(summary.get("takeovers"))
-    return "" if known is None else plural(known, "takeover")
+    takeovers = number(summary.get("takeovers"))
+    return "" if takeovers is None else plural(takeovers, "takeover")
 
 
 def _preset(summary: dict[str, Any]) -> str:
@@ -143,8 +149,8 @@ def _preset(summary: dict[str, Any]) -> str:
 
 def _guarantees(summary: dict[str, Any]) -> str:
     """How many stages in other hands have had which guarantee at worst."""
-    found = summary.get("guarantees")
-    names = [name for name in found.values() if isinstance(name, str)] if isinstance(found, dict) else []
+    guarantees = summary.get("guarantees")
+    names = [name for name in guarantees.values() if isinstance(name, str)] if isinstance(guarantees, dict) else []
     return ", ".join(f"{times} {words(name, 20)}" for name, times in Counter(names).items() if name != "own")
 
 
@@ -155,15 +161,15 @@ def _world(world: Any) -> str:
 
 
 def _attacks(summary: dict[str, Any], record: RunRecord) -> str:
-    injected, found = number(summary.get("attacks_injected")), number(summary.get("detections"))
+    injected, detections = number(summary.get("attacks_injected")), number(summary.get("detections"))
     off = " (the guard was off)" if guard_mode(record) == "off" else ""
     if injected is None:
         return f"whether anybody attacked is not known{off}"
     if injected == 0:
         return f"nobody attacked{off}"
-    if found is None:
+    if detections is None:
         return f"{plural(injected, 'step')} attacked, nobody checked{off}"
-    return f"{count(found)} of {count(injected)} attacked steps detected{off}"
+    return f"{count(detections)} of {count(injected)} attacked steps detected{off}"
 
 
 def _blame(summary: dict[str, Any], record: RunRecord) -> list[str]:
@@ -192,9 +198,9 @@ def _known(party: Any, stages: dict[str, Any]) -> bool:
 
 
 def _stages_by_party(record: RunRecord) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    parties: dict[str, Any] = {}
     for event in record.events_of("verdict", "evicted", "stage_assigned"):
         party, stage = event["body"].get("party"), event["body"].get("stage")
         if isinstance(party, str) and number(stage) is not None:
-            found.setdefault(party, stage)
-    return found
+            parties.setdefault(party, stage)
+    return parties

@@ -63,8 +63,8 @@ class Curve:
     @property
     def held_out(self) -> dict[str, list[Point]]:
         """Every validation curve by the name that the legend shows."""
-        own = {"validation": self.validation} if self.validation else {}
-        return {**own, **self.named}
+        curves = {"validation": self.validation} if self.validation else {}
+        return {**curves, **self.named}
 
 
 def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Curve:
@@ -86,8 +86,8 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
             # of a classification
             validation.append((step, held_out))
             per = "text"
-        for name, found in _named(row):
-            named.setdefault(name, []).append((step, found))
+        for name, named_loss in _named(row):
+            named.setdefault(name, []).append((step, named_loss))
         if row.get("attacked") is True or row.get("repaired") is True:
             attacked[step] = row.get("repaired") is True
     shown = dict(itertools.islice(named.items(), _MOST_SETS))
@@ -112,7 +112,7 @@ def loss_chart(
         levels: Named losses to compare with, drawn as dashed lines.
         hovers: Show the figures of a step under the pointer.
     """
-    single = [point for one in curves[0].held_out.values() for point in one] if len(curves) == 1 else []
+    single = [point for entry in curves[0].held_out.values() for point in entry] if len(curves) == 1 else []
     points = [point for curve in curves for point in curve.loss] + single
     shown = [value for _, value in points if value is not None]
     steps = [step for curve in curves for step, _ in curve.loss]
@@ -145,8 +145,8 @@ def smooth(points: Sequence[Point], radius: int) -> list[Point]:
     result: list[Point] = []
     for index, (step, value) in enumerate(points):
         window = points[max(0, index - radius) : index + radius + 1]
-        known = [other for _, other in window if other is not None]
-        result.append((step, None if value is None else sum(known) / len(known)))
+        values = [other for _, other in window if other is not None]
+        result.append((step, None if value is None else sum(values) / len(values)))
     return result
 
 
@@ -172,7 +172,11 @@ def _validation(x: AxisScale, y: AxisScale, curve: Curve) -> Markup:
     parts = []
     for colour, points in zip(_held_out_colours(curve), curve.held_out.values(), strict=True):
         parts.append(line(points, x, y, f"held {colour}"))
-        parts += [mark("dot", x(at), y(value), f"{colour} f{colour[1:]}") for at, value in points if value is not None]
+        parts += [
+            mark("dot", x(position), y(value), f"{colour} f{colour[1:]}")
+            for position, value in points
+            if value is not None
+        ]
     return join(parts)
 
 
@@ -186,26 +190,26 @@ def _attacks(frame: PlotFrame, x: AxisScale, y: AxisScale, curve: Curve, row: in
     losses = dict(curve.loss)
     parts = []
     for step, repaired in curve.attacked.items():
-        at, bottom = x(step), floor - 2 - 8 * row
-        ends = {"x1": at, "x2": at, "y1": bottom, "y2": bottom - 6}
+        x_step, bottom = x(step), floor - 2 - 8 * row
+        ends = {"x1": x_step, "x2": x_step, "y1": bottom, "y2": bottom - 6}
         parts.append(element("line", {"class": f"rug {'kgood' if repaired else 'kbad'}", **ends}))
         if len(curve.attacked) > _MAX_MARKS:
             continue
         value = losses.get(step)
         height = frame.y_range[1] + 8 if value is None else y(value)
-        parts.append(element("line", {"class": "drop", "x1": at, "x2": at, "y1": floor, "y2": height + 8}))
+        parts.append(element("line", {"class": "drop", "x1": x_step, "x2": x_step, "y1": floor, "y2": height + 8}))
         shape, css = _sign(repaired)
-        parts.append(mark(shape, at, height, css))
+        parts.append(mark(shape, x_step, height, css))
     return join(parts)
 
 
 def _level(frame: PlotFrame, y: AxisScale, name: str, value: float) -> Markup:
-    left, right = frame.x_range
-    at = y(value)
+    x_left, right = frame.x_range
+    y_level = y(value)
     return join(
         [
-            element("line", {"class": "level", "x1": left, "x2": right, "y1": at, "y2": at}),
-            text(right - 4, at - 5, f"{name}: {value:.2f}", "legend end halo"),
+            element("line", {"class": "level", "x1": x_left, "x2": right, "y1": y_level, "y2": y_level}),
+            text(right - 4, y_level - 5, f"{name}: {value:.2f}", "legend end halo"),
         ]
     )
 
@@ -238,7 +242,7 @@ def _hovers(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
             if step in loss:
                 value = loss[step]
                 lines.append(f"{curve.label}: {'no finite value' if value is None else amount(value)}")
-            lines += [f"{name}: {amount(found[step])}" for name, found in validation.items() if step in found]
+            lines += [f"{name}: {amount(losses[step])}" for name, losses in validation.items() if step in losses]
             if step in curve.attacked:
                 lines.append("attacked, repaired" if curve.attacked[step] else "attacked, not repaired")
         following = steps[min(index + stride, len(steps) - 1)]

@@ -80,8 +80,8 @@ def render(record: RunRecord) -> str:
 
 
 def _top(record: RunRecord) -> Markup:
-    found = status(record)
-    pill = element("span", {"class": f"status {found}"}, STATUS_WORDS.get(found, "Not finished"))
+    state = status(record)
+    pill = element("span", {"class": f"status {state}"}, STATUS_WORDS.get(state, "Not finished"))
     steps = num_in_doubt(record)
     doubt = [" ", element("span", {"class": "status failed"}, f"{plural(steps, 'step')} in doubt")] if steps else []
     cards = [
@@ -116,12 +116,12 @@ def _loss(record: RunRecord) -> Markup | None:
 
 def _samples(record: RunRecord) -> Markup | None:
     """The latest texts that the model wrote."""
-    found = [row for row in record.metrics if isinstance(row.get("samples"), list)]
-    if not found:
+    recorded = [row for row in record.metrics if isinstance(row.get("samples"), list)]
+    if not recorded:
         return None
-    texts = [one for one in found[-1]["samples"][:_MAX_SAMPLES] if isinstance(one, dict)]
-    rows = [[words(one.get("prompt"), 1000), words(one.get("text"), 4000)] for one in texts]
-    remark = f"After step {count(found[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
+    texts = [sample for sample in recorded[-1]["samples"][:_MAX_SAMPLES] if isinstance(sample, dict)]
+    rows = [[words(sample.get("prompt"), 1000), words(sample.get("text"), 4000)] for sample in texts]
+    remark = f"After step {count(recorded[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
     return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
 
 
@@ -159,13 +159,13 @@ def _phases(record: RunRecord) -> Markup | None:
     items: list[tuple[Shape, str, str]] = [("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)]
     items += [("square", "k6 f6", f"{len(rest)} others")] if rest else []
     drawn = step_bars(PlotFrame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
-    whole = sum(totals.values()) or 1.0
+    total = sum(totals.values()) or 1.0
     rows = [
         [
             words(name, 80),
             duration(totals[name]),
             f"{totals[name] / len(record.metrics) * 1e3:.4g} ms",
-            f"{100 * totals[name] / whole:.1f} %",
+            f"{100 * totals[name] / total:.1f} %",
         ]
         for name in ranked
     ]
@@ -217,11 +217,13 @@ def _events(record: RunRecord) -> Markup | None:
 def _settings(record: RunRecord) -> Markup | None:
     facts = [(key, record.summary.get(key)) for key in ("config_digest", "final_weights_digest")]
     lines = [[key.replace("_", " "), element("code", {}, words(value, 80))] for key, value in facts if value]
-    known = table(["", ""], lines) if lines else ""
+    config_table = table(["", ""], lines) if lines else ""
     if not record.config_text:
-        return section("Config", "", known) if lines else None
+        return section("Config", "", config_table) if lines else None
     text = element("pre", {}, record.config_text)
-    return section("Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text))
+    return section(
+        "Config", "", config_table, element("details", {}, element("summary", {}, "The resolved run file"), text)
+    )
 
 
 def _notes(record: RunRecord) -> Markup | None:

@@ -45,7 +45,7 @@ def render_plan(answer: PlanAnswer) -> str:
 def _top(answer: PlanAnswer) -> Markup:
     question, best = answer.question, answer.best
     devices = " or ".join(count(number) for number in question.counts)
-    where = f"{devices} of {question.cluster.title or 'a cluster'}"
+    place = f"{devices} of {question.cluster.title or 'a cluster'}"
     headline = f"{best.layout}" if best is not None else "No layout can be used"
     tiles = [("Model", f"{count(question.shape.parameters)} parameters", question.shape.family)]
     if best is not None:
@@ -67,7 +67,7 @@ def _top(answer: PlanAnswer) -> Markup:
         "header",
         {},
         element(
-            "p", {"class": "run"}, "Phalanx plan: ", element("bdi", {}, words(question.model, 120)), f" on {where}"
+            "p", {"class": "run"}, "Phalanx plan: ", element("bdi", {}, words(question.model, 120)), f" on {place}"
         ),
         element("h1", {}, headline),
         element("div", {"class": "tiles"}, *cards),
@@ -97,19 +97,19 @@ def _span(days: float) -> str:
 def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
     rows = [
         [
-            _name(found),
-            count(found.recipe.microbatches),
-            found.recipe.checkpointing,
-            size(found.memory.total),
-            duration(found.step.total),
-            count(found.tokens_per_s),
-            f"{100 * found.mfu:.1f} %",
-            _span(found.totals.days) if found.totals is not None else "not known",
-            _in_one_line(_dollars(found.totals.cost_usd))
-            if found.totals is not None and found.totals.cost_usd
+            _name(candidate),
+            count(candidate.recipe.microbatches),
+            candidate.recipe.checkpointing,
+            size(candidate.memory.total),
+            duration(candidate.step.total),
+            count(candidate.tokens_per_s),
+            f"{100 * candidate.mfu:.1f} %",
+            _span(candidate.totals.days) if candidate.totals is not None else "not known",
+            _in_one_line(_dollars(candidate.totals.cost_usd))
+            if candidate.totals is not None and candidate.totals.cost_usd
             else "not known",
         ]
-        for found in shown
+        for candidate in shown
     ]
     rest = len(answer.ranking.valid) - len(shown)
     which = f"The best {len(shown)} of {plural(len(answer.ranking.valid), 'layout')}" if rest > 0 else "Every layout"
@@ -118,17 +118,22 @@ def _ranking(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
 
 
 def _memory(shown: tuple[Estimate, ...]) -> Markup:
-    rows = _used([(_name(found), {key: value / GIB for key, value in found.memory.parts().items()}) for found in shown])
-    limit = min(found.limit for found in shown) / GIB
+    rows = _used(
+        [
+            (_name(candidate), {key: value / GIB for key, value in candidate.memory.parts().items()})
+            for candidate in shown
+        ]
+    )
+    limit = min(candidate.limit for candidate in shown) / GIB
     drawn = part_bars(rows, lambda value: f"{value:.3g} GiB", "Memory of each layout by part", limit)
     return section("Memory a rank", "The rank that needs most, at the worst moment of a step.", drawn)
 
 
 def _time(shown: tuple[Estimate, ...]) -> Markup:
-    kept = _used([(_name(found), found.step.parts()) for found in shown])
-    hidden = max(found.step.hidden for found in shown)
+    parts = _used([(_name(candidate), candidate.step.parts()) for candidate in shown])
+    hidden = max(candidate.step.hidden for candidate in shown)
     remark = f"Exchange beside the computation takes no time of its own; at most {duration(hidden)} are hidden so."
-    return section("Time of a step", remark, part_bars(kept, duration, "Seconds of a step by part"))
+    return section("Time of a step", remark, part_bars(parts, duration, "Seconds of a step by part"))
 
 
 def _used(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str, float]]]:
@@ -138,28 +143,31 @@ def _used(rows: list[tuple[str, dict[str, float]]]) -> list[tuple[str, dict[str,
 
 
 def _sent(shown: tuple[Estimate, ...]) -> Markup | None:
-    sent = [(found, found.sent) for found in shown if found.sent is not None]
+    sent = [(candidate, candidate.sent) for candidate in shown if candidate.sent is not None]
     if not sent:
         return None
-    rows = [[_name(found), *(size(one) if one else "nothing" for one in astuple(traffic))] for found, traffic in sent]
+    rows = [
+        [_name(candidate), *(size(bytes_of) if bytes_of else "nothing" for bytes_of in astuple(traffic))]
+        for candidate, traffic in sent
+    ]
     remark = "By one rank in a step, beside what tensor, context and pipeline parallel ranks exchange."
     return section("Bytes sent", remark, table(*_told(_SENT, rows, "nothing")))
 
 
 def _told(heads: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> tuple[list[str], list[list[str]]]:
     """Leave out columns that say the same nothing in every row."""
-    kept = [at for at in range(len(heads)) if any(row[at] != nothing for row in rows)]
-    return [heads[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    columns = [column for column in range(len(heads)) if any(row[column] != nothing for row in rows)]
+    return [heads[column] for column in columns], [[row[column] for column in columns] for row in rows]
 
 
 _SENT = ("Layout", "To copies", "Between groups", "Between islands, on average")
 
 
 def _pipeline(answer: PlanAnswer) -> Markup | None:
-    found = answer.pipeline()
-    if found is None:
+    pipeline = answer.pipeline()
+    if pipeline is None:
         return None
-    estimate, timeline = found
+    estimate, timeline = pipeline
     layers = f" Layers of the stages: {', '.join(map(str, estimate.layers))}." if estimate.layers else ""
     devices = f" Devices: {', '.join(estimate.devices)}." if estimate.devices else ""
     remark = (
@@ -173,8 +181,8 @@ def _refused(answer: PlanAnswer) -> Markup | None:
     refused = answer.ranking.refused
     if not refused:
         return None
-    reasons = Counter(found.reason for found in refused)
-    first = {found.reason: str(found.layout) for found in reversed(refused)}
+    reasons = Counter(layout.reason for layout in refused)
+    first = {layout.reason: str(layout.layout) for layout in reversed(refused)}
     rows = [[first[reason], count(number), words(reason, 300)] for reason, number in reasons.most_common(_MAX_REASONS)]
     return section("Refused", f"{plural(len(refused), 'layout')}, equal reasons together.", table(_REFUSED, rows))
 
@@ -183,9 +191,9 @@ _REFUSED = ("For example", "Layouts", "Reason")
 
 
 def _assumptions(answer: PlanAnswer) -> Markup:
-    found: dict[str, Any] = assumptions(answer.question.cluster)
-    devices, sources = found.pop("devices"), found.pop("sources")
-    rows = [[key.replace("_", " "), words(value, 300)] for key, value in found.items()]
+    facts: dict[str, Any] = assumptions(answer.question.cluster)
+    devices, sources = facts.pop("devices"), facts.pop("sources")
+    rows = [[key.replace("_", " "), words(value, 300)] for key, value in facts.items()]
     for name, device in devices.items():
         figures = {key: value for key, value in device.items() if key not in ("sources", "price") and value is not None}
         rows.append([name, words(figures, 400)])

@@ -46,9 +46,9 @@ def write_rate_svg(rates: Sequence[Rate], suggested: float | None, out: Path) ->
     parts.append(line([(rate, loss) for rate, loss, _ in rates], x, y, "raw k0"))
     parts.append(line([(rate, smoothed) for rate, _, smoothed in rates], x, y, "curve k0"))
     if suggested is not None:
-        (floor, top), at = frame.y_range, x(suggested)
-        parts.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": floor, "y2": top}))
-        parts.append(text(at + 4, top + 12, f"suggested {amount(suggested, 2)}", "legend halo"))
+        (floor, top), x_rate = frame.y_range, x(suggested)
+        parts.append(element("line", {"class": "level", "x1": x_rate, "x2": x_rate, "y1": floor, "y2": top}))
+        parts.append(text(x_rate + 4, top + 12, f"suggested {amount(suggested, 2)}", "legend halo"))
     parts.append(legend(frame, [("line", "k0", "smoothed training loss")]))
     write_page(out, standalone(frame, picture(frame, "Loss by learning rate", *parts)))
     return out

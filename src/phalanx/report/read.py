@@ -107,8 +107,8 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
     if lines and not lines[-1].strip():
         lines.pop()
     rows, bad = [], []
-    for position, line in enumerate(lines, start=1):
-        row = _parse(line)
+    for position, raw_line in enumerate(lines, start=1):
+        row = _parse(raw_line)
         if is_good(row):
             rows.append(row)
         else:

@@ -142,16 +142,16 @@ def standalone(frame: PlotFrame, *parts: str) -> str:
 
 def axes(frame: PlotFrame, x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
     """Return grid lines, tick labels and the names of both axes with their units."""
-    (left, right), (floor, ceiling) = frame.x_range, frame.y_range
+    (x_left, right), (floor, ceiling) = frame.x_range, frame.y_range
     parts = []
     for value in y.ticks(6):
-        at = y(value)
-        parts.append(element("line", {"class": "grid", "x1": left, "x2": right, "y1": at, "y2": at}))
-        parts.append(text(left - 8, at + 4, tick_label(value), "tick end"))
+        y_tick = y(value)
+        parts.append(element("line", {"class": "grid", "x1": x_left, "x2": right, "y1": y_tick, "y2": y_tick}))
+        parts.append(text(x_left - 8, y_tick + 4, tick_label(value), "tick end"))
     for value in x.ticks(8, whole=True):
         parts.append(text(x(value), floor + 18, tick_label(value), "tick middle"))
-    parts.append(element("line", {"class": "axis", "x1": left, "x2": right, "y1": floor, "y2": floor}))
-    parts.append(text((left + right) / 2, frame.height - 8, x_label, "label middle"))
+    parts.append(element("line", {"class": "axis", "x1": x_left, "x2": right, "y1": floor, "y2": floor}))
+    parts.append(text((x_left + right) / 2, frame.height - 8, x_label, "label middle"))
     middle = (floor + ceiling) / 2
     turned = {"class": "label middle", "transform": f"translate(14 {middle:.1f}) rotate(-90)"}
     parts.append(element("text", turned, y_label))
@@ -167,11 +167,11 @@ def line(points: Iterable[tuple[float, float | None]], x: AxisScale, y: AxisScal
     """Return a line through the points; a point without a value leaves a gap."""
     steps: list[str] = []
     pen_is_down = False
-    for at, value in points:
+    for position, value in points:
         if value is None:
             pen_is_down = False
             continue
-        steps.append(f"{'L' if pen_is_down else 'M'}{x(at):.1f} {y(value):.1f}")
+        steps.append(f"{'L' if pen_is_down else 'M'}{x(position):.1f} {y(value):.1f}")
         pen_is_down = True
     return element("path", {"class": css, "d": " ".join(steps)}) if steps else Markup("")
 
@@ -201,11 +201,11 @@ def hover(left: float, right: float, frame: PlotFrame, title: str) -> Markup:
 
 def legend(frame: PlotFrame, items: Sequence[tuple[Shape, str, str]]) -> Markup:
     """Return one row of signs with their names above the axes; items are (shape, css, name)."""
-    parts, at = [], frame.left + 10
+    parts, x_legend = [], frame.left + 10
     for shape, css, name in items:
-        parts.append(mark(shape, at, 14, css))
-        parts.append(text(at + 14, 18, name, "legend"))
-        at += 14 + 6.6 * len(name) + 26
+        parts.append(mark(shape, x_legend, 14, css))
+        parts.append(text(x_legend + 14, 18, name, "legend"))
+        x_legend += 14 + 6.6 * len(name) + 26
     return join(parts)
 
 

@@ -28,8 +28,8 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") ->
     """Return a table; cells that are not markup are escaped."""
     head = element("tr", {}, *(element("th", {"scope": "col"}, name) for name in heads))
     body = [element("tr", {}, *map(_cell, row)) for row in rows]
-    whole = element("table", {"class": css}, element("thead", {}, head), element("tbody", {}, *body))
-    return element("div", {"class": "scroll"}, whole)
+    content = element("table", {"class": css}, element("thead", {}, head), element("tbody", {}, *body))
+    return element("div", {"class": "scroll"}, content)
 
 
 def _cell(content: str) -> Markup:
@@ -53,18 +53,18 @@ def stage_table(record: RunRecord) -> Markup | None:
 def cost_table(record: RunRecord) -> Markup | None:
     """Return the CPU seconds of the first parties by phase, as they reported them; None when none did."""
     usage = record.summary.get("usage_cpu_s")
-    known = {
+    seconds_of = {
         words(party, 70): seconds
         for party, seconds in list(usage.items() if isinstance(usage, dict) else ())[:_MAX_PARTIES]
         if isinstance(seconds, dict) and seconds
     }
-    if not known:
+    if not seconds_of:
         return None
-    phases = {phase for seconds in known.values() for phase in seconds if phase not in _WHOLE}
-    ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in known.values()), phase))
-    parties = sorted(known)
+    phases = {phase for seconds in seconds_of.values() for phase in seconds if phase not in _WHOLE}
+    ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in seconds_of.values()), phase))
+    parties = sorted(seconds_of)
     rows = [
-        [words(_NAMES.get(phase, phase), 40), *(_seconds(known[party].get(phase)) for party in parties)]
+        [words(_NAMES.get(phase, phase), 40), *(_seconds(seconds_of[party].get(phase)) for party in parties)]
         for phase in (*ranked[:_MAX_PHASES], *_NAMES)
     ]
     return table(["CPU time", *parties], rows, "figures")
@@ -74,9 +74,9 @@ def validation_table(record: RunRecord) -> Markup | None:
     """Return a row for each further validation set, before and after; None where there is none."""
     sets = record.summary.get("validation_sets")
     rows = [
-        [words(name, 40), *(amount(found.get(key)) for key in _VALIDATION)]
-        for name, found in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
-        if isinstance(found, dict)
+        [words(name, 40), *(amount(measures.get(key)) for key in _VALIDATION)]
+        for name, measures in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
+        if isinstance(measures, dict)
     ]
     return table(["Validation set", *_VALIDATION.values()], rows, "figures") if rows else None
 
@@ -102,8 +102,14 @@ def _layers(value: Any) -> str:
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
         return f"{ends[0]:g} to {ends[1]:g}"
     text = words(value, 80)
-    first, _, end = text.partition("-")
-    return first if first == end else text.replace("-", " to ") if first.isdecimal() and end.isdecimal() else text
+    first, _, last_word = text.partition("-")
+    return (
+        first
+        if first == last_word
+        else text.replace("-", " to ")
+        if first.isdecimal() and last_word.isdecimal()
+        else text
+    )
 
 
 _MOST_SITES, _MOST_REASONS = 200, 6
@@ -120,28 +126,30 @@ def sites_section(record: RunRecord) -> Markup | None:
     rows = [_row(name, rounds, measured) for name in names[:_MOST_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
-    said = "Losses and accuracies are what sites say."
-    heads, own = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
-    if any(own):
-        heads, rows = [*heads, "Epsilon"], [[*row, one] for row, one in zip(rows, own, strict=True)]
-        said = f"{said} Epsilon is what each site has spent of its own rows, by its own ledger."
+    note = "Losses and accuracies are what sites say."
+    heads, epsilons = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
+    if any(epsilons):
+        heads, rows = [*heads, "Epsilon"], [[*row, epsilon] for row, epsilon in zip(rows, epsilons, strict=True)]
+        note = f"{note} Epsilon is what each site has spent of its own rows, by its own ledger."
     elif (spent := number(rounds[-1].get("epsilon"))) is not None:
-        said = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
-    remark = f"{count(len(rounds))} rounds. {how} {said}"
+        note = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
+    remark = f"{count(len(rounds))} rounds. {how} {note}"
     return section("Sites", remark, table(heads, rows, "figures"))
 
 
 def _last_epsilon(name: str, rounds: list[Row]) -> str:
     """Return the last epsilon that a site reported, or None."""
-    told = [one for row in rounds if isinstance(one := row["sites"].get(name), dict) and "epsilon" in one]
-    return _figure(told[-1:], "epsilon")
+    shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict) and "epsilon" in share]
+    return _figure(shares[-1:], "epsilon")
 
 
 def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
-    shares = [one for row in rounds if isinstance(one := row["sites"].get(name), dict)]
-    trained = [one for one in shares if "left_out" not in one]
-    why = Counter(words(one["left_out"], 40) or "not reached" for one in shares if "left_out" in one)
-    own = [one for row in measured if isinstance(one := row.get(name), dict) and number(one.get("loss")) is not None]
+    shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict)]
+    trained = [share for share in shares if "left_out" not in share]
+    why = Counter(words(share["left_out"], 40) or "not reached" for share in shares if "left_out" in share)
+    measured_rows = [
+        share for row in measured if isinstance(share := row.get(name), dict) and number(share.get("loss")) is not None
+    ]
     moved = sum(
         number(value) or 0.0
         for row in rounds
@@ -155,9 +163,9 @@ def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
         ", ".join(f"{reason} ({count(times)})" for reason, times in why.most_common(_MOST_REASONS)),
         _figure(trained[-1:], "loss"),
         _figure(trained[-1:], "norm"),
-        _figure(own[:1], "loss"),
-        _figure(own[-1:], "loss"),
-        _figure(own[-1:], "accuracy"),
+        _figure(measured_rows[:1], "loss"),
+        _figure(measured_rows[-1:], "loss"),
+        _figure(measured_rows[-1:], "accuracy"),
         size(moved),
     ]
 

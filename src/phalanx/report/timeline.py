@@ -129,8 +129,8 @@ def timeline(record: RunRecord) -> Markup:
     start = _moment(record.events[0]) if record.events else None
     rows: list[list[str]] = []
     # what proves each step is for a verifier; the page says how many it proves
-    told = [event for event in record.events if event["kind"] != "step"]
-    for group in _folded(told)[:_MAX_EVENTS]:
+    shown_events = [event for event in record.events if event["kind"] != "step"]
+    for group in _folded(shown_events)[:_MAX_EVENTS]:
         event = group[-1]
         moment = _moment(group[0])
         since = f"+{(moment - start).total_seconds():.1f} s" if moment and start else ""
@@ -143,8 +143,8 @@ def timeline(record: RunRecord) -> Markup:
 def describe(kind: str, body: Mapping[str, Any]) -> str:
     """Return the details of an event in one line; an event without a sentence is listed with its keys."""
     sentence = _SENTENCES.get(kind, "")
-    wanted = set(re.findall(r"{(\w+)}", sentence))
-    if wanted and wanted <= {key for key, value in body.items() if value is not None}:
+    keys = set(re.findall(r"{(\w+)}", sentence))
+    if keys and keys <= {key for key, value in body.items() if value is not None}:
         # one pass, so that a value with braces in it is never filled in again
         return words(re.sub(r"{(\w+)}", lambda found: words(body[found[1]]), sentence), 400)
     if isinstance(body.get("reason"), str):

@@ -40,8 +40,8 @@ def verdict_list(record: RunRecord) -> Markup:
     """Return one block per verdict that opens to its evidence; the first is open."""
     verdicts = record.events_of("verdict")
     if not verdicts:
-        known = "No verdict was given in this run." if record.events else "Not known: there is no audit log."
-        return element("p", {"class": "quiet"}, known)
+        note = "No verdict was given in this run." if record.events else "Not known: there is no audit log."
+        return element("p", {"class": "quiet"}, note)
     blocks = [_verdict(event["body"], record, first=n == 0) for n, event in enumerate(verdicts[:_MAX_VERDICTS])]
     return element("div", {}, *blocks)
 
@@ -50,11 +50,11 @@ def _verdict(body: Mapping[str, Any], record: RunRecord, *, first: bool) -> Mark
     guilty = element("strong", {}, words(body.get("party"), 80))
     what = words(body.get("reason")) if body.get("reason") else "no reason given"
     summary = element("summary", {}, guilty, " · ", what)
-    where = [f"{key} {words(body[key], 20)}" for key in ("step", "stage", "microbatch") if body.get(key) is not None]
+    places = [f"{key} {words(body[key], 20)}" for key in ("step", "stage", "microbatch") if body.get(key) is not None]
     offence = words(body.get("offence"), 60)
     meaning = _OFFENCES.get(offence)
     rows = [
-        ["Where", ", ".join([*where, words(body["direction"], 20)] if body.get("direction") else where)],
+        ["Where", ", ".join([*places, words(body["direction"], 20)] if body.get("direction") else places)],
         ["Offence", f"{offence}: {meaning}" if meaning else offence],
         ["Accused by", words(body.get("accuser"), 80)],
         *([["Distance", _distance(body)]] if offence in ("message", "accusation") else []),
@@ -84,9 +84,9 @@ def _evidence(body: Mapping[str, Any], record: RunRecord) -> Markup:
     command = element("code", {}, words(f"phalanx audit explain {name}", 160))
     check = element("p", {"class": "remark"}, "Check it offline, in the run directory: ", command)
     digest = body.get("evidence_sha256")
-    known = [["SHA-256", element("code", {}, words(digest, 80))]] if isinstance(digest, str) else []
+    digest_rows = [["SHA-256", element("code", {}, words(digest, 80))]] if isinstance(digest, str) else []
     title = element("summary", {}, f"Evidence: {words(name, 120)}")
-    return element("details", {"open": ""}, title, signed, table(["", ""], known) if known else "", check)
+    return element("details", {"open": ""}, title, signed, table(["", ""], digest_rows) if digest_rows else "", check)
 
 
 def _signed_rows(text: str) -> list[list[str]]:

@@ -37,9 +37,9 @@ def _exact(config: ExactReward) -> Rule:
 def _places(config: PlacesReward) -> Rule:
     def places(_prompt: str, text: str, record: Mapping[str, Any]) -> float:
         expected = _expected(record, config.field).strip()
-        found = text.strip()
-        right = sum(one == other for one, other in zip(found, expected, strict=False))
-        return right / max(len(expected), len(found), 1)
+        answer = text.strip()
+        right = sum(character == other for character, other in zip(answer, expected, strict=False))
+        return right / max(len(expected), len(answer), 1)
 
     return places
 
@@ -83,22 +83,24 @@ def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]
     """Return tokens as a reward model is trained on them: up to the end of the answer, whose score counts."""
     messages = record.get("prompt")
     if isinstance(messages, list) and tokenizer.chat_template is not None:
-        whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False)
+        conversation = tokenizer.apply_chat_template(
+            [*messages, {"role": "assistant", "content": text}], tokenize=False
+        )
         # what a template writes behind the end of a turn nobody says
-        return list(tokenizer(whole.rstrip(), add_special_tokens=False)["input_ids"])
+        return list(tokenizer(conversation.rstrip(), add_special_tokens=False)["input_ids"])
     ids, bare = (list(tokenizer(prompt + text, add_special_tokens=adds)["input_ids"]) for adds in (True, False))
-    begins = (at for at in range(len(ids) - len(bare) + 1) if ids[at : at + len(bare)] == bare)
+    begins = (start for start in range(len(ids) - len(bare) + 1) if ids[start : start + len(bare)] == bare)
     ids = ids[: next(begins, len(ids)) + len(bare)]
-    end = tokenizer.eos_token_id
-    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+    eos_id = tokenizer.eos_token_id
+    return ids if eos_id is None or ids[-1:] == [eos_id] else [*ids, eos_id]
 
 
 def _judge(config: JudgeReward) -> Rule:
     served = ServedModel(config)
 
     def judged(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
-        said = served.ask((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
-        numbers = _NUMBER.findall(said)
+        reply = served.ask((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
+        numbers = _NUMBER.findall(reply)
         if len(numbers) != 1:
             raise RewardError(f"{config.url}: the judge said {len(numbers)} numbers; expected one and nothing else")
         return float(numbers[0])

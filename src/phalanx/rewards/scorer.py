@@ -55,7 +55,9 @@ class RewardScorer(Closeable):
     @property
     def names(self) -> tuple[str, ...]:
         """What each reward is called in metrics: its name, or its kind, with its number where two have the same."""
-        kinds = [one.name or one.kind.partition(":")[2].partition("@")[0] or one.kind for one in self._config.of]
+        kinds = [
+            reward.name or reward.kind.partition(":")[2].partition("@")[0] or reward.kind for reward in self._config.of
+        ]
         return tuple(
             kind if kinds.count(kind) == 1 else f"{kind}_{number}" for number, kind in enumerate(kinds, start=1)
         )
@@ -70,7 +72,7 @@ class RewardScorer(Closeable):
 
     def total(self, rewards: Sequence[float]) -> float:
         """The weighted sum of a text's rewards."""
-        return math.fsum(one.weight * reward for one, reward in zip(self._config.of, rewards, strict=True))
+        return math.fsum(config.weight * reward for config, reward in zip(self._config.of, rewards, strict=True))
 
     def close(self) -> None:
         """End the child."""
@@ -83,11 +85,11 @@ class RewardScorer(Closeable):
 
     def _reward(self, number: int, text: ScoredText) -> float:
         asked = {"reward": number, "prompt": text.prompt, "text": text.text, "record": dict(text.record)}
-        where = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
-        found = self._ask(asked, where, self._config.timeout_s)
-        if not isinstance(found, float) or not abs(found) <= _LARGEST:
-            raise self._failed(where, f"found {found!r:.80}, expected a finite number of at most {_LARGEST:g} in size")
-        return found
+        place = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
+        value = self._ask(asked, place, self._config.timeout_s)
+        if not isinstance(value, float) or not abs(value) <= _LARGEST:
+            raise self._failed(place, f"found {value!r:.80}, expected a finite number of at most {_LARGEST:g} in size")
+        return value
 
     def _ask(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
         child = self._started()
@@ -101,10 +103,10 @@ class RewardScorer(Closeable):
         if not answer:
             child.wait(_TO_END_S)
             raise self._failed(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
-        said = json.loads(answer)
-        if "error" in said:
-            raise self._failed(where, said["error"])
-        return said["found"]
+        message = json.loads(answer)
+        if "error" in message:
+            raise self._failed(where, message["error"])
+        return message["found"]
 
     def _started(self) -> PythonProcess:
         if self._child is None:
@@ -116,8 +118,10 @@ class RewardScorer(Closeable):
     def _failed(self, where: str, why: str) -> RewardError:
         # a child that hangs is of no more use, and one that failed may be
         self.close()
-        own = any(is_own(one.kind) for one in self._config.of)
-        other = "; with a function that was changed, begin a new run where this one is, with --from" if own else ""
+        has_own_code = any(is_own(reward.kind) for reward in self._config.of)
+        other = (
+            "; with a function that was changed, begin a new run where this one is, with --from" if has_own_code else ""
+        )
         return RewardError(f"{where}: {why}; mend the reward, then go on with --resume{other}: nothing is lost")
 
 

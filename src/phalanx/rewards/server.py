@@ -57,20 +57,20 @@ class ServedModel:
         Raises:
             RewardError: The server is not reached, takes too long, or gives no answer of the kind that is expected.
         """
-        where = self._where
-        asked = {"model": where.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
+        server = self._where
+        asked = {"model": server.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
         request = urllib.request.Request(  # noqa: S310 - the config takes http and https alone
-            f"{where.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), self._headers
+            f"{server.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), self._headers
         )
         try:
             with self._opener.open(request, timeout=self._timeout_s) as reply:
-                said = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
+                content = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
         except urllib.error.HTTPError as exc:
             exc.close()
-            raise RewardError(f"{where.url}: gives no answer that can be read (HTTP {exc.code})") from exc
+            raise RewardError(f"{server.url}: gives no answer that can be read (HTTP {exc.code})") from exc
         except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as exc:
-            raise RewardError(f"{where.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
-        return said if isinstance(said, str) else ""
+            raise RewardError(f"{server.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
+        return content if isinstance(content, str) else ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

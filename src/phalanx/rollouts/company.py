@@ -117,14 +117,14 @@ class RolloutCompany:
             for sent in asked:
                 self._settle(sent, policy, model)
             passed_over |= {sent.worker for sent in asked if not sent.texts}
-            done = {one.prompt for one in self._texts()}
-            missing = tuple(one for one in request.prompts if one.number not in done)
+            done = {text.prompt for text in self._texts()}
+            missing = tuple(prompt for prompt in request.prompts if prompt.number not in done)
         texts = self._texts()
         if missing:
             texts += generate_rollouts(model, request.model_copy(update={"prompts": missing}))
-        by_place = {(one.prompt, one.sample): one for one in texts}
+        by_place = {(text.prompt, text.sample): text for text in texts}
         self.costs.texts += len(by_place)
-        self.costs.tokens += sum(len(one.ids) for one in by_place.values())
+        self.costs.tokens += sum(len(text.ids) for text in by_place.values())
         return tuple(by_place[place] for place in request.places)
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class RolloutCompany:
 
     def _texts(self) -> tuple[Rollout, ...]:
         """Return the workers' texts of this step, without the texts of convicted workers."""
-        return tuple(one for sent in self._step for one in sent.texts)
+        return tuple(text for sent in self._step for text in sent.texts)
 
     def _ask(
         self, policy: RolloutPolicy, request: RolloutRequest, prompts: Sequence[Prompt], workers: Sequence[str]
@@ -162,10 +162,10 @@ class RolloutCompany:
             sent = SentRequest(name, part, header)
             asked.append(sent)
             self._step.append(sent)
-            kept = self._requests[name]
-            kept[part.digest] = sent
-            while len(kept) > _MAX_KEPT:
-                kept.pop(next(iter(kept)))
+            requests = self._requests[name]
+            requests[part.digest] = sent
+            while len(requests) > _MAX_KEPT:
+                requests.pop(next(iter(requests)))
         self._await(asked, request.step)
         return asked
 
@@ -269,7 +269,7 @@ class RolloutCompany:
     def _send_policy(self, name: str, policy: RolloutPolicy) -> None:
         if self._has.get(name) == policy.digest:
             return
-        file = save({key: one.detach().cpu().contiguous().clone() for key, one in policy.tensors.items()})
+        file = save({key: tensor.detach().cpu().contiguous().clone() for key, tensor in policy.tensors.items()})
         config = canonical_json(dict(policy.config)).decode()
         offer = PolicyOffer(policy=policy.digest, config=config, size_bytes=len(file))
         self._endpoint.send(name, offer.kind, offer.model_dump(mode="json"))

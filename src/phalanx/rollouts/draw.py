@@ -39,8 +39,8 @@ class DrawPlace:
     def key(self, position: int) -> tuple[int, int]:
         """Two signed 64-bit numbers."""
         place = [self.seed, self.step, self.prompt, self.sample, position]
-        found = blake3(in_domain(_DOMAIN, canonical_json(place))).digest(16)
-        return int.from_bytes(found[:8], "big", signed=True), int.from_bytes(found[8:], "big", signed=True)
+        digest = blake3(in_domain(_DOMAIN, canonical_json(place))).digest(16)
+        return int.from_bytes(digest[:8], "big", signed=True), int.from_bytes(digest[8:], "big", signed=True)
 
 
 @dataclass(frozen=True)
@@ -161,11 +161,11 @@ def _allowed(scaled: Tensor, sampler: SamplerConfig, slack: float) -> Tensor:
 
 def _share_cut(scaled: Tensor, cut: Tensor, share: float) -> Tensor:
     """Return the logit of the last of the likeliest tokens with this share of the mass at or above `cut`."""
-    whole = scaled.masked_fill(scaled < cut, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    log_total = scaled.masked_fill(scaled < cut, -torch.inf).logsumexp(dim=-1, keepdim=True)
     few = min(_FEW, scaled.shape[-1])
     while True:
         values = scaled.topk(few, dim=-1).values
-        reached = (values - whole).exp().cumsum(dim=-1)
+        reached = (values - log_total).exp().cumsum(dim=-1)
         if few == scaled.shape[-1] or bool((reached[:, -1] >= share).all()):
             break
         few = min(few * 8, scaled.shape[-1])

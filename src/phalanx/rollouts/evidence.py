@@ -99,25 +99,25 @@ def write_rollout_evidence(
     if bundle.answer.payload:
         tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
     weights = _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
-    size_bytes, left_out = sum(one.nbytes for one in weights.values()), None
+    size_bytes, left_out = sum(tensor.nbytes for tensor in weights.values()), None
     if verdict.offence in _NEED_NO_WEIGHTS:
         left_out = "the verdict needs none"
     elif size_bytes > max_weight_bytes:
         left_out = f"{size_bytes} bytes of weights, more than the {max_weight_bytes} that evidence may hold"
     else:
         # cloned, because parts of one tensor may share memory, which safetensors refuses
-        tensors |= {name: one.detach().cpu().clone() for name, one in weights.items()}
+        tensors |= {name: tensor.detach().cpu().clone() for name, tensor in weights.items()}
     blob, name = save(tensors), _free_name(desk.directory, verdict)
     _write_private(desk.directory / f"{name}.safetensors", blob)
     headers, policy, older = bundle.headers, bundle.policy, bundle.older_policy
-    parties = {one for header in headers.values() for one in (header.fields.sender, header.fields.receiver)}
+    parties = {party for header in headers.values() for party in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
         format=FORMAT,
         session=desk.session,
         verdict=verdict,
         headers={role: to_signed(header) for role, header in headers.items()},
         authority=desk.authority,
-        certificates={one: pem for one, pem in desk.certificates.items() if one in parties},
+        certificates={party: pem for party, pem in desk.certificates.items() if party in parties},
         config=canonical_json(dict(bundle.config if policy is None else policy.config)).decode(),
         weights=bundle.weights if policy is None else policy.weights,
         older_config=None if older is None else canonical_json(dict(older.config)).decode(),
@@ -222,8 +222,8 @@ def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]
         record = RolloutEvidence.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
     blob = read_bounded(path.parent / record.tensors.file, MAX_TENSOR_BYTES)
     if hashlib.sha256(blob).hexdigest() != record.tensors.sha256:
         raise EvidenceError(f"{path}: its tensors were altered or swapped")
@@ -239,8 +239,8 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
     try:
         headers = {
-            role: SignedHeader(one.header.encode(), bytes.fromhex(one.signature))
-            for role, one in record.headers.items()
+            role: SignedHeader(passed_on.header.encode(), bytes.fromhex(passed_on.signature))
+            for role, passed_on in record.headers.items()
         }
         request, answer = headers["request"], SignedAnswer(headers["answer"], payload)
     except KeyError as exc:
@@ -279,11 +279,11 @@ def _config(text: str) -> dict[str, Any]:
 
 
 def _of(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _prefixed(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
-    return {} if policy is None else {f"{prefix}{name}": one for name, one in policy.tensors.items()}
+    return {} if policy is None else {f"{prefix}{name}": tensor for name, tensor in policy.tensors.items()}
 
 
 def _write_private(path: Path, content: bytes) -> None:

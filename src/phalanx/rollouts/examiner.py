@@ -109,7 +109,9 @@ class RolloutExaminer:
             place = None if formal.prompt is None or formal.sample is None else (formal.prompt, formal.sample)
             return self._of(self.judge(replace(bundle, place=place)), formal.reason)
         older = [
-            AnsweredRequest(one.header, one.answer.header) for one in earlier if self._is_before(one) and one.answer
+            AnsweredRequest(answered.header, answered.answer.header)
+            for answered in earlier
+            if self._is_before(answered) and answered.answer
         ]
         return self._reread(bundle, request, texts, model, older[-1] if older else None)
 
@@ -136,7 +138,7 @@ class RolloutExaminer:
         with self._timed():
             reread = reread_rollouts(model, request, drawn, request.tolerance.margin)
         self.costs.checked_texts += len(drawn)
-        self.costs.checked_tokens += sum(len(one.ids) for one in drawn)
+        self.costs.checked_tokens += sum(len(rollout.ids) for rollout in drawn)
         # more tokens say more of their policy
         longest = max(drawn, key=lambda one: len(one.ids), default=None)
         for text, now in zip(drawn, reread, strict=True):
@@ -156,7 +158,7 @@ class RolloutExaminer:
             if dismissal is not None:
                 return Examination(dismissal=dismissal)
         # a reward that no rule checks is no more than a worker's word
-        return Examination(texts if self._reward else tuple(replace(one, reward=None) for one in texts))
+        return Examination(texts if self._reward else tuple(replace(rollout, reward=None) for rollout in texts))
 
     @staticmethod
     def _of(judgement: RolloutJudgement, suspicion: str) -> Examination:

@@ -46,12 +46,12 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
         ModelError: A logit is no finite number.
     """
     check_room(model, request)
-    found = {
-        (one.prompt, one.sample): one
+    by_place = {
+        (rollout.prompt, rollout.sample): rollout
         for batch in batches_of(request, batch_rows)
-        for one in _write(model, request, batch)
+        for rollout in _write(model, request, batch)
     }
-    return tuple(found[place] for place in request.places)
+    return tuple(by_place[place] for place in request.places)
 
 
 def check_room(model: PolicyModel, request: RolloutRequest) -> None:

@@ -62,13 +62,13 @@ def judge_texts(
     worker: str, request: RolloutRequest, rollouts: Sequence[Rollout], vocab_size: int
 ) -> RolloutVerdict | None:
     """Judge what needs no weights: that all texts are there, and are texts that can be."""
-    places = tuple((one.prompt, one.sample) for one in rollouts)
+    places = tuple((rollout.prompt, rollout.sample) for rollout in rollouts)
     if places != request.places:
         return _verdict(worker, request, "form", f"sent {len(places)} texts, expected {len(request.places)} in order")
-    for one in rollouts:
-        wrong = misfit(request, one, vocab_size)
+    for rollout in rollouts:
+        wrong = misfit(request, rollout, vocab_size)
         if wrong is not None:
-            return _verdict(worker, request, "form", f"{_place(one)} {wrong}", one)
+            return _verdict(worker, request, "form", f"{_place(rollout)} {wrong}", rollout)
     return None
 
 
@@ -156,7 +156,7 @@ def judge_age(
 
     Source: Neyman and Pearson 1933, the ratio of two likelihoods.
     """
-    near, far = (_root_mean_square(found.logprob_gaps) for found in (older, now))
+    near, far = (_root_mean_square(rereading.logprob_gaps) for rereading in (older, now))
     tokens = len(one.ids)
     ratio = far / max(near, float(np.finfo(np.float32).eps))
     if not math.isfinite(ratio) or ratio < OLDER_FIT or tokens * math.log(ratio) < OLDER_EVIDENCE:

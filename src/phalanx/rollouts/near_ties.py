@@ -70,18 +70,18 @@ class RouterWatch:
         begin = self._seen[number]
         self._seen[number] += len(logits)
         scores, experts = scores.clone(), experts.clone()
-        exchanged = [at for at in range(len(logits)) if (number, begin + at) in self._choices]
-        for at in exchanged:
-            for out, instead in self._choices[number, begin + at]:
-                experts[at][experts[at] == out] = instead
-            shares = logits[at].float().softmax(-1)[experts[at]]
-            scores[at] = (shares / shares.sum() if router.norm_topk_prob else shares).to(scores.dtype)
+        exchanged = [token for token in range(len(logits)) if (number, begin + token) in self._choices]
+        for token in exchanged:
+            for out, instead in self._choices[number, begin + token]:
+                experts[token][experts[token] == out] = instead
+            shares = logits[token].float().softmax(-1)[experts[token]]
+            scores[token] = (shares / shares.sum() if router.norm_topk_prob else shares).to(scores.dtype)
         chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, experts, value=True)
         least = logits.masked_fill(~chosen, torch.inf).amin(dim=-1)
         best = logits.masked_fill(chosen, -torch.inf).amax(dim=-1)
         near = ((least - best).abs() <= self._tolerance).nonzero()[:, 0].tolist()
-        for at in sorted({*near, *exchanged}):
-            self._note(number, begin + at, logits[at].tolist(), set(experts[at].tolist()))
+        for token in sorted({*near, *exchanged}):
+            self._note(number, begin + token, logits[token].tolist(), set(experts[token].tolist()))
         return logits, scores, experts
 
     def _note(self, number: int, position: int, logits: Sequence[float], chosen: set[int]) -> None:

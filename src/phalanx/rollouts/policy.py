@@ -33,7 +33,9 @@ class RolloutPolicy:
     @classmethod
     def of(cls, model: Any) -> Self:
         """Take config and parameters of a causal model of transformers; the tensors are shared, not copied."""
-        return cls(hub_config_dict(model.config), {name: one.detach() for name, one in model.named_parameters()})
+        return cls(
+            hub_config_dict(model.config), {name: parameter.detach() for name, parameter in model.named_parameters()}
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -94,7 +96,7 @@ class PolicyModel:
             ModelError: The config or a tensor does not fit.
         """
         config = parse_hub_config(policy.config, "policy")
-        dtypes = {one.dtype for one in policy.tensors.values() if one.is_floating_point()}
+        dtypes = {tensor.dtype for tensor in policy.tensors.values() if tensor.is_floating_point()}
         if len(dtypes) != 1:
             raise ModelError(f"policy: found weights of {len(dtypes)} types of numbers, expected one")
         with torch.random.fork_rng(devices=[]), quiet_transformers():
@@ -105,9 +107,9 @@ class PolicyModel:
                 )
             except TRANSFORMERS_REFUSALS as exc:
                 raise ModelError(f"policy: {config.model_type} cannot be built: {exc}") from exc
-        made = cls(model.to(device).eval())
-        made.take(policy)
-        return made
+        policy_model = cls(model.to(device).eval())
+        policy_model.take(policy)
+        return policy_model
 
     @property
     def vocab_size(self) -> int:
@@ -127,7 +129,7 @@ class PolicyModel:
     @property
     def parameters(self) -> Mapping[str, Tensor]:
         """Its weights by the hub's names; shared, not copied."""
-        return {name: one.detach() for name, one in self._model.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     @cached_property
     def routers(self) -> tuple[nn.Module, ...]:
@@ -154,9 +156,11 @@ class PolicyModel:
     def _rotation_limits(self) -> frozenset[int]:
         rotations = getattr(self._model.config, "rope_parameters", None) or {}
         # of each kind of layer, or of all of them
-        kinds = [one for one in (rotations, *rotations.values()) if isinstance(one, dict)]
+        kinds = [settings for settings in (rotations, *rotations.values()) if isinstance(settings, dict)]
         return frozenset(
-            int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"
+            int(settings["original_max_position_embeddings"])
+            for settings in kinds
+            if settings.get("rope_type") == "longrope"
         )
 
     def take(self, policy: RolloutPolicy) -> None:
@@ -165,18 +169,18 @@ class PolicyModel:
         Raises:
             ModelError: Names or shapes differ.
         """
-        own = self.parameters
-        if own.keys() != policy.tensors.keys():
-            odd = sorted(own.keys() ^ policy.tensors.keys())
+        parameters = self.parameters
+        if parameters.keys() != policy.tensors.keys():
+            odd = sorted(parameters.keys() ^ policy.tensors.keys())
             raise ModelError(f"policy: {len(odd)} weights are missing or unknown, such as {odd[0]!r}")
         with torch.no_grad():
             for name, tensor in policy.tensors.items():
-                if own[name].shape != tensor.shape or own[name].dtype != tensor.dtype:
+                if parameters[name].shape != tensor.shape or parameters[name].dtype != tensor.dtype:
                     raise ModelError(
                         f"policy: {name} is {tensor.dtype}{list(tensor.shape)}, expected "
-                        f"{own[name].dtype}{list(own[name].shape)}"
+                        f"{parameters[name].dtype}{list(parameters[name].shape)}"
                     )
-                own[name].copy_(tensor)
+                parameters[name].copy_(tensor)
 
     def begin(self, ids: Tensor) -> tuple[ReadTexts, Cache]:
         """Read prompts of one length, ``[rows, tokens]``; what follows their last token, and the cache."""
@@ -197,7 +201,7 @@ class PolicyModel:
         self._states.clear()
         try:
             with torch.no_grad():
-                found = self._model(
+                outputs = self._model(
                     input_ids=ids.to(self._model.device),
                     past_key_values=cache,
                     use_cache=cache is not None or positions == 1,
@@ -208,7 +212,7 @@ class PolicyModel:
             if training:
                 self._model.train()
             self._states.clear()
-        return ReadTexts(found.logits[:, -positions:], states[:, -positions:]), found.past_key_values
+        return ReadTexts(outputs.logits[:, -positions:], states[:, -positions:]), outputs.past_key_values
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def reread_rollouts(
     """
     reread: dict[int, RereadRollout] = {}
     groups: dict[tuple[int, bool], list[int]] = {}
-    for n, one in enumerate(rollouts):
-        groups.setdefault((len(one.prompt_ids), _is_read_in_one_pass(model, one)), []).append(n)
+    for n, rollout in enumerate(rollouts):
+        groups.setdefault((len(rollout.prompt_ids), _is_read_in_one_pass(model, rollout)), []).append(n)
     for numbers in groups.values():
         numbers.sort(key=lambda n: len(rollouts[n].ids))
         while numbers:
@@ -63,8 +63,8 @@ def reread_rollouts(
             rows = max(1, MOST_NUMBERS // (longest * model.vocab_size))
             batch, numbers[:] = numbers[-rows:], numbers[:-rows]
             texts = [rollouts[n] for n in batch]
-            for n, found in zip(batch, read_texts(model, texts), strict=True):
-                reread[n] = compare_text(request, rollouts[n], found, tolerance)
+            for n, reading in zip(batch, read_texts(model, texts), strict=True):
+                reread[n] = compare_text(request, rollouts[n], reading, tolerance)
     return tuple(reread[n] for n in range(len(rollouts)))
 
 
@@ -82,10 +82,10 @@ def rewrite_rollouts(
     Returns:
         What precedes each token of that text, ``[tokens, ...]``.
     """
-    by_place = {(one.prompt, one.sample): one for one in rollouts}
+    by_place = {(rollout.prompt, rollout.sample): rollout for rollout in rollouts}
     chosen = rollouts[number]
     (batch,) = [
-        prompts for prompts in batches_of(request, batch_rows) if chosen.prompt in {one.number for one in prompts}
+        prompts for prompts in batches_of(request, batch_rows) if chosen.prompt in {prompt.number for prompt in prompts}
     ]
     places = [(prompt.number, sample) for prompt in batch for sample in range(request.samples)]
     row = places.index((chosen.prompt, chosen.sample))
@@ -104,15 +104,15 @@ def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
     Returns:
         What precedes each token of each text, ``[tokens, ...]``.
     """
-    if not all(_is_read_in_one_pass(model, one) for one in texts):
-        return _stepped(model, [one.prompt_ids for one in texts], texts, set(range(len(texts))))
-    longest = max(len(one.ids) for one in texts)
+    if not all(_is_read_in_one_pass(model, text) for text in texts):
+        return _stepped(model, [text.prompt_ids for text in texts], texts, set(range(len(texts))))
+    longest = max(len(text.ids) for text in texts)
     # what follows the last token is not looked at; in a causal model, padding behind a text changes nothing in it
-    rows = [[*one.prompt_ids, *one.ids[:-1], *[0] * (longest - len(one.ids))] for one in texts]
+    rows = [[*text.prompt_ids, *text.ids[:-1], *[0] * (longest - len(text.ids))] for text in texts]
     read = model.read(torch.tensor(rows), longest)
     return [
-        ReadTexts(logits[: len(one.ids)], states[: len(one.ids)])
-        for one, logits, states in zip(texts, read.logits, read.states, strict=True)
+        ReadTexts(logits[: len(text.ids)], states[: len(text.ids)])
+        for text, logits, states in zip(texts, read.logits, read.states, strict=True)
     ]
 
 

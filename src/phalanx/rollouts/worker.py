@@ -165,6 +165,6 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:
-        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
-        RolloutService(link.endpoint, config.owner_name, made).run(link)
+        service_writer = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
+        RolloutService(link.endpoint, config.owner_name, service_writer).run(link)
         link.endpoint.flush(config.transport.timeout_s)

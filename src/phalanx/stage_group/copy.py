@@ -53,8 +53,10 @@ class GroupLink:
         Args:
             num_steps: Number of finished optimizer steps.
         """
-        frozen = {name: one for name, one in self._module.all_parameters().items() if not one.requires_grad}
-        version = sum(one._version for one in frozen.values())
+        frozen = {
+            name: parameter for name, parameter in self._module.all_parameters().items() if not parameter.requires_grad
+        }
+        version = sum(parameter._version for parameter in frozen.values())
         if frozen and version != self._frozen_sent:
             self.order(GroupCommand(deed="frozen", copy_id=0), frozen)
             self._frozen_sent = version
@@ -89,8 +91,8 @@ class GroupCopy(StageCopy):
 
     def past(self, step: int) -> StageCopy:
         """Return the state before some step, computed by the group, as the reference of the comparison was."""
-        found = super().past(step)
-        return found if found is self else GroupCopy(found, self._group)
+        copy = super().past(step)
+        return copy if copy is self else GroupCopy(copy, self._group)
 
 
 class GroupRunner(StageRunner):
@@ -112,8 +114,8 @@ class GroupRunner(StageRunner):
 
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """As `StageRunner.recompute`."""
-        found = self._perform("recompute", step, microbatch, x=x, gradient=gradient)
-        return found["y"], found.get("x_gradient")
+        tensors = self._perform("recompute", step, microbatch, x=x, gradient=gradient)
+        return tensors["y"], tensors.get("x_gradient")
 
     def gradients(self) -> dict[str, Tensor]:
         """As `StageRunner.gradients`."""
@@ -126,9 +128,9 @@ class GroupRunner(StageRunner):
             self._is_idle = True
 
     def _perform(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         self._link.refresh(self._optimizer.num_steps)
         self._is_idle = False
-        cargo = {name: cargo_of(tensor) for name, tensor in given.items()}
+        cargo = {name: cargo_of(tensor) for name, tensor in present.items()}
         order = GroupCommand(deed=deed, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
-        return self._link.order(order, given)
+        return self._link.order(order, present)

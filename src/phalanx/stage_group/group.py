@@ -125,8 +125,8 @@ class StageGroup:
             del self._shares[copy_id]
         body = order.model_copy(update={"dropped": dropped}).model_dump_json().encode()
         try:
-            for line in self._lines:
-                line.send_bytes(body)
+            for connection in self._lines:
+                connection.send_bytes(body)
             yield
         except (RuntimeError, OSError) as exc:
             # gloo's word for a connection that was closed; the process that ended says more

@@ -78,9 +78,11 @@ class GroupOptimizer(StageOptimizer):
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """As `StageOptimizer.load_state`."""
-        own = super().state()
-        expect_state(tensors, {key: own[f"weight/{key.partition('/')[2]}"] for key in _with_moments(own)}, num_steps)
-        for name, weight in own.items():
+        state = super().state()
+        expect_state(
+            tensors, {key: state[f"weight/{key.partition('/')[2]}"] for key in _with_moments(state)}, num_steps
+        )
+        for name, weight in state.items():
             weight.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
@@ -125,9 +127,9 @@ class GroupOptimizer(StageOptimizer):
 
     @torch.no_grad()
     def _take(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
-        own = super().state()
+        state = super().state()
         for name, weight in weights.items():
-            own[f"weight/{name}"].copy_(weight)
+            state[f"weight/{name}"].copy_(weight)
         self._set_num_steps(num_steps)
         self._link.are_fresh(num_steps)
 

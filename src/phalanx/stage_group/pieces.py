@@ -33,10 +33,10 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
         if domain.tp == 0 or config.sequence_parallel:
             dist.send(piece.to(domain.device).contiguous(), dst=0)
         return None
-    whole = torch.empty(shape, dtype=piece.dtype)
+    full = torch.empty(shape, dtype=piece.dtype)
     # the number of every place, cut as the tensor was
     places = torch.arange(shape[_ROWS] * shape[_SEQUENCE]).view(shape[:2])
-    flat = whole.view(-1, *shape[2:])
+    flat = full.view(-1, *shape[2:])
     for sender in range(config.world):
         copy, tp = divmod(sender, config.tp)
         if tp > 0 and not config.sequence_parallel:
@@ -47,7 +47,7 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
             came = torch.empty((*numbers.shape, *shape[2:]), dtype=piece.dtype, device=domain.device)
             dist.recv(came, src=sender)
         flat[numbers.reshape(-1)] = came.cpu().reshape(-1, *shape[2:])
-    return whole
+    return full
 
 
 def _piece(whole: Tensor, config: ParallelConfig, dp: int, cp: int, tp: int) -> Tensor:

@@ -43,11 +43,11 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_
     device = own_device(config.device, place)
     silence_s = config.parallel.silence_s
     with (
-        Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as line,
+        Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as connection,
         # rank 0 ends a rank that gives no heartbeat any more
         join(place, device, digest(config), silence_s=silence_s),
     ):
-        obey(line, open_domain(domain_config(config.parallel), device), wrap_share)
+        obey(connection, open_domain(domain_config(config.parallel), device), wrap_share)
 
 
 def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share) -> None:

@@ -51,14 +51,14 @@ class StateShards:
             num_steps: Steps that were made to get there.
             state: ``weight/...`` and moments; at rank 0 alone.
         """
-        given: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         for name, keeper in self.keepers.items():
             for kind in ("weight", "exp_avg", "exp_avg_sq"):
                 key = f"{kind}/{name}"
                 came = self._to_keeper(None if state is None else state[key], name, keeper)
                 if came is not None:
-                    given[key] = came
-        self.optimizer.load_state(given, num_steps)
+                    loaded[key] = came
+        self.optimizer.load_state(loaded, num_steps)
 
     def update(self, lr: float, clip_coefficient: float, is_recorded: bool, gradients: Mapping[str, Tensor]) -> None:
         """Make one optimizer step, each rank with its own tensors.
@@ -69,10 +69,10 @@ class StateShards:
             gradients: Whole ones, at rank 0 alone.
         """
         came = {name: self._to_keeper(gradients.get(name), name, keeper) for name, keeper in self.keepers.items()}
-        own = UndoEntry({name: one for name, one in came.items() if one is not None}, lr, clip_coefficient)
+        entry = UndoEntry({name: tensor for name, tensor in came.items() if tensor is not None}, lr, clip_coefficient)
         if is_recorded:
-            self.history.record(self.optimizer, own)
-        self.optimizer.step(own.gradients, lr, clip_coefficient)
+            self.history.record(self.optimizer, entry)
+        self.optimizer.step(entry.gradients, lr, clip_coefficient)
 
     def collect(self, names: Sequence[str], source: StateSource, step: int) -> dict[str, Tensor]:
         """Bring tensors of the state to rank 0, on the CPU; other ranks get none.
@@ -86,15 +86,15 @@ class StateShards:
             StaleReplicaError: That step is not kept; on every rank alike, before anything was sent.
         """
         state = self._state(source, step)
-        found = {}
+        tensors = {}
         for key in names:
             name = key.partition("/")[2]
             keeper = self.keepers[name]
             if self._rank == 0:
-                found[key] = state[key].cpu() if keeper == 0 else self._receive(name, keeper).cpu()
+                tensors[key] = state[key].cpu() if keeper == 0 else self._receive(name, keeper).cpu()
             elif self._rank == keeper:
                 dist.send(state[key].to(self._device).contiguous(), dst=0)
-        return found
+        return tensors
 
     def _state(self, source: StateSource, step: int) -> Mapping[str, Tensor]:
         if source == "snapshot":
@@ -129,9 +129,9 @@ class StateShards:
 def keepers_of(shapes: Shapes, world: int) -> dict[str, int]:
     """Choose the keeper of each parameter's state, so that all keep about as much; rank 0 comes last."""
     loads = [0] * world
-    found = {}
+    keepers = {}
     for name in sorted(shapes, key=lambda one: (-torch.Size(shapes[one]).numel(), one)):
         keeper = min(range(world), key=lambda rank: (loads[rank], -rank))
         loads[keeper] += torch.Size(shapes[name]).numel()
-        found[name] = keeper
-    return dict(sorted(found.items()))
+        keepers[name] = keeper
+    return dict(sorted(keepers.items()))

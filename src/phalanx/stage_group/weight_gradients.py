@@ -45,14 +45,14 @@ class JoinedGradients:
     def collect(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
         domain = self._domain
-        found = {}
-        for one in self._held:
-            total = whole(one, _completed(one, slices[one.name], domain), domain)
+        totals = {}
+        for entry in self._held:
+            total = whole(entry, _completed(entry, slices[entry.name], domain), domain)
             if domain.tp == 0:
                 total = ordered_sum(total, domain, 0)
             if dist.get_rank() == 0:
-                found[one.name] = total
-        return found
+                totals[entry.name] = total
+        return totals
 
     def clear(self) -> None:
         """Nothing is kept here."""
@@ -71,27 +71,27 @@ class SharedGradients:
         self._held = held
         self._domain = domain
         self._sums: dict[str, Tensor] = {}
-        for one, keeper in self._keepers():
-            parameter: Any = one.parameter
-            parameter.register_post_accumulate_grad_hook(self._hook(one.name, keeper))
+        for entry, keeper in self._keepers():
+            parameter: Any = entry.parameter
+            parameter.register_post_accumulate_grad_hook(self._hook(entry.name, keeper))
 
     def hand_back(self) -> None:
         """As `WeightGradients.hand_back`."""
-        for one, _ in self._keepers():
-            one.parameter.grad = self._sums.pop(one.name, None)
+        for entry, _ in self._keepers():
+            entry.parameter.grad = self._sums.pop(entry.name, None)
 
     def collect(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
         domain = self._domain
-        found = {}
-        for one, keeper in self._keepers():
+        totals = {}
+        for entry, keeper in self._keepers():
             if domain.copy == keeper:
-                found[one.name] = whole(one, _completed(one, slices[one.name], domain), domain)
+                totals[entry.name] = whole(entry, _completed(entry, slices[entry.name], domain), domain)
                 if domain.tp == 0 and keeper > 0:
-                    dist.send(found[one.name].to(domain.device), dst=0)
+                    dist.send(totals[entry.name].to(domain.device), dst=0)
             elif dist.get_rank() == 0:
-                found[one.name] = self._receive(one, keeper)
-        return found
+                totals[entry.name] = self._receive(entry, keeper)
+        return totals
 
     def clear(self) -> None:
         """As `WeightGradients.clear`."""
@@ -109,8 +109,8 @@ class SharedGradients:
         return give
 
     def _keepers(self) -> Iterator[tuple[RankParameter, int]]:
-        for number, one in enumerate(self._held):
-            yield one, number % self._domain.config.copies
+        for number, entry in enumerate(self._held):
+            yield entry, number % self._domain.config.copies
 
     def _receive(self, one: RankParameter, keeper: int) -> Tensor:
         came = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)

@@ -86,8 +86,8 @@ class PartyRow(StrictModel):
     def in_words(self) -> str:
         """State and stages, such as ``serving 1 2, shadowing 3``."""
         roles = [("serving", self.serves), ("shadowing", self.shadows)]
-        words = [f"{verb} {' '.join(map(str, stages))}" for verb, stages in roles if stages]
-        return ", ".join(words) if words and self.state in ("serving", "shadowing") else self.state
+        duties = [f"{verb} {' '.join(map(str, stages))}" for verb, stages in roles if stages]
+        return ", ".join(duties) if duties and self.state in ("serving", "shadowing") else self.state
 
 
 class PartiesStatus(StrictModel):
@@ -190,7 +190,7 @@ def parties_lines(rows: Sequence[PartyRow], now: float | None = None) -> list[st
 
 def _cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = False) -> list[tuple[str, ...]]:
     moment = time.time() if now is None else now
-    found: list[tuple[str, ...]] = []
+    table_rows: list[tuple[str, ...]] = []
     for row in rows:
         since = _ago(row.since, moment) if row.since_step is None else f"step {row.since_step}"
         audited = max(row.audits.values(), default=0)
@@ -204,8 +204,8 @@ def _cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = False)
             _labelled(size_in_words(row.bytes_to), "to it", labels),
             f"heard {_ago(row.heard, moment)}" if labels and row.heard else _ago(row.heard, moment),
         )
-        found.append(cells)
-    return found
+        table_rows.append(cells)
+    return table_rows
 
 
 def _labelled(value: str, label: str, wanted: bool) -> str:

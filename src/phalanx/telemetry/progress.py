@@ -53,8 +53,8 @@ class StepReading:
     epsilon: float | None = None
 
     def __str__(self) -> str:
-        known = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
-        parts = [known, f"{self.tokens_per_s:,.0f} tokens/s"]
+        first = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
+        parts = [first, f"{self.tokens_per_s:,.0f} tokens/s"]
         if self.epsilon is not None:
             parts.append(f"epsilon {self.epsilon:.3f}")
         if self.accuracy is None:
@@ -146,13 +146,13 @@ class ProgressDisplay:
 
     def update(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
-        left = self._time_left(step)
+        remaining = self._time_left(step)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, reading=str(reading), left=left)
+            self._bar.update(self._task, completed=step, reading=str(reading), left=remaining)
         elif step % self._every == 0 or step in (self._start + 1, self._total):
-            self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
-            for line in parties_lines(self._parties.news()) if self._parties is not None else ():
-                self._console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+            self._console.print(Text(f"step {step}/{self._total}  {reading}  {remaining}"), soft_wrap=True)
+            for news in parties_lines(self._parties.news()) if self._parties is not None else ():
+                self._console.print(Text(f"  {printable(news)}"), soft_wrap=True)
 
     def message(self, text: str, kind: Kind = "info") -> None:
         """Print one message above the bar, in the colour of its kind.

@@ -62,7 +62,10 @@ class TensorBoardWriter(Closeable):
         if self._writer is None or self._protos is None or not drawn:
             return
         event, summary = self._protos
-        values = [summary.Summary.Value(tag=one.tag, histo=summary.HistogramProto(**_fields(one))) for one in drawn]
+        values = [
+            summary.Summary.Value(tag=histogram.tag, histo=summary.HistogramProto(**_fields(histogram)))
+            for histogram in drawn
+        ]
         self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=values)))
 
     def text(self, name: str, value: str, step: int) -> None:
@@ -70,13 +73,15 @@ class TensorBoardWriter(Closeable):
         if self._writer is None or self._protos is None:
             return
         event, summary = self._protos
-        indented = "\n".join(f"    {line}" for line in value.splitlines())
-        found = summary.Summary.Value(tag=name)
-        found.metadata.plugin_data.plugin_name = "text"
-        found.tensor.dtype = _STRING
-        found.tensor.string_val.append(indented.encode("utf-8", "replace"))
-        found.tensor.tensor_shape.dim.add(size=1)
-        self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=[found])))
+        indented = "\n".join(f"    {row}" for row in value.splitlines())
+        value_summary = summary.Summary.Value(tag=name)
+        value_summary.metadata.plugin_data.plugin_name = "text"
+        value_summary.tensor.dtype = _STRING
+        value_summary.tensor.string_val.append(indented.encode("utf-8", "replace"))
+        value_summary.tensor.tensor_shape.dim.add(size=1)
+        self._writer.add_event(
+            event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=[value_summary]))
+        )
 
     def close(self) -> None:
         """Flush and close the event file; closing twice is fine."""
@@ -103,7 +108,7 @@ class TensorBoardWriter(Closeable):
 def _fields(drawn: Histogram) -> dict[str, Any]:
     """The fields of TensorFlow's ``HistogramProto``; sums are of the middles of bins."""
     edges = drawn.edges
-    middles = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
+    middles = [(low + right) / 2 for low, right in itertools.pairwise(edges)]
     pairs = list(zip(middles, drawn.counts, strict=True))
     return {
         "min": drawn.low,

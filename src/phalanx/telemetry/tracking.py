@@ -59,14 +59,14 @@ class SinkProcess:
 
     def send(self, values: Mapping[str, float], step: int) -> None:
         """Send one point of each curve, or count them as dropped; never waits."""
-        for line in _lines(values, step):
-            self._write(line)
+        for message in _lines(values, step):
+            self._write(message)
 
     def draw(self, drawn: Histogram, step: int) -> None:
         """Send one histogram, or count it as dropped; never waits."""
-        line = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
-        if len(line) < select.PIPE_BUF:
-            self._write(line.encode() + b"\n")
+        message = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
+        if len(message) < select.PIPE_BUF:
+            self._write(message.encode() + b"\n")
         else:
             self.dropped += 1
 
@@ -154,8 +154,8 @@ class CurveWriter(Closeable):
         """Add histograms; sinks that have none leave them out. Never waits for a sink."""
         self._board.histograms(drawn, step)
         for sink in self._sinks:
-            for one in drawn:
-                sink.draw(one, step)
+            for histogram in drawn:
+                sink.draw(histogram, step)
 
     def text(self, name: str, value: str, step: int) -> None:
         """Add one text to TensorBoard; trackers get figures alone."""
@@ -194,21 +194,21 @@ def open_tracking(
     for number, config in enumerate(sinks):
         name = config.kind if config.kind.isidentifier() else "own"
         folder = Path(run.directory) / "tracking" / f"{number}-{name}"
-        told = TrackedRun(run.id, run.name, str(folder), run.config)
+        sink_run = TrackedRun(run.id, run.name, str(folder), run.config)
         try:
-            started.append(SinkProcess(config, told, home, say))
+            started.append(SinkProcess(config, sink_run, home, say))
         except OSError as exc:
             say(f"tracking: {name} is left out: {exc.strerror or exc}")
     return CurveWriter(board, started)
 
 
 def _lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
-    clean = {printable(name, _LONGEST_NAME): float(one) for name, one in values.items() if math.isfinite(one)}
+    clean = {printable(name, _LONGEST_NAME): float(value) for name, value in values.items() if math.isfinite(value)}
     if not clean:
         return
-    line = json.dumps({"step": step, "values": clean}).encode() + b"\n"
-    if len(line) <= select.PIPE_BUF or len(clean) == 1:
-        yield line
+    message = json.dumps({"step": step, "values": clean}).encode() + b"\n"
+    if len(message) <= select.PIPE_BUF or len(clean) == 1:
+        yield message
         return
     names = list(clean)
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):

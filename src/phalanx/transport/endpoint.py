@@ -168,8 +168,8 @@ class Endpoint(Closeable):
         with self._lock:
             certified = certified_name(peer.name)
             latest = self._incarnations.setdefault(certified, peer.name)
-            known = self._links.get(latest)
-            if peer.name == self.name or (known is not None and known.peer.public_key != peer.public_key):
+            link = self._links.get(latest)
+            if peer.name == self.name or (link is not None and link.peer.public_key != peer.public_key):
                 raise PeerRefusedError(f"{peer.name}: is known with another key; a new party needs a new name")
             if peer.name not in self._links:
                 self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))

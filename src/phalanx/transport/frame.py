@@ -289,7 +289,7 @@ _Body = TypeVar("_Body", bound=Body)
 
 def by_kind(classes: Iterable[type[_Body]]) -> dict[str, type[_Body]]:
     """The bodies that the parties of one protocol know, by kind."""
-    return {one.kind: one for one in classes}
+    return {body_class.kind: body_class for body_class in classes}
 
 
 def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]) -> _Body:
@@ -308,7 +308,7 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
     try:
         return known[kind].model_validate_json(canonical_json(body))
     except ValidationError as exc:
-        beyond = all(one["type"] in _BOUNDS for one in exc.errors(include_url=False, include_input=False))
+        beyond = all(error["type"] in _BOUNDS for error in exc.errors(include_url=False, include_input=False))
         error = OutOfBoundsError if beyond else FrameError
         raise error(f"frame of kind {kind!r}: its body is malformed; {_without_values(exc)}") from exc
     except ValueError as exc:
@@ -317,7 +317,10 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
 
 def _without_values(error: ValidationError) -> str:
     """Describe place and type of an error: no error message shows a peer's values."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
     # a key that the peer chose is part of a place
-    places = [printable(".".join(str(part) for part in one["loc"]), _MOST_OF_A_PLACE) for one in found]
-    return "; ".join(f"{place}: {one['msg']} ({one['type']})" for place, one in zip(places, found, strict=True))
+    places = [printable(".".join(str(part) for part in error_entry["loc"]), _MOST_OF_A_PLACE) for error_entry in errors]
+    return "; ".join(
+        f"{place}: {error_entry['msg']} ({error_entry['type']})"
+        for place, error_entry in zip(places, errors, strict=True)
+    )

@@ -205,8 +205,8 @@ class GrpcWire:
             self._joined[peer.name] = JoinedPeer(peer, address, "", certificate=_pem_of(context))
             self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
-        found = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
-        return canonical_json(found)
+        answer = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
+        return canonical_json(answer)
 
     def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
         try:
@@ -224,10 +224,10 @@ class GrpcWire:
 
     def _peer_of(self, context: grpc.ServicerContext) -> Peer:
         pem = _pem_of(context)
-        known = self._known.get(pem)
+        entry = self._known.get(pem)
         # a connection may outlive the certificate that opened it
-        if known is not None and steady_now() <= known[1]:
-            return known[0]
+        if entry is not None and steady_now() <= entry[1]:
+            return entry[0]
         try:
             peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
         except CertificateError as exc:
@@ -327,7 +327,7 @@ def _call(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, pa
         answer: bytes = method(raw, timeout=timeout_s)
     except grpc.RpcError as exc:
         details = printable(exc.details() or "")
-        if exc.code() in _REFUSED or any(words in details for words in _BAD_CERTIFICATE_WORDS):
+        if exc.code() in _REFUSED or any(phrase in details for phrase in _BAD_CERTIFICATE_WORDS):
             raise PeerRefusedError(f"{party}: {details}") from exc
         lost = PeerGoneError if _NOBODY_LISTENS in details else PeerLostError
         raise lost(f"{party}: {exc.code().name.lower()}: {details}") from exc

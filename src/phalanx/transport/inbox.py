@@ -122,8 +122,8 @@ class Inbox:
         """Let nothing more of a sender in, drop what lies here of it, and report it before everything else."""
         with self._changed:
             self._refused.add(sender)
-            kept = [(item, cost) for item, cost in self._items if _sender_of(item) != sender]
-            self._items = deque([(fault, 0), *kept])
+            remaining = [(item, cost) for item, cost in self._items if _sender_of(item) != sender]
+            self._items = deque([(fault, 0), *remaining])
             self._queued[sender] = 0
             self._changed.notify_all()
 
@@ -224,29 +224,29 @@ class Allowances:
         Returns:
             Why it is one too many; None while it is not.
         """
-        each = self.each
-        if each is None or peer in self._exempt:
+        allowance = self.each
+        if allowance is None or peer in self._exempt:
             return None
         with self._lock:
             self._messages[peer] += 1
             self._bytes[peer] += size_bytes
-            self._use(self._messages, self._granted_messages, peer, each.messages)
-            self._use(self._bytes, self._granted_bytes, peer, each.size_bytes)
-            if self._messages[peer] > each.messages:
-                self._out.setdefault(peer, f"more than {each.messages} messages in a step")
-            if self._bytes[peer] > each.size_bytes:
-                self._out.setdefault(peer, f"more than {each.size_bytes} bytes in a step")
+            self._use(self._messages, self._granted_messages, peer, allowance.messages)
+            self._use(self._bytes, self._granted_bytes, peer, allowance.size_bytes)
+            if self._messages[peer] > allowance.messages:
+                self._out.setdefault(peer, f"more than {allowance.messages} messages in a step")
+            if self._bytes[peer] > allowance.size_bytes:
+                self._out.setdefault(peer, f"more than {allowance.size_bytes} bytes in a step")
             return self._out.get(peer)
 
     def refuse(self, peer: str, size_bytes: int) -> str | None:
         """Count a frame that was refused, by the length of what had to be read of it; returns as `spend`."""
-        each = self.each
-        if each is None or peer in self._exempt:
+        allowance = self.each
+        if allowance is None or peer in self._exempt:
             return None
         with self._lock:
             self._refusals[peer] += 1 + size_bytes // _REFUSAL_BYTES
-            if self._refusals[peer] > each.refusals:
-                self._out.setdefault(peer, f"more than {each.refusals} refused messages in a step")
+            if self._refusals[peer] > allowance.refusals:
+                self._out.setdefault(peer, f"more than {allowance.refusals} refused messages in a step")
             return self._out.get(peer)
 
     @staticmethod

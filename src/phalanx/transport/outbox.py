@@ -139,8 +139,8 @@ class Outbox:
     def take_undelivered(self) -> list[tuple[SignedHeader, bytes]]:
         """Hand out, once, the frames that were queued when the link failed; the first of them may have arrived."""
         with self._changed:
-            found, self._undelivered = self._undelivered, []
-            return found
+            undelivered, self._undelivered = self._undelivered, []
+            return undelivered
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued was taken; a link that failed has nothing queued.

@@ -87,8 +87,8 @@ def tensor_from(
 
 def _bytes_of(raw: torch.Tensor) -> memoryview:
     # numpy's stubs declare the buffer protocol only from Python 3.12 on
-    whole = memoryview(raw.numpy())  # type: ignore[arg-type]
-    return whole if whole.nbytes == 0 else whole.cast("B")
+    view = memoryview(raw.numpy())  # type: ignore[arg-type]
+    return view if view.nbytes == 0 else view.cast("B")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -17,7 +17,7 @@ class ControlRule:
 
     def __init__(self, config: ScaffoldConfig, start: Mapping[str, Tensor]) -> None:
         del config
-        self._correction = {name: torch.zeros_like(one) for name, one in start.items()}
+        self._correction = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
 
     def with_controls(self, of_all: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Take the variate of all sites and that of this one, without `CONTROL` in their names."""

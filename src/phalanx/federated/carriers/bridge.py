@@ -124,18 +124,18 @@ class BridgeCarrier:
     def present(self) -> frozenset[str]:
         """As `Carrier` says; a site with a certificate that was revoked meanwhile is there no more."""
         self._look()
-        there = frozenset(name for name, one in self._contacts.items() if one.conversation.is_met)
-        for site in there & set(self._revoked()):
+        present = frozenset(name for name, contact in self._contacts.items() if contact.conversation.is_met)
+        for site in present & set(self._revoked()):
             self._lose(site, "revoked")
             self._trouble(site, "its certificate was revoked")
-        return frozenset(name for name in there if self._contacts[name].conversation.is_met)
+        return frozenset(name for name in present if self._contacts[name].conversation.is_met)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
         """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
-        while len(found := self.present()) < least and time.monotonic() < deadline:
+        while len(present := self.present()) < least and time.monotonic() < deadline:
             self._wait(_LOOK_EVERY_S)
-        return found
+        return present
 
     def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
@@ -164,7 +164,7 @@ class BridgeCarrier:
     def close(self) -> None:
         """Wait a moment until those have answered that were told of the end, and part from the engine."""
         deadline = time.monotonic() + _END_S
-        while any(one.asked.fields.kind == EndOrder.kind for one in self._open.values()):
+        while any(delivery.asked.fields.kind == EndOrder.kind for delivery in self._open.values()):
             if (left_s := deadline - time.monotonic()) <= 0:
                 break
             self._wait(min(left_s, _LOOK_EVERY_S))
@@ -186,16 +186,16 @@ class BridgeCarrier:
         if self._engine is None:
             return
         now, revoked = time.monotonic(), None
-        for site, one in self._contacts.items():
+        for site, contact in self._contacts.items():
             busy = any(delivery.site == site for delivery in self._open.values())
-            if not one.is_near or one.conversation.is_met or busy or now - one.greeted < _GREET_EVERY_S:
+            if not contact.is_near or contact.conversation.is_met or busy or now - contact.greeted < _GREET_EVERY_S:
                 continue
             revoked = self._revoked() if revoked is None else revoked
             if site in revoked:
                 self._trouble(site, "its certificate was revoked")
                 continue
-            one.greeted = now
-            self._deliver(site, *one.conversation.greet())
+            contact.greeted = now
+            self._deliver(site, *contact.conversation.greet())
 
     def _drain(self) -> None:
         while True:
@@ -245,20 +245,20 @@ class BridgeCarrier:
 
     def _near(self, names: Iterable[str]) -> None:
         named = set(names)
-        for site, one in self._contacts.items():
-            was, one.is_near = one.is_near, site in named
-            if was and not one.is_near:
+        for site, contact in self._contacts.items():
+            was, contact.is_near = contact.is_near, site in named
+            if was and not contact.is_near:
                 self._trouble(site, "the engine cannot reach it any more")
                 self._lose(site, "gone")
 
     def _forget_engine(self) -> None:
-        for site, one in self._contacts.items():
-            one.is_near = False
+        for site, contact in self._contacts.items():
+            contact.is_near = False
             self._lose(site, "gone")
 
     def _lose(self, site: str, reason: str, *, is_asked: bool = False) -> None:
         """End the conversation with a site; it is greeted anew, if it can be reached."""
-        for number in [number for number, one in self._open.items() if one.site == site]:
+        for number in [number for number, delivery in self._open.items() if delivery.site == site]:
             is_asked |= self._open.pop(number).asked.fields.kind != SiteGreeting.kind
         self._contacts[site].conversation.end()
         if is_asked:
@@ -289,19 +289,19 @@ class BridgeCarrier:
         """Take engines that connect; a new one takes the place of the one before."""
         while True:
             try:
-                line, _ = self._server.accept()
+                connection, _ = self._server.accept()
             except OSError:
                 return
             with self._lock:
                 if self._closed.is_set():
-                    line.close()
+                    connection.close()
                     return
                 self._engines += 1
-                before, self._engine = self._engine, (self._engines, line)
+                before, self._engine = self._engine, (self._engines, connection)
             if before is not None:
                 _part(before[1])
             self._say("an engine is connected")
-            threading.Thread(target=self._hear_engine, args=(self._engines, line), daemon=True).start()
+            threading.Thread(target=self._hear_engine, args=(self._engines, connection), daemon=True).start()
 
     def _hear_engine(self, number: int, line: socket.socket) -> None:
         try:

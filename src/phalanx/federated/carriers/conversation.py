@@ -111,11 +111,11 @@ class Speaker:
             SignatureError: The other end has not signed it.
         """
         frame = parse_frame(raw, self.limits)
-        said = frame.header.fields
-        if (said.sender, said.receiver, said.run) != (self.peer.name, self.identity.name, place[0]):
+        fields = frame.header.fields
+        if (fields.sender, fields.receiver, fields.run) != (self.peer.name, self.identity.name, place[0]):
             raise PeerRefusedError(f"{self.peer.name}: its frame is of or for another party, or of another session")
-        if (said.sequence, said.previous) != place[1:]:
-            raise OrderError(f"{self.peer.name}: frame {said.sequence} does not follow on what was said before")
+        if (fields.sequence, fields.previous) != place[1:]:
+            raise OrderError(f"{self.peer.name}: frame {fields.sequence} does not follow on what was said before")
         frame.header.verify(self.peer)
         check_payload(frame)
         return frame
@@ -208,24 +208,24 @@ class OwnerHeard:
         Raises:
             TransportError, VerificationError: It is neither.
         """
-        said = parse_frame(raw, self._speaker.limits).header.fields
-        if said.kind == SiteGreeting.kind:
-            if not said.run.startswith(self._session):
+        fields = parse_frame(raw, self._speaker.limits).header.fields
+        if fields.kind == SiteGreeting.kind:
+            if not fields.run.startswith(self._session):
                 raise PeerRefusedError(
-                    f"{OWNER}: greets for run {said.run[:20]}, this site agrees to {self._session[:20]}"
+                    f"{OWNER}: greets for run {fields.run[:20]}, this site agrees to {self._session[:20]}"
                 )
-            start = genesis(said.run, self._speaker.peer.name, self._speaker.identity.name)
-            return self._speaker.hear(raw, (said.run, 0, start))
+            start = genesis(fields.run, self._speaker.peer.name, self._speaker.identity.name)
+            return self._speaker.hear(raw, (fields.run, 0, start))
         if self._due is None:
             raise OrderError(f"{OWNER}: has not greeted this process")
         return self._speaker.hear(raw, self._due)
 
     def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
         """Sign the answer to a frame; the next order is to follow both."""
-        said = heard.header.fields
-        header, raw = self._speaker.say((said.run, said.sequence, heard.header.digest), kind, body, payload)
-        is_greeting = said.kind == SiteGreeting.kind
-        self._due = said.run, said.sequence + 1, header.digest if is_greeting else heard.header.digest
+        fields = heard.header.fields
+        header, raw = self._speaker.say((fields.run, fields.sequence, heard.header.digest), kind, body, payload)
+        is_greeting = fields.kind == SiteGreeting.kind
+        self._due = fields.run, fields.sequence + 1, header.digest if is_greeting else heard.header.digest
         self._answered = heard.header.digest, raw
         return raw
 

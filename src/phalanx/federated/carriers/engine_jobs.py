@@ -86,7 +86,7 @@ def _json(content: object) -> str:
 def _package(folder: str, engine: str) -> dict[str, str]:
     """Return the files of ours that an engine runs."""
     ours = files("phalanx.federated.carriers")
-    code = {f"{folder}/{_PACKAGE}/{one}": ours.joinpath(one).read_text("utf-8") for one in ("shim.py", engine)}
+    code = {f"{folder}/{_PACKAGE}/{file}": ours.joinpath(file).read_text("utf-8") for file in ("shim.py", engine)}
     return {f"{folder}/{_PACKAGE}/__init__.py": "", **code}
 
 

@@ -43,11 +43,11 @@ def forward(message: Message, context: Context) -> Message:
 @server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
 def serve(grid: Grid, context: Context) -> None:
     """Forward frames until the owner ends the run, or is gone."""
-    line = OwnerLine(str(context.run_config["owner-socket"]))
+    owner = OwnerLine(str(context.run_config["owner-socket"]))
     try:
-        FrameRelay(grid, line).run()
+        FrameRelay(grid, owner).run()
     finally:
-        line.close()
+        owner.close()
 
 
 class _Question(NamedTuple):
@@ -91,21 +91,21 @@ class FrameRelay:
         if time.monotonic() - self._looked < _NODES_EVERY_S:
             return
         self._looked = time.monotonic()
-        there, before = set(self._grid.get_node_ids()), self._sites()
-        self._nodes = {node: site for node, site in self._nodes.items() if node in there}
-        self._open = {number: one for number, one in self._open.items() if one.order or one.node in there}
-        for node in sorted(there - set(self._nodes)):
+        node_ids, before = set(self._grid.get_node_ids()), self._sites()
+        self._nodes = {node: site for node, site in self._nodes.items() if node in node_ids}
+        self._open = {number: query for number, query in self._open.items() if query.order or query.node in node_ids}
+        for node in sorted(node_ids - set(self._nodes)):
             self._nodes[node] = None
             self._ask(Message(RecordDict(), node, "query"), _Question(node, None))
         self._tell(before)
 
     def _sites(self) -> dict[str, int]:
         """Return the node of each site: of several, the one that was there first, so that none can take its place."""
-        found: dict[str, int] = {}
+        nodes: dict[str, int] = {}
         for node, site in self._nodes.items():
             if site:
-                found.setdefault(site, node)
-        return found
+                nodes.setdefault(site, node)
+        return nodes
 
     def _tell(self, before: dict[str, int]) -> None:
         now = self._sites()
@@ -166,8 +166,8 @@ def _pack(frame: bytes) -> RecordDict:
 
 
 def _frame_in(content: RecordDict) -> bytes:
-    found = content.get(_FRAME)
-    array = found.get(_FRAME) if isinstance(found, ArrayRecord) else None
+    record = content.get(_FRAME)
+    array = record.get(_FRAME) if isinstance(record, ArrayRecord) else None
     if array is None:
         raise LineError("a message of Flower's holds no frame")
     return bytes(array.data)
@@ -178,6 +178,6 @@ def _reply(message: Message, name: str, word: str) -> Message:
 
 
 def _word(content: RecordDict, name: str) -> str:
-    found = content.get(name)
-    word = found.get(name) if isinstance(found, ConfigRecord) else None
+    record = content.get(name)
+    word = record.get(name) if isinstance(record, ConfigRecord) else None
     return word if isinstance(word, str) else ""

@@ -86,10 +86,10 @@ class LoopbackCarrier:
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
         """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
-        while len(found := self.present()) < least and time.monotonic() < deadline:
+        while len(present := self.present()) < least and time.monotonic() < deadline:
             # None for as long as nothing of that name calls: a pause that ends with the wire
             self._wire.wait_joined("", _LOOK_EVERY_S)
-        return found
+        return present
 
     def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""

@@ -131,7 +131,7 @@ class MeasuredReply(SiteReply):
 
     @model_validator(mode="after")
     def _of_some_rows(self) -> Self:
-        true, taken = (sum(one[place] for one in self.classes) for place in (0, 1))
+        true, taken = (sum(counts[place] for counts in self.classes) for place in (0, 1))
         if self.classes and not true == taken == self.num_targets:
             raise ValueError("classes: do not have as many texts as there are targets")
         if any(right > min(of_it, taken_for_it) for of_it, taken_for_it, right in self.classes):

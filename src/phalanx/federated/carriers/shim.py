@@ -131,13 +131,13 @@ def connect(path: str) -> socket.socket:
     Raises:
         LineError: None does.
     """
-    line = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        line.connect(path)
+        connection.connect(path)
     except OSError as exc:
-        line.close()
+        connection.close()
         raise LineError(f"{path}: no process listens there ({exc.strerror or exc})") from exc
-    return line
+    return connection
 
 
 def ask_site(path: str, frame: bytes) -> bytes:
@@ -147,14 +147,14 @@ def ask_site(path: str, frame: bytes) -> bytes:
         SiteRefusedError: It does not take the frame.
         LineError: It is not there, or has ended.
     """
-    with connect(path) as line:
-        write_message(line, ShimMessage(ORDER, data=frame))
-        found = read_message(line)
-    if found is None or found.kind not in (ANSWER, LOST):
+    with connect(path) as connection:
+        write_message(connection, ShimMessage(ORDER, data=frame))
+        message = read_message(connection)
+    if message is None or message.kind not in (ANSWER, LOST):
         raise LineError(f"{path}: answered with something else than an answer")
-    if found.kind == LOST:
-        raise SiteRefusedError(found.data.decode("utf-8", "replace"))
-    return found.data
+    if message.kind == LOST:
+        raise SiteRefusedError(message.data.decode("utf-8", "replace"))
+    return message.data
 
 
 class OwnerLine:
@@ -223,11 +223,11 @@ def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
 
 def _read(line: socket.socket, size: int) -> bytes:
     """Read so many bytes; memory is reserved only for bytes that have come, whatever length was announced."""
-    parts, left = [], size
-    while left:
-        part = line.recv(min(left, 2**20))
+    parts, remaining = [], size
+    while remaining:
+        part = line.recv(min(remaining, 2**20))
         if not part:
             raise LineError("socket: the other end is gone")
         parts.append(part)
-        left -= len(part)
+        remaining -= len(part)
     return b"".join(parts)

@@ -169,18 +169,18 @@ class EnclaveAggregator:
     def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         config, refused = self._terms.config, dict[str, str]()
-        most = config.most_samples if config.weights == "samples" else 1
-        due = DueUpdates(self._terms.digest, number, model, self._shapes, torch.float32, config.max_norm, most)
+        max_samples = config.most_samples if config.weights == "samples" else 1
+        due = DueUpdates(self._terms.digest, number, model, self._shapes, torch.float32, config.max_norm, max_samples)
         # of this round alone: what was sent before is bound to another round or model by its header
         door, vectors, samples = UpdateAdmission(self._terms.roster), dict[str, Tensor](), dict[str, float]()
         for site in sorted(sealed):
             try:
                 place = SealedPlace(SEAL, self._bound, number, model, site)
-                found = door.admit(site, *_parted(unseal(place, self._state.private, sealed[site])), due)
+                admitted = door.admit(site, *_parted(unseal(place, self._state.private, sealed[site])), due)
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)
                 continue
-            vectors[site], samples[site] = flatten(found.tensors), float(found.samples)
+            vectors[site], samples[site] = flatten(admitted.tensors), float(admitted.samples)
         least = max(config.min_cohort, LEAST_CONTRIBUTORS)
         if len(vectors) < least:
             raise AggregationError(

@@ -89,5 +89,7 @@ class AggregatorAppraisal:
 
     def _policy(self) -> Policy:
         config = self._terms.config.enclave
-        where = config.policy
-        return policy_of(as_split(config if where is None else config.model_copy(update={"policy": str(Path(where))})))
+        policy = config.policy
+        return policy_of(
+            as_split(config if policy is None else config.model_copy(update={"policy": str(Path(policy))}))
+        )

@@ -82,17 +82,17 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
         directory=str((directory / "own").resolve()),
     )
     if terms.config.enclave.tier != "process":
-        found, tier = open_aggregator(file)
+        aggregator, tier = open_aggregator(file)
         try:
-            yield found
+            yield aggregator
         finally:
             tier.close()
         return
     path = directory / "aggregator.toml"
     path.write_text(dump_toml(file), encoding="utf-8")
     make_private_directory(Path(file.directory))
-    own, other = socket.socketpair()
-    with own:
+    own_end, other = socket.socketpair()
+    with own_end:
         program = Program(
             "phalanx.federated.enclave.process",
             (str(path.resolve()), str(other.fileno())),
@@ -102,9 +102,9 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
         process = start_isolated(program, Sandbox((str(path.resolve()),), (file.directory,)), _SECONDS_TO_CLOSE)
         other.close()
         try:
-            yield _Child(own)
+            yield _Child(own_end)
         finally:
-            own.close()
+            own_end.close()
             with contextlib.suppress(IsolationError):
                 process.wait(_SECONDS_TO_END)
             process.close()
@@ -124,17 +124,19 @@ class _Child:
     def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         order = json.dumps({"round": number, "model": model}).encode()
-        ((said, values),) = self._ask([(b"aggregate", order), *((n.encode(), one) for n, one in sealed.items())], 1)
-        body = json.loads(said)
+        ((statement, values),) = self._ask(
+            [(b"aggregate", order), *((n.encode(), content) for n, content in sealed.items())], 1
+        )
+        body = json.loads(statement)
         update = torch.frombuffer(bytearray(values), dtype=torch.float32)
         return RoundOutcome(tuple(body["members"]), dict(body["refused"]), update)
 
     def _ask(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
         _send(self._end, packed(items))
-        found = _receive(self._end)
-        if found is None:
+        message = _receive(self._end)
+        if message is None:
             raise PeerLostError("the aggregator's process has ended; its last words are above; go on with --resume")
-        answer = unpacked(found, max(count, 1))
+        answer = unpacked(message, max(count, 1))
         if answer and answer[0][0] == b"refused":
             reason, _, text = answer[0][1].decode().partition(" ")
             raise AggregationError(SumRefusal(reason), text)
@@ -166,12 +168,12 @@ def _answer(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> lis
     try:
         order = json.loads(items[0][1])
         number, model = int(order["round"]), str(order["model"])
-        sealed = {name.decode(): one for name, one in items[1:]}
+        sealed = {name.decode(): content for name, content in items[1:]}
     except (ValueError, KeyError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "aggregator: the order is malformed") from exc
-    found = aggregator.aggregate(number, model, sealed)
-    said = json.dumps({"members": list(found.members), "refused": found.refused}).encode()
-    return [(said, found.update.numpy().tobytes())]
+    outcome = aggregator.aggregate(number, model, sealed)
+    statement = json.dumps({"members": list(outcome.members), "refused": outcome.refused}).encode()
+    return [(statement, outcome.update.numpy().tobytes())]
 
 
 def _send(end: socket.socket, data: bytes) -> None:
@@ -187,16 +189,16 @@ def _receive(end: socket.socket) -> bytes | None:
 
 
 def _exactly(end: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
+    received = bytearray()
+    while len(received) < size:
         try:
-            part = end.recv(min(size - len(found), 2**20))
+            part = end.recv(min(size - len(received), 2**20))
         except OSError:
             part = b""
         if not part:
             return b""
-        found += part
-    return bytes(found)
+        received += part
+    return bytes(received)
 
 
 def main(path: str, descriptor: str) -> int:
@@ -205,8 +207,8 @@ def main(path: str, descriptor: str) -> int:
         torch.set_num_threads(1)
         file = load_config(Path(path), AggregatorFile)
         aggregator, tier = open_aggregator(file)
-        with socket.socket(fileno=int(descriptor)) as end:
-            serve(aggregator, end, len(file.roster))
+        with socket.socket(fileno=int(descriptor)) as pipe:
+            serve(aggregator, pipe, len(file.roster))
         tier.close()
     except PhalanxError as exc:
         sys.stderr.write(f"aggregator: {escape_controls(str(exc))}\n")

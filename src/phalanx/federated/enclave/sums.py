@@ -36,19 +36,19 @@ class EnclaveSumMaker:
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
         sealed = self._sealed(record, model, walk)
-        found = self._aggregator.aggregate(record.number, model, sealed)
+        outcome = self._aggregator.aggregate(record.number, model, sealed)
         # the aggregator's own book holds through a crash before this line; this one says whom to wait for
-        self._journal.releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), found.members))
-        record.left_out |= found.refused
-        for site in [site for site in record.shares if site not in found.members]:
+        self._journal.releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), outcome.members))
+        record.left_out |= outcome.refused
+        for site in [site for site in record.shares if site not in outcome.members]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
-        return found.update
+        return outcome.update
 
     def _sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
         """Have each site appraise the aggregator, and return its sealed update."""
-        kept = self._journal.released(record.number, model)
-        asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
+        sums = self._journal.released(record.number, model)
+        asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]
         evidence: dict[str, bytes] = {}
 
         def attest(site: str, reply: m.SumReply, nonce: bytes) -> str:
@@ -63,7 +63,7 @@ class EnclaveSumMaker:
 
         walk.phase("attest", dict.fromkeys(asked, b""), attest)
         walk.phase("seal", evidence, take)
-        if gone := sorted({site for one in kept for site in one.members} - sealed.keys()):
+        if gone := sorted({site for released in sums for site in released.members} - sealed.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
                 f"{', '.join(gone)}: in a sum of this round that was not finished; the aggregator makes no second one "

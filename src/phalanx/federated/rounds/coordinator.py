@@ -73,7 +73,7 @@ class RoundCoordinator:
         self._shapes = shapes_of(weights)
         self._server = ALGORITHMS[self._config.algorithm.kind].server(self._config.algorithm, num_values(self._shapes))
         has_controls = self._config.algorithm.kind == "scaffold"
-        self._controls: Named = {name: torch.zeros_like(one) for name, one in weights.items() if has_controls}
+        self._controls: Named = {name: torch.zeros_like(weight) for name, weight in weights.items() if has_controls}
         self._admission = UpdateAdmission(terms.roster)
         self._records = SiteRecords()
         self._lost = LostRounds()
@@ -93,8 +93,8 @@ class RoundCoordinator:
     @property
     def is_spent(self) -> bool:
         """Whether too few sites are left for a round because others have spent their own budgets."""
-        left = len(self._config.sites) - len(self.excluded)
-        return left < self._least and BUDGET_SPENT in self.excluded.values()
+        remaining = len(self._config.sites) - len(self.excluded)
+        return remaining < self._least and BUDGET_SPENT in self.excluded.values()
 
     @property
     def _least(self) -> int:
@@ -105,26 +105,26 @@ class RoundCoordinator:
 
     def recall(self, finished: int) -> None:
         """Go on after so many finished rounds, with the journal's entries for the round after them."""
-        found = self._journal.recall(finished)
-        self._admission.recall(found.headers)
-        self._counted, self._models, self._recalled = found.counted, found.models, found.open
-        self.spent = found.spent
-        for site in found.refused:
+        recalled = self._journal.recall(finished)
+        self._admission.recall(recalled.headers)
+        self._counted, self._models, self._recalled = recalled.counted, recalled.models, recalled.open
+        self.spent = recalled.spent
+        for site in recalled.refused:
             self._records.note_refusal(site)
-        for site, reason in found.excluded.items():
+        for site, reason in recalled.excluded.items():
             self._admission.exclude(site, reason)
 
     def state(self) -> Named:
         """Everything beside the weights that later rounds depend on."""
-        return {f"server/{name}": one for name, one in self._server.state().items()} | {
-            CONTROL + name: one for name, one in self._controls.items()
+        return {f"server/{name}": tensor for name, tensor in self._server.state().items()} | {
+            CONTROL + name: tensor for name, tensor in self._controls.items()
         }
 
     def load_state(self, weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
         """Go on where a state was taken."""
         self.weights = {name: weights[name].clone() for name in self._shapes}
         self._server.load_state(
-            {name.removeprefix("server/"): one for name, one in state.items() if name.startswith("server/")}
+            {name.removeprefix("server/"): tensor for name, tensor in state.items() if name.startswith("server/")}
         )
         self._controls = {name: state[CONTROL + name].clone() for name in self._controls}
 
@@ -141,16 +141,16 @@ class RoundCoordinator:
         """
         payload = self._payload()
         model = digest_hex(payload)
-        held = self._open(number, model)
-        record = RoundRecord(number, tuple(sorted({*held, *self._cohort(number, len(held))})))
+        updates = self._open(number, model)
+        record = RoundRecord(number, tuple(sorted({*updates, *self._cohort(number, len(updates))})))
         out, back = self._fleet.bytes_out.copy(), self._fleet.bytes_in.copy()
         with self.timer.phase("train"):
-            self._train(record, held, (payload, model, rate))
-        update = self._aggregate(record, held, model)
+            self._train(record, updates, (payload, model, rate))
+        update = self._aggregate(record, updates, model)
         if update is not None:
             with self.timer.phase("update"):
                 self._apply(record, update)
-        counted = {site: held[site].round if site in held else number for site in record.shares}
+        counted = {site: updates[site].round if site in updates else number for site in record.shares}
         self._journal.closed(number, counted)
         self._counted |= counted
         for site in sorted(site for site, share in record.shares.items() if share.rounds_left == 0):
@@ -171,7 +171,7 @@ class RoundCoordinator:
         payload = self._payload()
         # what is held out costs no budget, so a site that trains no more still measures
         sites = self._fleet.idle() - {site for site, why in self.excluded.items() if why != BUDGET_SPENT}
-        found: dict[str, SiteScores] = {}
+        scores: dict[str, SiteScores] = {}
         with self.timer.phase("measure"):
             self._fleet.ask(
                 {site: lambda ticket: SentOrder(m.MeasureOrder(ticket=ticket), payload) for site in sorted(sites)},
@@ -180,12 +180,12 @@ class RoundCoordinator:
             for answer in self._fleet.answers(self._config.deadline_s, sites):
                 if isinstance(answer.reply, m.MeasuredReply):
                     reply = answer.reply
-                    found[answer.site] = SiteScores(reply.loss, reply.num_targets, reply.classes)
+                    scores[answer.site] = SiteScores(reply.loss, reply.num_targets, reply.classes)
             self._fleet.give_up(sites)
-        return found
+        return scores
 
     def _payload(self) -> bytes:
-        return save({**self.weights, **{CONTROL + name: one for name, one in self._controls.items()}})
+        return save({**self.weights, **{CONTROL + name: tensor for name, tensor in self._controls.items()}})
 
     def _open(self, number: int, model: str) -> dict[str, HeldUpdate]:
         """Note that a round begins; return the updates that earlier sessions admitted to this very round."""
@@ -197,24 +197,24 @@ class RoundCoordinator:
             return self._held[1]
         if self._held[0] != number:
             self._held = (number, {})
-        held = self._held[1]
+        updates = self._held[1]
         for site, (header, values) in recalled.items():
             try:
-                found = self._admission.admit(site, header, values, self._due(number))
+                admitted = self._admission.admit(site, header, values, self._due(number))
             except UpdateRefusedError:
                 # of a site that was shut out after it was let in
                 continue
             # what a site had said beside its update is not kept
-            share = SiteShare(0.0, 0, found.samples, found.norm, 1.0, 0.0)
-            held[site] = HeldUpdate(number, header, flatten(found.tensors), share)
-        return held
+            share = SiteShare(0.0, 0, admitted.samples, admitted.norm, 1.0, 0.0)
+            updates[site] = HeldUpdate(number, header, flatten(admitted.tensors), share)
+        return updates
 
     def _cohort(self, number: int, num_held: int) -> tuple[str, ...]:
         """Draw the sites of a round among the reachable ones."""
-        there = self._fleet.idle() - self.excluded.keys() - self._held[1].keys()
+        present = self._fleet.idle() - self.excluded.keys() - self._held[1].keys()
         drawn = random.Random(hashlib.sha256(f"cohort {self._terms.seed} {number}".encode()).digest())  # noqa: S311
         order = sorted(self._config.sites, key=lambda site: drawn.random())
-        return tuple([site for site in order if site in there][: self._config.num_asked - num_held])
+        return tuple([site for site in order if site in present][: self._config.num_asked - num_held])
 
     def _train(self, record: RoundRecord, held: dict[str, HeldUpdate], sent: tuple[bytes, str, float]) -> None:
         """Have the sites train, and hold their updates; with sums, note that they have trained."""
@@ -222,14 +222,14 @@ class RoundCoordinator:
         asked = [site for site in record.asked if site not in held]
 
         def order(site: str, ticket: int) -> SentOrder:
-            told = m.TrainOrder(
+            order = m.TrainOrder(
                 ticket=ticket, round=record.number, model=model, rate=rate, counted=self._counted.get(site, 0)
             )
-            return SentOrder(told, payload)
+            return SentOrder(order, payload)
 
         self._fleet.ask({site: partial(order, site) for site in asked}, m.TrainedReply)
         self._asked_in |= dict.fromkeys(asked, record.number)
-        record.shares |= {site: one.share for site, one in held.items()}
+        record.shares |= {site: update.share for site, update in held.items()}
         algorithm = self._config.algorithm
         enough = algorithm.buffer if algorithm.kind == "fedbuff" else len(self._config.sites)
         if len(record.shares) < enough:
@@ -242,10 +242,10 @@ class RoundCoordinator:
             self._fleet.give_up(self._fleet.waited_for())
         if len(record.shares) < self._least:
             # what was let in is kept, and counts when the round is asked for again
-            said = ", ".join(f"{site} ({why})" for site, why in sorted(record.left_out.items())) or "none was there"
+            reasons = ", ".join(f"{site} ({why})" for site, why in sorted(record.left_out.items())) or "none was there"
             raise FailedRoundError(
                 f"round {record.number}: {len(record.shares)} updates, federated.min_cohort = "
-                f"{self._config.min_cohort}; missing: {said}"
+                f"{self._config.min_cohort}; missing: {reasons}"
             )
 
     def _is_as_agreed(self, reply: m.TrainedReply) -> bool:
@@ -282,7 +282,7 @@ class RoundCoordinator:
             return
         header, values = reply.header.encode("utf-8"), bytes(answer.payload)
         try:
-            found = self._admission.admit(answer.site, header, values, self._due(trained_in))
+            admitted = self._admission.admit(answer.site, header, values, self._due(trained_in))
         except UpdateRefusedError as exc:
             record.left_out[answer.site] = exc.reason
             if exc.reason in PROVEN:
@@ -290,9 +290,9 @@ class RoundCoordinator:
                 if self._records.note_refusal(answer.site):
                     self._exclude(answer.site, f"refused again: {exc.reason}")
             return
-        share.norm, share.samples = found.norm, found.samples
+        share.norm, share.samples = admitted.norm, admitted.samples
         self._journal.admitted(record.number, answer.site, header, values)
-        held[answer.site] = HeldUpdate(trained_in, header, flatten(found.tensors), share)
+        held[answer.site] = HeldUpdate(trained_in, header, flatten(admitted.tensors), share)
         record.shares[answer.site] = share
 
     @property
@@ -303,9 +303,9 @@ class RoundCoordinator:
     def _due(self, number: int) -> DueUpdates:
         shapes = dict(self._shapes) | {CONTROL + name: self._shapes[name] for name in self._controls}
         config = self._config
-        most = config.most_samples if config.weights == "samples" else 1
+        max_samples = config.most_samples if config.weights == "samples" else 1
         return DueUpdates(
-            self._terms.digest, number, self._models[number], shapes, torch.float32, config.max_norm, most
+            self._terms.digest, number, self._models[number], shapes, torch.float32, config.max_norm, max_samples
         )
 
     def _aggregate(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor | None:
@@ -322,7 +322,7 @@ class RoundCoordinator:
                     update = self._update_of(record, held)
         except (AggregationError, ConfigError) as exc:
             # too few sites are left for a sum, or for a rule that stands those that may lie
-            members = {site for one in self._journal.released(record.number, model) for site in one.members}
+            members = {site for released in self._journal.released(record.number, model) for site in released.members}
             # beside noise each sum is paid for, and another one may be of other sites
             is_bound = self._budget is None and (earlier or members & self.excluded.keys())
             if not is_bound:
@@ -355,16 +355,18 @@ class RoundCoordinator:
     def _apply(self, record: RoundRecord, update: Tensor) -> None:
         """Move weights, and the controls beside them."""
         if self._controls:
-            both = unflatten(update, {**self._shapes, **{CONTROL + name: one for name, one in self._shapes.items()}})
-            for name, one in self._controls.items():
-                one.add_(both[CONTROL + name], alpha=len(record.shares) / len(self._config.sites))
-            update = flatten({name: both[name] for name in self._shapes})
+            vectors = unflatten(
+                update, {**self._shapes, **{CONTROL + name: value for name, value in self._shapes.items()}}
+            )
+            for name, control in self._controls.items():
+                control.add_(vectors[CONTROL + name], alpha=len(record.shares) / len(self._config.sites))
+            update = flatten({name: vectors[name] for name in self._shapes})
         moved = self._server.step(update)
         if not torch.isfinite(moved).all():
             raise FailedRoundError(f"round {record.number}: its step is not finite; lower federated.algorithm.rate")
         named = unflatten(moved, self._shapes)
         record.norm = norm_of(named)
-        self.weights = {name: one + named[name] for name, one in self.weights.items()}
+        self.weights = {name: weight + named[name] for name, weight in self.weights.items()}
 
 
 def _sums_of(

@@ -88,10 +88,10 @@ class Fleet:
         until = self._clock() + deadline_s
         while self._open.keys() & (self._open.keys() if among is None else among):
             left_s = until - self._clock()
-            found = self._carrier.collect(left_s) if left_s > 0 else None
-            if found is None:
+            reply = self._carrier.collect(left_s) if left_s > 0 else None
+            if reply is None:
                 return
-            answer = self._lost(found) if isinstance(found, LostSite) else self._answer(found)
+            answer = self._lost(reply) if isinstance(reply, LostSite) else self._answer(reply)
             if answer is not None:
                 yield answer
 

@@ -73,12 +73,12 @@ class RoundJournal:
     def __init__(self, directory: Path) -> None:
         self._path, self._values = directory / _LINES, directory / "updates"
         self._values.mkdir(parents=True, exist_ok=True)
-        self._next_sum = 1 + max((line["sum"] for line in self._lines() if "sum" in line), default=0)
+        self._next_sum = 1 + max((entry["sum"] for entry in self._lines() if "sum" in entry), default=0)
         self._released: dict[tuple[int, str], list[ReleasedSum]] = {}
-        for line in self._lines():
-            if "released" in line:
-                found = ReleasedSum(tuple(line["cohort"]), tuple(line["released"]))
-                self._released.setdefault((line["of"], line["by"]), []).append(found)
+        for entry in self._lines():
+            if "released" in entry:
+                released = ReleasedSum(tuple(entry["cohort"]), tuple(entry["released"]))
+                self._released.setdefault((entry["of"], entry["by"]), []).append(released)
 
     def opened(self, number: int, model: str) -> None:
         """A round begins with these weights."""
@@ -103,11 +103,11 @@ class RoundJournal:
 
     def releasing(self, number: int, model: str, found: ReleasedSum) -> None:
         """The masks of a sum are about to be taken off."""
-        known = self._released.setdefault((number, model), [])
-        if found not in known:
+        sums = self._released.setdefault((number, model), [])
+        if found not in sums:
             lists = {"cohort": list(found.cohort), "released": list(found.members)}
             self._append({"of": number, "by": model, **lists})
-            known.append(found)
+            sums.append(found)
 
     def released(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
         """Return all sums that `releasing` has noted of a round from these weights."""
@@ -119,8 +119,8 @@ class RoundJournal:
 
     def refused(self, number: int, site: str, reason: str, header: bytes) -> None:
         """An update was refused; its signed header is the evidence against the site."""
-        line = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
-        self._append(line)
+        entry = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
+        self._append(entry)
 
     def spent(self, site: str, epsilon: float) -> None:
         """A site has told what its private rows have spent."""
@@ -132,22 +132,22 @@ class RoundJournal:
 
     def recall(self, finished: int) -> RecalledRounds:
         """Return what holds after so many finished rounds, whatever was done after them and is lost."""
-        found = RecalledRounds(last_sum=self._next_sum - 1)
-        for line in self._lines():
-            if "excluded" in line:
-                found.excluded[line["excluded"]] = line["reason"]
-            elif "refused" in line:
-                found.refused.append(line["refused"])
-            elif "spent" in line:
-                found.spent[line["told_by"]] = line["spent"]
-            elif "closed" in line and line["closed"] <= finished:
-                found.counted |= line["sites"]
-            elif "site" in line:
-                self._recall_update(line, finished, found)
-            elif "model" in line and line["round"] <= finished + 1:
-                found.models[line["round"]] = line["model"]
-                found.open = {}
-        return found
+        rounds = RecalledRounds(last_sum=self._next_sum - 1)
+        for entry in self._lines():
+            if "excluded" in entry:
+                rounds.excluded[entry["excluded"]] = entry["reason"]
+            elif "refused" in entry:
+                rounds.refused.append(entry["refused"])
+            elif "spent" in entry:
+                rounds.spent[entry["told_by"]] = entry["spent"]
+            elif "closed" in entry and entry["closed"] <= finished:
+                rounds.counted |= entry["sites"]
+            elif "site" in entry:
+                self._recall_update(entry, finished, rounds)
+            elif "model" in entry and entry["round"] <= finished + 1:
+                rounds.models[entry["round"]] = entry["model"]
+                rounds.open = {}
+        return rounds
 
     def _recall_update(self, line: dict[str, Any], finished: int, found: RecalledRounds) -> None:
         header = line["header"].encode("ascii")
@@ -166,19 +166,19 @@ class RoundJournal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
-            said = f"{self._path}: cannot be written ({exc.strerror}); free space, then --resume"
-            raise CheckpointError(said) from exc
+            message = f"{self._path}: cannot be written ({exc.strerror}); free space, then --resume"
+            raise CheckpointError(message) from exc
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
-        whole, _, cut = self._path.read_bytes().rpartition(b"\n")
+        complete, _, cut = self._path.read_bytes().rpartition(b"\n")
         if cut:
             # a crash in the middle of a line: nobody was told that it is there
-            self._path.write_bytes(whole + b"\n" if whole else b"")
-        for number, line in enumerate(whole.splitlines(), 1):
+            self._path.write_bytes(complete + b"\n" if complete else b"")
+        for number, text in enumerate(complete.splitlines(), 1):
             try:
-                yield json.loads(line)
+                yield json.loads(text)
             except ValueError as exc:
                 raise CheckpointError(f"{self._path}, line {number}: is no JSON; put back what the run wrote") from exc
 
@@ -213,7 +213,7 @@ class SiteShare:
 
     def row(self) -> dict[str, Any]:
         """What the metrics say of it."""
-        return {name: one for name, one in vars(self).items() if one is not None or name not in _UNLESS_NONE}
+        return {name: value for name, value in vars(self).items() if value is not None or name not in _UNLESS_NONE}
 
 
 @dataclass
@@ -245,13 +245,13 @@ class RoundRecord:
     @property
     def loss(self) -> float:
         """Mean training loss over all targets; no number where sites do not tell, or told an owner that was killed."""
-        total = sum(one.loss * one.num_targets for one in self.shares.values() if one.loss is not None)
+        total = sum(share.loss * share.num_targets for share in self.shares.values() if share.loss is not None)
         return total / self.num_targets if self.num_targets else math.nan
 
     @property
     def num_targets(self) -> int:
         """Of all sites that counted."""
-        return sum(one.num_targets for one in self.shares.values())
+        return sum(share.num_targets for share in self.shares.values())
 
     def row(self) -> dict[str, Any]:
         """The line of the metrics."""

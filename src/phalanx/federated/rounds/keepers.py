@@ -170,21 +170,21 @@ def unpacked(data: bytes, count: int) -> list[Item]:
     Raises:
         AggregationError: It is malformed.
     """
-    found: list[Item] = []
-    number, at = int.from_bytes(data[:_COUNT_BYTES], "big"), _COUNT_BYTES
+    items: list[Item] = []
+    number, position = int.from_bytes(data[:_COUNT_BYTES], "big"), _COUNT_BYTES
     if len(data) < _COUNT_BYTES or number > count:
         raise AggregationError(SumRefusal.MALFORMED, f"parts: {len(data)} bytes, {count} items at most are expected")
     for _ in range(number):
-        start = at + _COUNT_BYTES + _SIZE_BYTES
-        header = int.from_bytes(data[at : at + _COUNT_BYTES], "big")
-        size = int.from_bytes(data[at + _COUNT_BYTES : start], "big")
-        at = start + header + size
-        if header > _MOST_HEADER or at > len(data):
+        start = position + _COUNT_BYTES + _SIZE_BYTES
+        header = int.from_bytes(data[position : position + _COUNT_BYTES], "big")
+        size = int.from_bytes(data[position + _COUNT_BYTES : start], "big")
+        position = start + header + size
+        if header > _MOST_HEADER or position > len(data):
             raise AggregationError(SumRefusal.MALFORMED, "parts: an item is longer than what came")
-        found.append((data[start : start + header], data[start + header : at]))
-    if at != len(data):
+        items.append((data[start : start + header], data[start + header : position]))
+    if position != len(data):
         raise AggregationError(SumRefusal.MALFORMED, "parts: more bytes came than items have")
-    return found
+    return items
 
 
 def sign_header(header: KeyHeader | PartHeader, identity: Identity) -> bytes:
@@ -338,11 +338,11 @@ class KeptSumSite:
 
     def _open(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
         sites = SiteNames.read(payload)
-        held = self._held[1] if self._held is not None and self._held[0] == place else {}
-        if not held.keys() >= set(sites):
+        parts = self._held[1] if self._held is not None and self._held[0] == place else {}
+        if not parts.keys() >= set(sites):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: has a site without a fit part")
         terms = sum_terms(self._terms, place.round, key.digest, self._length)
-        opened = decrypt_sum(key, terms, add_up(key.public, terms, [held[site] for site in sites]))
+        opened = decrypt_sum(key, terms, add_up(key.public, terms, [parts[site] for site in sites]))
         # before anything leaves: of what does not open nothing is held against a later sum
         self._opened.enter(place.model, place.round, sites)
         return np.ascontiguousarray(opened.total % MODULUS, "<u4").tobytes()
@@ -366,12 +366,12 @@ def _checked(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeade
 
 def _parsed(header: bytes) -> _Signed:
     try:
-        found = _Signed.model_validate_json(header)
+        signed = _Signed.model_validate_json(header)
     except ValidationError as exc:
         raise AggregationError(SumRefusal.MALFORMED, "header: is none of a key or a part") from exc
-    if canonical_json(found.model_dump(mode="json")) != header:
+    if canonical_json(signed.model_dump(mode="json")) != header:
         raise AggregationError(SumRefusal.MALFORMED, "header: is not in canonical form")
-    return found
+    return signed
 
 
 def _to_sign(header: KeyHeader | PartHeader) -> bytes:

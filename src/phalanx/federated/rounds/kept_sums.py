@@ -64,26 +64,26 @@ class KeptSumMaker:
         return torch.from_numpy(join_sums(terms, members, sums).mean)
 
     def _keys(self, walk: SumWalk) -> dict[str, Item]:
-        found: dict[str, Item] = {}
+        keys: dict[str, Item] = {}
         keepers = self._terms.config.keepers
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
             (item,) = unpacked(payload, 1)
             read_key(self._terms, site, item)
-            found[site] = item
+            keys[site] = item
             return site
 
         walk.phase("key", dict.fromkeys(keepers, b""), take)
-        self._check_all(found, "gave no key")
-        return {keeper: found[keeper] for keeper in keepers}
+        self._check_all(keys, "gave no key")
+        return {keeper: keys[keeper] for keeper in keepers}
 
     def _parts(
         self, record: RoundRecord, place: SumPlace, walk: SumWalk, keys: Mapping[str, Item]
     ) -> dict[str, dict[str, Item]]:
         """Return each site's part for each keeper; the owner cannot read it."""
-        kept = self._journal.released(place.round, place.model)
-        asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
-        found: dict[str, dict[str, Item]] = {}
+        sums = self._journal.released(place.round, place.model)
+        asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]
+        parts_by_site: dict[str, dict[str, Item]] = {}
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
             items = unpacked(payload, len(keys))
@@ -92,11 +92,11 @@ class KeptSumMaker:
             parts = dict(zip(keys, items, strict=True))
             for keeper, item in parts.items():
                 read_part(self._terms, place, digest_hex(keys[keeper][1]), site, item)
-            found[site] = parts
+            parts_by_site[site] = parts
             return site
 
         walk.phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
-        return found
+        return parts_by_site
 
     def _fit(
         self, record: RoundRecord, model: str, walk: SumWalk, parts: Mapping[str, dict[str, Item]]
@@ -111,12 +111,14 @@ class KeptSumMaker:
         due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
         walk.phase("check", due, take)
         self._check_all(fit_by_keeper, "checked nothing")
-        fit = {site: items for site, items in parts.items() if all(site in one for one in fit_by_keeper.values())}
+        fit = {
+            site: items for site, items in parts.items() if all(site in accepted for accepted in fit_by_keeper.values())
+        }
         for site in parts.keys() - fit.keys():
             unfit = [keeper for keeper in keepers if site not in fit_by_keeper[keeper]]
             record.left_out[site] = f"unfit for {', '.join(unfit)}"
-        kept = self._journal.released(record.number, model)
-        if gone := sorted({site for one in kept for site in one.members} - fit.keys()):
+        sums = self._journal.released(record.number, model)
+        if gone := sorted({site for released in sums for site in released.members} - fit.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
                 f"{', '.join(gone)}: in a sum of this round that was not finished; keepers open no second one without "
@@ -130,21 +132,21 @@ class KeptSumMaker:
         return fit
 
     def _opened(self, walk: SumWalk, members: tuple[str, ...]) -> list[NDArray[np.int64]]:
-        found: dict[str, NDArray[np.int64]] = {}
+        opened: dict[str, NDArray[np.int64]] = {}
         keepers = self._terms.config.keepers
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
             if len(payload) != _WORD_BYTES * self._length:
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: opened {len(payload)} bytes")
-            words = np.frombuffer(payload, "<u4").astype(np.int64)
-            if (words >= MODULUS).any():
+            numbers = np.frombuffer(payload, "<u4").astype(np.int64)
+            if (numbers >= MODULUS).any():
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: opened a number beyond the modulus")
-            found[site] = words
+            opened[site] = numbers
             return site
 
         walk.phase("open", dict.fromkeys(keepers, SiteNames(sites=members).to_bytes()), take)
-        self._check_all(found, "opened nothing")
-        return [found[keeper] for keeper in keepers]
+        self._check_all(opened, "opened nothing")
+        return [opened[keeper] for keeper in keepers]
 
     def _check_all(self, found: Mapping[str, object], what: str) -> None:
         if missing := [keeper for keeper in self._terms.config.keepers if keeper not in found]:

@@ -70,13 +70,13 @@ class ReleasedSums:
     def _lines(self) -> Iterator[tuple[tuple[str, int], str]]:
         if not self._path.exists():
             return
-        whole, _, cut = self._path.read_bytes().rpartition(b"\n")
+        complete, _, cut = self._path.read_bytes().rpartition(b"\n")
         if cut:
             # a crash in the middle of a line: nothing was released for it
-            self._path.write_bytes(whole + b"\n" if whole else b"")
-        for number, line in enumerate(whole.splitlines(), 1):
+            self._path.write_bytes(complete + b"\n" if complete else b"")
+        for number, text in enumerate(complete.splitlines(), 1):
             try:
-                entry = json.loads(line)
+                entry = json.loads(text)
                 yield (str(entry["model"]), int(entry["round"])), str(entry["members"])
             except (ValueError, KeyError, TypeError) as exc:
                 raise RollbackError(

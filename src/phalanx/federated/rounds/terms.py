@@ -45,13 +45,13 @@ class RunTerms:
         Raises:
             ConfigError: No noise keeps the run's rounds within its budget.
         """
-        wanted, sizes = self.config.privacy, self.config.cohort_sizes
-        if wanted is None:
+        privacy, sizes = self.config.privacy, self.config.cohort_sizes
+        if privacy is None:
             return None
-        sums = NoisyRounds(sizes[0], sizes[-1], self.config.min_cohort, length, wanted.noise_multiplier or 1.0)
-        if wanted.noise_multiplier is not None:
+        sums = NoisyRounds(sizes[0], sizes[-1], self.config.min_cohort, length, privacy.noise_multiplier or 1.0)
+        if privacy.noise_multiplier is not None:
             return sums
-        return sums.enough_for(self.rounds, wanted.epsilon, wanted.delta)
+        return sums.enough_for(self.rounds, privacy.epsilon, privacy.delta)
 
 
 _BUDGET = "spent_pico_rho"

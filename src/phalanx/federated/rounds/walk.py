@@ -28,14 +28,14 @@ class SumWalk:
 
     def phase(self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Take) -> tuple[str, ...]:
         """Send each site its message, and give the answers to the server; return the sites that are left."""
-        there: list[str] = []
+        answering: list[str] = []
         sites = frozenset(messages)
 
         def order(site: str, ticket: int) -> SentOrder:
-            told = m.SumOrder(
+            order = m.SumOrder(
                 ticket=ticket, round=self._record.number, model=self._model, number=self._number, phase=name
             )
-            return SentOrder(told, messages[site])
+            return SentOrder(order, messages[site])
 
         self._fleet.ask({site: _bound(order, site) for site in sorted(sites)}, m.SumReply)
         for answer in self._fleet.answers(self._deadline_s, sites):
@@ -49,11 +49,11 @@ class SumWalk:
             except (AggregationError, ValueError):
                 self._record.left_out[answer.site] = "refused"
                 continue
-            there.append(answer.site)
+            answering.append(answer.site)
         for site in sites & self._fleet.waited_for():
             self._record.left_out[site] = "late"
         self._fleet.give_up(sites)
-        return tuple(sorted(there))
+        return tuple(sorted(answering))
 
 
 def _bound(order: Callable[[str, int], SentOrder], site: str) -> Callable[[int], SentOrder]:

@@ -69,14 +69,14 @@ class DenoiserConfig(StrictModel):
         try:
             self.parsed()
         except ValidationError as exc:
-            where = exc.errors()[0]
-            raise ValueError(f"settings of {self.kind}: {'.'.join(map(str, where['loc']))}: {where['msg']}") from exc
+            error = exc.errors()[0]
+            raise ValueError(f"settings of {self.kind}: {'.'.join(map(str, error['loc']))}: {error['msg']}") from exc
         return self
 
     def parsed(self) -> ObjectiveSettings | None:
         """Return the settings as the objective has them; None where it has none."""
-        made = TASKS[self.kind].settings
-        return None if made is None else made.model_validate({**self.settings, "kind": self.kind})
+        settings_class = TASKS[self.kind].settings
+        return None if settings_class is None else settings_class.model_validate({**self.settings, "kind": self.kind})
 
     def rows(self, table: TokenTable, length: int) -> RowRewriting:
         """Return the objective's rewriting.
@@ -84,8 +84,8 @@ class DenoiserConfig(StrictModel):
         Raises:
             ConfigError: The tokenizer lacks a token of it.
         """
-        found, make = self.parsed(), TASKS[self.kind].rewriting
-        return make(table, length) if found is None else make(found, table, length)
+        settings, make = self.parsed(), TASKS[self.kind].rewriting
+        return make(table, length) if settings is None else make(settings, table, length)
 
     def share(self, phase: int) -> float:
         """Return its weight in a phase."""
@@ -124,11 +124,11 @@ class DenoisersSettings(ObjectiveSettings):
 
     @model_validator(mode="after")
     def _check(self) -> "DenoisersSettings":
-        phases = {len(one.weights) for one in self.parts if one.weights}
+        phases = {len(part.weights) for part in self.parts if part.weights}
         if len(phases) > 1:
             raise ValueError(f"tasks: weights are of {sorted(phases)} phases; give each task as many")
         for phase in range(max(phases, default=1)):
-            if not any(one.share(phase) for one in self.parts):
+            if not any(part.share(phase) for part in self.parts):
                 raise ValueError(f"tasks: no task has a weight above 0 in phase {phase}; give one of them")
         return self
 
@@ -152,21 +152,21 @@ class DenoisedRows:
         Raises:
             ConfigError: The tokenizer lacks a token of one.
         """
-        rewritings = tuple(one.rows(table, length) for one in settings.parts)
+        rewritings = tuple(part.rows(table, length) for part in settings.parts)
         key = "train.objective.tasks.token"
-        tokens = tuple(None if one.token is None else table.id_of(one.token, key) for one in settings.parts)
+        tokens = tuple(None if part.token is None else table.id_of(part.token, key) for part in settings.parts)
         return cls(settings, rewritings, tokens)
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         task = self.task_of(place)
-        found = self.rewritings[task](row, place)
+        rewritten = self.rewritings[task](row, place)
         token = self.tokens[task]
         if token is None:
-            return found
-        ids = np.concatenate([[token], found.ids[:-1]]).astype(np.int64)
-        labels = np.concatenate([[IGNORE], found.labels[:-1]]).astype(np.int64)
-        return Row(ids, labels, min(found.prefix + 1, len(ids)))
+            return rewritten
+        ids = np.concatenate([[token], rewritten.ids[:-1]]).astype(np.int64)
+        labels = np.concatenate([[IGNORE], rewritten.labels[:-1]]).astype(np.int64)
+        return Row(ids, labels, min(rewritten.prefix + 1, len(ids)))
 
     def task_of(self, place: RowPlace) -> int:
         """Return which task a row is given.
@@ -174,13 +174,13 @@ class DenoisedRows:
         Raises:
             ConfigError: The run has more phases than the tasks have weights for.
         """
-        shares = [one.weights for one in self.settings.parts if one.weights]
+        shares = [part.weights for part in self.settings.parts if part.weights]
         if shares and place.phase >= len(shares[0]):
             raise ConfigError(
                 f"train.objective.tasks.weights: are of {len(shares[0])} phases, and data.phases has a phase number "
                 f"{place.phase}, counted from 0; give a weight for each"
             )
-        weights = np.array([one.share(place.phase) for one in self.settings.parts])
+        weights = np.array([part.share(place.phase) for part in self.settings.parts])
         edges = np.cumsum(weights) / weights.sum()
         drawn = place.draw("task").fractions(1)
         # the last edge can round to below 1, and a task without a weight is never drawn

@@ -71,11 +71,11 @@ class MaskedRows:
         labels = np.full_like(row.ids, IGNORE)
         if not len(open_places):
             return Row(row.ids, labels, len(row.ids))
-        wanted = max(1, round(settings.rate * len(open_places)))
+        num_masked = max(1, round(settings.rate * len(open_places)))
         if settings.whole_words:
-            chosen = self._words(row.ids, open_places, wanted, draw)
+            chosen = self._words(row.ids, open_places, num_masked, draw)
         else:
-            chosen = np.sort(open_places[draw.order(len(open_places))[:wanted]])
+            chosen = np.sort(open_places[draw.order(len(open_places))[:num_masked]])
         fates, ordinary = draw.fractions(len(chosen)), self.table.ordinary
         others = ordinary[draw.below(len(ordinary), len(chosen))]
         shown = np.where(fates < settings.masked + settings.random, others, row.ids[chosen])
@@ -91,13 +91,13 @@ class MaskedRows:
             # behind a gap, which is an end of a document, a word begins whatever its token
             apart = np.diff(open_places) > 1
             begins[1:] = apart | self.table.begins_word[ids[open_places[1:]]]
-        words = np.split(open_places, np.flatnonzero(begins)[1:])
+        groups = np.split(open_places, np.flatnonzero(begins)[1:])
         chosen: list[Tokens] = []
-        left = wanted
-        for number in draw.order(len(words)).tolist():
-            if len(words[number]) <= left or not chosen:
-                chosen.append(words[number])
-                left -= len(words[number])
-            if left <= 0:
+        remaining = wanted
+        for number in draw.order(len(groups)).tolist():
+            if len(groups[number]) <= remaining or not chosen:
+                chosen.append(groups[number])
+                remaining -= len(groups[number])
+            if remaining <= 0:
                 break
         return np.sort(np.concatenate(chosen))

@@ -140,15 +140,15 @@ def fitted_row(tokens: Tokens, length: int, eos_id: int, *, prefix: int = 0, has
         prefix: Its last token is the first that has a label.
         has_borders: Whether no loss is taken behind the end of a document either.
     """
-    whole = np.full(length + 1, eos_id, dtype=np.int64)
-    kept = min(len(tokens), length + 1)
-    whole[:kept] = tokens[:kept]
-    labels = whole[1:].copy()
+    padded = np.full(length + 1, eos_id, dtype=np.int64)
+    num_used = min(len(tokens), length + 1)
+    padded[:num_used] = tokens[:num_used]
+    labels = padded[1:].copy()
     if has_borders:
-        labels[whole[:-1] == eos_id] = IGNORE
-    labels[max(kept - 1, 0) :] = IGNORE
+        labels[padded[:-1] == eos_id] = IGNORE
+    labels[max(num_used - 1, 0) :] = IGNORE
     labels[: max(prefix - 1, 0)] = IGNORE
-    return Row(whole[:-1].copy(), labels, prefix)
+    return Row(padded[:-1].copy(), labels, prefix)
 
 
 @dataclass(frozen=True)

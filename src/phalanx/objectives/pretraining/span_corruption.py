@@ -59,7 +59,9 @@ class CorruptedRows:
             raise ConfigError(f"data.sequence_length = {length}: is too short for span corruption; make it 8 or more")
         needed = max(settings.sizes(size)[1] for size in range(_FEWEST, longest + 1))
         names = [settings.sentinels.replace("{}", str(number)) for number in range(needed)]
-        return cls(settings, table, np.array([table.id_of(one, "train.objective.sentinels") for one in names]))
+        return cls(
+            settings, table, np.array([table.id_of(sentinel, "train.objective.sentinels") for sentinel in names])
+        )
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
@@ -69,23 +71,23 @@ class CorruptedRows:
             return fitted_row(text[:0], len(row.ids), self.table.eos_id)
         start = int(draw.below(len(text) - size + 1, 1)[0])
         inputs, targets = self.corrupted(text[start : start + size], draw)
-        end = np.array([self.table.eos_id])
-        whole = np.concatenate([inputs, end, targets, end])
-        return fitted_row(whole, len(row.ids), self.table.eos_id, prefix=len(inputs) + 1, has_borders=False)
+        eos = np.array([self.table.eos_id])
+        tokens = np.concatenate([inputs, eos, targets, eos])
+        return fitted_row(tokens, len(row.ids), self.table.eos_id, prefix=len(inputs) + 1, has_borders=False)
 
     def corrupted(self, text: Tokens, draw: Draw) -> tuple[Tokens, Tokens]:
         """Return a text with sentinels in the place of spans, and the spans, each behind its sentinel."""
         noise, spans = self.settings.sizes(len(text))
         cut = _segments(noise, spans, draw)
-        kept = _segments(len(text) - noise, spans, draw)
+        plain = _segments(len(text) - noise, spans, draw)
         inputs: list[Tokens] = []
         targets: list[Tokens] = []
-        at = 0
-        for number, (between, span) in enumerate(zip(kept, cut, strict=True)):
+        position = 0
+        for number, (between, span) in enumerate(zip(plain, cut, strict=True)):
             sentinel = self.sentinel_ids[number : number + 1]
-            inputs += [text[at : at + between], sentinel]
-            targets += [sentinel, text[at + between : at + between + span]]
-            at += between + span
+            inputs += [text[position : position + between], sentinel]
+            targets += [sentinel, text[position + between : position + between + span]]
+            position += between + span
         return np.concatenate(inputs), np.concatenate(targets)
 
 

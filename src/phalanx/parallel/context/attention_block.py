@@ -71,10 +71,10 @@ def _attend_on_cpu(heads: Heads) -> tuple[Tensor, Tensor]:
 
 
 def _gradients_on_cpu(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _OPS._scaled_dot_product_flash_attention_for_cpu_backward(
+    results: tuple[Tensor, Tensor, Tensor] = _OPS._scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, heads.query, heads.key, heads.value, out, sums, 0.0, heads.causal, scale=heads.scale
     )
-    return found
+    return results
 
 
 def _attend_on_gpu(heads: Heads) -> tuple[Tensor, Tensor]:

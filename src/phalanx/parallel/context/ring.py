@@ -88,8 +88,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _back(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    found = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
-    return *found, None, None
+    results = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
+    return *results, None, None
 
 
 _ring.register_autograd(_back, setup_context=_keep)
@@ -130,12 +130,12 @@ def go_back(
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
         queries, keys = _meeting(group, distance, query.shape[2])
         block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
-        found = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
-        of_queries[:, :, queries] += found[0]
+        parts = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
+        of_queries[:, :, queries] += parts[0]
         # what others have found about these keys follows the keys, and after the last round it is home
         of_hand = moving.arrived()
-        of_hand[0][:, :, keys] += found[1]
-        of_hand[1][:, :, keys] += found[2]
+        of_hand[0][:, :, keys] += parts[1]
+        of_hand[1][:, :, keys] += parts[2]
         moving = _passed_on(of_hand, group)
         at_hand = coming.arrived()
     of_key, of_value = moving.arrived()

@@ -55,12 +55,12 @@ def _attend(
     The mask is of whole rows; without one attention is causal.
     """
     group: Group = getattr(module, _GROUP)
-    whole = [_to_heads(x, group) for x in (query, key, value)]
+    heads = [_to_heads(x, group) for x in (query, key, value)]
     # a run with eager attention wants no fused kernel
     plain = sdpa_kernel(SDPBackend.MATH) if getattr(module, _IS_PLAIN) else contextlib.nullcontext()
     with plain:
         # rows are whole: without a mask they are causal, which the kernel knows by itself
-        out, _ = sdpa_attention_forward(module, *whole, mask, **options)
+        out, _ = sdpa_attention_forward(module, *heads, mask, **options)
     return _to_sequence(out, group), None
 
 

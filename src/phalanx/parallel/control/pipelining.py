@@ -37,9 +37,9 @@ def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss)
     def run(ids: Tensor, labels: Tensor, seen: Tensor | None) -> None:
         of_rows = [None] * microbatches if seen is None else seen.chunk(microbatches)
         parts = zip(ids.chunk(microbatches), labels.chunk(microbatches), of_rows, strict=True)
-        for number, (x, y, own) in enumerate(parts, start=1):
+        for number, (x, y, targets) in enumerate(parts, start=1):
             with microbatch_scope(module, is_last=number == microbatches, keeps_whole=keeps_whole):
-                torch.autograd.backward(loss(module(x, own), y))
+                torch.autograd.backward(loss(module(x, targets), y))
 
     return run
 
@@ -114,6 +114,6 @@ def _output(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
         return _hidden(part, domain, shape)
     rows, tokens = shape
     ranks = domain.config.tp if part.cut.shares_vocabulary else 1
-    kind, words = head_of(part.stage.hub_config), int(part.stage.hub_config.vocab_size)
-    columns = {"lm": words // ranks, "score": 1, "lm_and_score": words + 1}[kind]
+    kind, vocab = head_of(part.stage.hub_config), int(part.stage.hub_config.vocab_size)
+    columns = {"lm": vocab // ranks, "score": 1, "lm_and_score": vocab + 1}[kind]
     return torch.empty((rows, tokens // domain.config.cp, columns), device=domain.device, requires_grad=True)

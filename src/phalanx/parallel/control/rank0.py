@@ -246,22 +246,22 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
 
 def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
     """Return what to raise for an error of torch's that says that a rank is gone; None for other errors."""
-    words = str(exc)
+    message = str(exc)
     # gloo says so in an error of the most general kind
-    if not (isinstance(exc, dist.DistError) or _GLOO in words):
+    if not (isinstance(exc, dist.DistError) or _GLOO in message):
         return None
-    return PeerLostError(f"a rank was lost: {words.splitlines()[0][:_LONG]}; go on with --resume")
+    return PeerLostError(f"a rank was lost: {message.splitlines()[0][:_LONG]}; go on with --resume")
 
 
 def _tell(order: RankCommand, *numbers: int) -> None:
-    words = [int(order), *numbers]
-    dist.broadcast(torch.tensor(words + [0] * (4 - len(words))), src=0)
+    message = [int(order), *numbers]
+    dist.broadcast(torch.tensor(message + [0] * (4 - len(message))), src=0)
 
 
 def _hear() -> list[int]:
-    words = torch.zeros(4, dtype=torch.int64)
-    dist.broadcast(words, src=0)
-    heard: list[int] = words.tolist()
+    message = torch.zeros(4, dtype=torch.int64)
+    dist.broadcast(message, src=0)
+    heard: list[int] = message.tolist()
     return heard
 
 
@@ -270,9 +270,9 @@ def _share(ids: Tensor, labels: Tensor) -> None:
 
 
 def _take(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
-    both = torch.zeros((2, rows, tokens), dtype=torch.int64)
-    dist.broadcast(both, src=0)
-    return both[0], both[1]
+    tokens_and_labels = torch.zeros((2, rows, tokens), dtype=torch.int64)
+    dist.broadcast(tokens_and_labels, src=0)
+    return tokens_and_labels[0], tokens_and_labels[1]
 
 
 def _share_extras(extras: Mapping[str, Tensor]) -> None:
@@ -286,8 +286,8 @@ def _of_attention(member: RankWork) -> dict[str, ExtraRows]:
 
 
 def _take_extras(kinds: Mapping[str, ExtraRows], rows: int, tokens: int) -> dict[str, Tensor]:
-    found = {}
+    extras = {}
     for name, kind in sorted(kinds.items()):
-        found[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
-        dist.broadcast(found[name], src=0)
-    return found
+        extras[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
+        dist.broadcast(extras[name], src=0)
+    return extras

@@ -138,7 +138,7 @@ class RankTrainer:
         # private gradients are of single rows, and are joined once they are clipped
         is_private = recipe.privacy is not None
         self._modules = [part if is_private else share_with_copies(part, domain) for part in self._parts]
-        self._held = [one for part in self._parts for one in held_parameters(part, domain)]
+        self._held = [parameter for part in self._parts for parameter in held_parameters(part, domain)]
         self._update = RankOptimizer(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)
         stages = catalogue(source, self._specs, recipe.adapter)
@@ -278,10 +278,10 @@ class RankTrainer:
         self._losses.clear()
         self._seed(step)
         with self.timer.phase("compute"):
-            own = self._own_extras(without_attention(extras))
+            own_extras = self._own_extras(without_attention(extras))
             if self._counts_rows:
-                own[ROW_LABELS] = self._own_rows((labels != IGNORE).sum(dim=1))
-            self._targets = TargetRows(self._own_labels(labels), own)
+                own_extras[ROW_LABELS] = self._own_rows((labels != IGNORE).sum(dim=1))
+            self._targets = TargetRows(self._own_labels(labels), own_extras)
             self._run(self._own_rows(ids), self._targets.numbers, self._seen(extras))
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)

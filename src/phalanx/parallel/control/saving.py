@@ -59,7 +59,9 @@ class RankSaver:
         self._member = member
         self._domain = domain
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self._own = {number: _piece(number, one, value, domain) for number, one, value in member.held_state()}
+        self._own = {
+            number: _piece(number, parameter, value, domain) for number, parameter, value in member.held_state()
+        }
         self._plan = self._share_plans()
         self._taken: dict[int, Tensor] = {}
         self._sender: threading.Thread | None = None
@@ -93,11 +95,11 @@ class RankSaver:
         """
         number = 0
         for stage, tensors in enumerate(self._member.catalogue()):
-            found = {}
+            stage_tensors = {}
             for name, shape in tensors:
-                found[name] = self._whole(number, shape)
+                stage_tensors[name] = self._whole(number, shape)
                 number += 1
-            yield stage, found
+            yield stage, stage_tensors
 
     def _send(self) -> None:
         try:
@@ -136,13 +138,13 @@ class RankSaver:
 
     def _share_plans(self) -> list[dict[int, Piece]]:
         """What each rank contributes, exchanged once: it does not change while the layout does not."""
-        own = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
+        own_pieces = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
         world, width = dist.get_world_size(), len(astuple(Piece(0, 0, 0, 0, 0, 0)))
-        most = torch.tensor(len(own))
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        mine = torch.full((int(most), width), _UNCUT, dtype=torch.int64)
-        if own:
-            mine[: len(own)] = torch.tensor(own)
+        num_pieces = torch.tensor(len(own_pieces))
+        dist.all_reduce(num_pieces, dist.ReduceOp.MAX, group=self._group)
+        mine = torch.full((int(num_pieces), width), _UNCUT, dtype=torch.int64)
+        if own_pieces:
+            mine[: len(own_pieces)] = torch.tensor(own_pieces)
         everybody = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(everybody, mine, group=self._group)
         plans = []

@@ -135,7 +135,7 @@ def averages_afterwards(config: ParallelConfig) -> bool:
 @torch.no_grad()
 def average_gradients(part: StagePart, domain: Domain) -> None:
     """Average a part's gradients over the copies of its island."""
-    gradients = [one.grad for one in part.parameters() if one.grad is not None]
+    gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
         dist.all_reduce(flat, group=domain.copies)
@@ -147,7 +147,7 @@ def average_gradients(part: StagePart, domain: Domain) -> None:
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
-        if bucket and sum(one.numel() for one in bucket) + tensor.numel() > _BUCKET:
+        if bucket and sum(parameter.numel() for parameter in bucket) + tensor.numel() > _BUCKET:
             yield bucket
             bucket = []
         bucket.append(tensor)

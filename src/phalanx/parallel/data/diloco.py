@@ -35,7 +35,7 @@ class OuterStep:
     def __init__(self, held: Sequence[RankParameter], config: OuterConfig, islands: dist.ProcessGroup) -> None:
         self._config = config
         self._islands = islands
-        self._parameters = [one.parameter for one in held]
+        self._parameters = [entry.parameter for entry in held]
         self._anchors = [local(parameter).clone() for parameter in self._parameters]
         self._momenta = self._zeros()
         self._residuals = self._zeros() if config.compression != "none" else []
@@ -74,13 +74,13 @@ class OuterStep:
             dist.all_reduce(moved, group=self._islands)
             return moved.div_(self._islands.size())
         residual = local(self._residuals[number])
-        wanted = moved + residual
-        sent, scales = to_bytes(wanted)
+        change = moved + residual
+        sent, scales = to_bytes(change)
         total = torch.zeros_like(moved)
         # added in the order of the islands, so that all have the same sum
         for theirs, their_scales in zip(_from_all(sent, self._islands), _from_all(scales, self._islands), strict=True):
             total.add_(from_bytes(theirs, their_scales, moved))
-        residual.copy_(wanted.sub_(from_bytes(sent, scales, moved)))
+        residual.copy_(change.sub_(from_bytes(sent, scales, moved)))
         return total.div_(self._islands.size())
 
 
@@ -104,6 +104,6 @@ def from_bytes(sent: Tensor, scales: Tensor, like: Tensor) -> Tensor:
 
 
 def _from_all(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    found = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(found, mine, group=group)
-    return found
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(parts, mine, group=group)
+    return parts

@@ -41,8 +41,8 @@ class _Entry:
 
     @property
     def key(self) -> str:
-        where = f"@{self.island}" if self.island else ""
-        return f"{self.kind}{where}/{self.name}"
+        suffix = f"@{self.island}" if self.island else ""
+        return f"{self.kind}{suffix}/{self.name}"
 
 
 def stand_in(key: str, known: Mapping[str, object]) -> str | None:
@@ -98,34 +98,34 @@ class StateGatherer:
 
     def held(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
         """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
-        mine = by_name([one for one in self._held if not one.is_second])
+        mine = by_name([entry for entry in self._held if not entry.is_second])
         entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
         for number, entry in enumerate(entries):
             if entry.name in mine and entry.island == self._domain.island:
-                one = mine[entry.name][0]
-                yield number, one, self._value(one, entry.kind)
+                parameter = mine[entry.name][0]
+                yield number, parameter, self._value(parameter, entry.kind)
 
     @torch.no_grad()
     def collect(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0; other ranks get none."""
         domain = self._domain
         owner = stage % domain.config.pp
-        found: dict[str, Tensor] = {}
-        mine = by_name([one for one in self._held if not one.is_second])
+        tensors: dict[str, Tensor] = {}
+        mine = by_name([entry for entry in self._held if not entry.is_second])
         for entry in self._entries(stage):
             sender = domain.leader_of(owner, entry.island)
             if (domain.pp, domain.island) == (owner, entry.island):
-                one = mine[entry.name][0]
-                full = whole(one, self._value(one, entry.kind), domain)
+                parameter = mine[entry.name][0]
+                full = whole(parameter, self._value(parameter, entry.kind), domain)
                 if dist.get_rank() == 0:
                     # not a view of what the next step changes
-                    found[entry.key] = full.clone()
+                    tensors[entry.key] = full.clone()
                 elif domain.is_leader:
                     dist.send(full.contiguous(), dst=0)
             elif dist.get_rank() == 0:
-                found[entry.key] = entry.room()
-                dist.recv(found[entry.key], src=sender)
-        return found
+                tensors[entry.key] = entry.room()
+                dist.recv(tensors[entry.key], src=sender)
+        return tensors
 
     @torch.no_grad()
     def load(self, num_steps: int, stage: int, tensors: Mapping[str, Tensor] | None) -> None:
@@ -142,10 +142,10 @@ class StateGatherer:
             dist.broadcast(full, src=0)
             if not (_is_everywhere(entry.kind) or entry.island == self._domain.island):
                 continue
-            for one in mine.get(entry.name, ()):
-                place = self._place(one, entry.kind, num_steps)
+            for parameter in mine.get(entry.name, ()):
+                place = self._place(parameter, entry.kind, num_steps)
                 if place is not None:
-                    fill(one, place, full, self._domain)
+                    fill(parameter, place, full, self._domain)
         if self._outer is not None:
             self._outer.begin_here()
 

@@ -24,7 +24,7 @@ class RankOptimizer:
     def __init__(self, held: Sequence[RankParameter], config: OptimizerConfig, domain: Domain) -> None:
         self._config = config
         self._domain = domain
-        parameters = [one.parameter for one in held]
+        parameters = [entry.parameter for entry in held]
         groups = [
             {"params": [p for p in parameters if (p.ndim >= 2) == is_decayed], "weight_decay": decay}
             for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
@@ -59,8 +59,8 @@ class RankOptimizer:
 
     def moment(self, one: RankParameter, name: str) -> Tensor:
         """What is kept for a parameter; with ZeRO 1 all copies call this together."""
-        kept = self._state.get(one.parameter, {}).get(name)
-        value: Tensor = self._nothing(one, name) if kept is None else kept
+        state = self._state.get(one.parameter, {}).get(name)
+        value: Tensor = self._nothing(one, name) if state is None else state
         if self._zero is None:
             return value
         # one copy has it and the others have zeros
@@ -72,10 +72,10 @@ class RankOptimizer:
         """Where a loaded moment goes; None where another copy keeps it."""
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
-        kept = self._state.setdefault(one.parameter, {})
+        state = self._state.setdefault(one.parameter, {})
         if OPTIMIZERS[self._config.kind].counts_steps:
-            kept[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
-        value: Tensor = kept.setdefault(name, self._nothing(one, name))
+            state[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
+        value: Tensor = state.setdefault(name, self._nothing(one, name))
         return value
 
     def _nothing(self, one: RankParameter, name: str) -> Tensor:
@@ -111,14 +111,14 @@ def _sharing() -> Any:
 
 def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
     """Return torch's class of an optimizer and its arguments, at a level of ZeRO."""
-    line = OPTIMIZERS[config.kind]
-    said = {name: getattr(config, name) for name in line.settings}
-    if line.fused != "never":
-        said["fused"] = line.fused == "always" or zero < SHARED_GRADIENTS
-    kind: type[torch.optim.Optimizer] = getattr(torch.optim, line.torch_class, None) or getattr(
-        few_bits, line.torch_class
+    facts = OPTIMIZERS[config.kind]
+    settings = {name: getattr(config, name) for name in facts.settings}
+    if facts.fused != "never":
+        settings["fused"] = facts.fused == "always" or zero < SHARED_GRADIENTS
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, facts.torch_class, None) or getattr(
+        few_bits, facts.torch_class
     )
-    return kind, said
+    return kind, settings
 
 
 _FIRST = 2.0**16

@@ -77,8 +77,8 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         # in a shared directory another user may have put a link there, and what lies behind it would be emptied
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise ConfigError(
                 f"deepspeed.directory: {folder} is a link, or somebody else's; remove it, or name another directory"
             )
@@ -108,8 +108,8 @@ def file_system(path: Path) -> str:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
+    for mount in lines:
+        before, _, after = mount.partition(" - ")
         mounted = Path(before.split()[4].replace("\\040", " "))
         # of several mounts at one place the last one is seen
         if place.is_relative_to(mounted) and len(mounted.parts) >= best:

@@ -25,14 +25,14 @@ _LAST = 300
 def why_no_extra() -> str | None:
     """Say why the installed package cannot be used; None where it can. Nothing is imported."""
     try:
-        found = version(NAME)
+        installed = version(NAME)
     except PackageNotFoundError:
         return f"the package {NAME} is not installed; {INSTALL}"
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:3])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:3])
     if FIRST <= numbers < BEYOND:
         return None
     low, high = (".".join(map(str, numbers)) for numbers in (FIRST, BEYOND))
-    return f"{NAME} {found} is installed, and this was written for {low} and later below {high}; {INSTALL}"
+    return f"{NAME} {installed} is installed, and this was written for {low} and later below {high}; {INSTALL}"
 
 
 @contextlib.contextmanager
@@ -43,13 +43,13 @@ def environment(device: str, local_rank: int) -> Iterator[None]:
         device: "cpu" or "cuda", with or without a number.
         local_rank: Number of this rank on its machine.
     """
-    wanted = {
+    variables = {
         "DS_ACCELERATOR": device.partition(":")[0],
         "LOCAL_RANK": str(local_rank),
         "PATH": _path_with_ninja(),
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -104,9 +104,9 @@ def build_kernels(*, adam: bool, files: bool) -> None:
         try:
             builder.load(verbose=False)
         except (RuntimeError, OSError, ImportError) as exc:
-            words = " ".join(str(exc).split())[:_LAST]
+            reason = " ".join(str(exc).split())[:_LAST]
             raise ConfigError(
-                f"deepspeed: its kernel {builder.NAME} cannot be compiled: {words}; it needs {_NEEDS[name]}"
+                f"deepspeed: its kernel {builder.NAME} cannot be compiled: {reason}; it needs {_NEEDS[name]}"
             ) from exc
 
 

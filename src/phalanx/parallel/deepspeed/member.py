@@ -89,12 +89,12 @@ class DeepSpeedMember:
         self._names = [[name for name, _ in stage] for stage in stages]
         self._shapes = {name: shape for stage in stages for name, shape in stage}
         trained = part.stage.trainable()
-        said = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
+        options = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
         package = load()
         optimizer = _optimizer(config, recipe, list(trained.values()))
         if config.offload_parameters != "none":
-            _share_out(package, part, said, domain.device)
-        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=said, dist_init_required=False)
+            _share_out(package, part, options, domain.device)
+        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=options, dist_init_required=False)
         self._state = ZeroState(self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED)
 
     @property
@@ -146,21 +146,21 @@ class DeepSpeedMember:
         """
         self.objective.check(extras, *labels.shape)
         self._engine.eval()
-        own = self._own_rows(labels)
-        loss, _ = causal_lm(self._engine(self._own_rows(ids)), own)
+        own_labels = self._own_rows(labels)
+        loss, _ = causal_lm(self._engine(self._own_rows(ids)), own_labels)
         self._engine.train()
-        total = torch.tensor([float(loss), float((own != IGNORE).sum())], dtype=torch.float64)
+        total = torch.tensor([float(loss), float((own_labels != IGNORE).sum())], dtype=torch.float64)
         dist.all_reduce(total)
         return float(total[0]), int(total[1])
 
     def collect(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0: ``weight/...`` and moments; others get none."""
-        found = {}
+        tensors = {}
         for kind, name in self._entries(stage):
             full = self._state.whole(kind, name)
             if self._domain.is_leader:
-                found[f"{kind}/{name}"] = full
-        return found
+                tensors[f"{kind}/{name}"] = full
+        return tensors
 
     def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0, whatever layout and engine it was saved under.
@@ -257,15 +257,15 @@ def _shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
 
 def _optimizer(config: DeepSpeedConfig, recipe: RankRecipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW: deepspeed's kernel where the update is made on the host, torch's elsewhere."""
-    wanted = recipe.optimizer
+    optimizer_config = recipe.optimizer
     groups = [
         {"params": [p for p in parameters if (p.ndim >= 2) == is_decayed], "weight_decay": decay}
-        for is_decayed, decay in ((True, wanted.weight_decay), (False, 0.0))
+        for is_decayed, decay in ((True, optimizer_config.weight_decay), (False, 0.0))
     ]
     groups = [group for group in groups if group["params"]]
-    options: dict[str, Any] = {"lr": wanted.lr, "betas": wanted.betas, "eps": wanted.eps}
+    options: dict[str, Any] = {"lr": optimizer_config.lr, "betas": optimizer_config.betas, "eps": optimizer_config.eps}
     if config.offload_optimizer == "none":
         return torch.optim.AdamW(groups, fused=True, **options)
     adam = importlib.import_module(f"{NAME}.ops.adam").DeepSpeedCPUAdam
-    found: torch.optim.Optimizer = adam(groups, adamw_mode=True, **options)
-    return found
+    optimizer: torch.optim.Optimizer = adam(groups, adamw_mode=True, **options)
+    return optimizer

@@ -30,12 +30,12 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
         copies: Number of ranks that share them.
     """
     share = largest_share(largest, copies)
-    found = 0
+    num_bytes = 0
     if config.offload_optimizer == "nvme":
-        found += _STATE_BUFFERS * min(config.update_at_once + share, largest_share(total, copies)) * _BYTES
+        num_bytes += _STATE_BUFFERS * min(config.update_at_once + share, largest_share(total, copies)) * _BYTES
     if config.offload_parameters == "nvme":
-        found += _PARAMETER_BUFFERS * share * _BYTES
-    return found
+        num_bytes += _PARAMETER_BUFFERS * share * _BYTES
+    return num_bytes
 
 
 def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder: Path | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class ZeroState:
     @property
     def has_moments(self) -> bool:
         """Whether a step has been made; before the first one the optimizer keeps nothing."""
-        return any(_STEP in kept for kept in self._kept.values())
+        return any(_STEP in state for state in self._kept.values())
 
     @torch.no_grad()
     def whole(self, kind: str, name: str) -> Tensor:
@@ -63,13 +63,13 @@ class ZeroState:
             return torch.zeros(shape)
         api = self._api
         if kind == WEIGHT:
-            found = api.safe_get_full_fp32_param(parameter)
+            value = api.safe_get_full_fp32_param(parameter)
         else:
             self._link()
-            found = api.safe_get_full_optimizer_state(parameter, kind)
-        if found is None:
+            value = api.safe_get_full_optimizer_state(parameter, kind)
+        if value is None:
             raise TrainingError(f"{name}: deepspeed has no {kind} of it; this is a fault of Phalanx")
-        full: Tensor = found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        full: Tensor = value.detach().to("cpu", torch.float32, copy=True).reshape(shape)
         return full
 
     @torch.no_grad()
@@ -87,16 +87,16 @@ class ZeroState:
 
     def set_steps(self, num_steps: int) -> None:
         """Say how many steps the moments are of."""
-        for kept in self._kept.values():
-            if isinstance(kept.get(_STEP), Tensor):
-                kept[_STEP].fill_(float(num_steps))
-            elif _STEP in kept:
-                kept[_STEP] = num_steps
+        for state in self._kept.values():
+            if isinstance(state.get(_STEP), Tensor):
+                state[_STEP].fill_(float(num_steps))
+            elif _STEP in state:
+                state[_STEP] = num_steps
 
     @property
     def _kept(self) -> Mapping[Any, dict[str, Any]]:
-        kept: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
-        return kept
+        state: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
+        return state
 
     def _link(self) -> None:
         """With ZeRO 1 and 2: have deepspeed find its moments.

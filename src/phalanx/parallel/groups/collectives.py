@@ -72,9 +72,9 @@ def swap(x: Tensor, group: Group) -> Tensor:
 
 def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
-    whole = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    direct.gather(whole, first, group)
-    return whole.movedim(0, dim).contiguous()
+    gathered = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
+    direct.gather(gathered, first, group)
+    return gathered.movedim(0, dim).contiguous()
 
 
 def _summed_slice(x: Tensor, dim: int, group: Group) -> Tensor:

@@ -29,10 +29,10 @@ def gather(whole: Tensor, part: Tensor, group: Group) -> None:
         dist.all_gather_into_tensor(whole, part, group=group)
         return
     places = whole.chunk(group.size())
-    own = places[group.rank()]
-    if own.data_ptr() != part.data_ptr():
-        own.copy_(part)
-    _wait(_exchange([own] * group.size(), places, group))
+    own_place = places[group.rank()]
+    if own_place.data_ptr() != part.data_ptr():
+        own_place.copy_(part)
+    _wait(_exchange([own_place] * group.size(), places, group))
 
 
 def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
@@ -51,8 +51,8 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     places = [*came[: group.rank()], part, *came[group.rank() :]]
     _wait(_exchange(parts, places, group))
     torch.add(parts[group.rank()], came[0], out=part)
-    for one in came[1:]:
-        part.add_(one)
+    for part_of_peer in came[1:]:
+        part.add_(part_of_peer)
 
 
 def summed(x: Tensor, group: Group) -> Tensor:

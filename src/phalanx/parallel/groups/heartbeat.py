@@ -63,13 +63,13 @@ class FileHeartbeat:
 
     def counts(self) -> Mapping[int, int]:
         """Times of the others' files, in nanoseconds."""
-        found = {}
+        heartbeats = {}
         for rank, path in self._others.items():
             try:
-                found[rank] = path.stat().st_mtime_ns
+                heartbeats[rank] = path.stat().st_mtime_ns
             except FileNotFoundError:
                 continue
-        return found
+        return heartbeats
 
     def end(self) -> None:
         """Remove one's own file."""
@@ -100,8 +100,8 @@ class StoreHeartbeat:
 
     def counts(self) -> Mapping[int, int]:
         """The others' numbers; 0 is that of a rank that has not begun, or has ended."""
-        found = {rank: self._store.add(key, 0) for rank, key in self._others.items()}
-        return {rank: count for rank, count in found.items() if count}
+        counts = {rank: self._store.add(key, 0) for rank, key in self._others.items()}
+        return {rank: count for rank, count in counts.items() if count}
 
     def end(self) -> None:
         """Set one's own number back."""

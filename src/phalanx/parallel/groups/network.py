@@ -19,8 +19,8 @@ _ANY_PORT = 9
 
 def is_private(address: str) -> bool:
     """Whether an address is of this machine alone, of a private network, of a link or of an overlay."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None) or found
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
     return mapped.is_private or mapped.is_loopback or mapped.is_link_local or mapped in _SHARED
 
 

@@ -194,22 +194,22 @@ def _interfaces(place: RankEnv, *, unsafe: bool) -> Iterator[None]:
         yield
         return
     chosen = _LOOPBACK if place.is_on_one_machine else _interface_toward(_master()[0], unsafe=unsafe)
-    wanted = [name for name in (_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
-    os.environ.update(dict.fromkeys(wanted, chosen))
+    variables = [name for name in (_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
+    os.environ.update(dict.fromkeys(variables, chosen))
     try:
         yield
     finally:
-        for name in wanted:
+        for name in variables:
             del os.environ[name]
 
 
 def _interface_toward(host: str, *, unsafe: bool) -> str:
     address = own_address(host)
     check_private(address, f"the way to MASTER_ADDR={host}", unsafe=unsafe)
-    found = interface_of(address)
-    if found is None:
+    interface = interface_of(address)
+    if interface is None:
         raise ConfigError(f"parallel: no interface is known to have {address}; name the private one in {_INTERFACE}")
-    return found
+    return interface
 
 
 def _compare(digest: str) -> None:

@@ -77,8 +77,8 @@ class StagePart(nn.Module):
             hidden = self._embed(x, pattern) if stage.spec.is_first else x
             context = self._context(hidden, pattern)
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
-                own = stage.family.block_context(self._tables_by, context, layer)
-                hidden = self._run(block, hidden, stage.with_prefix(block, own))
+                block_context = stage.family.block_context(self._tables_by, context, layer)
+                hidden = self._run(block, hidden, stage.with_prefix(block, block_context))
             result = self._finish(hidden, pattern) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
@@ -126,11 +126,11 @@ class StagePart(nn.Module):
     def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
-        whole = hidden
+        positions = hidden
         if self.slices > 1:
             length = hidden.shape[_SEQUENCE] * self.slices
-            whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
-        context = stage.family.context(stage.trunk, self._tables_by, whole, stage.num_virtual_tokens, pattern)
+            positions = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
+        context = stage.family.context(stage.trunk, self._tables_by, positions, stage.num_virtual_tokens, pattern)
         if config.cp > 1:
             if pattern is CAUSAL:
                 context[_MASK] = _unwritten(context[_MASK])
@@ -144,9 +144,9 @@ class StagePart(nn.Module):
     def _own_table(self, table: Any) -> Any:
         if isinstance(table, dict):
             # one for each type of layer
-            return {kind: self._own_table(one) for kind, one in table.items()}
+            return {kind: self._own_table(cosines) for kind, cosines in table.items()}
         if isinstance(table, tuple):
-            return tuple(self._own_positions(one) for one in table)
+            return tuple(self._own_positions(cosines) for cosines in table)
         return self._own_positions(table)
 
     def _own_positions(self, whole: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ def _unwritten(mask: Any) -> Any:
     """Leave a causal mask to the kernel, which knows it; a window stays written, of whole rows as all that is seen."""
     if not isinstance(mask, dict):
         return None
-    return {kind: None if kind == _FULL else one for kind, one in mask.items()}
+    return {kind: None if kind == _FULL else kind_mask for kind, kind_mask in mask.items()}
 
 
 def _run_block(family: Family, block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:

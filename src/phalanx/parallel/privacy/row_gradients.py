@@ -48,7 +48,7 @@ class RowGradients:
 
     def __init__(self, module: nn.Module, settings: PrivacyConfig) -> None:
         self._clip, self._ghost = settings.clip_norm, settings.clipping == "ghost"
-        self._parameters = [one for one in module.parameters() if one.requires_grad]
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self._hooks = _hooked(module, settings)
         self._linear = _LinearBook(self._hooks) if self._ghost else None
         self._module, self._num_sums, self._is_due = module, 0, True
@@ -66,18 +66,18 @@ class RowGradients:
         """
         if self._is_due and len(rows):
             self._check(losses, rows)
-        found, norms = self._run(losses, rows, total)
+        row_losses, norms = self._run(losses, rows, total)
         if not bool(norms.isfinite().all()):
             # once more without those: what they touch is not finite either
-            kept = rows[norms.isfinite()]
-            if len(kept) == len(rows):
+            finite_rows = rows[norms.isfinite()]
+            if len(finite_rows) == len(rows):
                 raise TrainingError("privacy: norms are not finite for rows that have finite ones")
-            return self.add(losses, kept, total) if len(kept) else found[:0]
-        return found
+            return self.add(losses, finite_rows, total) if len(finite_rows) else row_losses[:0]
+        return row_losses
 
     def zeros(self) -> list[Tensor]:
         """Return a total of nothing."""
-        return [torch.zeros_like(one) for one in self._parameters]
+        return [torch.zeros_like(parameter) for parameter in self._parameters]
 
     def settle(self, total: list[Tensor]) -> None:
         """Put a total into the parameters' gradients."""
@@ -101,66 +101,66 @@ class RowGradients:
                 parameter.grad_sample = None  # type: ignore[attr-defined]
 
     def _by_hooks(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
-        found = losses(rows)
-        _backward(found.sum())
-        gradients = [one.grad_sample for one in self._parameters]  # type: ignore[attr-defined]
+        row_losses = losses(rows)
+        _backward(row_losses.sum())
+        gradients = [parameter.grad_sample for parameter in self._parameters]  # type: ignore[attr-defined]
         for gradient in gradients:
             _check_rows(gradient, len(rows))
-        norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         if bool(norms.isfinite().all()):
             for place, gradient in zip(total, gradients, strict=True):
                 place.add_(torch.einsum("r,r...->...", self._weights(norms), gradient))
-        return found.detach(), norms
+        return row_losses.detach(), norms
 
     def _by_ghost(
         self, linear: "_LinearBook", losses: RowLosses, rows: Tensor, total: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        found = losses(rows)
-        _backward(found.sum(), again=not linear.holds_all(self._parameters))
-        parts = [one._norm_sample for one in self._parameters]  # type: ignore[attr-defined]
+        row_losses = losses(rows)
+        _backward(row_losses.sum(), again=not linear.holds_all(self._parameters))
+        parts = [parameter._norm_sample for parameter in self._parameters]  # type: ignore[attr-defined]
         for part in parts:
             _check_rows(part, len(rows))
         norms = torch.stack(parts).norm(dim=0)
         if not bool(norms.isfinite().all()):
-            return found.detach(), norms
+            return row_losses.detach(), norms
         weights = self._weights(norms)
         if linear.holds_all(self._parameters):
             for place, parameter in zip(total, self._parameters, strict=True):
                 place.add_(linear.weighed(parameter, weights))
-            return found.detach(), norms
+            return row_losses.detach(), norms
         for parameter in self._parameters:
             parameter.grad = None
         self._hooks.disable_hooks()
-        _backward((weights * found).sum())
+        _backward((weights * row_losses).sum())
         self._hooks.enable_hooks()
         for place, parameter in zip(total, self._parameters, strict=True):
             if parameter.grad is not None:
                 place.add_(parameter.grad)
-        return found.detach(), norms
+        return row_losses.detach(), norms
 
     def _weights(self, norms: Tensor) -> Tensor:
         return (self._clip / (norms + 1e-6)).clamp(max=1.0)
 
     def _check(self, losses: RowLosses, rows: Tensor) -> None:
         """Compare norms with the norms of single rows that are run without hooks, and nothing dropped."""
-        drops = [one for one in self._module.modules() if isinstance(one, nn.Dropout) and one.training]
-        for one in drops:
-            one.eval()
+        drops = [layer for layer in self._module.modules() if isinstance(layer, nn.Dropout) and layer.training]
+        for layer in drops:
+            layer.eval()
         try:
             _, norms = self._run(losses, rows[:2], self.zeros())
         except (NotImplementedError, ValueError, AttributeError, IndexError, RuntimeError) as exc:
             raise _not_told_apart(printable(str(exc), _LONG)) from exc
         self._hooks.disable_hooks()
         for number, norm in zip(rows[:2], norms, strict=True):
-            found = losses(number[None])
+            row_loss = losses(number[None])
             with _quiet():
-                given = torch.autograd.grad(found.sum(), self._parameters, allow_unused=True)
-            alone = torch.stack([one.norm() for one in given if one is not None]).norm()
+                gradients = torch.autograd.grad(row_loss.sum(), self._parameters, allow_unused=True)
+            alone = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
             if bool(alone.isfinite()) and abs(float(norm - alone)) > _TOLERANCE * float(alone) + 1e-9:
                 raise _not_told_apart(f"a row has the norm {float(norm):.6g}, and {float(alone):.6g} when it is alone")
         self._hooks.enable_hooks()
-        for one in drops:
-            one.train()
+        for layer in drops:
+            layer.train()
         self._is_due = False
 
 
@@ -178,13 +178,16 @@ class _LinearBook:
         self.passed: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         norms_of = hooks.NORM_SAMPLERS[nn.Linear]
         self._trained = {
-            one for layer in hooks.modules() if type(layer) is nn.Linear for one in layer.parameters(recurse=False)
+            parameter
+            for layer in hooks.modules()
+            if type(layer) is nn.Linear
+            for parameter in layer.parameters(recurse=False)
         }
 
         def noted(layer: nn.Linear, inputs: list[Tensor], back: Tensor) -> Any:
-            for one in layer.parameters(recurse=False):
-                if one.requires_grad:
-                    self.passed[one] = (inputs[0].to(back.dtype), back)
+            for parameter in layer.parameters(recurse=False):
+                if parameter.requires_grad:
+                    self.passed[parameter] = (inputs[0].to(back.dtype), back)
             return norms_of(layer, inputs, back)
 
         hooks.NORM_SAMPLERS = {**hooks.NORM_SAMPLERS, nn.Linear: noted}

@@ -112,17 +112,19 @@ class _Knife:
     def cut_vocabulary(self) -> None:
         """Cut embedding and head; where they are one parameter they stay one."""
         stage = self._stage
-        made: dict[int, nn.Parameter] = {}
+        weights: dict[int, nn.Parameter] = {}
         if stage.spec.is_first:
             path = stage.family.embedding_weight.removesuffix(".weight")
             table: Any = stage.get_submodule(path)
-            made[id(table.weight)] = weight = self._slice(table.weight, f"{path}.weight", Split(0))
+            weights[id(table.weight)] = weight = self._slice(table.weight, f"{path}.weight", Split(0))
             parent, _, leaf = path.rpartition(".")
             setattr(stage.get_submodule(parent), leaf, RowEmbedding(weight, self._group, table.padding_idx))
         if stage.spec.is_last:
             head: Any = stage.get_submodule(_HEAD)
-            known = made.get(id(head.weight))
-            head.weight = known if known is not None else self._slice(head.weight, f"{_HEAD}.weight", Split(0))
+            shared_weight = weights.get(id(head.weight))
+            head.weight = (
+                shared_weight if shared_weight is not None else self._slice(head.weight, f"{_HEAD}.weight", Split(0))
+            )
 
     def _cut_columns(self, layer: Any, name: str, dim: int, parts: int) -> None:
         linear = getattr(layer, _ADAPTED, layer)

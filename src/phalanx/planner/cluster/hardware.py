@@ -65,8 +65,8 @@ class Device(StrictModel):
     def peak_flops(self, precision: Precision) -> float | None:
         """Return the peak for products in a precision, in operations a second; None when it is not known."""
         name = {"fp32": "fp32", "fp16": "fp16"}.get(precision, "bf16")
-        found: float | None = getattr(self, f"{name}_tflops")
-        return None if found is None else found * TERA
+        tera: float | None = getattr(self, f"{name}_tflops")
+        return None if tera is None else tera * TERA
 
 
 class Pool(StrictModel):

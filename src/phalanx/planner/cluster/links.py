@@ -76,9 +76,9 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     Raises:
         InputError: As `fit`.
     """
-    given = [row for row in rows if isinstance(row, Mapping)]
-    alone = [row for row in given if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
-    used = alone if any(row.get("op") == "all_reduce" for row in alone) else given
+    mappings = [row for row in rows if isinstance(row, Mapping)]
+    alone = [row for row in mappings if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
+    used = alone if any(row.get("op") == "all_reduce" for row in alone) else mappings
     link = fit(used, where)
     ops = {row.get("op") for row in used}
     op = "reduce_scatter_direct" if "reduce_scatter_direct" in ops else "reduce_scatter"

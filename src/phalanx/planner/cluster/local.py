@@ -50,10 +50,10 @@ def this_machine(num_ranks: int | None = None) -> Cluster:
 def core_flops(cores: int) -> float:
     """Operations a second of one core in the best of several products on all threads that numpy may use."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    one = np.random.default_rng(0).standard_normal((_SIZE, _SIZE), dtype=np.float32)
+    matrix = np.random.default_rng(0).standard_normal((_SIZE, _SIZE), dtype=np.float32)
     best, begun = 0.0, time.perf_counter()
     while time.perf_counter() - begun < _SECONDS:
         start = time.perf_counter()
-        one @ one
+        matrix @ matrix
         best = max(best, 2 * _SIZE**3 / (time.perf_counter() - start))
     return best / min(cores, int(threads) if threads.isdecimal() and int(threads) else cores)

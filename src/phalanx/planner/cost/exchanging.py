@@ -34,13 +34,13 @@ class Traffic:
 
 def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
     """Count the bytes that a rank sends; tensor, context and pipeline parallel ranks are not included."""
-    held = most_held(shape, layout, recipe)
-    gradients, others = held.trained * recipe.weight_bytes, (layout.shards - 1) / layout.shards
+    parameters = most_held(shape, layout, recipe)
+    gradients, others = parameters.trained * recipe.weight_bytes, (layout.shards - 1) / layout.shards
     if layout.zero < SHARED_GRADIENTS:
         copies = others * gradients * (3 if layout.zero == 1 else 2)
     else:
         scatters, gathers = num_calls(layout, recipe)
-        gathered = gathers * held.stored
+        gathered = gathers * parameters.stored
         if layout.zero > SHARED_GRADIENTS and layout.pp == 1:
             # what is outside blocks stays whole from its forward to its backward pass
             gathered -= recipe.microbatches * rank_parameters(shape, layout, 0, 0)
@@ -48,7 +48,7 @@ def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
     groups = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.shards
     islands = 0.0
     if recipe.outer is not None and layout.islands > 1:
-        numbers = outer_numbers(held.trained, layout)
+        numbers = outer_numbers(parameters.trained, layout)
         islands = sent_bytes(numbers, layout.islands, recipe.outer) / recipe.outer.every
     return Traffic(copies, groups, islands)
 
@@ -156,34 +156,34 @@ def data_exchange(
     if layout.shards == 1:
         return settled, 0.0
     link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
-    held = most_held(shape, layout, recipe)
-    size = held.trained * recipe.weight_bytes
+    parameters = most_held(shape, layout, recipe)
+    size = parameters.trained * recipe.weight_bytes
     shards, microbatches = layout.shards, recipe.microbatches
     # beside frozen weights the way back takes as long as the way ahead
     backward = compute * (2 / 3 if recipe.adapter is None else 1 / 2) if machine.overlap else 0.0
     if layout.zero < SHARED_GRADIENTS:
         # summed once, in buckets beside the last microbatch's backward pass; the last bucket shows
-        whole = all_reduce(size, shards, link)
-        first = whole / max(1, shape.layers // layout.pp)
+        reduction = all_reduce(size, shards, link)
+        first = reduction / max(1, shape.layers // layout.pp)
         # with ZeRO 1 each has updated its part only, and tells the others
-        told = all_gather(size, shards, link) if layout.zero == 1 else 0.0
-        return _shown(whole - first, backward / microbatches, first + told + settled)
+        gathering = all_gather(size, shards, link) if layout.zero == 1 else 0.0
+        return _shown(reduction - first, backward / microbatches, first + gathering + settled)
     groups = max(1, shape.layers // layout.pp)
     calls = groups + layout.stages_per_rank
     # what lies around the blocks has no gradient beside adapters
     sums = calls if recipe.adapter is None else groups
     scatter = _of_blocks("gradients", size, sums, layout, machine)
-    gather = _of_blocks("parameters", held.stored * recipe.inner_bytes, calls, layout, machine)
+    gather = _of_blocks("parameters", parameters.stored * recipe.inner_bytes, calls, layout, machine)
     scatters, gathers = num_calls(layout, recipe)
-    whole = scatters * scatter + gathers * gather
+    reduction = scatters * scatter + gathers * gather
     if layout.zero == 3 and layout.pp == 1:
         # what is outside blocks stays whole from its forward to its backward pass
         outside = rank_parameters(shape, layout, 0, 0) * recipe.inner_bytes
-        whole -= microbatches * _of_blocks("parameters", outside, 1, layout, machine)
+        reduction -= microbatches * _of_blocks("parameters", outside, 1, layout, machine)
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
     ends = (scatter + gather) / groups
     bookkeeping = scatters * (groups + 1) * machine.shared_block_s
-    shown, hidden = _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    shown, hidden = _shown(reduction - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
     late, beside = _between_groups(size / shards, sums, layout, machine, backward / microbatches)
     return shown + late, hidden + beside
 
@@ -197,8 +197,8 @@ def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, b
     if layout.replicas == 1:
         return 0.0, 0.0
     link = link_of_axis(layout, "replica", machine)
-    whole = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
-    return _shown(whole - whole / calls, backward, whole / calls)
+    total = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
+    return _shown(total - total / calls, backward, total / calls)
 
 
 def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -236,15 +236,17 @@ def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     seconds = 0.0
     if recipe.adapter is not None:
         link, shares = link_of_axis(layout, "tp", machine), layout.shards if layout.zero >= SHARED_GRADIENTS else 1
-        sizes = [one.inputs * recipe.adapter.rank * recipe.weight_bytes for one in adapted(shape, recipe.adapter)]
+        sizes = [linear.inputs * recipe.adapter.rank * recipe.weight_bytes for linear in adapted(shape, recipe.adapter)]
         return -(-shape.layers // layout.pp) * sum(all_reduce(size / shares, layout.tp, link) for size in sizes)
     if layout.pp > 1 and shape.tied:
         table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
         seconds += all_reduce(table, 2, link_of_axis(layout, "pp", machine))
     if layout.tp > 1 and recipe.sequence_parallel:
         vectors = shape.layer_whole // shape.hidden * -(-shape.layers // layout.pp)
-        one = all_reduce(shape.hidden * recipe.weight_bytes, layout.tp, link_of_axis(layout, "tp", machine))
-        seconds += vectors * one
+        seconds_per_vector = all_reduce(
+            shape.hidden * recipe.weight_bytes, layout.tp, link_of_axis(layout, "tp", machine)
+        )
+        seconds += vectors * seconds_per_vector
     return seconds
 
 

@@ -99,30 +99,34 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
 
 def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> RankMemory:
     """Return the memory of a pipeline rank that has stages of so many layers each."""
-    held = held_parameters(shape, layout, recipe, sum(layers), rank)
+    parameters_held = held_parameters(shape, layout, recipe, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
     late = layout.shares_late
-    parameters = _shared(held.stored * weights, shards, layout.zero >= 3)
-    gradients = _shared(held.trained * weights, shards, layout.zero >= 2 and not late)
-    optimizer = _shared(held.trained * recipe.state_bytes, shards, layout.zero >= 1)
-    outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(held.trained, layout), recipe.outer)
+    parameters = _shared(parameters_held.stored * weights, shards, layout.zero >= 3)
+    gradients = _shared(parameters_held.trained * weights, shards, layout.zero >= 2 and not late)
+    optimizer = _shared(parameters_held.trained * recipe.state_bytes, shards, layout.zero >= 1)
+    outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(parameters_held.trained, layout), recipe.outer)
     host = 0
     if recipe.offload != "none":
         host, optimizer = optimizer, 0
     if recipe.offload == "all":
         # ZeRO 2 brings its part to the device and gathers the whole there
-        whole = parameters if layout.zero == 2 else 0
+        unsharded = parameters if layout.zero == 2 else 0
         host += (_shared(gradients, shards, True) if late else gradients) + (
-            _shared(parameters, shards, True) if whole else parameters
+            _shared(parameters, shards, True) if unsharded else parameters
         )
-        parameters, gradients = whole, gradients if late else 0
+        parameters, gradients = unsharded, gradients if late else 0
         host, outer = host + outer, 0
     worst = worst_moment(
         shape,
         layout,
         recipe,
         RankShare(
-            held.stored, held.trained, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1
+            parameters_held.stored,
+            parameters_held.trained,
+            sum(layers),
+            _kept(shape, layout, recipe, layers, rank),
+            rank == layout.pp - 1,
         ),
     )
     return RankMemory(
@@ -179,10 +183,14 @@ def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) ->
 
 def _kept(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
     """Bytes that the microbatches in flight keep in the blocks of a rank."""
-    held = in_flight(layout, recipe.microbatches, rank)
+    microbatches = in_flight(layout, recipe.microbatches, rank)
     block = block_bytes(shape, layout, recipe)
     # with several stages a rank, those that are held are spread over them as evenly as the schedule does
-    return held * block * max(layers) if len(layers) == 1 else round(held * block * sum(layers) / len(layers))
+    return (
+        microbatches * block * max(layers)
+        if len(layers) == 1
+        else round(microbatches * block * sum(layers) / len(layers))
+    )
 
 
 def _shared(size: int, shards: int, is_shared: bool) -> int:

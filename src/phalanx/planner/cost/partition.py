@@ -15,10 +15,10 @@ def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     Raises:
         ValueError: There are fewer layers than stages.
     """
-    found = uneven(costs, [1.0] * num_stages)
-    if found is None:
+    partition = uneven(costs, [1.0] * num_stages)
+    if partition is None:
         raise ValueError(f"partition: {len(costs)} layers for {num_stages} stages; lower the stages")
-    return found
+    return partition
 
 
 def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = None) -> tuple[int, ...] | None:
@@ -40,7 +40,7 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
     # best[stage, end] is the slowest stage, then the sum of squares, of the first stages over the first layers
     @cache
     def best(stage: int, end: int) -> tuple[float, float, int] | None:
-        found: tuple[float, float, int] | None = None
+        shortest: tuple[float, float, int] | None = None
         for first in range(stage, end) if stage else range(1):
             if end <= first or (fits is not None and not fits(stage, first, end)):
                 continue
@@ -49,9 +49,9 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
                 continue
             seconds = (sums[end] - sums[first]) / speeds[stage]
             option = (max(before[0], seconds), before[1] + seconds**2, first)
-            if found is None or option[:2] < found[:2]:
-                found = option
-        return found
+            if shortest is None or option[:2] < shortest[:2]:
+                shortest = option
+        return shortest
 
     if num_layers < num_stages or best(num_stages - 1, num_layers) is None:
         return None
@@ -61,7 +61,7 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
         ends.append(place[2] if place is not None else 0)
     ends.append(0)
     ends.reverse()
-    return tuple(end - first for first, end in pairwise(ends))
+    return tuple(stop - first for first, stop in pairwise(ends))
 
 
 def slowest(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
@@ -104,9 +104,9 @@ def _distinct(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
         return list(permutations(kinds))
     if not kinds:
         return [()]
-    found = []
+    orders = []
     for kind in sorted(set(kinds)):
         rest = list(kinds)
         rest.remove(kind)
-        found += [(kind, *others) for others in _distinct(tuple(rest))]
-    return found
+        orders += [(kind, *others) for others in _distinct(tuple(rest))]
+    return orders

@@ -64,9 +64,9 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13); their allocations bind the engine.
     """
-    own = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
+    split = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
     thin = 0 if recipe.adapter is None else adapter_numbers(shape, recipe.adapter, layout.tp) * recipe.weight_bytes
-    block, trained = own + thin, own if recipe.adapter is None else thin
+    block, trained = split + thin, split if recipe.adapter is None else thin
     around = share.parameters * recipe.weight_bytes - share.layers * block
     table = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes
     # the head's own gradient is whole before it is added to what other microbatches and the embedding gave
@@ -77,7 +77,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
     fetched, held_around = (block, around) if gathers else (0, 0)
     working = peak_bytes(shape, layout, recipe)
-    one = block_bytes(shape, layout, recipe)
+    block_size = block_bytes(shape, layout, recipe)
     lasting = _lasting(shape, layout, recipe, share)
     loss = head_bytes(shape, layout, recipe) if share.has_head else 0
     # the largest matrix of a block, before it is added
@@ -89,18 +89,18 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
             held_around + (3 if shares else 2) * fetched + (head if shares else 0) + (0 if shares else added),
         ),
         TransientMemory(
-            max(0, share.kept - one) + working,
+            max(0, share.kept - block_size) + working,
             held_around + 2 * fetched + (head + 2 * trained if shares else added),
         ),
         TransientMemory(0, held_around + (2 * summed if shares else head)),
     ]
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
-        whole = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
-        others = max(0, share.kept - share.layers * one // layout.stages_per_rank)
-        moments.append(TransientMemory(others + working, whole))
+        parameters = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
+        others = max(0, share.kept - share.layers * block_size // layout.stages_per_rank)
+        moments.append(TransientMemory(others + working, parameters))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(TransientMemory(0, whole + summed + -(-summed // layout.shards)))
+        moments.append(TransientMemory(0, parameters + summed + -(-summed // layout.shards)))
     has_buckets = (
         layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
     )

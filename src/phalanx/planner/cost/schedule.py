@@ -97,9 +97,9 @@ def play(
     links: dict[tuple[int, bool], float] = {}
     slots: list[list[Slot]] = [[] for _ in every]
     clocks = [0.0] * len(every)
-    left = sum(len(order) for order in every)
-    while left:
-        before = left
+    remaining = sum(len(order) for order in every)
+    while remaining:
+        before = remaining
         for rank, order in enumerate(every):
             while len(slots[rank]) < len(order):
                 work = order[len(slots[rank])]
@@ -107,16 +107,16 @@ def play(
                 if ready is None:
                     break
                 start = max(clocks[rank], ready)
-                end = start + times[work.stage].of(work.kind)
-                slots[rank].append(Slot(rank, work, start, end))
-                ended[work] = clocks[rank] = end
+                stop = start + times[work.stage].of(work.kind)
+                slots[rank].append(Slot(rank, work, start, stop))
+                ended[work] = clocks[rank] = stop
                 link = (work.stage, work.kind == "forward")
                 if work.kind != "weights":
-                    links[link] = max(end, links.get(link, 0.0)) + transfer_s
+                    links[link] = max(stop, links.get(link, 0.0)) + transfer_s
                     arrived[work] = links[link] + latency_s
-                left -= 1
-        if left == before:
-            raise ValueError(f"schedule: {left} pieces of work wait for each other")
+                remaining -= 1
+        if remaining == before:
+            raise ValueError(f"schedule: {remaining} pieces of work wait for each other")
     return Timeline(tuple(slot for row in slots for slot in row), len(every))
 
 
@@ -135,8 +135,8 @@ def _ready(work: Work, ended: dict[Work, float], arrived: dict[Work, float], num
         return arrived.get(Work("forward", stage - 1, microbatch)) if stage else 0.0
     if work.kind == "weights":
         return ended.get(Work("inputs", stage, microbatch))
-    own = ended.get(Work("forward", stage, microbatch))
-    if own is None or stage == num_stages - 1:
-        return own
+    forward_end = ended.get(Work("forward", stage, microbatch))
+    if forward_end is None or stage == num_stages - 1:
+        return forward_end
     behind = arrived.get(Work("backward", stage + 1, microbatch), arrived.get(Work("inputs", stage + 1, microbatch)))
-    return None if behind is None else max(own, behind)
+    return None if behind is None else max(forward_end, behind)

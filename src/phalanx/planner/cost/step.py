@@ -90,8 +90,8 @@ def step_time(
         alone = _sharing_cores(alone, work, crowd, shared)
     if guard is None:
         return alone
-    whole = alone.compute + alone.tensor + alone.context + alone.bubble
-    return replace(alone, verification=guard.extra_time(alone.bubble / whole) * whole)
+    total = alone.compute + alone.tensor + alone.context + alone.bubble
+    return replace(alone, verification=guard.extra_time(alone.bubble / total) * total)
 
 
 def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -106,9 +106,9 @@ def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Mac
 def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> StepTime:
     times, per_block = stage_times(shape, layout, recipe, machine)
     busy = recipe.microbatches * _slowest(times, layout.pp)
-    whole = busy
+    total = busy
     if layout.pp > 1:
-        whole = (_played if exact else _quick)(shape, layout, recipe, machine, times)
+        total = (_played if exact else _quick)(shape, layout, recipe, machine, times)
     layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
     tensor = per_block.tensor * layers * recipe.microbatches
     context = per_block.context * layers * recipe.microbatches
@@ -118,7 +118,7 @@ def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine
         tensor=tensor,
         context=context,
         # without a pipeline both are the same but for rounding
-        bubble=max(0.0, whole - busy),
+        bubble=max(0.0, total - busy),
         data=data,
         optimizer=_update(shape, layout, recipe, machine),
         outer=_outer(shape, layout, recipe, machine),
@@ -149,9 +149,13 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
             data=max(alone.data, crowd * work.data),
             optimizer=alone.optimizer * crowd,
         )
-    own, said = alone.compute + alone.optimizer, alone.tensor + alone.context + alone.data
+    computing, exchanging = alone.compute + alone.optimizer, alone.tensor + alone.context + alone.data
     least = work.tensor + work.context + work.data
-    stretched = (max(own + said, crowd * (own + least)) - crowd * own) / said if said else 0.0
+    stretched = (
+        (max(computing + exchanging, crowd * (computing + least)) - crowd * computing) / exchanging
+        if exchanging
+        else 0.0
+    )
     return replace(
         alone,
         compute=alone.compute * crowd,
@@ -282,8 +286,8 @@ def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, 
     size = boundary_bytes(shape, layout, recipe)
     # a link that is slower than the stages sets the pace
     busy = recipe.microbatches * _slowest(times, layout.pp)
-    whole = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
-    return whole + 2 * (layout.pp - 1) * send(size, link)
+    total = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
+    return total + 2 * (layout.pp - 1) * send(size, link)
 
 
 def _update(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -299,9 +303,9 @@ def _offload(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     """Seconds to bring gradients to the host and parameters back, and with ``all`` parameters for both passes."""
     if recipe.offload == "none" or machine.host_bytes_per_s is None:
         return 0.0
-    held = most_held(shape, layout, recipe)
-    passes = 2 * recipe.microbatches * held.stored
-    number = held.trained + (held.trained if recipe.offload == "optimizer" else passes)
+    parameters = most_held(shape, layout, recipe)
+    passes = 2 * recipe.microbatches * parameters.stored
+    number = parameters.trained + (parameters.trained if recipe.offload == "optimizer" else passes)
     return number / (layout.shards if layout.zero else 1) * recipe.weight_bytes / machine.host_bytes_per_s
 
 

@@ -74,8 +74,8 @@ class CutAnswer:
     @property
     def usable(self) -> list[PricedCut]:
         """The cuts that can be used: the fastest first, of equally fast ones that with the least in the enclave."""
-        found = [cut for cut in self.cuts if cut.reason is None]
-        return sorted(found, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
+        fitting = [cut for cut in self.cuts if cut.reason is None]
+        return sorted(fitting, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
 
     def require(self, depth: int | None = None) -> PricedCut:
         """Return the best cut, or the requested one.
@@ -93,12 +93,12 @@ class CutAnswer:
                 f"--cut {depth}: {self.model} has {len(self.cuts)} layers; give 1 to {len(self.cuts) - 1}, "
                 "so that both sides have one at least"
             )
-        found = self.cuts[depth]
-        if found.reason is None:
-            return found
+        chosen_cut = self.cuts[depth]
+        if chosen_cut.reason is None:
+            return chosen_cut
         near = min(usable, key=lambda cut: (abs(cut.depth - depth), cut.cost.step_s), default=None)
         hint = f"the nearest cut that works is {near.depth}" if near else f"no other cut works: {self._reasons()}"
-        raise ConfigError(f"--cut {depth}: {found.reason}; {hint}")
+        raise ConfigError(f"--cut {depth}: {chosen_cut.reason}; {hint}")
 
     def as_json(self) -> dict[str, Any]:
         """Return question, assumptions and answer as one JSON object."""

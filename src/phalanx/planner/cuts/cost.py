@@ -92,5 +92,5 @@ def _enclave_bytes(shape: ModelShape, recipe: Recipe, parties: Parties, back: in
     # a tied head is a copy of the embedding here
     weights = (back * shape.layer + shape.final + shape.head_matrix) * recipe.weight_bytes
     adapters = back * adapter_numbers(shape, parties.adapter_rank) * ADAPTER_BYTES
-    kept = back * block_bytes(shape, _ALONE, recipe) + peak_bytes(shape, _ALONE, recipe)
-    return weights + adapters + kept + head_bytes(shape, _ALONE, recipe)
+    activations = back * block_bytes(shape, _ALONE, recipe) + peak_bytes(shape, _ALONE, recipe)
+    return weights + adapters + activations + head_bytes(shape, _ALONE, recipe)

@@ -110,15 +110,15 @@ def read_leaks(path: Path | None) -> LeakTable:
     Raises:
         InputError: It cannot be read, or holds no cut that was measured in plaintext and sealed.
     """
-    where = str(path) if path is not None else _PACKAGED
+    place = str(path) if path is not None else _PACKAGED
     try:
         text = _text(path)
         data = json.loads(text)
     except OSError as exc:
-        raise InputError(f"{where}: cannot be read ({exc.strerror}); write it with phalanx reproduce leaks") from exc
+        raise InputError(f"{place}: cannot be read ({exc.strerror}); write it with phalanx reproduce leaks") from exc
     except (ValueError, RecursionError) as exc:
-        raise InputError(f"{where}: is not valid JSON: {exc}") from exc
-    return _table(data, where)
+        raise InputError(f"{place}: is not valid JSON: {exc}") from exc
+    return _table(data, place)
 
 
 def _text(path: Path | None) -> str:
@@ -129,8 +129,8 @@ def _text(path: Path | None) -> str:
 
 def _table(data: Any, where: str) -> LeakTable:
     try:
-        lines = [line for line in data["summary"] if None not in (line["plaintext"], line["sealed"])]
-        rows = tuple(LeakRow(**{key: line[key] for key in LeakRow.model_fields}) for line in lines)
+        lines = [row for row in data["summary"] if None not in (row["plaintext"], row["sealed"])]
+        rows = tuple(LeakRow(**{key: row[key] for key in LeakRow.model_fields}) for row in lines)
         model = LeakModel(**{key: data["model"][key] for key in LeakModel.model_fields})
         return LeakTable(model=model, command=data["command"], commit=data["commit"], rows=rows)
     except (KeyError, TypeError, ValidationError) as exc:

@@ -36,7 +36,7 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
     hidden, queries = shape.hidden, shape.heads * shape.head_dim
     # an RMS norm is composed: it keeps its input, the normalised input and its output
     facts = FAMILIES[shape.family]
-    stream, whole = facts.norms * (2 if facts.composed_norm else 1) * hidden, facts.norms * hidden
+    stream, width = facts.norms * (2 if facts.composed_norm else 1) * hidden, facts.norms * hidden
     fused = recipe.fused_attention and shape.fused
     # a fused kernel keeps one number a head; without one, keys and values are repeated for the heads that share them
     attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries
@@ -44,7 +44,7 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
         attention += (2 if facts.composed_norm else 1) * (queries + shape.kv_heads * shape.head_dim)
     scores = 0 if fused else shape.heads * recipe.sequence_length
     saved = shape.ffn_saved - (shape.ffn_composed if recipe.fused_activation else 0)
-    everything = SavedPerToken(stream, whole, attention + saved * shape.ffn, scores)
+    everything = SavedPerToken(stream, width, attention + saved * shape.ffn, scores)
     if recipe.adapter is None:
         return everything
     return beside_frozen(everything, shape, recipe.adapter, is_fused=fused, inner=saved)
@@ -86,10 +86,10 @@ def boundary_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
 
 
 def _working_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    kept = kept_numbers(shape, recipe)
+    saved = kept_numbers(shape, recipe)
     between = layout.tp if recipe.sequence_parallel else 1
-    split = (kept.split + kept.scores) / layout.tp
-    numbers = kept.stream * recipe.stream_bytes / between + (kept.whole / between + split) * recipe.inner_bytes
+    split = (saved.split + saved.scores) / layout.tp
+    numbers = saved.stream * recipe.stream_bytes / between + (saved.whole / between + split) * recipe.inner_bytes
     return round(microbatch_tokens(layout, recipe) * numbers)
 
 
@@ -100,12 +100,12 @@ def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     inner = 2 * queries + 2 * shared + shape.ffn * (2 if shape.gated else 1)
     inner += kept_numbers(shape, recipe).scores
     # the two products that end in the stream are whole on every rank until they are summed
-    whole = 2 * shape.hidden
+    widths_sum = 2 * shape.hidden
     if recipe.adapter is not None:
         thin = adapted(shape, recipe.adapter)
-        inner += sum(one.outputs for one in thin)
-        whole += recipe.adapter.rank * len(thin)
-    products = round(tokens * (inner / layout.tp + whole) * recipe.inner_bytes)
+        inner += sum(linear.outputs for linear in thin)
+        widths_sum += recipe.adapter.rank * len(thin)
+    products = round(tokens * (inner / layout.tp + widths_sum) * recipe.inner_bytes)
     return _stream_bytes(shape, layout, recipe) + products
 
 
@@ -140,8 +140,8 @@ def beside_frozen(
     }
     needed: dict[Feed, int] = dict.fromkeys(widths, 0)
     targets = adapted(shape, adapter)
-    for one in targets:
-        needed[one.feed] = needed[one.feed] + _DROPPED * one.inputs if adapter.drops else widths[one.feed]
+    for linear in targets:
+        needed[linear.feed] = needed[linear.feed] + _DROPPED * linear.inputs if adapter.drops else widths[linear.feed]
     return replace(
         kept,
         stream=_NORMS * shape.hidden,

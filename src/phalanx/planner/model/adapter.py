@@ -41,7 +41,7 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
 def block_tensors(shape: ModelShape) -> int:
     """Return how many tensors the parameters of one block are; a bias counts for all columns or for none."""
     matrices = linears(shape)
-    biases = sum(not one.is_row for one in matrices) if shape.layer_split > shape.layer_matrix else 0
+    biases = sum(not linear.is_row for linear in matrices) if shape.layer_split > shape.layer_matrix else 0
     return len(matrices) + biases + shape.layer_whole // shape.hidden
 
 
@@ -108,14 +108,14 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     """
     if adapter.virtual_tokens or adapter.prompt is not None:
         return ()
-    there, wanted = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
-    for target in wanted:
-        if not any(_is_meant(one, target) for one in there):
+    matrices, targets = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
+    for target in targets:
+        if not any(_is_meant(linear, target) for linear in matrices):
             raise ConfigError(
                 f"model.adapter.targets: found {target!r}; the matrices of {shape.family} are "
-                f"{', '.join(one.name for one in there)}"
+                f"{', '.join(linear.name for linear in matrices)}"
             )
-    return tuple(one for one in there if any(_is_meant(one, target) for target in wanted))
+    return tuple(linear for linear in matrices if any(_is_meant(linear, target) for target in targets))
 
 
 def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
@@ -126,16 +126,16 @@ def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
     per_output = adapter.rank + adapter.dora
     virtual = 2 * adapter.virtual_tokens * -(-shape.kv_heads // tp) * shape.head_dim
     return virtual + sum(
-        adapter.rank * one.inputs + per_output * -(-one.outputs // tp) for one in adapted(shape, adapter)
+        adapter.rank * linear.inputs + per_output * -(-linear.outputs // tp) for linear in adapted(shape, adapter)
     )
 
 
 def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
     """Say why tensor parallel ranks cannot have these adapters; None where they can."""
-    stray = [one.name for one in adapted(shape, adapter) if one.is_row]
+    stray = [linear.name for linear in adapted(shape, adapter) if linear.is_row]
     if tp == 1 or not stray:
         return None
-    columns = ", ".join(one.name for one in linears(shape) if not one.is_row)
+    columns = ", ".join(linear.name for linear in linears(shape) if not linear.is_row)
     return (
         f"tp={tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take {columns}, "
         "or set tp to 1"

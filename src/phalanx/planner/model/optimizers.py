@@ -40,9 +40,9 @@ class OptimizerFacts:
     @property
     def bytes_per_parameter(self) -> int:
         """Of a large matrix, where a row, a column and a scale of many numbers count nothing."""
-        kept = self.moments((_MANY, _MANY)).items()
+        state = self.moments((_MANY, _MANY)).items()
         return (
-            sum((1 if name in self.in_bytes else _NUMBER_BYTES) * math.prod(shape) for name, shape in kept) // _MANY**2
+            sum((1 if name in self.in_bytes else _NUMBER_BYTES) * math.prod(shape) for name, shape in state) // _MANY**2
         )
 
 
@@ -119,10 +119,10 @@ def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
 
 def is_in_bytes(name: str) -> bool:
     """Tell whether an optimizer stores the state of this name in a byte a number; all else is float32."""
-    return any(name in line.in_bytes for line in OPTIMIZERS.values())
+    return any(name in facts.in_bytes for facts in OPTIMIZERS.values())
 
 
 def foreign_settings(kind: str) -> tuple[str, ...]:
     """Keys of ``[optimizer]`` that are told to other optimizers and mean nothing to this one."""
-    every = dict.fromkeys(name for line in OPTIMIZERS.values() for name in line.settings)
+    every = dict.fromkeys(name for facts in OPTIMIZERS.values() for name in facts.settings)
     return tuple(name for name in every if name not in OPTIMIZERS[kind].settings)

@@ -64,8 +64,8 @@ class Question:
         counts = tuple(gpus) or self.counts if fixed is None else (fixed.world,)
         if fixed is not None and set(gpus) - {fixed.world}:
             raise ConfigError(f"--layout {layout} has {fixed.world} ranks, not --gpus {max(gpus)}; leave --gpus out")
-        found = self.tokens if tokens is None else tokens
-        return replace(self, by=cast(By, by), fixed=fixed, counts=counts, tokens=found)
+        num_tokens = self.tokens if tokens is None else tokens
+        return replace(self, by=cast(By, by), fixed=fixed, counts=counts, tokens=num_tokens)
 
 
 def about_model(

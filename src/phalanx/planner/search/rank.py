@@ -74,14 +74,14 @@ def rank(
     refused: list[RefusedLayout] = []
     every = candidates(num_devices, cluster.per_node, recipe.outer, own)
     for layout in [fixed] if fixed is not None else every:
-        found = _best_recipe(shape, layout, recipe, cluster, tokens, guard)
-        if isinstance(found, RefusedLayout):
-            refused.append(found)
+        result = _best_recipe(shape, layout, recipe, cluster, tokens, guard)
+        if isinstance(result, RefusedLayout):
+            refused.append(result)
         else:
-            valid.append(found)
+            valid.append(result)
     valid.sort(key=lambda found: _merit(found, by))
     played = [
-        estimate(shape, found.layout, found.recipe, cluster, tokens=tokens, guard=guard) for found in valid[:PLAYED]
+        estimate(shape, ranked.layout, ranked.recipe, cluster, tokens=tokens, guard=guard) for ranked in valid[:PLAYED]
     ]
     return merged([Ranking(tuple(played), tuple(refused)), Ranking(tuple(valid[PLAYED:]), ())], by, keep=PLAYED)
 
@@ -94,10 +94,10 @@ def merged(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Rank
         by: Measure by which layouts are ranked.
         keep: Number of entries that come before the others whatever these promise; None puts all in one order.
     """
-    valid = [found for ranking in rankings for found in ranking.valid]
+    valid = [estimated for ranking in rankings for estimated in ranking.valid]
     first = len(valid) if keep is None else keep
     head = sorted(valid[:first], key=lambda found: _merit(found, by))
-    return Ranking((*head, *valid[first:]), tuple(found for ranking in rankings for found in ranking.refused))
+    return Ranking((*head, *valid[first:]), tuple(refused for ranking in rankings for refused in ranking.refused))
 
 
 def _merit(found: Estimate, by: By) -> tuple[float, float, str]:
@@ -134,8 +134,8 @@ def _best_recipe(
         for variant in variants:
             memory = worst_rank(shape, layout, as_done(variant, cluster))
             if memory.total <= limit:
-                found = estimate(shape, layout, variant, cluster, tokens=tokens, guard=guard, exact=False)
-                best = found if best is None or found.tokens_per_s > best.tokens_per_s else best
+                estimated = estimate(shape, layout, variant, cluster, tokens=tokens, guard=guard, exact=False)
+                best = estimated if best is None or estimated.tokens_per_s > best.tokens_per_s else best
                 break
             smallest = memory if smallest is None or memory.total < smallest.total else smallest
     if best is not None:
@@ -161,9 +161,9 @@ def _microbatches(share: int) -> Iterable[int]:
 
 def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: float | None) -> Ranking:
     if recipe.adapter is not None or recipe.outer is not None:
-        given = "model.adapter" if recipe.adapter is not None else "parallel.outer"
+        feature = "model.adapter" if recipe.adapter is not None else "parallel.outer"
         raise ConfigError(
-            f"plan: found {given} and pools of different devices, which are planned for training all weights in one "
+            f"plan: found {feature} and pools of different devices, which are planned for training all weights in one "
             "island; leave it out, or plan one pool at a time"
         )
     valid: list[Estimate] = []
@@ -176,8 +176,8 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
             if why is not None:
                 reason = why if reason != TOO_LARGE else reason
                 continue
-            found = ((variant, place(shape, layout, variant, cluster)) for variant in variants)
-            chosen = next(((variant, placed) for variant, placed in found if placed is not None), None)
+            placements = ((variant, place(shape, layout, variant, cluster)) for variant in variants)
+            chosen = next(((variant, placed) for variant, placed in placements if placed is not None), None)
             if chosen is None:
                 reason = TOO_LARGE
                 continue

@@ -35,18 +35,18 @@ def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
 
 def run_text(data: dict[str, Any], found: Estimate) -> str:
     """Return a run file as TOML text; for its arguments see `write_run`."""
-    kept = {key: value for key, value in data.items() if key not in _UNTRUSTED}
-    kept["train"] = {**kept.get("train", {}), "microbatches": found.recipe.microbatches}
-    kept["model"] = {key: value for key, value in kept.get("model", {}).items() if key != "activation_checkpointing"}
-    before = kept.get("parallel") or {}
-    kept["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
+    run = {key: value for key, value in data.items() if key not in _UNTRUSTED}
+    run["train"] = {**run.get("train", {}), "microbatches": found.recipe.microbatches}
+    run["model"] = {key: value for key, value in run.get("model", {}).items() if key != "activation_checkpointing"}
+    before = run.get("parallel") or {}
+    run["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
     if found.layout.replicas > 1:
-        kept["parallel"]["replicas"] = found.layout.replicas
+        run["parallel"]["replicas"] = found.layout.replicas
     if found.recipe.sequence_parallel:
-        kept["parallel"]["sequence_parallel"] = True
+        run["parallel"]["sequence_parallel"] = True
     if found.recipe.checkpointing != "none":
-        kept["parallel"]["activation_checkpointing"] = found.recipe.checkpointing
-    return f"# {found.layout}, as phalanx plan chose it: {found.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(kept)}"
+        run["parallel"]["activation_checkpointing"] = found.recipe.checkpointing
+    return f"# {found.layout}, as phalanx plan chose it: {found.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(run)}"
 
 
 def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
@@ -75,8 +75,8 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
 
 
 def _origin(model: str) -> dict[str, Any]:
-    known = known_configs()
-    if model in known:
-        return {"architecture": known[model]}
+    shipped = known_configs()
+    if model in shipped:
+        return {"architecture": shipped[model]}
     path = Path(model)
     return {"path": str(path if path.is_dir() else path.parent)}

@@ -62,13 +62,13 @@ class ExpectedRound:
             AggregationError: They are not.
         """
         for field in ("run", "run_digest", "model_digest", "length"):
-            if (found := getattr(terms, field)) != (expected := getattr(self, field)):
+            if (value := getattr(terms, field)) != (expected := getattr(self, field)):
                 raise AggregationError(
-                    SumRefusal.FOREIGN_TERMS, f"terms: {field} is {str(found)[:80]}, expected {str(expected)[:80]}"
+                    SumRefusal.FOREIGN_TERMS, f"terms: {field} is {str(value)[:80]}, expected {str(expected)[:80]}"
                 )
         for member in terms.cohort:
-            known = self.roster.get(member.name)
-            if known is None or known.public_key.hex() != member.key:
+            entry = self.roster.get(member.name)
+            if entry is None or entry.public_key.hex() != member.key:
                 raise AggregationError(SumRefusal.FOREIGN_PARTY, f"terms: {member.name} has not the key of the roster")
         if name not in terms.names:
             raise AggregationError(SumRefusal.NOT_INCLUDED, f"terms: {name} is not in the cohort")
@@ -130,19 +130,19 @@ class SumClient:
             RollbackError: The round cannot be written down.
         """
         self._check_phase(SumPhase.TERMS)
-        said = m.read_terms(terms, self._expected.server)
-        self._expected.check(said, self._name)
-        self._rounds.enter(said.run, said.round)
-        self._terms = said
-        self._peers = {member.name: Peer.from_hex(member.name, member.key) for member in said.cohort}
+        round_terms = m.read_terms(terms, self._expected.server)
+        self._expected.check(round_terms, self._name)
+        self._rounds.enter(round_terms.run, round_terms.round)
+        self._terms = round_terms
+        self._peers = {member.name: Peer.from_hex(member.name, member.key) for member in round_terms.cohort}
         self._box_key, self._mask_key = (X25519PrivateKey.from_private_bytes(self._fresh(32)) for _ in range(2))
         self._seed = self._fresh(32)
         advert = m.Advert(
-            terms=said.digest,
+            terms=round_terms.digest,
             sender=self._name,
             box_key=self._box_key.public_key().public_bytes_raw().hex(),
             mask_key=self._mask_key.public_key().public_bytes_raw().hex(),
-            seed_digest=m.seed_digest(said, self._name, self._seed),
+            seed_digest=m.seed_digest(round_terms, self._name, self._seed),
         )
         self._own_advert = m.signed(advert, self._identity)
         self.phase = SumPhase.ADVERTS
@@ -167,8 +167,8 @@ class SumClient:
         """
         self._check_phase(SumPhase.ADVERTS)
         terms, heard = self._terms, self._read(adverts, m.Adverts).adverts
-        bodies = {(body := m.check_signed(one, terms, self._peers)).sender: body for one in heard}
-        if [one.body.sender for one in heard] != sorted(bodies):
+        bodies = {(body := m.check_signed(message, terms, self._peers)).sender: body for message in heard}
+        if [message.body.sender for message in heard] != sorted(bodies):
             raise AggregationError(SumRefusal.MALFORMED, "adverts: expected each sender once, in order")
         if self._own_advert not in heard:
             raise AggregationError(SumRefusal.NOT_INCLUDED, "adverts: this client's own is not there as it sent it")
@@ -244,7 +244,7 @@ class SumClient:
         """
         self._check_phase(SumPhase.DEPOSITS)
         terms, heard = self._terms, self._read(deposits, m.Deposits).deposits
-        bodies = [m.check_signed(one, terms, self._peers) for one in heard]
+        bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         if any(body.view != self._view for body in bodies):
             raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client saw other keys or other names of sharers")
         included = {body.sender: body.payload for body in bodies}
@@ -267,7 +267,7 @@ class SumClient:
         """
         self._check_phase(SumPhase.CONSENTS)
         terms, heard = self._terms, self._read(consents, m.Consents).consents
-        bodies = [m.check_signed(one, terms, self._peers) for one in heard]
+        bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         check_consents(terms, self._included, self._included_digest, bodies)
         release = m.ShareRelease(
             terms=terms.digest,
@@ -286,7 +286,7 @@ class SumClient:
         if list(sharers) != sorted(set(sharers)) or not set(sharers) <= self._adverts.keys():
             raise AggregationError(SumRefusal.MALFORMED, "delivery: expected names out of the adverts, once, in order")
         check_view(terms, self._graph, self._name, sharers)
-        boxes = [m.check_signed(one, terms, self._peers) for one in delivery.boxes]
+        boxes = [m.check_signed(message, terms, self._peers) for message in delivery.boxes]
         due = [name for name in self._graph[self._name] if name in set(sharers)]
         if [box.sender for box in boxes] != due or any(box.holder != self._name for box in boxes):
             raise AggregationError(SumRefusal.MALFORMED, "delivery: expected the box of each neighbour that shared")

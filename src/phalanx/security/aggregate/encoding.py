@@ -62,10 +62,10 @@ class RingEncoding:
         np.floor(exact, out=exact)
         # a rounding error of the product must not exceed the bound by one
         np.clip(exact, -self.levels, self.levels, out=exact)
-        whole = out.view(np.int32)
-        np.copyto(whole, exact, casting="unsafe")
+        integers = out.view(np.int32)
+        np.copyto(integers, exact, casting="unsafe")
         if weight != 1:
-            whole *= np.int32(weight)
+            integers *= np.int32(weight)
 
     def mean(self, total: Words, weight: int) -> NDArray[np.float32]:
         """Return the weighted mean of the clients' values, given the sum of their messages without its last element."""

@@ -129,10 +129,10 @@ def masked_values(
     rounding, out = KeyStream(rounding_key), np.empty(len(values) + 1, np.uint32)
     out[-1] = weight
     for chunk in chunks(len(out)):
-        part, given = out[chunk], values[chunk]
-        encoding.round_into(given, scale, weight, rounding.words(len(given)), part[: len(given)])
+        part, chunk_values = out[chunk], values[chunk]
+        encoding.round_into(chunk_values, scale, weight, rounding.words(len(chunk_values)), part[: len(chunk_values)])
         if noise is not None:
-            part[: len(given)] += noise[chunk].astype(np.uint32)
+            part[: len(chunk_values)] += noise[chunk].astype(np.uint32)
         for stream, is_added in streams:
             (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
     return out

@@ -215,9 +215,9 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
         message = kind.model_validate_json(data)
         is_canonical = encoded(message) == data
     except ValidationError as exc:
-        found = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, found["loc"]))[:80]
-        raise AggregationError(SumRefusal.MALFORMED, f"{kind.__name__}: {place}: {found['msg'][:200]}") from exc
+        error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, error["loc"]))[:80]
+        raise AggregationError(SumRefusal.MALFORMED, f"{kind.__name__}: {place}: {error['msg'][:200]}") from exc
     if not is_canonical:
         raise AggregationError(SumRefusal.MALFORMED, f"{kind.__name__}: is not in canonical form")
     return message
@@ -284,7 +284,7 @@ def digest_of(domain: str, *parts: object) -> str:
 
 def adverts_digest(terms: SumTerms, adverts: Sequence[SignedMessage[Advert]]) -> str:
     """Return the digest of all adverts."""
-    return digest_of("aggregate-adverts/1", terms.digest, [one.model_dump(mode="json") for one in adverts])
+    return digest_of("aggregate-adverts/1", terms.digest, [advert.model_dump(mode="json") for advert in adverts])
 
 
 def view_digest(terms: SumTerms, adverts: str, sharers: Sequence[str]) -> str:

@@ -115,7 +115,7 @@ class SumServer:
         """
         self._check_phase(ServerPhase.BOXES)
         heard = m.decoded(data, m.Boxes, len(self.terms.cohort)).boxes
-        bodies = [m.check_signed(one, self.terms, self._peers) for one in heard]
+        bodies = [m.check_signed(message, self.terms, self._peers) for message in heard]
         senders = {body.sender for body in bodies}
         if len(senders) != 1 or not senders <= self._adverts.keys() or senders & self._boxes.keys():
             raise AggregationError(SumRefusal.MALFORMED, "boxes: expected those of one client that sent keys, once")
@@ -126,7 +126,7 @@ class SumServer:
             raise AggregationError(SumRefusal.MALFORMED, f"{sender}: expected a box for each neighbour", culprit=sender)
         if any(body.adverts != self._adverts_digest for body in bodies):
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{sender}: saw other keys", culprit=sender)
-        self._boxes[sender] = {one.body.holder: one for one in heard}
+        self._boxes[sender] = {message.body.holder: message for message in heard}
         return sender
 
     def deliveries(self) -> dict[str, bytes]:
@@ -264,9 +264,9 @@ class SumServer:
         shares: dict[int, bytes] = {}
         for holder in self._graph[dealer]:
             release = self._releases.get(holder)
-            given = None if release is None else getattr(release, f"{kind}_shares").get(dealer)
-            if given is not None and is_share_of(self.terms, self._boxes[dealer][holder].body, kind, given):
-                shares[self.terms.names.index(holder) + 1] = bytes.fromhex(given)
+            share = None if release is None else getattr(release, f"{kind}_shares").get(dealer)
+            if share is not None and is_share_of(self.terms, self._boxes[dealer][holder].body, kind, share):
+                shares[self.terms.names.index(holder) + 1] = bytes.fromhex(share)
             elif release is not None:
                 liars[holder] = f"gave out another share of {dealer} than it was dealt"
         needed = self.terms.degree.shares

@@ -31,8 +31,8 @@ def _root(digests: Sequence[bytes]) -> bytes:
         return bytes.fromhex(digest_hex())
     if len(digests) == 1:
         return digests[0]
-    left = 1 << ((len(digests) - 1).bit_length() - 1)
-    return bytes.fromhex(digest_hex(_NODE, _root(digests[:left]), _root(digests[left:])))
+    split = 1 << ((len(digests) - 1).bit_length() - 1)
+    return bytes.fromhex(digest_hex(_NODE, _root(digests[:split]), _root(digests[split:])))
 
 
 LEAVES_FILE = "steps.jsonl"
@@ -90,12 +90,12 @@ class LeafFile(Closeable):
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            found = os.fstat(self._fd).st_size
+            size = os.fstat(self._fd).st_size
         except OSError as exc:
             raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
-        if found < size_bytes:
+        if size < size_bytes:
             os.close(self._fd)
-            raise AuditLogError(f"{path}: has {found} bytes, the audit log names {size_bytes}; put the whole file back")
+            raise AuditLogError(f"{path}: has {size} bytes, the audit log names {size_bytes}; put the whole file back")
         self._size_bytes = size_bytes
 
     def append(self, leaves: Sequence[bytes]) -> LeafBatch:

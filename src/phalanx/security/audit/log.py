@@ -104,9 +104,9 @@ class AuditLog(Closeable):
         """
         # a line that is written but not counted would be followed by another one of its number
         with self._lock, uninterrupted():
-            line = self._seal(kind, body)
-            self._write(line + b"\n")
-            self._advance(kind, next_head(self._head, line))
+            entry = self._seal(kind, body)
+            self._write(entry + b"\n")
+            self._advance(kind, next_head(self._head, entry))
 
     def append_step(self, body: dict[str, Any], leaves: Sequence[bytes]) -> None:
         """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
@@ -199,15 +199,15 @@ class AuditLog(Closeable):
             lines = walk(file, self._path, self._identity.public, self._run)
             checked_bytes = 0
             while checked_bytes < complete_bytes:
-                line = next(lines, None)
-                if line is None:
+                entry = next(lines, None)
+                if entry is None:
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
-                known.see(line.head)
-                self._advance(line.kind, line.head)
-                if line.kind == STEP:
-                    batch = LeafBatch.of(line)
+                known.see(entry.head)
+                self._advance(entry.kind, entry.head)
+                if entry.kind == STEP:
+                    batch = LeafBatch.of(entry)
                     self._leaves_end = batch.offset + batch.size_bytes
-                checked_bytes += line.size_bytes
+                checked_bytes += entry.size_bytes
         known.end(self._head.num_events)
 
     def _partial_line(self, size_bytes: int) -> bytes:
@@ -225,14 +225,14 @@ class AuditLog(Closeable):
         }
         try:
             event["signature"] = self._identity.sign(signed_part(event)).hex()
-            line = canonical_json(event)
+            entry = canonical_json(event)
             # what a reader would refuse must not be written: numeric keys, 65-bit integers, deep nesting
-            parse_canonical(line)
+            parse_canonical(entry)
         except (TypeError, ValueError, RecursionError) as exc:
             raise AuditLogError(f"{self._path}: the body of {kind!r} is no JSON data: {exc}") from exc
-        if len(line) >= MAX_LINE_BYTES:
-            raise AuditLogError(f"{self._path}: {kind!r} takes {len(line)} bytes, at most {MAX_LINE_BYTES} fit a line")
-        return line
+        if len(entry) >= MAX_LINE_BYTES:
+            raise AuditLogError(f"{self._path}: {kind!r} takes {len(entry)} bytes, at most {MAX_LINE_BYTES} fit a line")
+        return entry
 
     def _write(self, data: bytes) -> None:
         if self._fd < 0:

@@ -58,13 +58,13 @@ def verify_log(
     heads = KnownHeads(path, known)
     try:
         with path.open("rb") as file:
-            for line in walk(file, path, peer, run):
-                kinds[line.kind] += 1
-                first, last = first or line, line
-                if expected is not None and line.head.num_events == expected.num_events:
-                    _compare(path, line.head, expected)
-                heads.see(line.head)
-                visit(line)
+            for entry in walk(file, path, peer, run):
+                kinds[entry.kind] += 1
+                first, last = first or entry, entry
+                if expected is not None and entry.head.num_events == expected.num_events:
+                    _compare(path, entry.head, expected)
+                heads.see(entry.head)
+                visit(entry)
     except OSError as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
     num_events = last.head.num_events if last else 0

@@ -28,9 +28,9 @@ def parse_canonical(data: bytes, /) -> dict[str, Any]:
     try:
         # as `JSONDecoder.decode`, without blanks around the value, which are not canonical
         text = data.decode("utf-8")
-        value, end = _DECODER.raw_decode(text)
-        if end != len(text):
-            raise ValueError(f"JSON is followed by something else at character {end}")
+        value, stop = _DECODER.raw_decode(text)
+        if stop != len(text):
+            raise ValueError(f"JSON is followed by something else at character {stop}")
         # brackets inside text count as well, so this can only look too often
         if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
             _check_depth(value)

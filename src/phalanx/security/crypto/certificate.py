@@ -208,10 +208,10 @@ def _check_time(certificate: x509.Certificate, now: datetime | None, where: str)
             code="PHX-V013", file=where, do="check this machine's clock"
         )
     if moment > certificate.not_valid_after_utc:
-        end = certificate.not_valid_after_utc.isoformat()
-        raise CertificateError(f"{where}: expired at {end}; have a new one made with phalanx pki sign, or issue").about(
-            code="PHX-V013", file=where, do="have a new one made with phalanx pki sign, or issue"
-        )
+        expiry = certificate.not_valid_after_utc.isoformat()
+        raise CertificateError(
+            f"{where}: expired at {expiry}; have a new one made with phalanx pki sign, or issue"
+        ).about(code="PHX-V013", file=where, do="have a new one made with phalanx pki sign, or issue")
 
 
 def _extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:

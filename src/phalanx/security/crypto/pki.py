@@ -69,10 +69,10 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
     # the key file is the lock: the process that creates it first is the one authority here
     write_private(directory / "authority.key", private_pem(key))
     subject = _name(f"phalanx authority {secrets.token_hex(4)}")
-    start, end = _validity(days, now)
+    start, expiry = _validity(days, now)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
-        _builder(subject, subject, key.public_key(), start, end)
+        _builder(subject, subject, key.public_key(), start, expiry)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -203,8 +203,8 @@ class _Authority:
         Raises:
             CertificateError: The authority ends before that, or the days are out of bounds.
         """
-        start, end = _validity(days, now)
-        last = min(end, self._certificate.not_valid_after_utc)
+        start, expiry = _validity(days, now)
+        last = min(expiry, self._certificate.not_valid_after_utc)
         if last <= start:
             raise CertificateError(f"{self._path}: ends before the certificate of {name} would begin")
         return start, last
@@ -244,11 +244,11 @@ def load_identity(directory: Path, now: datetime | None = None) -> Identity:
     Raises:
         CertificateError: A file is missing, malformed, expired, readable by others, or from another set.
     """
-    where = str(directory / CERTIFICATE)
+    place = str(directory / CERTIFICATE)
     certificate_pem = read_public(directory / CERTIFICATE)
     authority_pem = read_public(directory / "authority.pem")
     parse_authority(authority_pem, str(directory / "authority.pem"), now)
-    peer = peer_from_certificate(certificate_pem, authority_pem, now, where)
+    peer = peer_from_certificate(certificate_pem, authority_pem, now, place)
     signing_key = load_signing_key(directory / SIGNING_KEY)
     tls_key = load_tls_key(directory / TLS_KEY)
     if tls_key.public_key() != x509.load_pem_x509_certificate(certificate_pem).public_key():

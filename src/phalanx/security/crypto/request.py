@@ -133,14 +133,14 @@ def _check_proof(
     """Check that the message key signed for this name, this TLS key and an authority, and return that authority."""
     try:
         values = [attribute.value for attribute in request.attributes if attribute.oid == _PROOF]
-        found = _PROOF_FORM.fullmatch(values[0].decode("ascii")) if len(values) == 1 else None
+        proof = _PROOF_FORM.fullmatch(values[0].decode("ascii")) if len(values) == 1 else None
     except ValueError:
-        found = None
-    if found is None:
+        proof = None
+    if proof is None:
         raise CertificateError(f"{where}: does not show that its sender holds the message key of {peer.name}")
-    authority = None if found["authority"] == "-" else found["authority"]
+    authority = None if proof["authority"] == "-" else proof["authority"]
     try:
-        peer.verify(bytes.fromhex(found["signature"]), _proven(peer, key, authority))
+        peer.verify(bytes.fromhex(proof["signature"]), _proven(peer, key, authority))
     except SignatureError as exc:
         raise CertificateError(
             f"{where}: the message key of {peer.name} did not sign for this name, TLS key and authority"

@@ -60,7 +60,7 @@ class RevokedParties:
         Raises:
             CertificateError: The list cannot be read.
         """
-        return {one.party: one for one in self._read().revoked}
+        return {revocation.party: revocation for revocation in self._read().revoked}
 
     def check(self, party: str, keys: Peer | None = None) -> None:
         """Return where neither a name nor the keys that are to have it are revoked.
@@ -68,11 +68,13 @@ class RevokedParties:
         Raises:
             CertificateError: One of them is, or the list cannot be read.
         """
-        for one in self._read().revoked:
-            if party == one.party:
+        for revocation in self._read().revoked:
+            if party == revocation.party:
                 raise CertificateError(f"{party} was revoked and stays so; choose another name")
-            if keys is not None and keys.public_key.hex() == one.message_key:
-                raise CertificateError(f"{party} shows the keys of {one.party}, which were revoked; make new ones")
+            if keys is not None and keys.public_key.hex() == revocation.message_key:
+                raise CertificateError(
+                    f"{party} shows the keys of {revocation.party}, which were revoked; make new ones"
+                )
 
     def add(self, party: str, reason: str) -> Revocation:
         """Revoke the certificate of a party, or return its earlier revocation.
@@ -84,12 +86,12 @@ class RevokedParties:
         if party == _NEVER:
             raise CertificateError(f"{party} cannot be revoked by its own list; make a new authority")
         with locked(self._path):
-            known = self._read()
-            found = next((one for one in known.revoked if one.party == party), None)
-            if found is None:
-                found = self._new(party, reason)
-                self._write(_RevokedFile(revoked=(*known.revoked, found)))
-            return found
+            file = self._read()
+            revocation = next((entry for entry in file.revoked if entry.party == party), None)
+            if revocation is None:
+                revocation = self._new(party, reason)
+                self._write(_RevokedFile(revoked=(*file.revoked, revocation)))
+            return revocation
 
     def _new(self, party: str, reason: str) -> Revocation:
         path = self._directory / party / "certificate.pem"

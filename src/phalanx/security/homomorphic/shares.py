@@ -43,7 +43,7 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
     Raises:
         AggregationError: What comes out is no sum of values within the clip: a keeper opened another one, or lies.
     """
-    if any(one.shape != (terms.length,) or one.dtype != np.int64 for one in sums):
+    if any(total.shape != (terms.length,) or total.dtype != np.int64 for total in sums):
         raise AggregationError(SumRefusal.MALFORMED, f"sums: expected {terms.length} integers of each keeper")
     total = sum(sums[1:], sums[0]) % MODULUS
     total = np.where(total > MODULUS // 2, total - MODULUS, total)
@@ -60,12 +60,12 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
 
 def _uniform(count: int) -> NDArray[np.int64]:
     """Draw integers below `MODULUS` from the system's generator, by way of AES-256."""
-    stream, found = KeyStream(os.urandom(32)), np.zeros(0, np.int64)
+    stream, accepted = KeyStream(os.urandom(32)), np.zeros(0, np.int64)
     parts: list[NDArray[np.int64]] = []
     missing = count
     while missing > 0:
-        words = stream.words(min(CHUNK, missing + 64)).astype(np.int64) & _WORD
-        found = words[words < MODULUS][:missing]
-        parts.append(found)
-        missing -= len(found)
-    return np.concatenate(parts) if parts else found
+        candidates = stream.words(min(CHUNK, missing + 64)).astype(np.int64) & _WORD
+        accepted = candidates[candidates < MODULUS][:missing]
+        parts.append(accepted)
+        missing -= len(accepted)
+    return np.concatenate(parts) if parts else accepted

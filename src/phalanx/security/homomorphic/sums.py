@@ -118,10 +118,10 @@ def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
         )
     norm = float(np.linalg.norm(values.astype(np.float64)))
     scale = min(1.0, terms.clip / norm if norm else 1.0) * terms.levels / terms.clip
-    whole: NDArray[np.int64] = np.clip(np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels).astype(
-        np.int64
-    )
-    return whole
+    integers: NDArray[np.int64] = np.clip(
+        np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels
+    ).astype(np.int64)
+    return integers
 
 
 def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: NDArray[np.int64]) -> bytes:
@@ -152,8 +152,8 @@ def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -
         AggregationError: It is malformed, of other terms or of another client.
     """
     context = _context(public, terms, secret=False)
-    said, blocks = _unpacked(terms, part)
-    if said != (name,):
+    names, blocks = _unpacked(terms, part)
+    if names != (name,):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: sent a ciphertext of other clients")
     for block in blocks:
         _vector(context, block)
@@ -172,12 +172,12 @@ def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> by
     names: list[str] = []
     totals: list[Any] = []
     for part in parts:
-        said, blocks = _unpacked(terms, part)
+        part_names, blocks = _unpacked(terms, part)
         vectors = [_vector(context, block) for block in blocks]
-        names += said
-        totals = vectors if not totals else [one.add_(other) for one, other in zip(totals, vectors, strict=True)]
+        names += part_names
+        totals = vectors if not totals else [vector.add_(other) for vector, other in zip(totals, vectors, strict=True)]
     _check_names(terms, names)
-    return _packed(terms, tuple(sorted(names)), [one.serialize() for one in totals])
+    return _packed(terms, tuple(sorted(names)), [vector.serialize() for vector in totals])
 
 
 def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> EncryptedSum:
@@ -203,15 +203,15 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
             SumRefusal.BAD_INPUT,
             f"sum: does not open to {len(names)} clients' values; it is of another key, or altered",
         )
-    whole = opened[:, :_SLOTS].reshape(-1)[: terms.length]
+    integers = opened[:, :_SLOTS].reshape(-1)[: terms.length]
     step = terms.clip / terms.levels
-    return EncryptedSum(tuple(names), whole, (whole * (step / len(names))).astype(np.float32))
+    return EncryptedSum(tuple(names), integers, (integers * (step / len(names))).astype(np.float32))
 
 
 def _context(data: bytes, terms: HomomorphicTerms, *, secret: bool, public: bytes | None = None) -> Any:
-    found = digest_hex(data if public is None else public)
-    if found != terms.key:
-        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"key: is {found[:16]}, the terms say {terms.key[:16]}")
+    digest = digest_hex(data if public is None else public)
+    if digest != terms.key:
+        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"key: is {digest[:16]}, the terms say {terms.key[:16]}")
     return context_of(data, secret=secret)
 
 
@@ -234,7 +234,7 @@ def _vector(context: Any, block: bytes) -> Any:
 
 
 def _packed(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
-    header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(one) for one in blocks]})
+    header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(block) for block in blocks]})
     return len(header).to_bytes(_LENGTH_BYTES, "big") + header + b"".join(blocks)
 
 
@@ -247,15 +247,16 @@ def _unpacked(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], li
         header = _Header.model_validate_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
     except ValidationError as exc:
         raise AggregationError(SumRefusal.MALFORMED, "encrypted values: the header is malformed") from exc
-    sizes, at = header.sizes, _LENGTH_BYTES + length
-    if len(sizes) != terms.blocks or len(data) != at + sum(sizes):
+    sizes, body_start = header.sizes, _LENGTH_BYTES + length
+    if len(sizes) != terms.blocks or len(data) != body_start + sum(sizes):
         raise AggregationError(
-            SumRefusal.MALFORMED, f"encrypted values: {len(data)} bytes, expected {at + sum(sizes)} in {terms.blocks}"
+            SumRefusal.MALFORMED,
+            f"encrypted values: {len(data)} bytes, expected {body_start + sum(sizes)} in {terms.blocks}",
         )
     if header.terms != terms.digest:
         raise AggregationError(SumRefusal.FOREIGN_TERMS, "encrypted values: are of other terms")
-    edges = np.cumsum([at, *sizes]).tolist()
-    return header.clients, [data[start:end] for start, end in itertools.pairwise(edges)]
+    edges = np.cumsum([body_start, *sizes]).tolist()
+    return header.clients, [data[start:stop] for start, stop in itertools.pairwise(edges)]
 
 
 class _Header(StrictModel):

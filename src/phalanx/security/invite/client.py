@@ -69,8 +69,8 @@ class JoinOffer:
         """Return it as part of the question."""
         host = self.advertise or own_host
         claims = {"free_mib": self.free_mib, "gflops": self.gflops}
-        known = {name: value for name, value in claims.items() if value is not None}
-        return {"reach": f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", **known}
+        claims_made = {name: value for name, value in claims.items() if value is not None}
+        return {"reach": f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", **claims_made}
 
 
 def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinAnswer:
@@ -129,7 +129,7 @@ def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswe
             f"this machine's clock is {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the owner's; set it and "
             "join again, with the same token"
         )
-    lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
+    lines = tuple(printable(text) for text in asks[:_MOST_ASKS] if isinstance(text, str))
     host = token.address.rpartition(":")[0]
     return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib, answer.get("run", ""))
 

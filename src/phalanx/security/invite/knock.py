@@ -56,8 +56,8 @@ class OpenDoor:
     def _answer(self, visitor: Visitor) -> None:
         # another that knocks gets an answer that proves nothing to it, and keeps nobody from the door
         with contextlib.suppress(OSError, TransportError):
-            line = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
-            nonce = text(line, "knock", 2 * _NONCE_BYTES)
+            message = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
+            nonce = text(message, "knock", 2 * _NONCE_BYTES)
             send_line(visitor.connection, {"answer": _answer_to(nonce, self._secret)})
 
 

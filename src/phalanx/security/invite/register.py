@@ -86,7 +86,7 @@ class Invitations:
             return []
         names = sorted(path.stem for path in self._home.glob("*.json"))
         entries = {name: self._read(name) for name in names}
-        return [name for name, one in entries.items() if one is not None and self._is_open(one)]
+        return [name for name, entry in entries.items() if entry is not None and self._is_open(entry)]
 
     def revoke(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
         """Revoke the unused invitation of a party, and its certificate.
@@ -144,8 +144,8 @@ class Invitations:
     def _valid(self, name: str, secret: str) -> _Entry:
         check_party_name(name)
         entry = self._read(name)
-        kept = _NO_SUCH if entry is None else entry.secret_digest
-        is_right = hmac.compare_digest(kept, secret_digest(secret))
+        digest = _NO_SUCH if entry is None else entry.secret_digest
+        is_right = hmac.compare_digest(digest, secret_digest(secret))
         if entry is None or not is_right:
             raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
         if entry.taken_back:

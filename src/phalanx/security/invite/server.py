@@ -166,9 +166,9 @@ class EnrolmentServer(Closeable):
 
 def _claims(question: dict[str, Any]) -> str:
     """Return a caller's description of its machine, for people; a claim, on which nothing rests."""
-    words = (("free_mib", "{:,} MiB free for stages"), ("gflops", "{:,} GFLOP/s on one stage's kernels"))
-    said = [text.format(question[key]) for key, text in words if _is_count(question.get(key))]
-    return f"; it says that it has {' and '.join(said)}" if said else ""
+    templates = (("free_mib", "{:,} MiB free for stages"), ("gflops", "{:,} GFLOP/s on one stage's kernels"))
+    statements = [text.format(question[key]) for key, text in templates if _is_count(question.get(key))]
+    return f"; it says that it has {' and '.join(statements)}" if statements else ""
 
 
 def _is_count(value: object) -> bool:

@@ -115,7 +115,7 @@ def split_address(address: str) -> tuple[str, int]:
     Raises:
         ConfigError: It is not ``host:port``.
     """
-    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if found is None or not 1 <= int(found["port"]) <= 65535:
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ConfigError(f"address {str(address)[:100]!r}: expected host:port, such as owner.example.org:7070")
-    return found["host"].strip("[]"), int(found["port"])
+    return match["host"].strip("[]"), int(match["port"])

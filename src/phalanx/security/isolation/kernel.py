@@ -25,7 +25,7 @@ def prctl(option: int, value: int = 0) -> int:
     Raises:
         OSError: The kernel refuses.
     """
-    return _checked(_libc.prctl(option, *(ctypes.c_ulong(one) for one in (value, 0, 0, 0))), "prctl")
+    return _checked(_libc.prctl(option, *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0))), "prctl")
 
 
 def unshare(flags: int) -> None:
@@ -71,7 +71,7 @@ def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | Non
     Raises:
         OSError: The kernel refuses, or is too old to know it (ENOSYS).
     """
-    wide = (ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)
+    wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
     return _checked(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
 
 

@@ -32,8 +32,8 @@ def python_needs(*, with_processes: bool) -> tuple[str, ...]:
     Args:
         with_processes: Whether /proc shows the sandbox's own processes only, and may be read.
     """
-    own = (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM, *(("/proc",) if with_processes else ()))
-    return tuple(dict.fromkeys(one for one in own if os.path.isabs(one) and os.path.exists(one)))
+    paths = (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM, *(("/proc",) if with_processes else ()))
+    return tuple(dict.fromkeys(path for path in paths if os.path.isabs(path) and os.path.exists(path)))
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Iterable[str]) -> MeasureFinding:
@@ -73,8 +73,8 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Ite
 
 def _rights(version: int) -> int:
     """All rights about files that this version can take away."""
-    known = 15 if version < _IOCTL_DEVICE_SINCE else 16
-    return (1 << known) - 1
+    num_rights = 15 if version < _IOCTL_DEVICE_SINCE else 16
+    return (1 << num_rights) - 1
 
 
 def _described(version: int, rights: int) -> tuple[ctypes.Array[ctypes.c_char], int]:

@@ -71,16 +71,16 @@ def give_up_rights() -> tuple[MeasureFinding, MeasureFinding]:
 def _finding(measure: Measure, act: Callable[[], object], field: str, detail: str) -> MeasureFinding:
     try:
         act()
-        found = int(_status()[field], 16)
+        value = int(_status()[field], 16)
     except OSError as exc:
         return MeasureFinding(measure, False, str(exc.strerror))
     except (KeyError, ValueError):
         return MeasureFinding(measure, False, f"/proc/self/status does not show {field}")
-    wanted = 1 if measure == Measure.NO_NEW_PRIVILEGES else 0
-    return MeasureFinding(measure, found == wanted, detail if found == wanted else f"{field} is {found:x}")
+    expected = 1 if measure == Measure.NO_NEW_PRIVILEGES else 0
+    return MeasureFinding(measure, value == expected, detail if value == expected else f"{field} is {value:x}")
 
 
 def _status() -> dict[str, str]:
     lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    pairs = (line.partition(":") for line in lines)
+    pairs = (text.partition(":") for text in lines)
     return {name: value.strip() for name, _, value in pairs}

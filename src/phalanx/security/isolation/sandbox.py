@@ -45,7 +45,7 @@ class Sandbox:
     @property
     def required(self) -> tuple[Measure, ...]:
         """Measures without which nothing is run."""
-        return tuple(one for one in Measure if one not in self.unsafe_without)
+        return tuple(measure for measure in Measure if measure not in self.unsafe_without)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class SandboxArguments:
             Sandbox(
                 tuple(sandbox["readable"]),
                 tuple(sandbox["writable"]),
-                tuple(Measure(one) for one in sandbox["unsafe_without"]),
+                tuple(Measure(measure) for measure in sandbox["unsafe_without"]),
             ),
             plain["starter"],
             plain["report_fd"],

@@ -109,8 +109,8 @@ def _receive(fd: int, timeout_s: float) -> bytes:
     """Read until the child closes its end: before it runs the program, or when it ends."""
     data, limit = b"", time.monotonic() + timeout_s
     while True:
-        left = limit - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        remaining = limit - time.monotonic()
+        if remaining <= 0 or not select.select([fd], [], [], remaining)[0]:
             raise IsolationError(f"isolation: the child did not report within {timeout_s} s")
         chunk = os.read(fd, 65536)
         if not chunk:
@@ -119,18 +119,18 @@ def _receive(fd: int, timeout_s: float) -> bytes:
 
 
 def _read(data: bytes) -> tuple[int, IsolationReport]:
-    said: dict[str, Any] = {}
+    message: dict[str, Any] = {}
     try:
-        for line in data.splitlines():
-            said |= json.loads(line)
-        return int(said["pid"]), IsolationReport(findings_from_json(said))
+        for row in data.splitlines():
+            message |= json.loads(row)
+        return int(message["pid"]), IsolationReport(findings_from_json(message))
     except (ValueError, KeyError, TypeError) as exc:
         raise IsolationError("isolation: the child ended before it was confined; its error output says why") from exc
 
 
 def _check(report: IsolationReport, sandbox: Sandbox) -> None:
     if lacking := report.missing(sandbox.required):
-        reasons = "; ".join(f"{one.measure.value}: {one.detail}" for one in lacking)
+        reasons = "; ".join(f"{finding.measure.value}: {finding.detail}" for finding in lacking)
         raise IsolationError(f"isolation: nothing was run, for what is required does not hold: {reasons}")
 
 

@@ -104,22 +104,22 @@ def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64
         FixedPointError: A number is larger than any product of quantised vectors can be, so it was unmasked with
             another pad or answers another request; or it is too large for float32.
     """
-    found, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
+    result, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
     # most scales are so far from float32's end that no product can be beyond it
     may_overflow = LARGEST * row_steps.max(initial=0.0) * column_steps.max(initial=0.0) >= _MOST_FLOAT32
     for block in blocks(*product.shape):
-        whole = centred(product[block])
-        if max(whole.max(initial=0), -whole.min(initial=0)) > LARGEST:
+        integers = centred(product[block])
+        if max(integers.max(initial=0), -integers.min(initial=0)) > LARGEST:
             raise FixedPointError(
                 f"{where}: a number is beyond {LARGEST}, as no product is; it was not computed from what was sent"
             )
-        scaled = whole * row_steps[block]
+        scaled = integers * row_steps[block]
         scaled *= column_steps
         with np.errstate(over="ignore"):
-            found[block] = scaled
-    if may_overflow and not np.isfinite(found).all():
+            result[block] = scaled
+    if may_overflow and not np.isfinite(result).all():
         raise FixedPointError(f"{where}: a number is too large for float32; scale weights or activations down")
-    return found
+    return result
 
 
 def worst_error(inner: int) -> float:

@@ -125,18 +125,18 @@ def uniform(count: int, words: Words) -> Ring:
     Of each word the lower 31 bits count: 2^31 equally likely values, of which all but p itself are taken, and a
     word that is p is skipped.
     """
-    found = np.empty(count, np.uint32)
+    elements = np.empty(count, np.uint32)
     filled = 0
     while filled < count:
-        end = min(count, filled + _CHUNK)
-        drawn = np.bitwise_and(words(end - filled), P, out=found[filled:end])
+        stop = min(count, filled + _CHUNK)
+        drawn = np.bitwise_and(words(stop - filled), P, out=elements[filled:stop])
         # one in 2^31 words is not taken
         if drawn.max() == P:
-            kept = drawn[drawn != P]
-            end = filled + len(kept)
-            found[filled:end] = kept
-        filled = end
-    return found
+            accepted = drawn[drawn != P]
+            stop = filled + len(accepted)
+            elements[filled:stop] = accepted
+        filled = stop
+    return elements
 
 
 def keystream(key: bytes, number: int) -> Words:

@@ -100,8 +100,8 @@ class PadPool:
             raise PadError(f"{self._product}: {rows} rows are to be masked, pads have {self.rows}; make larger pads")
         if not self._ready:
             raise PadError(f"{self._product}: no pad is ready, and nothing is sent without; fill the pool first")
-        found = self._ready.popleft()
-        return PadProduct(found.number, found.pad[:rows], found.product[:rows])
+        product = self._ready.popleft()
+        return PadProduct(product.number, product.pad[:rows], product.product[:rows])
 
     def __repr__(self) -> str:
         return f"PadPool({self._product}, rows={self.rows}, ready={len(self)})"

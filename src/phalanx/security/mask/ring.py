@@ -42,10 +42,10 @@ class FloatMatrix:
     """
 
     def __init__(self, values: ArrayLike) -> None:
-        whole = centred_integers(values)
-        self.shape = (whole.shape[0], whole.shape[1])
-        self.limb_bits = 0 if _is_exact(whole) else limb_bits(self.shape[0])
-        limbs = balanced_limbs(whole, self.limb_bits) if self.limb_bits else [whole]
+        integers = centred_integers(values)
+        self.shape = (integers.shape[0], integers.shape[1])
+        self.limb_bits = 0 if _is_exact(integers) else limb_bits(self.shape[0])
+        limbs = balanced_limbs(integers, self.limb_bits) if self.limb_bits else [integers]
         if not all(_is_exact(limb) for limb in limbs):
             raise ValueError(f"ring: limbs of {self.limb_bits} bits are not exact at inner dimension {self.shape[0]}")
         self.num_limbs = len(limbs)
@@ -93,12 +93,12 @@ def require_ring(values: Ring, shape: tuple[int | None, int]) -> None:
     Raises:
         FrameError: Another type or shape than expected, or a number that is no element of Z_p.
     """
-    found = list(getattr(values, "shape", ()))
-    fits = len(found) == 2 and found[1] == shape[1] and shape[0] in (None, found[0])
+    actual = list(getattr(values, "shape", ()))
+    fits = len(actual) == 2 and actual[1] == shape[1] and shape[0] in (None, actual[0])
     if not isinstance(values, np.ndarray) or values.dtype != np.uint32 or not fits:
         kind = getattr(values, "dtype", type(values).__name__)
         expected = ["any" if size is None else size for size in shape]
-        raise FrameError(f"ring: got {kind} {found}, expected uint32 {expected}".replace("'any'", "any"))
+        raise FrameError(f"ring: got {kind} {actual}, expected uint32 {expected}".replace("'any'", "any"))
     if values.size and values.max() >= P:
         raise FrameError(f"ring: a number is {P} or more, expected elements of Z_p below it")
 
@@ -109,15 +109,15 @@ def centred_integers(values: ArrayLike) -> NDArray[np.int64]:
     Raises:
         ValueError: It is no matrix, holds no integers, or some that are p or more in absolute value.
     """
-    given = np.asarray(values)
-    if given.ndim != 2 or given.dtype.kind not in "iu" or given.shape[0] == 0:
-        raise ValueError(f"ring: got {given.dtype} {list(given.shape)}, expected a matrix of integers")
-    if given.size and (int(given.max()) >= P or int(given.min()) <= -P):
+    array = np.asarray(values)
+    if array.ndim != 2 or array.dtype.kind not in "iu" or array.shape[0] == 0:
+        raise ValueError(f"ring: got {array.dtype} {list(array.shape)}, expected a matrix of integers")
+    if array.size and (int(array.max()) >= P or int(array.min()) <= -P):
         raise ValueError(f"ring: a number is {P} or more in absolute value")
-    whole = given.astype(np.int64)
-    whole -= P * (whole > HALF)
-    whole += P * (whole < -HALF)
-    return whole
+    integers = array.astype(np.int64)
+    integers -= P * (integers > HALF)
+    integers += P * (integers < -HALF)
+    return integers
 
 
 def limb_bits(inner: int) -> int:

@@ -33,9 +33,9 @@ class CappedPoissonGaussian(PoissonGaussian):
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many steps spend at a delta; an upper bound."""
-        found = super().epsilon(steps, (1 - SPILLED) * delta)
+        epsilon = super().epsilon(steps, (1 - SPILLED) * delta)
         chance = spill(self.rows, self.rate, self.places)
-        return found if _is_paid(chance, steps, found, delta) else math.inf
+        return epsilon if _is_paid(chance, steps, epsilon, delta) else math.inf
 
 
 def spill(rows: int, rate: float, places: int) -> float:

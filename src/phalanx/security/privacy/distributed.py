@@ -187,5 +187,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     """Return the epsilon of a mechanism with rho-zero-concentrated differential privacy (Canonne et al. 2020)."""
     orders = 1 + np.exp(np.linspace(-6, 12, 4000))
     # proposition 7, solved for epsilon at each order; the least one holds
-    found = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (orders - 1)
-    return max(0.0, float(found.min()))
+    epsilons = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (
+        orders - 1
+    )
+    return max(0.0, float(epsilons.min()))

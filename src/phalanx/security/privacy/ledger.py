@@ -111,9 +111,9 @@ class BudgetLedger:
             "delta": self.delta,
         }
         for key, value in self.terms.items() if self.past.terms is not None else ():
-            if (found := (self.past.terms or {}).get(key)) != value:
+            if (charged := (self.past.terms or {}).get(key)) != value:
                 raise ConfigError(
-                    f"[privacy]: {key} is {value}, earlier steps of this run were charged for {found}; "
+                    f"[privacy]: {key} is {value}, earlier steps of this run were charged for {charged}; "
                     "take back what was changed, or begin another run"
                 )
 

@@ -49,8 +49,8 @@ class SecureStream:
         # from (0, 1], for the logarithm
         radius = np.sqrt(-2.0 * np.log((uniform[:pairs] + 1.0) * 2.0**-53))
         angle = uniform[pairs:] * (2.0 * np.pi * 2.0**-53)
-        both = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
-        parts: NDArray[np.float64] = both[: count * _SUMMANDS].reshape(_SUMMANDS, count)
+        normals = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
+        parts: NDArray[np.float64] = normals[: count * _SUMMANDS].reshape(_SUMMANDS, count)
         total: NDArray[np.float64] = parts.sum(0) / np.sqrt(_SUMMANDS)
         return total
 
@@ -103,10 +103,10 @@ def _laplace(scale: int, below: Below) -> int:
         rest = below(scale)
         if not _bernoulli_exp(Fraction(rest, scale), below):
             continue
-        whole = 0
+        count = 0
         while _bernoulli_exp(Fraction(1), below):
-            whole += 1
-        size, is_negative = rest + scale * whole, below(2) == 1
+            count += 1
+        size, is_negative = rest + scale * count, below(2) == 1
         # zero has one sign only
         if size or not is_negative:
             return -size if is_negative else size

@@ -77,7 +77,7 @@ class BlobSealer:
         view, salt = flat(data, f"blob {place.name}"), secrets.token_bytes(_SALT_BYTES)
         number = self._counter.increment()
         header = _HEADER.pack(_MAGIC, _VERSION, number, salt, view.nbytes)
-        cipher, about = self._cipher(place, number, salt), _about(place, header)
+        cipher, associated = self._cipher(place, number, salt), _about(place, header)
         chunks = count_chunks(view.nbytes, _CHUNK_BYTES)
         blob = bytearray(_HEADER.size + view.nbytes + TAG_BYTES * chunks)
         blob[: _HEADER.size] = header
@@ -85,7 +85,7 @@ class BlobSealer:
         for index in range(chunks):
             chunk = view[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES]
             start = _HEADER.size + index * (_CHUNK_BYTES + TAG_BYTES)
-            cipher.encrypt_into(_nonce(index), chunk, about, out[start : start + chunk.nbytes + TAG_BYTES])
+            cipher.encrypt_into(_nonce(index), chunk, associated, out[start : start + chunk.nbytes + TAG_BYTES])
         return blob
 
     def open(self, place: BlobPlace, blob: Readable, *, unsafe_accept_behind: int = 0) -> bytearray:
@@ -127,13 +127,13 @@ class BlobSealer:
 
     def _decrypt(self, place: BlobPlace, head: tuple[bytes, int, bytes], view: memoryview, plain: bytearray) -> None:
         header, number, salt = head
-        cipher, about, out = self._cipher(place, number, salt), _about(place, header), memoryview(plain)
+        cipher, associated, out = self._cipher(place, number, salt), _about(place, header), memoryview(plain)
         chunks, index = count_chunks(len(plain), _CHUNK_BYTES), 0
         try:
             for index in range(chunks):
                 chunk = out[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES]
                 start = _HEADER.size + index * (_CHUNK_BYTES + TAG_BYTES)
-                cipher.decrypt_into(_nonce(index), view[start : start + chunk.nbytes + TAG_BYTES], about, chunk)
+                cipher.decrypt_into(_nonce(index), view[start : start + chunk.nbytes + TAG_BYTES], associated, chunk)
         except InvalidTag as exc:
             wipe(plain)
             raise CheckpointError(

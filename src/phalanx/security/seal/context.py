@@ -100,5 +100,5 @@ class Context:
             self.session,
         )
         # each field after its length: no two contexts give the same bytes
-        encoded = b"".join(_LENGTH.pack(len(one)) + one for one in fields)
+        encoded = b"".join(_LENGTH.pack(len(field)) + field for field in fields)
         object.__setattr__(self, "encoded", encoded)

@@ -81,20 +81,20 @@ class EpochStore:
 
     def _settled(self) -> int:
         """Return where both stand, after giving up an epoch that a crash left half-taken."""
-        found, count = read_number(self._path, _KEY), self._counter.read()
-        if found is None:
+        epoch, count = read_number(self._path, _KEY), self._counter.read()
+        if epoch is None:
             raise RollbackError(f"{self._path}: is missing; it was deleted, or this party was never set up")
-        if found < count:
+        if epoch < count:
             raise RollbackError(
-                f"{self._path}: is of epoch {found}, the counter of {count}: an older file was put back"
+                f"{self._path}: is of epoch {epoch}, the counter of {count}: an older file was put back"
             )
-        if found > count + 1:
+        if epoch > count + 1:
             raise RollbackError(
-                f"{self._path}: is of epoch {found}, the counter of {count}: the counter was turned back"
+                f"{self._path}: is of epoch {epoch}, the counter of {count}: the counter was turned back"
             )
-        if found == count + 1:
-            self._move_to(found)
-        return found
+        if epoch == count + 1:
+            self._move_to(epoch)
+        return epoch
 
     def _move_to(self, epoch: int) -> None:
         count = self._counter.increment()

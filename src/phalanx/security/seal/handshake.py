@@ -72,10 +72,10 @@ class Offer(BoundToProcess):
             SealError: It is malformed, for other terms, or no reply to this hello; or the offer was used.
             SignatureError: The server did not sign it.
         """
-        said = self._said
-        _check_name(server.name, said.terms.server)
-        heard = read_hello(reply, said.terms, server)
-        if not hmac.compare_digest(heard.reply_to, _digest(self.hello)) or heard.session != said.session:
+        hello = self._said
+        _check_name(server.name, hello.terms.server)
+        heard = read_hello(reply, hello.terms, server)
+        if not hmac.compare_digest(heard.reply_to, _digest(self.hello)) or heard.session != hello.session:
             raise SealError(SealRefusal.STALE_REPLY, "reply: answers another hello; it is replayed or misdirected")
         _check_newer(heard, after_epoch)
         with self._lock:
@@ -85,7 +85,7 @@ class Offer(BoundToProcess):
             secret = _agree(self._private, heard.share)
             # the keys exist now, and must not come into being a second time
             self._private = None
-        return _channel(secret, (self.hello, reply), Direction.TO_SERVER, said, heard)
+        return _channel(secret, (self.hello, reply), Direction.TO_SERVER, hello, heard)
 
 
 def answer(
@@ -119,7 +119,7 @@ def answer(
     _check_newer(heard, after_epoch)
     private = X25519PrivateKey.generate()
     secret = _agree(private, heard.share)
-    said = HandshakeHello(
+    own_hello = HandshakeHello(
         terms,
         heard.session,
         epochs.raise_epoch(),
@@ -127,8 +127,8 @@ def answer(
         private.public_key().public_bytes_raw(),
         _digest(hello),
     )
-    reply = said.sign(identity)
-    return reply, _channel(secret, (hello, reply), Direction.TO_CLIENT, said, heard)
+    reply = own_hello.sign(identity)
+    return reply, _channel(secret, (hello, reply), Direction.TO_CLIENT, own_hello, heard)
 
 
 def _channel(

@@ -68,9 +68,9 @@ def read_hello(data: bytes, terms: Terms, peer: Peer) -> HandshakeHello:
     if len(data) > MAX_HELLO_BYTES:
         raise SealError(SealRefusal.MALFORMED, f"hello: {len(data)} bytes, at most {MAX_HELLO_BYTES}")
     try:
-        whole = parse_canonical(data)
-        _check_keys(whole, {"body": dict, "signature": str}, "hello")
-        body, signature = whole["body"], _from_hex(whole["signature"], 64, "signature")
+        message = parse_canonical(data)
+        _check_keys(message, {"body": dict, "signature": str}, "hello")
+        body, signature = message["body"], _from_hex(message["signature"], 64, "signature")
         _check_keys(body, _TYPES, "hello")
     except ValueError as exc:
         raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc
@@ -107,9 +107,9 @@ def _from_json(body: dict[str, Any], terms: Terms) -> HandshakeHello:
     except ValueError as exc:
         raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc
     for name, reason in _WRONG_TERMS.items():
-        found, expected = raw.get(name, body[name]), getattr(terms, name)
-        if found != expected:
-            raise SealError(reason, f"hello: its {name} is {_short(found)}, expected {_short(expected)}")
+        value, expected = raw.get(name, body[name]), getattr(terms, name)
+        if value != expected:
+            raise SealError(reason, f"hello: its {name} is {_short(value)}, expected {_short(expected)}")
     if not 0 < body["epoch"] <= MAX_EPOCH:
         raise SealError(SealRefusal.MALFORMED, f"hello: epoch {body['epoch']}, expected 1 to {MAX_EPOCH}")
     return HandshakeHello(terms, raw["session"], body["epoch"], raw["salt"], raw["share"], reply_to)

@@ -65,17 +65,17 @@ class Sender(LaneEnd):
             lane.check_room(header.chunks)
             lane.counter += header.chunks
             try:
-                about, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
                 out[:position] = encoded
                 for index in range(header.chunks):
                     chunk = plain[index * chunk_bytes : (index + 1) * chunk_bytes]
-                    end = position + chunk.nbytes + TAG_BYTES
-                    nonce, extra = lane.nonce(header.counter + index), about + index.to_bytes(4, "big")
+                    stop = position + chunk.nbytes + TAG_BYTES
+                    nonce, extra = lane.nonce(header.counter + index), associated + index.to_bytes(4, "big")
                     started = clock() if clock is not None else 0.0
-                    cipher.encrypt_into(nonce, chunk, extra, out[position:end])
+                    cipher.encrypt_into(nonce, chunk, extra, out[position:stop])
                     if clock is not None:
                         lane.cipher_seconds += clock() - started
-                    position = end
+                    position = stop
             except BaseException:
                 # the receiver waits for counters that are gone
                 lane.close()
@@ -111,13 +111,13 @@ class Receiver(LaneEnd):
             SealError: The frame is malformed, or not the next one of this lane.
         """
         view = flat(frame, "frame")
-        found, _ = parse_header(view)
-        kind = TensorKind.parse(found.kind)
+        header, _ = parse_header(view)
+        kind = TensorKind.parse(header.kind)
         with self._lane.lock:
-            due = self._lane.header(kind, found.step, found.microbatch)
-        _compare(found, due)
+            due = self._lane.header(kind, header.step, header.microbatch)
+        _compare(header, due)
         _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
-        return ClaimedContents(kind, found.step, found.microbatch)
+        return ClaimedContents(kind, header.step, header.microbatch)
 
     def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
         """Return the plain tensor; as `open_into` with a new buffer."""
@@ -151,16 +151,16 @@ class Receiver(LaneEnd):
                 _explain(view, header, size)
             lane.check_room(header.chunks)
             try:
-                about, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
                 for index in range(header.chunks):
                     chunk = out[index * chunk_bytes : (index + 1) * chunk_bytes]
-                    end = position + chunk.nbytes + TAG_BYTES
-                    nonce, extra = lane.nonce(header.counter + index), about + index.to_bytes(4, "big")
+                    stop = position + chunk.nbytes + TAG_BYTES
+                    nonce, extra = lane.nonce(header.counter + index), associated + index.to_bytes(4, "big")
                     started = clock() if clock is not None else 0.0
-                    cipher.decrypt_into(nonce, view[position:end], extra, chunk)
+                    cipher.decrypt_into(nonce, view[position:stop], extra, chunk)
                     if clock is not None:
                         lane.cipher_seconds += clock() - started
-                    position = end
+                    position = stop
             except InvalidTag as exc:
                 wipe(out)
                 raise SealError(
@@ -174,10 +174,10 @@ class Receiver(LaneEnd):
 
 def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
     """Raise the reason for which a frame is not the due frame."""
-    found, _ = parse_header(frame)
-    _compare(found, due)
-    if found != due:
-        raise SealError(SealRefusal.OTHER_TENSOR, f"frame: holds {_named(found)}, due is {_named(due)}")
+    header, _ = parse_header(frame)
+    _compare(header, due)
+    if header != due:
+        raise SealError(SealRefusal.OTHER_TENSOR, f"frame: holds {_named(header)}, due is {_named(due)}")
     _explain_size(frame.nbytes, size)
     raise SealError(SealRefusal.MALFORMED, "frame: is not the one that is due")
 

@@ -44,8 +44,8 @@ class ChainHead:
 
 def first_head(context: Context, direction: Direction, epoch: int) -> ChainHead:
     """Return the head of a direction in which nothing has crossed yet."""
-    about = context.encoded + bytes([direction]) + epoch.to_bytes(4, "big")
-    return ChainHead(0, digest_hex(in_domain("seal-transcript/1", about)))
+    associated = context.encoded + bytes([direction]) + epoch.to_bytes(4, "big")
+    return ChainHead(0, digest_hex(in_domain("seal-transcript/1", associated)))
 
 
 @dataclass(frozen=True)

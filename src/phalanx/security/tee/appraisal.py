@@ -109,7 +109,7 @@ def appraise_together(
         RefusedEvidenceError: One is refused, a required one is absent, or a kind is there twice.
     """
     pieces = tuple(parts)
-    kinds = [one.kind for one in pieces]
+    kinds = [piece.kind for piece in pieces]
     missing = sorted(set(required) - set(kinds))
     if missing or not pieces or len(set(kinds)) != len(kinds):
         raise RefusedEvidenceError(
@@ -117,4 +117,4 @@ def appraise_together(
             f"evidence of {', '.join(kinds) or 'nothing'}; expected one of each kind, {', '.join(missing) or 'none'} "
             "is missing",
         )
-    return tuple(appraise(one, policy, expected, now) for one in pieces)
+    return tuple(appraise(piece, policy, expected, now) for piece in pieces)

@@ -78,11 +78,12 @@ def check_report_data(found: bytes, expected: Expected) -> None:
             )
         return
     # a field shorter than the digest can hold no binding, so it must not be cut to fit
-    wanted = expected.digest().ljust(len(found), b"\0")
-    if not hmac.compare_digest(found, wanted):
+    expected_bytes = expected.digest().ljust(len(found), b"\0")
+    if not hmac.compare_digest(found, expected_bytes):
         raise RefusedEvidenceError(
             Reason.WRONG_BINDING,
-            f"report data {_short(found)} is not made of this nonce, TLS key, run and role; expected {_short(wanted)}",
+            f"report data {_short(found)} is not made of this nonce, TLS key, run and role; "
+            f"expected {_short(expected_bytes)}",
         )
 
 

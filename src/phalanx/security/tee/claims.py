@@ -56,9 +56,9 @@ class Reference(StrictModel):
         for name, accepted in value.items():
             if not accepted:
                 raise ValueError(f"{name}: no accepted value, so nothing could pass; give one or leave the name out")
-            for one in accepted:
-                if one != one.lower() or not one or len(one) % 2 or set(one) - set("0123456789abcdef"):
-                    raise ValueError(f"{name}: {one[:24]!r} is not lowercase hex")
+            for digest in accepted:
+                if digest != digest.lower() or not digest or len(digest) % 2 or set(digest) - set("0123456789abcdef"):
+                    raise ValueError(f"{name}: {digest[:24]!r} is not lowercase hex")
         return value
 
 
@@ -95,8 +95,10 @@ def check_measurements(found: Mapping[str, str], reference: Reference, revoked: 
     for name, accepted in reference.measurements.items():
         value = found.get(name, "")
         if value not in accepted:
-            known = f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
+            description = (
+                f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
+            )
             raise RefusedEvidenceError(
                 Reason.WRONG_MEASUREMENT,
-                f"{name} is {known}; the policy accepts {', '.join(f'{one[:16]}...' for one in accepted)}",
+                f"{name} is {description}; the policy accepts {', '.join(f'{digest[:16]}...' for digest in accepted)}",
             )

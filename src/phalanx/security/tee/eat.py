@@ -79,12 +79,12 @@ def issue_token(
         raise RefusedEvidenceError(
             Reason.WRONG_BINDING, "the evidence is bound to no TLS key, so no token says anything about a peer"
         )
-    end = min(now + min(lifetime, MAX_LIFETIME), result.claims.expires)
-    if end <= now:
-        raise RefusedEvidenceError(Reason.EXPIRED, f"the evidence's certificates ended at {end}")
+    expires = min(now + min(lifetime, MAX_LIFETIME), result.claims.expires)
+    if expires <= now:
+        raise RefusedEvidenceError(Reason.EXPIRED, f"the evidence's certificates ended at {expires}")
     claims: dict[int, Any] = {
         _ISSUER: verifier.name,
-        _EXPIRES: math.floor(end.timestamp()),
+        _EXPIRES: math.floor(expires.timestamp()),
         _ISSUED: math.floor(now.timestamp()),
         _CONFIRMATION: {_KEY_ID: result.binding.tls_key},
         _NONCE: result.binding.nonce,
@@ -124,19 +124,19 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
     except SignatureError as exc:
         raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{_WHERE}: not signed by {verifier.name}") from exc
     claims = _claims(message.payload)
-    found = _token(claims)
-    if found.issuer != verifier.name:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{_WHERE}: issued by {found.issuer[:63]!r}")
-    _check_times(claims, found, now)
-    for reason, one, other in (
-        (Reason.WRONG_NONCE, found.binding.nonce, expected.nonce),
-        (Reason.WRONG_KEY, found.binding.tls_key, expected.tls_key),
-        (Reason.WRONG_RUN, found.binding.run, expected.run),
-        (Reason.WRONG_ROLE, found.binding.role, expected.role),
+    parsed = _token(claims)
+    if parsed.issuer != verifier.name:
+        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{_WHERE}: issued by {parsed.issuer[:63]!r}")
+    _check_times(claims, parsed, now)
+    for reason, actual, other in (
+        (Reason.WRONG_NONCE, parsed.binding.nonce, expected.nonce),
+        (Reason.WRONG_KEY, parsed.binding.tls_key, expected.tls_key),
+        (Reason.WRONG_RUN, parsed.binding.run, expected.run),
+        (Reason.WRONG_ROLE, parsed.binding.role, expected.role),
     ):
-        if one != other:
+        if actual != other:
             raise RefusedEvidenceError(reason, f"{_WHERE}: is about another one than this")
-    return found
+    return parsed
 
 
 def _claims(payload: bytes) -> dict[int, Any]:

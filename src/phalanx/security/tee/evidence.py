@@ -41,10 +41,10 @@ class Evidence:
         Raises:
             RefusedEvidenceError: It was not sent.
         """
-        found = self.endorsements.get(name)
-        if found is None:
+        document = self.endorsements.get(name)
+        if document is None:
             raise RefusedEvidenceError(Reason.MISSING_ENDORSEMENT, f"{self.kind}: {name!r} was not sent along")
-        return found
+        return document
 
     def check_names(self, known: set[str]) -> None:
         """Check that no endorsement came along that the appraisal of this kind would not read.
@@ -95,7 +95,7 @@ def parse_evidence(data: bytes) -> Evidence:
     return Evidence(
         kind=kind,
         data=_decode(value["evidence"], "evidence"),
-        endorsements={name: _decode(one, f"endorsement {name[:40]!r}") for name, one in endorsements.items()},
+        endorsements={name: _decode(text, f"endorsement {name[:40]!r}") for name, text in endorsements.items()},
         statement=_statement(value["statement"]),
     )
 
@@ -103,7 +103,11 @@ def parse_evidence(data: bytes) -> Evidence:
 def _statement(value: Any) -> Binding | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or set(value) != _STATED or not all(isinstance(one, str) for one in value.values()):
+    if (
+        not isinstance(value, dict)
+        or set(value) != _STATED
+        or not all(isinstance(value_text, str) for value_text in value.values())
+    ):
         raise malformed("envelope", f"its statement must have the keys {', '.join(sorted(_STATED))}, all text")
     try:
         raw = {name: bytes.fromhex(value[name]) for name in ("nonce", "tls_key", "run")}

@@ -41,16 +41,16 @@ class KeyRelease:
             RefusedEvidenceError: The token is not this verifier's, has ended, is about something else, is of a kind
                 that is not good enough, or got the key before.
         """
-        found = read_token(token, self._verifier, Binding(nonce, tls_key, self._run, self._role), now)
-        if found.kind not in self._kinds:
+        claims = read_token(token, self._verifier, Binding(nonce, tls_key, self._run, self._role), now)
+        if claims.kind not in self._kinds:
             raise RefusedEvidenceError(
-                Reason.INSECURE_KIND, f"key: evidence of kind {found.kind[:40]!r}, accepted {', '.join(self._kinds)}"
+                Reason.INSECURE_KIND, f"key: evidence of kind {claims.kind[:40]!r}, accepted {', '.join(self._kinds)}"
             )
-        self._use(found, now)
+        self._use(claims, now)
         return self._key
 
     def _use(self, token: Token, now: datetime) -> None:
-        self._used = {nonce: end for nonce, end in self._used.items() if end > now}
+        self._used = {nonce: expires for nonce, expires in self._used.items() if expires > now}
         if token.binding.nonce in self._used:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "key: was released for this nonce before; draw a new one")
         self._used[token.binding.nonce] = token.expires

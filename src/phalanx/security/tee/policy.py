@@ -53,8 +53,8 @@ class ExpectedConfig(StrictModel):
         try:
             if self.report_data is not None and bound == (None, None, None):
                 return RawReportData(bytes.fromhex(self.report_data))
-            if self.report_data is None and all(one is not None for one in bound):
-                nonce, tls_key, run = (bytes.fromhex(one or "") for one in bound)
+            if self.report_data is None and all(value is not None for value in bound):
+                nonce, tls_key, run = (bytes.fromhex(text or "") for text in bound)
                 return Binding(nonce, tls_key, run, self.role)
         except ValueError as exc:
             raise ConfigError(f"expect: {exc}") from exc
@@ -120,12 +120,12 @@ class Policy:
         Raises:
             RefusedEvidenceError: The policy has none.
         """
-        found = self.references.get(kind)
-        if found is None:
+        reference = self.references.get(kind)
+        if reference is None:
             raise RefusedEvidenceError(
                 Reason.NO_REFERENCE, f"{kind}: the policy has no reference values, so nothing of it is accepted"
             )
-        return found
+        return reference
 
     def trust(self, kind: str, now: datetime) -> Trust:
         """Return roots, clock and revocation for a kind; its packaged roots where the policy pins none."""
@@ -142,7 +142,7 @@ def packaged_roots(kind: str) -> tuple[Certificate, ...]:
 def _packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
     folder = resources.files("phalanx.security.tee") / "roots"
     return tuple(
-        one for name in names for one in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
+        root for name in names for root in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
     )
 
 
@@ -166,15 +166,15 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
     return Policy(
         references=references,
         roots={
-            kind: tuple(one for name in reference.roots for one in _roots(directory, name))
+            kind: tuple(root for name in reference.roots for root in _roots(directory, name))
             for kind, reference in references.items()
         },
         manifest_roots={
-            "nv-gpu": tuple(one for name in config.nv_gpu.manifest_roots for one in _roots(directory, name))
+            "nv-gpu": tuple(root for name in config.nv_gpu.manifest_roots for root in _roots(directory, name))
         }
         if config.nv_gpu is not None
         else {},
-        crls={kind: tuple(_crl(directory / name) for name in one.crls) for kind, one in references.items()},
+        crls={kind: tuple(_crl(directory / name) for name in reference.crls) for kind, reference in references.items()},
         revoked_measurements=frozenset(config.revoked_measurements),
         revoked_certificates=frozenset(config.revoked_certificates),
         allow_insecure_sim=config.allow_insecure_sim,
@@ -184,22 +184,22 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
 
 def files_of(config: PolicyConfig) -> tuple[str, ...]:
     """Return the names of the files that a policy needs beside it; roots that stand in the policy itself are none."""
-    found: list[str] = []
+    files: list[str] = []
     for kind in config.kinds:
         reference = getattr(config, kind.replace("-", "_"))
         roots = (*reference.roots, *getattr(reference, "manifest_roots", ()))
-        found += [one for one in roots if not one.startswith(_PEM)]
-        found += reference.crls
-    return tuple(found)
+        files += [root for root in roots if not root.startswith(_PEM)]
+        files += reference.crls
+    return tuple(files)
 
 
 def _roots(directory: Path, given: str) -> tuple[Certificate, ...]:
     """Read roots from a file, or from the PEM text that stands in its place."""
-    where = "roots" if given.startswith(_PEM) else str(directory / given)
+    place = "roots" if given.startswith(_PEM) else str(directory / given)
     try:
-        return read_certificates(given.encode() if given.startswith(_PEM) else _read(directory / given), where)
+        return read_certificates(given.encode() if given.startswith(_PEM) else _read(directory / given), place)
     except RefusedEvidenceError as exc:
-        raise ConfigError(f"{where}: {exc.detail}; expected the vendor's root certificates") from exc
+        raise ConfigError(f"{place}: {exc.detail}; expected the vendor's root certificates") from exc
 
 
 def _crl(path: Path) -> RevocationList:

@@ -23,8 +23,8 @@ PROVIDERS = {"sev_guest": "snp", "tdx_guest": "tdx"}
 _REPORT_DATA_BYTES = 64
 _MAX_CERTIFICATES = 16
 _VCEK, _VLEK, _ASK, _ARK, _CRL = (
-    uuid.UUID(one)
-    for one in (
+    uuid.UUID(name)
+    for name in (
         "63da758d-e664-4564-adc5-f4b93be8accd",
         "a8074bc2-a25a-483e-aae6-39c045a0b8a1",
         "4ab7b379-bbac-4fe4-a02f-05aef327c782",
@@ -124,17 +124,21 @@ def _certificates(table: bytes) -> dict[str, bytes]:
     if not any(table):
         return {}
     try:
-        found = _table(table)
+        certificates = _table(table)
     except RefusedEvidenceError as exc:
         raise NoEvidenceError(exc.detail) from exc
-    named = {name: found[guid] for guid, name in ((_VCEK, "vcek"), (_VLEK, "vlek"), (_CRL, "crl")) if guid in found}
-    chain = b"".join(_as_pem(found[guid]) for guid in (_ASK, _ARK) if guid in found)
+    named = {
+        name: certificates[guid]
+        for guid, name in ((_VCEK, "vcek"), (_VLEK, "vlek"), (_CRL, "crl"))
+        if guid in certificates
+    }
+    chain = b"".join(_as_pem(certificates[guid]) for guid in (_ASK, _ARK) if guid in certificates)
     return {**named, "chain": chain} if chain else named
 
 
 def _table(data: bytes) -> dict[uuid.UUID, bytes]:
     reader = Reader(data, "SNP certificate table")
-    found: dict[uuid.UUID, bytes] = {}
+    certificates: dict[uuid.UUID, bytes] = {}
     for _ in range(_MAX_CERTIFICATES):
         raw, offset, size = reader.take(16), reader.number(4), reader.number(4)
         if not any(raw):
@@ -144,8 +148,8 @@ def _table(data: bytes) -> dict[uuid.UUID, bytes]:
         certificate = part.take(size)
         # written as the digits stand in print; some hosts reverse the first three groups
         for guid in (uuid.UUID(bytes=raw), uuid.UUID(bytes_le=raw)):
-            found[guid] = certificate
-    return found
+            certificates[guid] = certificate
+    return certificates
 
 
 def _as_pem(certificate: bytes) -> bytes:

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     SinkConfig = SinkSettings
 else:
     # at run time the table alone says which there are
-    SinkConfig = any_kind({name: line.config for name, line in SINKS.items()}, OwnSinkConfig)
+    SinkConfig = any_kind({name: entry.config for name, entry in SINKS.items()}, OwnSinkConfig)
 
 
 def open_sink(config: SinkConfig) -> Sink:

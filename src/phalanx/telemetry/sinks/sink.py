@@ -80,9 +80,9 @@ def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
         ConfigError: It is no sink.
     """
     check_own_sink(kind, found)
-    made = found(**config.options)
-    check_methods(kind, made, _EXPECTED, ("begin", "scalars", "end"))
-    sink: Sink = made
+    instance = found(**config.options)
+    check_methods(kind, instance, _EXPECTED, ("begin", "scalars", "end"))
+    sink: Sink = instance
     return sink
 
 

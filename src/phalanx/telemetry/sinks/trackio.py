@@ -67,8 +67,8 @@ class TrackioSink:
         import numpy as np  # noqa: PLC0415 - in this process alone
         import trackio  # noqa: PLC0415 - an extra, in this process alone
 
-        found = (np.asarray(drawn.counts), np.asarray(drawn.edges))
-        self._run.log({drawn.tag: trackio.Histogram(np_histogram=found)}, step=step)
+        histogram = (np.asarray(drawn.counts), np.asarray(drawn.edges))
+        self._run.log({drawn.tag: trackio.Histogram(np_histogram=histogram)}, step=step)
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""

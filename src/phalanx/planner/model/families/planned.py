@@ -128,12 +128,12 @@ class PlannedFamily:
             else:
                 rows += biases
         head_norms = self._head_norms(shape, keys)
-        whole = rows + self.norm_weights * (self.norms * shape.hidden + head_norms)
+        rest = rows + self.norm_weights * (self.norms * shape.hidden + head_norms)
         return replace(
             shape,
             layer_matrix=matrix,
             layer_split=matrix + columns,
-            layer_whole=whole,
+            layer_whole=rest,
             head_norms=head_norms > 0,
         )
 

@@ -14,8 +14,8 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     heads, head_dim = keys.size("num_heads", "num_attention_heads"), keys.size("d_kv", "head_dim")
     encoder = keys.size("num_layers", "num_hidden_layers")
     decoder = keys.size("num_decoder_layers", default=encoder)
-    words = keys.word("feed_forward_proj", "relu").split("-")
-    gated, activation = words[0] == "gated", "gelu_new" if words == ["gated", "gelu"] else words[-1]
+    parts = keys.word("feed_forward_proj", "relu").split("-")
+    gated, activation = parts[0] == "gated", "gelu_new" if parts == ["gated", "gelu"] else parts[-1]
     attention = 4 * hidden * heads * head_dim
     matrix = attention + (3 if gated else 2) * hidden * ffn
     tied = keys.flag("scale_decoder_outputs", keys.flag("tie_word_embeddings", True))

@@ -68,7 +68,7 @@ class SnpReference(Reference):
     @field_validator("min_tcb")
     @classmethod
     def _known_parts(cls, value: dict[str, int]) -> dict[str, int]:
-        if set(value) - {"fmc"} != _FLOOR or any(not 0 <= one <= 255 for one in value.values()):
+        if set(value) - {"fmc"} != _FLOOR or any(not 0 <= number <= 255 for number in value.values()):
             raise ValueError(f"expected {', '.join(sorted(_FLOOR))} and perhaps fmc, each 0 to 255; found {value}")
         return value
 
@@ -87,8 +87,8 @@ def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     report = parse_report(evidence.data)
     leaf = _leaf(evidence, report)
     if "crl" in evidence.endorsements:
-        own = parse_crl(evidence.endorsements["crl"])
-        trust = Trust(trust.roots, trust.now, (*trust.crls, own), trust.revoked, trust.require_crl)
+        sent = parse_crl(evidence.endorsements["crl"])
+        trust = Trust(trust.roots, trust.now, (*trust.crls, sent), trust.revoked, trust.require_crl)
     path = check_chain(leaf, read_certificates(evidence.endorsement("chain"), "chain"), trust)
     check_ecdsa(leaf.key, ec.SECP384R1, report.r, report.s, report.signed, "SNP report")
     product = _product(leaf, report)
@@ -97,7 +97,7 @@ def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     _check_certified_tcb(leaf, tcb)
     _check_mode(report, reference)
     _check_floor(tcb, reference)
-    covered = any(one.issuer == path[-1].subject for one in trust.crls)
+    covered = any(crl.issuer == path[-1].subject for crl in trust.crls)
     return Claims(
         kind="snp",
         measurements=inspect_report(report),

@@ -47,7 +47,7 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
     message = parse_sign1(evidence.data, _WHERE)
     document = _document(message)
     leaf = parse_certificate(document["certificate"], "Nitro certificate")
-    bundle = [parse_certificate(one, "Nitro certificate") for one in document["cabundle"]]
+    bundle = [parse_certificate(der, "Nitro certificate") for der in document["cabundle"]]
     path = check_chain(leaf, bundle, trust)
     check_signs_data(leaf)
     if message.algorithm != ES384 or len(message.signature) != 96:
@@ -92,8 +92,8 @@ def _document(message: Sign1) -> dict[str, Any]:
     bundle = document["cabundle"]
     if not isinstance(bundle, list) or not 1 <= len(bundle) <= _MAX_CERTIFICATES:
         raise malformed(_WHERE, f"expected 1 to {_MAX_CERTIFICATES} certificates in cabundle")
-    for one in (document["certificate"], *bundle):
-        if not isinstance(one, bytes) or not 1 <= len(one) <= _MAX_CERTIFICATE_BYTES:
+    for der in (document["certificate"], *bundle):
+        if not isinstance(der, bytes) or not 1 <= len(der) <= _MAX_CERTIFICATE_BYTES:
             raise malformed(_WHERE, "a certificate is no bytes, or of a length that cannot be")
     for name, limit in _OPTIONAL.items():
         value = document.get(name)

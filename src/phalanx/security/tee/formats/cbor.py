@@ -48,10 +48,10 @@ def encode(value: Any) -> bytes:
             raw = value.encode("utf-8")
             return _head(_TEXT, len(raw)) + raw
         case list() | tuple():
-            return _head(_ARRAY, len(value)) + b"".join(encode(one) for one in value)
+            return _head(_ARRAY, len(value)) + b"".join(encode(item) for item in value)
         case dict():
-            pairs = sorted((encode(key), encode(one)) for key, one in value.items())
-            return _head(_MAP, len(pairs)) + b"".join(key + one for key, one in pairs)
+            pairs = sorted((encode(key), encode(item)) for key, item in value.items())
+            return _head(_MAP, len(pairs)) + b"".join(key + pair_value for key, pair_value in pairs)
         case _:
             raise TypeError(f"CBOR: {type(value).__name__} has no encoding here")
 
@@ -103,33 +103,33 @@ def _argument(reader: Reader, info: int, where: str) -> int:
 
 
 def _sequence(reader: Reader, where: str, depth: int, count: int | None) -> list[Any]:
-    found: list[Any] = []
-    while count is None or len(found) < count:
-        if len(found) > MAX_ITEMS:
+    items: list[Any] = []
+    while count is None or len(items) < count:
+        if len(items) > MAX_ITEMS:
             raise malformed(where, f"CBOR array of more than {MAX_ITEMS}")
         value = _item(reader, where, depth - 1)
         if value is _BREAK:
             if count is None:
                 break
             raise malformed(where, "CBOR array ends too early")
-        found.append(value)
-    return found
+        items.append(value)
+    return items
 
 
 def _mapping(reader: Reader, where: str, depth: int, count: int | None) -> dict[int | str, Any]:
-    found: dict[int | str, Any] = {}
-    while count is None or len(found) < count:
+    entries: dict[int | str, Any] = {}
+    while count is None or len(entries) < count:
         key = _item(reader, where, depth - 1)
         if key is _BREAK and count is None:
             break
         # True is an int to Python and would stand for 1
-        if isinstance(key, bool) or not isinstance(key, int | str) or key in found or len(found) >= MAX_ITEMS:
+        if isinstance(key, bool) or not isinstance(key, int | str) or key in entries or len(entries) >= MAX_ITEMS:
             raise malformed(where, "CBOR map with a key twice, of another type than integer or text, or too many")
         value = _item(reader, where, depth - 1)
         if value is _BREAK:
             raise malformed(where, "CBOR map ends after a key")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 def _head(kind: int, argument: int) -> bytes:

@@ -50,9 +50,9 @@ class Der:
         Raises:
             RefusedEvidenceError: It has another one, or is not DER.
         """
-        found, content, _ = self.any()
-        if found != tag:
-            raise malformed(self._where, f"DER tag {found:#04x}, expected {tag:#04x}")
+        actual, content, _ = self.any()
+        if actual != tag:
+            raise malformed(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
         return content
 
     def enter(self, tag: int = SEQUENCE) -> "Der":
@@ -61,9 +61,9 @@ class Der:
 
     def whole(self, tag: int = SEQUENCE) -> bytes:
         """Return the encoding, tag included, of the next element."""
-        found, _, raw = self.any()
-        if found != tag:
-            raise malformed(self._where, f"DER tag {found:#04x}, expected {tag:#04x}")
+        actual, _, raw = self.any()
+        if actual != tag:
+            raise malformed(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
         return raw
 
     def integer(self) -> int:

@@ -76,8 +76,8 @@ class Certificate:
 
     def extension(self, oid: str) -> bytes | None:
         """Return the value of an extension, or None."""
-        found = self.extensions.get(oid)
-        return None if found is None else found[1]
+        extension = self.extensions.get(oid)
+        return None if extension is None else extension[1]
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,18 @@ def read_certificates(data: bytes, where: str) -> tuple[Certificate, ...]:
 def common_name(name: bytes) -> str:
     """Return the common name in a DER name, or nothing."""
     attributes = Der(name, "name").enter()
-    found = ""
+    text = ""
     while attributes.more():
-        one = attributes.enter(SET).enter()
-        if one.oid() == _COMMON_NAME:
-            found = one.any()[1].decode("utf-8", "replace")
-    return found
+        attribute = attributes.enter(SET).enter()
+        if attribute.oid() == _COMMON_NAME:
+            text = attribute.any()[1].decode("utf-8", "replace")
+    return text
 
 
 def _from_pem(block: bytes, where: str) -> bytes:
-    body, found, rest = block.partition(_END)
+    body, marker, rest = block.partition(_END)
     # Intel's quotes end their chain in a NUL
-    if not found or rest.strip(b"\r\n") not in (b"", b"\0"):
+    if not marker or rest.strip(b"\r\n") not in (b"", b"\0"):
         raise malformed(where, "PEM certificate does not end, or something follows it")
     text = body.replace(b"\r", b"").replace(b"\n", b"")
     try:
@@ -209,9 +209,9 @@ def _check_same_algorithm(inner: bytes, outer: bytes, where: str) -> None:
 
 
 def _extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
-    found: dict[str, tuple[bool, bytes]] = {}
+    extensions: dict[str, tuple[bool, bytes]] = {}
     if outer.peek() != tag:
-        return found
+        return extensions
     holder = outer.enter(tag)
     items = holder.enter()
     holder.end()
@@ -221,10 +221,10 @@ def _extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes
         critical = item.boolean() if item.peek() == BOOLEAN else False
         value = item.read(OCTET_STRING)
         item.end()
-        if oid in found:
+        if oid in extensions:
             raise malformed(where, f"has extension {oid} twice")
-        found[oid] = (critical, value)
-    return found
+        extensions[oid] = (critical, value)
+    return extensions
 
 
 def _revoked(entries: Der, where: str) -> frozenset[int]:

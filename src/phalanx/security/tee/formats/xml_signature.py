@@ -55,10 +55,10 @@ def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Cert
 
 
 def _signature(root: Element, where: str) -> Element:
-    found = [one for one in root.elements if one.name == (DSIG, "Signature")]
-    if len(found) != 1 or root.elements[-1] is not found[0]:
-        raise malformed(where, f"{len(found)} signatures, expected one at its end")
-    return found[0]
+    signatures = [element for element in root.elements if element.name == (DSIG, "Signature")]
+    if len(signatures) != 1 or root.elements[-1] is not signatures[0]:
+        raise malformed(where, f"{len(signatures)} signatures, expected one at its end")
+    return signatures[0]
 
 
 def _digest_of_document(info: Element, where: str) -> bytes:
@@ -74,23 +74,27 @@ def _digest_of_document(info: Element, where: str) -> bytes:
         (enveloped, (ENVELOPED,)),
         (form, CANONICAL),
     ):
-        found = element.attributes.get("Algorithm", "")
-        if set(element.attributes) != {"Algorithm"} or element.children or found not in allowed:
-            raise malformed(where, f"{element.tag[:40]} {found[:80]!r}, expected {allowed[0]}")
+        algorithm = element.attributes.get("Algorithm", "")
+        if set(element.attributes) != {"Algorithm"} or element.children or algorithm not in allowed:
+            raise malformed(where, f"{element.tag[:40]} {algorithm[:80]!r}, expected {allowed[0]}")
     return _bytes(value, where)
 
 
 def _certificates(key_info: Element, where: str) -> tuple[Certificate, ...]:
     (data,) = _parts(key_info, ("X509Data",), where)
-    found = data.elements
-    if not 1 <= len(found) <= _MAX_CERTIFICATES or {one.name for one in found} != {(DSIG, "X509Certificate")}:
+    certificates = data.elements
+    if not 1 <= len(certificates) <= _MAX_CERTIFICATES or {certificate.name for certificate in certificates} != {
+        (DSIG, "X509Certificate")
+    }:
         raise malformed(where, f"expected 1 to {_MAX_CERTIFICATES} certificates and nothing else")
-    return tuple(parse_certificate(_bytes(one, where), f"certificate of {where}") for one in found)
+    return tuple(
+        parse_certificate(_bytes(certificate, where), f"certificate of {where}") for certificate in certificates
+    )
 
 
 def _parts(element: Element, names: tuple[str, ...], where: str) -> list[Element]:
     """Return the children of an element, which are exactly these, with nothing but space between."""
-    if [one.name for one in element.elements] != [(DSIG, name) for name in names] or element.text.strip():
+    if [child.name for child in element.elements] != [(DSIG, name) for name in names] or element.text.strip():
         raise malformed(where, f"{element.tag[:40]} must hold {', '.join(names)} and nothing else")
     return element.elements
 

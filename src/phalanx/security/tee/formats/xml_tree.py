@@ -43,12 +43,12 @@ class Element:
     @property
     def elements(self) -> "list[Element]":
         """Children that are elements."""
-        return [one for one in self.children if isinstance(one, Element)]
+        return [child for child in self.children if isinstance(child, Element)]
 
     @property
     def text(self) -> str:
         """Its text; only of an element without child elements."""
-        return "".join(one for one in self.children if isinstance(one, str))
+        return "".join(child for child in self.children if isinstance(child, str))
 
     def attribute(self, name: tuple[str, str]) -> str | None:
         """Return an attribute by namespace and local name; one without a prefix has no namespace."""
@@ -161,4 +161,4 @@ def _declared(key: str) -> str:
 
 
 def _escaped(text: str, table: Mapping[str, str]) -> str:
-    return "".join(table.get(one, one) for one in text)
+    return "".join(table.get(character, character) for character in text)

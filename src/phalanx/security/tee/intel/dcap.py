@@ -82,14 +82,14 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
     certificates = read_certificates(quote.chain, "PCK chain")
     if collateral.pck_chain is not None:
         again = read_certificates(collateral.pck_chain, "pck_certificate_chain")
-        if [one.raw for one in again] != [one.raw for one in certificates]:
+        if [certificate.raw for certificate in again] != [certificate.raw for certificate in certificates]:
             raise RefusedEvidenceError(Reason.BAD_CHAIN, "pck_certificate_chain: is not the chain inside the quote")
     others = (*certificates[1:], *read_certificates(collateral.crl_chain, "pck_crl_issuer_chain"))
     path = check_chain(certificates[0], others, collateral.trust)
     check_signs_data(certificates[0])
     if certificates[0].name != _PCK:
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"quote: signed below {certificates[0].name!r}, no PCK")
-    _check_all_lists(collateral, {one.subject for one in path[1:]})
+    _check_all_lists(collateral, {certificate.subject for certificate in path[1:]})
     check_raw_ecdsa(
         certificates[0].key, ec.SECP256R1, quote.qe_signature, quote.qe_report, "report of the quoting enclave"
     )
@@ -102,7 +102,7 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
 
 def _check_all_lists(collateral: Collateral, issuers: set[bytes]) -> None:
     """A list that covers nothing on the path was left unchecked, so it is refused instead."""
-    strangers = [one for one in collateral.lists if one.issuer not in issuers]
+    strangers = [crl for crl in collateral.lists if crl.issuer not in issuers]
     if strangers:
         raise RefusedEvidenceError(Reason.BAD_CHAIN, "collateral: a revocation list of an authority off the path")
 
@@ -118,10 +118,10 @@ def _check_attestation_key(quote: Quote) -> None:
 
 
 def _level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
-    wanted = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
-    if (collateral.tcb_info.id, collateral.qe_identity.id) != wanted:
+    expected = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
+    if (collateral.tcb_info.id, collateral.qe_identity.id) != expected:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {wanted[0]}"
+            Reason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {expected[0]}"
         )
     levels = [platform_level(collateral.tcb_info, pck, quote.body)]
     if isinstance(quote.body, TdxBody):

@@ -67,7 +67,7 @@ def check_collateral(data: bytes, trust: Trust) -> Collateral:
     trust = Trust(trust.roots, trust.now, (*trust.crls, *lists), trust.revoked, require_crl=True)
     tcb_info, first = _signed_table(parts, "tcb_info", TcbInfo, trust)
     qe_identity, second = _signed_table(parts, "qe_identity", QeIdentity, trust)
-    ends = (first, second, *(one.next_update for one in lists))
+    ends = (first, second, *(crl.next_update for crl in lists))
     pck_chain = _text(parts, _PCK_CHAIN) if parts.get(_PCK_CHAIN) is not None else None
     return Collateral(tcb_info, qe_identity, trust, lists, _text(parts, "pck_crl_issuer_chain"), pck_chain, min(ends))
 
@@ -147,10 +147,10 @@ def _load(data: bytes, where: str) -> Any:
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key twice")
-    return found
+    return entries
 
 
 def _no_constant(text: str) -> Any:

@@ -152,10 +152,10 @@ def module_level(table: TcbInfo, body: TdxBody) -> Level:
     module: _Module | None = table.tdx_module
     if version:
         name = f"TDX_{version:02X}"
-        found = next((one for one in table.tdx_module_identities if one.id.upper() == name), None)
-        if found is None:
+        identity = next((entry for entry in table.tdx_module_identities if entry.id.upper() == name), None)
+        if identity is None:
             raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"TDX module {name}: not in Intel's table")
-        module, levels = found, found.levels
+        module, levels = identity, identity.levels
     if module is None:
         raise RefusedEvidenceError(Reason.MALFORMED, "TCB info: says nothing of the TDX module")
     if module.mrsigner.lower() != body.signer_seam.hex():
@@ -211,10 +211,10 @@ def _reaches(svns: bytes, components: Sequence[_Component]) -> bool:
 
 
 def _masked_equal(found: bytes, expected: str, mask: str) -> bool:
-    wanted, bits = bytes.fromhex(expected), bytes.fromhex(mask)
-    if not len(found) == len(wanted) == len(bits):
+    expected_bytes, bits = bytes.fromhex(expected), bytes.fromhex(mask)
+    if not len(found) == len(expected_bytes) == len(bits):
         return False
-    return all(one & bit == other & bit for one, other, bit in zip(found, wanted, bits, strict=True))
+    return all(byte & bit == other & bit for byte, other, bit in zip(found, expected_bytes, bits, strict=True))
 
 
 def as_claims(level: Level, evaluation: int) -> Mapping[str, int | str]:

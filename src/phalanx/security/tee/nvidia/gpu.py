@@ -109,11 +109,11 @@ def _check_firmware(leaf: Certificate, report: SpdmMeasurements) -> None:
     """Check that the certificate belongs to the firmware that signed."""
     if not report.fwid:
         return
-    where = f"certificate {leaf.name!r}"
-    value = next((one for oid in _DICE if (one := leaf.extension(oid)) is not None), None)
+    place = f"certificate {leaf.name!r}"
+    value = next((extension for oid in _DICE if (extension := leaf.extension(oid)) is not None), None)
     if value is None:
-        raise malformed(where, "does not name the firmware that holds its key")
-    if not any(report.fwid) or report.fwid not in _firmware_ids(value, where):
+        raise malformed(place, "does not name the firmware that holds its key")
+    if not any(report.fwid) or report.fwid not in _firmware_ids(value, place):
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, "SPDM measurements: of other firmware than the certificate's")
 
 
@@ -122,16 +122,16 @@ def _firmware_ids(value: bytes, where: str) -> list[bytes]:
     holder = Der(value, where)
     fields = holder.enter()
     holder.end()
-    found = []
+    digests = []
     while fields.more():
         tag, content, _ = fields.any()
         inside = Der(content, where)
         if tag == _FWIDS:
             while inside.more():
-                found.append(_digest(inside.enter()))
+                digests.append(_digest(inside.enter()))
         elif tag == SEQUENCE and inside.peek() == OID:
-            found.append(_digest(inside))
-    return found
+            digests.append(_digest(inside))
+    return digests
 
 
 def _digest(item: Der) -> bytes:

@@ -93,10 +93,10 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
 def without_padding(data: bytes) -> bytes:
     """Cut a report at the end of its signature; other bytes are returned unchanged, for the appraiser to refuse."""
     try:
-        found = parse_measurements(data)
+        report = parse_measurements(data)
     except RefusedEvidenceError:
         return data
-    return data[: len(found.signed) + len(found.signature)]
+    return data[: len(report.signed) + len(report.signature)]
 
 
 def _request(reader: Reader) -> bytes:
@@ -111,26 +111,26 @@ def _request(reader: Reader) -> bytes:
 
 
 def _blocks(reader: Reader, count: int) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    blocks: dict[int, bytes] = {}
     for _ in range(count):
         index, specification = reader.number(1), reader.number(1)
         block = Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE)
-        if specification != _DMTF or not 1 <= index <= _MAX_BLOCKS or index in found:
+        if specification != _DMTF or not 1 <= index <= _MAX_BLOCKS or index in blocks:
             raise malformed(_WHERE, f"measurement {index}: twice, or not in the DMTF's form")
         block.take(1)
-        found[index] = block.sized(2, MAX_REPORT_BYTES)
+        blocks[index] = block.sized(2, MAX_REPORT_BYTES)
         block.end()
     reader.end()
-    if not found:
+    if not blocks:
         raise malformed(_WHERE, "no measurement")
-    return found
+    return blocks
 
 
 def _opaque(reader: Reader) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+    fields: dict[int, bytes] = {}
     while reader.left:
         kind = reader.number(2)
-        if kind in found and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
+        if kind in fields and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
             raise malformed(_WHERE, f"opaque field {kind} twice")
-        found[kind] = reader.sized(2, MAX_REPORT_BYTES)
-    return found
+        fields[kind] = reader.sized(2, MAX_REPORT_BYTES)
+    return fields

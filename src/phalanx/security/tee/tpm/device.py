@@ -99,17 +99,17 @@ class TpmDevice(Closeable):
 
     def read_pcrs(self, indexes: Iterable[int]) -> dict[int, bytes]:
         """Return values of the SHA-256 bank by number, in the order of their numbers."""
-        wanted = sorted(set(indexes))
-        found: dict[int, bytes] = {}
-        for start in range(0, len(wanted), _PCRS_AT_ONCE):
-            some = wanted[start : start + _PCRS_AT_ONCE]
+        numbers = sorted(set(indexes))
+        values: dict[int, bytes] = {}
+        for start in range(0, len(numbers), _PCRS_AT_ONCE):
+            some = numbers[start : start + _PCRS_AT_ONCE]
             answer = self.call(TpmCommand.PCR_READ, (), wire.pcr_selection(some))
             answer.take(4)
             selected = answer.take(len(wire.pcr_selection(some)))
             if selected != wire.pcr_selection(some) or answer.number(4) != len(some):
                 raise TpmError(f"TPM: has not all of the PCRs {some} in a SHA-256 bank")
-            found |= {index: answer.sized(2, 32) for index in some}
-        return found
+            values |= {index: answer.sized(2, 32) for index in some}
+        return values
 
     def extend(self, index: int, digest: bytes) -> None:
         """Extend a PCR of the SHA-256 bank by 32 bytes."""

@@ -116,10 +116,10 @@ def _seed_for(ek: PublicKey, form: EkForm) -> tuple[bytes, bytes]:
         seed, digest = secrets.token_bytes(size), HASHES[form.hash]
         scheme = padding.OAEP(padding.MGF1(digest), digest, b"IDENTITY\0")
         return seed, ek.encrypt(seed, scheme)
-    own = ec.generate_private_key(ek.curve)
+    ephemeral = ec.generate_private_key(ek.curve)
     width = (ek.curve.key_size + 7) // 8
-    shared = own.exchange(ec.ECDH(), ek)
-    mine, theirs = own.public_key().public_numbers(), ek.public_numbers()
+    shared = ephemeral.exchange(ec.ECDH(), ek)
+    mine, theirs = ephemeral.public_key().public_numbers(), ek.public_numbers()
     parties = mine.x.to_bytes(width, "big") + theirs.x.to_bytes(width, "big")
     # KDFe, one round: the seed is as long as the hash
     seed = hashlib.new(form.hash, b"\0\0\0\x01" + shared + b"IDENTITY\0" + parties).digest()

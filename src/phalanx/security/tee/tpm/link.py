@@ -119,7 +119,7 @@ class _Socket:
 
 
 def _connected(rest: str) -> socket.socket:
-    options = dict(one.split("=", 1) for one in rest.split(","))
+    options = dict(option.split("=", 1) for option in rest.split(","))
     if set(options) == {"path"}:
         connection = socket.socket(socket.AF_UNIX)
         try:

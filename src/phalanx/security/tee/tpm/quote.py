@@ -82,25 +82,25 @@ def inspect_tpm(evidence: Evidence) -> Mapping[str, str]:
 
 
 def _check_signature(key: PublicKey, signature: TpmSignature, signed: bytes) -> None:
-    where = "TPM quote"
+    place = "TPM quote"
     if signature.hash not in HASHES:
-        raise malformed(where, f"signed with {signature.hash}, which is not accepted")
+        raise malformed(place, f"signed with {signature.hash}, which is not accepted")
     digest = HASHES[signature.hash]
     if isinstance(key, ec.EllipticCurvePublicKey) and signature.scheme == structures.ECDSA:
         if digest.digest_size * 8 != min(key.curve.key_size, 512):
-            raise malformed(where, f"{signature.hash} does not belong to {key.curve.name}")
+            raise malformed(place, f"{signature.hash} does not belong to {key.curve.name}")
         r, s = (int.from_bytes(part, "big") for part in signature.parts)
-        check_ecdsa(key, type(key.curve), r, s, signed, where)
+        check_ecdsa(key, type(key.curve), r, s, signed, place)
         return
     if not isinstance(key, rsa.RSAPublicKey) or signature.scheme == structures.ECDSA:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{where}: signed by a key of another kind")
+        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{place}: signed by a key of another kind")
     scheme: padding.AsymmetricPadding = padding.PKCS1v15()
     if signature.scheme == structures.RSAPSS:
         scheme = padding.PSS(padding.MGF1(digest), padding.PSS.AUTO)
     try:
         key.verify(signature.parts[0], signed, scheme, digest)
     except InvalidSignature as exc:
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: the signature does not match") from exc
+        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{place}: the signature does not match") from exc
 
 
 def _pcr_values(evidence: Evidence, quote: TpmQuote) -> dict[str, str]:

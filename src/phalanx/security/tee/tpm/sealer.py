@@ -84,7 +84,7 @@ def _parsed(sealed: bytes) -> tuple[tuple[int, ...], bytes, bytes]:
         if set(value) != _KEYS or value["phalanx_tpm_sealed"] != _FORMAT:
             raise CheckpointError(f"{_WHERE}: expected the keys {', '.join(sorted(_KEYS))} and format {_FORMAT}")
         pcrs = value["pcrs"]
-        if not isinstance(pcrs, list) or not all(type(one) is int for one in pcrs):
+        if not isinstance(pcrs, list) or not all(type(pcr) is int for pcr in pcrs):
             raise CheckpointError(f"{_WHERE}: pcrs is no list of numbers")
         return tuple(pcrs), bytes.fromhex(value["public"]), bytes.fromhex(value["private"])
     except (ValueError, TypeError) as exc:

@@ -138,19 +138,19 @@ def parse_public(data: bytes) -> TpmPublic:
     Raises:
         RefusedEvidenceError: Anything else.
     """
-    where = "TPMT_PUBLIC"
-    reader = Reader(data, where, big_endian=True)
+    place = "TPMT_PUBLIC"
+    reader = Reader(data, place, big_endian=True)
     kind, name_hash = reader.number(2), reader.number(2)
     if name_hash not in HASHES or kind not in (RSA, ECC):
-        raise malformed(where, f"type {kind:#x} with name algorithm {name_hash:#x}")
+        raise malformed(place, f"type {kind:#x} with name algorithm {name_hash:#x}")
     attributes = reader.number(4)
     reader.sized(2, 64)
     if reader.number(2) != NULL:
         # a symmetric algorithm: a storage key, such as the EK
         reader.take(4)
     if reader.number(2) != NULL:
-        _hash(reader, where)
-    key = _rsa_key(reader, where) if kind == RSA else _ecc_key(reader, where)
+        _hash(reader, place)
+    key = _rsa_key(reader, place) if kind == RSA else _ecc_key(reader, place)
     reader.end()
     name = name_hash.to_bytes(2, "big") + hashlib.new(HASHES[name_hash], data).digest()
     return TpmPublic(attributes, key, name)
