@@ -22,7 +22,6 @@ class Aggregator:
 
     Attributes:
         most_byzantine: Largest number of Byzantine clients among so many clients.
-        source: First publication.
     """
 
     rule: Rule

@@ -76,7 +76,6 @@ class PairChoice:
     Args:
         writer: Answers each prompt twice; once where prompts bring demonstrations.
         choose: Chooses between two answers; None for demonstrations, each of which is better than the model's answer.
-        seed: Seed of all draws.
         told: Entries of the lineage: principles and judge.
 
     Raises:

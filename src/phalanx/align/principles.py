@@ -32,7 +32,7 @@ class Principle(StrictModel):
     Attributes:
         name: Name in rows and reports.
         critique: Question to the model about its own answer.
-        revise: Question after the critique.
+        revise: Question that the model gets after its critique.
         choose: The question by which one of two answers is chosen.
         weight: Relative frequency of its draws.
     """

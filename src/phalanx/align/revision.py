@@ -14,10 +14,8 @@ class Revision:
     """The loop that makes conversations for supervised fine-tuning.
 
     Args:
-        writer: Answers, criticises and revises.
         constitution: Principles; one is drawn for each round of each prompt.
         rounds: Rounds of critique and revision.
-        seed: Seed of all draws.
 
     Raises:
         ConfigError: No principle has a critique and a revision.

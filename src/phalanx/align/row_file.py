@@ -38,7 +38,6 @@ class ResumableRows:
         A batch is always of the same rows, so rows have the same bits wherever an earlier call was interrupted.
 
         Args:
-            count: Number of rows.
             make: ``make(range(a, b))`` returns rows a to b - 1.
             told: Called after each batch with the number of finished rows and `count`.
 
@@ -67,7 +66,6 @@ class ResumableRows:
 
         Args:
             rows: Those of `make` that are of use.
-            figures: Figures for the lineage.
 
         Raises:
             DataError: No row is of use; or the disk does not take it.

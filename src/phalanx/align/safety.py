@@ -92,11 +92,9 @@ class SafetyCheck:
     """The loop that asks a model and looks at its answers.
 
     Args:
-        writer: Model that is asked.
         is_refusal: The rule by which an answer counts as a refusal.
         violation: A regular expression of what no answer may say; left out, an answer to a harmful prompt violates
             where it is no refusal.
-        seed: Seed of all draws.
 
     Raises:
         ConfigError: `violation` is no regular expression.

@@ -13,7 +13,7 @@ class BestCheckpoint:
     """The checkpoint with the best validation loss of a run.
 
     Attributes:
-        step: Number of finished steps.
+        step: Number of optimizer steps that are in it.
         on: Name of the validation set.
         loss: On that set, in nats.
     """

@@ -68,7 +68,6 @@ def export_model(
     Weights are float32, whole and un-sliced, whatever stages they were trained in. The directory appears in one go.
 
     Args:
-        checkpoint: Verified checkpoint.
         source: The model that was trained, or that the adapter belongs to.
         adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.

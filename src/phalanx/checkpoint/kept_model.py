@@ -34,7 +34,6 @@ def keep_model(
     """Copy config, generation defaults and tokenizer of a run into its directory; existing copies stay.
 
     Args:
-        source: Source of the model.
         seal: The key of its checkpoints, and the run's name, where those are encrypted: so is this.
 
     Raises:
@@ -85,9 +84,6 @@ def kept_files(run_dir: Path) -> dict[str, str]:
 
 def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
     """Compare a run directory's copies of its model with the digests that a checkpoint has signed.
-
-    Args:
-        state: State of the checkpoint.
 
     Returns:
         Whether the checkpoint names any digest; checkpoints of earlier versions name none.

@@ -32,7 +32,6 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
 
     Args:
         base: Base model in the hub's layout.
-        adapter: Adapter in peft's format.
 
     Returns:
         Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.

@@ -24,7 +24,7 @@ class FilePlace:
     """The file and the checkpoint that a chunk belongs to; it opens nowhere else.
 
     Attributes:
-        step: Number of finished steps.
+        step: Number of optimizer steps that are in it.
         file: Name of the encrypted file.
     """
 

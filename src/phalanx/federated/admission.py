@@ -102,7 +102,6 @@ class DueUpdates:
         run: Digest of the run file.
         model: Digest of the weights that went out.
         shapes: Shape of each tensor, by name; all are of `dtype`.
-        dtype: Dtype of the tensors.
         max_norm: Bound of the Euclidean norm of all values; sites scale theirs down to it themselves.
         max_samples: Bound of a site's weight.
     """
@@ -126,9 +125,8 @@ class AdmittedUpdate:
     """An update that may be looked at.
 
     Attributes:
-        samples: Weight of the update.
-        tensors: Tensors by name.
-        norm: Norm over all tensors.
+        samples: Weight of the update in a mean.
+        norm: Euclidean norm over all tensors together.
         header: The signed header, the evidence of the site's statement.
     """
 
@@ -182,9 +180,7 @@ class UpdateAdmission:
 
         Args:
             bringer: The site that handed it in, as its carrier proves.
-            header: Signed header.
             values: Safetensors bytes of the tensors.
-            due: Expectations of the update.
 
         Raises:
             UpdateRefusedError: It differs from the expectations, or comes from another site.

@@ -20,7 +20,6 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
     """Draw sites into buckets of `size` or one more.
 
     Args:
-        sites: Names of the sites.
         size: At least 3, or as many as each site wants in a sum.
         chance: Bytes that no site knew when it joined, such as the digest of the round's model: the order is by its
             hashes.

@@ -41,7 +41,6 @@ class LocalUpdate:
         loss: Mean over the targets of the round, in nats, as it was before each step; None of private rows, of which
             it would tell without noise.
         num_targets: Targets of the round; 0 of private rows.
-        steps: Number of local steps.
         spent: Spent budget of the site's private rows; None where rows are not private.
     """
 
@@ -58,8 +57,8 @@ class SiteScores:
     """What a site's own held-out rows say of a model.
 
     Attributes:
-        loss: Summed loss in nats.
-        num_targets: Number of targets.
+        loss: Loss summed over all targets, in nats.
+        num_targets: Number of targets that `loss` is summed over.
         classes: For each class: its texts, texts that were classified as it, and right ones; empty without a
             classification.
     """
@@ -82,7 +81,6 @@ class LocalTrainer(Protocol):
         Args:
             number: Number of the round, from 1.
             start: Weights at the start of the round.
-            rule: Rule that corrects gradients.
 
         Raises:
             FailedBatchError: Loss or gradient is not finite.

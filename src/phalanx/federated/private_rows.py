@@ -104,7 +104,6 @@ class PrivateSteps:
     """The gradients of a site's steps: sums of rows' clipped gradients, with noise, over the rows of a mean batch.
 
     Args:
-        model: Model to train.
         rows: Rows that are drawn and charged.
         schedule: Local schedule of the site.
         fresh: Draws random bytes; another one than the system's generator is for tests.

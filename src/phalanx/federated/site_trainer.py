@@ -47,8 +47,6 @@ class WholeModel:
     """A whole model in one process, with its trained parameters.
 
     Args:
-        source: Source of its files.
-        config: Adapter and attention.
         seed: Seed of the adapter's first values.
         objective: A key of `OBJECTIVES`.
         num_classes: Number of classes; 0 without a classification.
@@ -189,10 +187,7 @@ class SiteData:
     """What a site trains and is measured on.
 
     Attributes:
-        name: Name of the site.
         loader: Draws from the site's own sequences.
-        num_sequences: Number of training sequences.
-        held_out: Returns its held-out batches.
         pick: Gives its own sequences by number, from 0.
         digest: SHA-256 in hex of all that they are drawn from.
     """
@@ -217,10 +212,7 @@ class SiteSchedule:
 
     Attributes:
         optimizer: Begun anew in every round.
-        steps: Number of local steps.
-        batch_size: Sequences of a step.
         microbatches: Parts that they are cut into.
-        seed: Seed of dropout.
     """
 
     optimizer: OptimizerConfig

@@ -48,7 +48,7 @@ class LowRank(NamedTuple):
     Attributes:
         a: ``[rank, inputs]``.
         b: ``[outputs, rank]``.
-        scale: Factor of their product.
+        scale: Factor of the product ``b @ a``.
     """
 
     a: Tensor

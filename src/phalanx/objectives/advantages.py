@@ -54,7 +54,7 @@ def generalised_advantages(
     """Generalised advantage estimation over the tokens of answers, each of which ends where its mask does.
 
     Args:
-        rewards: Reward after each token.
+        rewards: Reward that follows each token.
         values: The critic's expectation before each token, of the rewards from there on.
         mask: 1 at the tokens of the answer, which are in one piece; 0 elsewhere, where nothing counts.
         discount: Factor of the next token's value; gamma.

@@ -215,7 +215,7 @@ def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: floa
         name: Name of the objective, for error messages.
         logits: ``[batch, seq, vocab]``.
         labels: int64 ``[batch, seq]``.
-        temperature: Divisor of the logits.
+        temperature: Number that logits are divided by.
 
     Raises:
         DataError: As `causal_lm`.

@@ -56,7 +56,7 @@ class OptimizerConfig(StrictModel):
         kind: "adamw"; in a run with ``[parallel]`` or ``[pipeline]`` also "adamw8bit", which keeps a byte for each
             number of a moment; and with ``[parallel]`` "sgd" with momentum, or "adafactor", which keeps a row and a
             column for each matrix instead of two moments of its size.
-        lr: Peak learning rate.
+        lr: Learning rate behind the warm-up, the largest one.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
         weight_decay: Decoupled, times the learning rate, in AdamW and Adafactor, and added to the gradient in SGD; only

@@ -25,7 +25,6 @@ class StageOptimizer:
     for bit; with `single_rounding`, any two holders. The moments live where the parameters are when this is made.
 
     Args:
-        parameters: Parameters by name.
         config: Learning rate and the rest.
         can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
@@ -77,7 +76,7 @@ class StageOptimizer:
 
         Args:
             gradients: One for each parameter, of its shape and dtype; they are not changed.
-            clip_coefficient: Factor of all gradients.
+            clip_coefficient: Number that all gradients are multiplied by.
 
         Raises:
             TrainingError: A gradient is missing, unknown or of another shape or dtype, or a number is not

@@ -46,10 +46,6 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
 
     The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.
 
-    Args:
-        world: Number of ranks.
-        hub_config: The model's config.json.
-
     Raises:
         ConfigError: There are too few ranks, or no number of copies that is allowed works.
     """

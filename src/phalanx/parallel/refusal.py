@@ -22,10 +22,7 @@ class StepWorkload:
         batch_size: Sequences of one step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
         adapted: Layers that adapters are asked for, empty for the usual ones; None where all parameters are trained.
-        optimizer: Kind of the optimizer.
-        device: Device of the ranks.
         attention: Name of the attention kernel.
-        attends: Kind of mask.
         has_prefix: Whether virtual tokens come before the tokens of every block.
         num_prompt_tokens: Virtual tokens come before the text, in what crosses between stages.
         is_quantized: Frozen matrices are kept in few bits.
@@ -46,9 +43,6 @@ class StepWorkload:
 
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
     """Refuse a layout that cannot train a model.
-
-    Args:
-        hub_config: The model's config.json.
 
     Raises:
         ConfigError: Says why, and names the nearest layout that works.

@@ -20,7 +20,6 @@ class Work(NamedTuple):
     Attributes:
         kind: ``backward`` is ``inputs`` (the gradient that the stage before waits for) and ``weights`` together.
         stage: Number among all stages of the pipeline; rank ``stage % ranks`` has it.
-        microbatch: Number of the microbatch.
     """
 
     kind: Kind

@@ -34,7 +34,7 @@ class Bar:
         first: First step it stands for.
         last: Last step it stands for.
         parts: Colour class and value of each part, from the bottom.
-        title: Text of the tooltip.
+        title: Text that a tooltip shows.
         sign: A mark on top of the bar, as shape and colour class.
     """
 
@@ -60,7 +60,7 @@ def step_bars(
         bars: At least one, in order of their steps.
         y_label: Name of the vertical axis, with its unit.
         items: Legend, as (shape, colour class, name).
-        label: Text for screen readers.
+        label: Description for users of screen readers.
     """
     first, last = min(bar.first for bar in bars), max(bar.last for bar in bars)
     highest = max(sum(value for _, value in bar.parts) for bar in bars)
@@ -78,7 +78,7 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     Args:
         rows: Names and values, not negative.
         show: Turns a value into text with its unit.
-        label: Text for screen readers.
+        label: Description for users of screen readers.
         css: CSS class of the colour.
     """
     margin = _room_for([name for name, _ in rows], 262.0)
@@ -138,7 +138,7 @@ def part_bars(
     Args:
         rows: At least one; names with their parts, the same parts in every row, none negative.
         show: Turns a value into text with its unit.
-        label: Text for screen readers.
+        label: Description for users of screen readers.
         limit: Position of a line that bars should not cross; a limit far beyond the bars is described in words.
         colours: CSS class of each part.
     """

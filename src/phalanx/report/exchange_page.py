@@ -63,7 +63,6 @@ def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
     """Draw milliseconds of the sums of one size over ranks, beside the bound.
 
     Args:
-        rows: Rows of the bench.
         of: Size of the sums in bytes.
     """
     shown = [row for row in rows if row["bytes"] == of and row["op"] in _SUMS]

@@ -263,7 +263,6 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
 
     Args:
         run_dirs: Run directories by the name that the legend shows; drawn in order, the last on top.
-        out: Path of the picture.
 
     Returns:
         `out`.

@@ -22,7 +22,6 @@ class RunRecord:
 
     Attributes:
         config_text: The resolved run file, empty when missing.
-        config: Parsed run file.
         metrics: One row a step, in the order of the file; each has a number ``step``.
         rounds: One row a federated round, and one a measurement of its sites; empty of other runs.
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.

@@ -23,7 +23,6 @@ def element(tag: str, attributes: Attributes, *children: str) -> Markup:
     """Return one element.
 
     Args:
-        tag: Name of the element.
         attributes: Values are escaped; a float is written with two decimals at most.
         children: `Markup` as it is, any other text escaped.
     """
@@ -86,7 +85,7 @@ class AxisScale:
     """A scale that maps values to positions, linearly or by logarithm.
 
     Args:
-        low: Smallest value; finite.
+        low: Smallest value of the scale; finite.
         high: Largest value; finite. Equal ends are widened.
         ends: Positions of `low` and `high`.
         log: Logarithmic scale; needs a positive `low`.

@@ -47,8 +47,6 @@ class RolloutBundle:
     """The records that a verdict on rollouts rests on, all of it.
 
     Attributes:
-        party: The accused party.
-        answer: The worker's signed answer.
         policy: Policy of the request; None where its weights are not at hand.
         config: Config of that policy, where its weights are not at hand: keys of the hub's config.json.
         weights: Digest of its weights; with the config it gives the digest that the request names.
@@ -96,11 +94,7 @@ class RolloutJudgement(NamedTuple):
 
 
 class ControlModels:
-    """Models for control runs, built from data; the last one of each kind of attention is held.
-
-    Args:
-        device: A torch device.
-    """
+    """Models for control runs, built from data; the last one of each kind of attention is held."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device

@@ -34,16 +34,13 @@ class RolloutCompany:
 
     Args:
         endpoint: The owner's; the workers are its peers.
-        workers: Names of the workers.
         check: Share of texts to read again, and tolerances between honest computations.
         share: Draws the texts that are read again.
-        desk: Receives the evidence.
         reward: Reward of a text; needed where workers report rewards.
 
     Attributes:
-        verdicts: Convictions in order.
+        verdicts: Convictions in the order of their detection.
         dismissals: Workers that were left out and not convicted, in order.
-        costs: Cost of the checks.
         told: Is told each verdict, with its evidence written, and each dismissal.
 
     Guarantees:

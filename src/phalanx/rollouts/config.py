@@ -18,7 +18,6 @@ class RolloutCheck(StrictModel):
 
     Attributes:
         rate: The share of each answer that is read again, after it was signed; at least one text, unless it is 0.
-        tolerance: Tolerance between honest computations.
         answer_timeout_s: A worker that has not answered by then is passed over, and convicted of nothing.
         max_unanswered: A worker that leaves more requests than this without an answer in time is left out from then on,
             and convicted of nothing; every 32 answers allow one more.
@@ -36,7 +35,6 @@ class RolloutsConfig(StrictModel):
     Attributes:
         workers: Number of processes on this machine.
         threads: Threads of tensor kernels per worker.
-        check: Checks of their answers.
     """
 
     workers: int = Field(ge=1, le=256)
@@ -48,8 +46,6 @@ class RolloutWorkerConfig(JoiningWorkerConfig):
     """The config of one worker process: its identity, where the owner listens, and how it computes.
 
     Attributes:
-        device: A torch device.
-        threads: Threads of tensor kernels.
         attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
         tolerance: A request that is to be judged by a narrower one is refused: it could convict an honest worker.

@@ -64,7 +64,6 @@ def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
 
     Args:
         keys: Keys from `DrawPlace.key`, int64 ``[rows, 2]``.
-        vocab_size: Number of columns.
     """
     tokens = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
     bits = _mixed(_mixed(tokens * _GOLDEN + keys[:, :1]) ^ keys[:, 1:])

@@ -62,12 +62,8 @@ class RolloutExaminer:
     """An examiner of answers; it alone convicts, and only where `judge_bundle` does.
 
     Args:
-        desk: Receives the evidence.
         share: Draws the texts that are read again.
         reward: Reward of a text; needed where workers report rewards.
-
-    Attributes:
-        costs: Cost of the checks.
     """
 
     def __init__(self, desk: EvidenceDesk, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None) -> None:

@@ -46,7 +46,6 @@ def read_answer(
         worker: The party that signed the answer.
         request: The one that the answer names.
         answer: Signed header of the answer.
-        payload: Tensors of the answer.
 
     Returns:
         The texts, where they can be read, and a verdict where some are texts that no honest worker sends.

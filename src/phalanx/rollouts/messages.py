@@ -17,7 +17,6 @@ class PolicyOffer(Body):
 
     Attributes:
         policy: `RolloutPolicy.digest`; the worker computes it again.
-        size_bytes: Size of the file.
     """
 
     kind: ClassVar[str] = "policy_offer"

@@ -34,7 +34,6 @@ class RouterWatch:
 
     Args:
         tolerance: Router logits that are nearer than this are nearly equal.
-        choices: Experts to exchange.
 
     Attributes:
         ties: Exchanges that rounding could have made beside `choices`, with the distance of the logits.
@@ -100,7 +99,7 @@ class TieSearch:
     Attributes:
         outcome: ``fits``: a choice that rounding may have made gives the claims. ``excluded``: none does.
             ``open``: there are more choices than were tried.
-        reread: Fitting reading; None otherwise.
+        reread: Reading that fits the claims; None otherwise.
     """
 
     outcome: Literal["fits", "excluded", "open"]

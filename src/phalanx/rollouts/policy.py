@@ -220,7 +220,6 @@ class KeptPolicy:
     """A policy as a model to read with.
 
     Attributes:
-        digest: Digest of the policy.
         config: Keys of the hub's config.json.
     """
 

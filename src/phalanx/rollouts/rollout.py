@@ -85,7 +85,6 @@ class RolloutAnswer(Body):
 
     Attributes:
         request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
-        written_in: Settings of the computation.
         lines: One line a text, in the order of `RolloutRequest.places`.
     """
 

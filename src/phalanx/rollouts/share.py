@@ -30,7 +30,6 @@ class CheckedShare:
         Args:
             worker: The party that signed it.
             signed: Digest of the signed header.
-            texts: Number of texts.
 
         Returns:
             Places in the answer, rising.

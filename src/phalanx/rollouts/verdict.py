@@ -59,7 +59,6 @@ class RolloutDismissal(StrictModel):
 
     Attributes:
         step: Step of the request at which the owner decided.
-        reason: Explanation for people.
     """
 
     party: PartyName
@@ -72,11 +71,8 @@ class RolloutVerdict(StrictModel):
     """One worker is guilty; `reason` names the place, the measured and the allowed value.
 
     Attributes:
-        step: Step of the request.
-        offence: Kind of offence.
-        reason: Explanation for people.
         prompt: Number of the prompt; None where the offence is not about one text.
-        sample: Number of the text.
+        sample: Number of the text within its prompt.
         measured: Largest value that was found; None where it is no finite number or nothing was measured.
         allowed: Allowed value by the tolerance.
         checked: Tokens of the answer that were read again.

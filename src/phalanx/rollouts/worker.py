@@ -25,7 +25,6 @@ class RolloutWriter:
 
     Args:
         attention: Name of the attention kernel.
-        device: A torch device.
         batch_rows: About so many texts at a time.
         tolerance: The narrowest by which answers may be judged; None for the default.
     """

@@ -107,7 +107,6 @@ class StageGroup:
         """Have something done by all ranks.
 
         Args:
-            command: Command for every rank.
             given: Tensors of the command, by name.
 
         Raises:

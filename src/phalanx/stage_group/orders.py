@@ -43,7 +43,6 @@ class GroupCommand(StrictModel):
     """One thing that all ranks do together.
 
     Attributes:
-        deed: Operation of all ranks.
         copy_id: Number of the copy of a stage.
         step: Optimizer step, where the deed has one.
         microbatch: Index in the step, where the deed has one.
@@ -52,7 +51,6 @@ class GroupCommand(StrictModel):
         stage: Number of the stage to build.
         plan: The run's plan, for building.
         names: Tensors of the state that are asked for.
-        source: State to read from.
         learning_rate: Learning rate of an update.
         clip_coefficient: Multiplies the gradients of an update.
         is_recorded: Whether the update is kept, so that it can be undone.
@@ -96,7 +94,6 @@ def hand_round(tensor: Tensor | None, cargo: Cargo, device: torch.device) -> Ten
     Args:
         tensor: At rank 0.
         cargo: Dtype and shape of the tensor.
-        device: Device of this rank.
     """
     mine = torch.empty(cargo.shape, dtype=_DTYPES[cargo.dtype], device=device)
     if tensor is not None:

@@ -64,7 +64,7 @@ class StateShards:
         """Make one optimizer step, each rank with its own tensors.
 
         Args:
-            clip_coefficient: Factor of all gradients.
+            clip_coefficient: Number that all gradients are multiplied by.
             is_recorded: Whether it is kept, so that it can be undone.
             gradients: Whole ones, at rank 0 alone.
         """
@@ -79,7 +79,6 @@ class StateShards:
 
         Args:
             names: Names such as ``exp_avg/...``.
-            source: State to read from.
             step: Before which step, where the source is the past.
 
         Raises:

@@ -55,7 +55,6 @@ class PartyRow(StrictModel):
 
     Attributes:
         state: Present part in the run.
-        serves: Numbers of its stages.
         shadows: Stages of which it has the other copy.
         since: Second since 1970 from which on state and stages are these.
         since_step: The step that came next then; None before the first.
@@ -64,7 +63,6 @@ class PartyRow(StrictModel):
         bytes_from: Bytes of frames that the owner accepted from it in this session.
         bytes_to: Bytes of frames that it took from the owner.
         heard: Second since 1970 at which the last frame of it was accepted; None where none was.
-        verdicts: Its convictions.
         note: Why it is lost, refused or revoked.
     """
 
@@ -94,7 +92,6 @@ class PartiesStatus(StrictModel):
     """All parties of a run at one moment.
 
     Attributes:
-        step: Number of finished steps.
         steps: Steps of the whole run.
         written: Second since 1970 of that moment.
         ended: Whether the session is over.

@@ -35,7 +35,6 @@ class StepReading:
 
     Args:
         loss: Mean training loss of the step, in nats a token.
-        tokens_per_s: Training tokens per second.
         audits: Number of audits so far.
         alarms: Number of alarms so far.
         accuracy: Latest accuracy of a classifier on held-out texts, shown in place of audits and alarms, which such
@@ -95,7 +94,7 @@ class ProgressDisplay:
         start_step: Steps that were done before, when a run is resumed.
         every: A plain line every so many steps where the console is no terminal.
         console: Console to draw on; None for standard output.
-        clock: Returns monotonic seconds.
+        clock: Returns the time in monotonic seconds.
     """
 
     def __init__(

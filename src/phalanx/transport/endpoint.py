@@ -184,7 +184,6 @@ class Endpoint(Closeable):
         """Hash, sign and queue one frame; it is delivered in the background, in order.
 
         Args:
-            kind: Meaning of the frame.
             body: JSON data of that kind.
             payload: Contiguous buffers; copied before the call returns.
 
@@ -202,7 +201,6 @@ class Endpoint(Closeable):
         """Send one frame as `send` does, with a payload that the caller has digested already.
 
         Args:
-            kind: Meaning of the frame.
             body: JSON data of that kind.
             payload: Copied before the call returns.
             digest: `digest_hex` over it; signed unseen, and the receiver refuses a wrong one.

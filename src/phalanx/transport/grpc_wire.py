@@ -60,10 +60,8 @@ class JoinedPeer:
 
     Attributes:
         peer: The party, from its certificate.
-        address: Stated listening address.
         run: The run that it serves; empty for a party that came to join.
         calls_us: Our name in its session.
-        certificate: PEM of its certificate.
     """
 
     peer: Peer

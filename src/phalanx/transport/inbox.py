@@ -19,10 +19,9 @@ class CheckedFrame:
 
     Attributes:
         sender: The party that sent it.
-        kind: Meaning of the frame.
         body: Kind-specific JSON object; its content is for the receiver to check.
-        payload: Read-only bytes.
-        header: Stored as evidence.
+        payload: Bytes of the payload, read-only memory.
+        header: Signed header, which is kept as evidence.
     """
 
     sender: str
@@ -156,7 +155,6 @@ class Allowance:
     """The most that one peer may send from one renewal to the next.
 
     Attributes:
-        messages: Number of frames.
         size_bytes: Size of these frames together.
         refusals: Frames that are refused, by the link or by the reader of the inbox.
     """

@@ -29,8 +29,8 @@ class Payload:
 
     Attributes:
         buffers: Parts of the payload in order.
-        size_bytes: Size of all parts.
-        digest: Digest over all parts.
+        size_bytes: Size in bytes of all parts together.
+        digest: Digest over all parts in order.
     """
 
     buffers: Sequence[bytes | memoryview]
@@ -44,7 +44,6 @@ class DeliveredFrame:
 
     Attributes:
         receipt: The receiver's signature; None when none is due for this frame.
-        size_bytes: Length of the frame.
     """
 
     header: SignedHeader

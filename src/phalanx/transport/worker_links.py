@@ -32,7 +32,6 @@ class LocalWorkerProcesses:
         identities: Has a directory with certificate and keys for each name.
         template: Common part of all workers' files beside ``identity``, ``owner`` and ``owner_name``.
         command: Module and arguments of a worker, without its file.
-        threads: Threads of each process.
         others: Module and arguments of single workers, by name, without their file; for drills only.
     """
 

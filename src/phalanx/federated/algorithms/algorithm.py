@@ -41,7 +41,6 @@ class Algorithm:
     Attributes:
         server: Makes the owner's step of the section and the number of values.
         local: Makes a site's rule of the section and the weights at the beginning of the round.
-        source: First publication.
     """
 
     server: Callable[[Any, int], ServerStep]

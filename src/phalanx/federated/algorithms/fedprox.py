@@ -12,7 +12,6 @@ class ProximalRule:
     """The gradient of the proximal term, added to each local gradient.
 
     Args:
-        config: Settings with mu.
         start: Weights at the beginning of the round; kept.
 
     Source: Li et al. 2020.

@@ -51,7 +51,6 @@ class _Contact:
     Attributes:
         is_near: Whether the engine says that it can be reached.
         greeted: Time of the last greeting.
-        trouble: Last reported trouble.
     """
 
     conversation: SiteAsked
@@ -67,7 +66,6 @@ class OwnerPost:
     Attributes:
         path: Socket to listen at; its directory is this user's alone.
         session: Name of the session; frames of another one are refused.
-        limits: Bounds of frames.
     """
 
     path: Path
@@ -79,8 +77,6 @@ class BridgeCarrier:
     """A `Carrier` over an engine that is not trusted: it gets signed frames and hands in signed answers.
 
     Args:
-        identity: Identity of the owner.
-        post: Address to listen at.
         roster: The sites of the run, as its authority has certified them.
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.

@@ -36,10 +36,8 @@ class BridgedSite:
     """A site, and where an engine's client finds it.
 
     Attributes:
-        identity: Identity of the site.
         owner: The owner, as the run's authority has certified it.
         session: Beginning of the names of the owner's sessions: the run's name.
-        limits: Bounds of frames.
     """
 
     identity: Identity

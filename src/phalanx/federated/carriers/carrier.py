@@ -29,7 +29,6 @@ class CarriedReply:
 
     Attributes:
         site: Name that the carrier's own certificates prove.
-        body: Parsed JSON.
         payload: Bytes that belong to it.
     """
 
@@ -41,11 +40,7 @@ class CarriedReply:
 
 @dataclass(frozen=True)
 class LostSite:
-    """A carrier's report that a site will not answer its order.
-
-    Attributes:
-        reason: Explanation for people.
-    """
+    """A carrier's report that a site will not answer its order."""
 
     site: str
     reason: str

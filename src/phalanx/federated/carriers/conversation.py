@@ -56,11 +56,7 @@ class SiteLeft(Body):
 
 @dataclass(frozen=True)
 class Speaker:
-    """One end of a conversation.
-
-    Attributes:
-        limits: Bounds of frames.
-    """
+    """One end of a conversation."""
 
     identity: Identity
     peer: Peer
@@ -73,7 +69,6 @@ class Speaker:
 
         Args:
             place: Run, number, and digest of the header before it.
-            kind: Meaning of the frame.
             payload: Bytes that belong to it.
 
         Raises:

@@ -62,7 +62,6 @@ class FrameRelay:
 
     Args:
         grid: Flower's grid of the run.
-        line: Connection to the owner.
     """
 
     def __init__(self, grid: Grid, line: OwnerLine) -> None:

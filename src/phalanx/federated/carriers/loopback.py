@@ -33,7 +33,6 @@ class LoopbackCarrier:
     """A `Carrier` over our own transport.
 
     Args:
-        identity: Identity of the owner.
         session: Name of the session; frames of another one are refused.
         sites: Names of the sites of the run; no other caller is let in.
         transport: Address to listen on, deadlines and bounds.

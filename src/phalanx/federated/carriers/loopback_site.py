@@ -19,7 +19,6 @@ class OwnerCall:
     """The caller, and where the owner is.
 
     Attributes:
-        identity: Identity of the site.
         owner: The owner, as the run's authority has certified it.
         address: ``host:port`` of it.
         session: Beginning of the names of its sessions: the run's name.

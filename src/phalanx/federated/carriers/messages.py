@@ -31,7 +31,6 @@ class TrainOrder(SiteOrder):
     """Train a round from the weights in the payload.
 
     Attributes:
-        model: Digest of the payload.
         counted: The last round in which an update of this site has counted; 0 for none.
     """
 
@@ -46,10 +45,9 @@ class SumOrder(SiteOrder):
     """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
 
     Attributes:
-        round: Round of the update.
         model: Digest of the weights that the update is relative to.
         number: Number of the sum; each is entered once.
-        phase: Phase of the sum.
+        phase: Phase of the secure sum's protocol.
     """
 
     kind: ClassVar[str] = "sum"
@@ -86,7 +84,7 @@ class TrainedReply(SiteReply):
         num_targets: Targets of the round; 0 where a site does not report them.
         samples: The site's weight, as it will be summed.
         scaled: Factor of the update to stay within the norm; None where a site does not report it.
-        train_s: Seconds of training.
+        train_s: Wall-clock seconds of the local training.
         epsilon: Epsilon that its private rows have spent, by its own report; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for; None likewise.
     """

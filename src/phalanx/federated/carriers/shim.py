@@ -43,7 +43,6 @@ class ShimMessage(NamedTuple):
 
     Attributes:
         kind: One of the 5 kinds.
-        number: Number of its delivery.
         name: The site; empty where it is about none.
         data: A frame, a reason, or names.
     """

@@ -140,7 +140,6 @@ class EnclaveAggregator:
     Args:
         terms: Terms of the run: sites accept its evidence only where these equal their own.
         shapes: Shapes of an update's tensors.
-        attester: Produces the enclave's evidence.
         state: Its key and its book.
 
     Guarantees:

@@ -149,7 +149,6 @@ def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
     """Answer the host's requests until it closes its end.
 
     Args:
-        end: End of the pipe.
         most: Largest number of sites in a round.
     """
     while (asked := _receive(end)) is not None:

@@ -18,7 +18,6 @@ class SealingSite:
     """One site, and the aggregator that its updates go to.
 
     Args:
-        identity: Identity that signs updates.
         terms: Terms of the run, as the site knows them.
 
     Guarantees:

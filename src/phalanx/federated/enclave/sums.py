@@ -19,7 +19,6 @@ class EnclaveSumMaker:
 
     Args:
         journal: Gives each sum a number, and remembers which sites the aggregator was asked for.
-        aggregator: Aggregator in the enclave.
     """
 
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, aggregator: AggregatorPort) -> None:

@@ -43,8 +43,6 @@ class RoundCoordinator:
         budget: Charged for the sums of a round before they are asked for, where sites bring noise.
 
     Attributes:
-        weights: Present weights.
-        timer: Timer of rounds.
         spent: Epsilon of the private rows of each site, the most that it has said, in whatever session; empty where
             rows are not private.
 

@@ -82,7 +82,7 @@ class Fleet:
         """Yield answers as they come, until none of these sites is waited for, or the deadline is over.
 
         Args:
-            deadline_s: Seconds from now.
+            deadline_s: Seconds from now on, for all answers.
             among: All sites with open tickets when left out.
         """
         until = self._clock() + deadline_s

@@ -27,7 +27,6 @@ class ReleasedSum:
 
     Attributes:
         cohort: The sites that it was begun with.
-        members: Sites in the sum.
     """
 
     cohort: tuple[str, ...]
@@ -190,7 +189,7 @@ class SiteShare:
     Attributes:
         loss: Mean training loss, as the site says; None where it does not.
         num_targets: Number that the site reports.
-        samples: Weight of the site.
+        samples: Weight of the site's update in the mean.
         norm: Norm of its update; None where updates are summed and none is seen.
         scaled: Factor of the update by the site's report; None without a report.
         train_s: Seconds of training, as the site says.
@@ -226,7 +225,6 @@ class RoundRecord:
         shares: Those that counted, by name.
         left_out: The others that were asked, with reasons.
         norm: Norm of the weights' movement.
-        sums: Numbers of secure sums.
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
         lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.
@@ -268,7 +266,6 @@ class HeldUpdate:
     Attributes:
         round: That it was trained in.
         header: Signed header; evidence of the site's statement.
-        vector: Values of the update.
         share: Entry of the site in the record.
     """
 

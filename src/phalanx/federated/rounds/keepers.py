@@ -67,7 +67,6 @@ class PartHeader(StrictModel):
     Attributes:
         run: Digest of the run file.
         model: Digest of the weights that the update is relative to.
-        number: Number of the sum.
         key: Digest of the keeper's public key.
         part: Digest of the sealed ciphertexts, which follow.
     """
@@ -115,8 +114,8 @@ class KeeperKey:
     """The public keys of one keeper.
 
     Attributes:
-        public: Key for encryption.
-        seal: Key for sealing ciphertexts.
+        public: BFV public key, for encrypting shares.
+        seal: X25519 public key, for sealing ciphertexts.
     """
 
     public: bytes
@@ -133,9 +132,7 @@ class SumPlace:
     """The sum that a part is for.
 
     Attributes:
-        round: Round of the update.
         model: Digest of the weights that it is relative to.
-        number: Number of the sum.
     """
 
     round: int
@@ -210,7 +207,6 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
     Args:
         key: Digest of the keeper's public key.
         site: Name of the site that they are of.
-        item: Item as received.
 
     Raises:
         AggregationError: It is not signed by that site for this sum and key, or other bytes came.

@@ -42,7 +42,6 @@ class ReleasedSums:
 
         Args:
             model: Digest of the weights that its updates are relative to.
-            members: Sites in the sum.
 
         Raises:
             AggregationError: One with other members was released of this round and these weights.

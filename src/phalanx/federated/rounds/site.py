@@ -42,7 +42,6 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        identity: Identity that signs updates.
         trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and books of sums.

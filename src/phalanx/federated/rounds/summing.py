@@ -24,7 +24,6 @@ class SumMaker:
     """What makes one update of sites that have trained, and sees none of theirs.
 
     Args:
-        identity: Identity of the owner.
         journal: Gives each sum a number of its own, whatever crashes.
         length: Number of an update's values.
     """

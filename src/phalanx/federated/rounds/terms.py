@@ -23,7 +23,6 @@ class RunTerms:
         digest: Digest of the run file.
         config: Section of the run file.
         seed: Seed of the draw of cohorts.
-        owner: Name of the owner.
         roster: All sites by name, certified by the run's authority.
         rounds: Number of rounds of the run.
         rows: Budget of the training rows of each site, which it draws and counts by itself; None where sites train
@@ -67,7 +66,6 @@ class SiteBudget:
     Args:
         directory: Directory of the site alone.
         sums: Noisy sums of the run, as this site computes them from its own copy of the run file.
-        config: Budget of the sums.
 
     Raises:
         RollbackError: The file is damaged.

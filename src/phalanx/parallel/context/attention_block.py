@@ -49,7 +49,7 @@ def gradients(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tupl
     Args:
         heads: Queries, keys and values of the forward pass.
         gradient: Gradient of the output over all blocks that these queries see.
-        sums: Log-sum-exp of that output.
+        sums: Log-sum-exp of the scores of that output.
     """
     return _kernels(heads.query)[1](heads, gradient, out, sums)
 

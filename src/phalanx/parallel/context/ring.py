@@ -118,7 +118,6 @@ def go_back(
     """Return the gradients of queries, keys and values.
 
     Args:
-        gradient: Gradient of the output.
         kept: Queries, keys, values, output and log-sum-exp.
     """
     query, key, value, out, sums = kept

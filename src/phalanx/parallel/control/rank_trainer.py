@@ -57,11 +57,8 @@ class RankRecipe:
     """The recipe that all ranks of a run agree on.
 
     Attributes:
-        optimizer: Choice of the optimizer.
         batch_size: Sequences of a step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
-        total_steps: Steps of the run.
-        seed: Seed of dropout.
         attention: Name of the attention kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
         adapter: Adapter; None where all parameters are trained.
@@ -112,7 +109,6 @@ class RankTrainer:
         source: The model; each rank reads its own stages.
 
     Attributes:
-        timer: Timer of this rank.
         objective: Objective, with the extra rows of a batch, the mask's rows included.
 
     Raises:
@@ -228,7 +224,6 @@ class RankTrainer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Number of the stage.
             tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         self._keeper.load(num_steps, stage, tensors)

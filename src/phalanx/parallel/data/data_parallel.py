@@ -112,9 +112,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: Offload
 
     Args:
         module: Module to shard; changed in place.
-        mesh: Mesh of the ranks.
         reshard: Whether parameters are given up between forward and backward pass.
-        policy: Placement of the shards.
     """
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
     if isinstance(module, FSDPModule) and mesh.device_type == "cpu":

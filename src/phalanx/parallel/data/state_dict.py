@@ -48,9 +48,6 @@ class _Entry:
 def stand_in(key: str, known: Mapping[str, object]) -> str | None:
     """What to read in a checkpoint in the place of a tensor that it lacks since it is of a run with other islands.
 
-    Args:
-        known: Names in the checkpoint.
-
     Returns:
         The name to read; None for zeros.
     """
@@ -67,9 +64,7 @@ class StateGatherer:
 
     Args:
         stages: Parameters from `catalogue`.
-        update: Optimizer of these parameters.
         outer: Outer step of islands; None without islands.
-        config: Config of the optimizer.
     """
 
     def __init__(
@@ -133,7 +128,6 @@ class StateGatherer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Number of the stage.
             tensors: Tensors by name; on rank 0 alone.
         """
         mine = by_name(self._held)

@@ -135,9 +135,6 @@ class LossScale:
     Args:
         is_needed: True in float16; otherwise the scale is 1 for good.
 
-    Attributes:
-        value: Present scale.
-
     Source: Micikevicius et al. 2018, section 3.2.
     """
 

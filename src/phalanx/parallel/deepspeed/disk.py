@@ -50,7 +50,7 @@ def why_no_locked_memory(needed_bytes: int) -> str | None:
     """Say why buffers that the disk reads into cannot be locked in memory, which would end a rank with SIGSEGV.
 
     Args:
-        needed_bytes: Size for one rank.
+        needed_bytes: Bytes of one rank's buffers.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY or needed_bytes <= limit or _can_lock(limit + mmap.PAGESIZE):
@@ -68,7 +68,6 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     Args:
         directory: Named in the run file.
         digest: Digest of the run's config, in hex.
-        rank: Number of this rank.
 
     Raises:
         ConfigError: Another process uses it, or it cannot be made.

@@ -70,9 +70,6 @@ class DeepSpeedMember:
     Args:
         recipe: The same on every rank.
         folder: Folder of this rank alone; None where the disk is not used.
-
-    Attributes:
-        timer: Timer of this rank.
     """
 
     def __init__(
@@ -167,7 +164,6 @@ class DeepSpeedMember:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Number of the stage.
             tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         if not self._state.has_moments:

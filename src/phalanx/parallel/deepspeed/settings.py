@@ -25,7 +25,7 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
     """Bytes of memory that a rank locks for the disk.
 
     Args:
-        total: Number of trained parameters.
+        total: Number of trained parameters of the whole model.
         largest: Numbers of the largest parameter.
         copies: Number of ranks that share them.
     """

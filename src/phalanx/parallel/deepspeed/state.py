@@ -25,8 +25,6 @@ class ZeroState:
 
     Args:
         engine: Engine from ``deepspeed.initialize``.
-        parameters: Trained parameters by name.
-        shapes: Shapes before sharding.
         shares_parameters: ZeRO 3, where a layer has its parameters only while it runs.
     """
 

@@ -39,7 +39,7 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     """Fill a tensor with this rank's part of the sum over all ranks.
 
     Args:
-        part: Contiguous result.
+        part: Contiguous tensor that gets the result.
         whole: Contiguous summands; equal parts along dimension 0.
         group: The ranks; all of them call this together.
     """

@@ -148,7 +148,6 @@ class HeartbeatThreads:
     could not see that it takes too long.
 
     Args:
-        heartbeat: Store of the heartbeats.
         limit_s: Seconds after which a rank is taken for hung.
         act: Told of the rank and its seconds of silence, once; None only gives heartbeats.
     """

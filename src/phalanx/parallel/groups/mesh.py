@@ -18,7 +18,6 @@ class Domain:
     Data parallel copies count along copies that share first, then groups that are replicas of each other, then islands.
 
     Attributes:
-        device: Device of this rank.
         pp: Coordinate along the pipeline; `dp`, `cp` and `tp` likewise.
         island: Number of this rank's island.
         replica: Number of this rank's sharing group in the island.
@@ -78,7 +77,6 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
 
     Args:
         config: Its `world` is the size of the default group.
-        device: Device of this rank.
     """
     sizes = _sizes(config)
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))

@@ -28,7 +28,6 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
     """Refuse an address that a public network may reach.
 
     Args:
-        address: Address to listen at.
         what: The option or section that names it, for the message.
         unsafe: The run file allows it.
 

@@ -19,8 +19,6 @@ class RankEnv:
     """The rank that this process is, and where the others are met.
 
     Attributes:
-        rank: Number among all ranks.
-        world: Number of all ranks.
         local_rank: Number among the ranks of this machine.
         local_world: Number of ranks on this machine.
         rendezvous: The file, or None where torchrun's variables say.

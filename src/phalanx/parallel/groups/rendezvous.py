@@ -49,7 +49,6 @@ def join(
     """Be one of the ranks of the default group; gloo on CPU, NCCL on CUDA.
 
     Args:
-        device: Device of this process.
         digest: Digest of the run's config, in hex; it must be the same on all ranks.
         look: Called again and again while others are waited for; raises when one of them will not come.
         silence_s: Seconds after which a rank without a heartbeat is taken for hung; None for never. Where no process

@@ -36,7 +36,6 @@ class StagePart(nn.Module):
 
     Attributes:
         stage: Remaining modules of the stage on this rank.
-        cut: Cuts of the parameters.
     """
 
     def __init__(self, stage: StageModule, domain: Domain, *, narrow: torch.dtype | None = None) -> None:

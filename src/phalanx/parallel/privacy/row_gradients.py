@@ -58,7 +58,6 @@ class RowGradients:
 
         Args:
             losses: Function that runs the model and returns losses of rows.
-            rows: Numbers of the rows.
             total: Total from `zeros`.
 
         Raises:

@@ -14,7 +14,6 @@ class RowLinear(nn.Module):
     """A linear layer with inputs that are spread over ranks; its output is the sum of their products.
 
     Args:
-        weight: Slice of this rank.
         bias: The whole one, or None; added once, after the sum.
         is_transposed: The weight is stored ``[in, out]``.
         cuts_sequence: Each rank keeps its slice of the sequence of the sum.
@@ -47,7 +46,6 @@ class RowEmbedding(nn.Module):
     """An embedding of which each rank has some rows; the rows that others have come from them.
 
     Args:
-        weight: Rows of this rank.
         padding_idx: Row of the whole table that gets no gradient from here, or None.
     """
 

@@ -233,7 +233,6 @@ def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[t
     Args:
         tokens_per_s: Rate of all ranks while nothing fails.
         cluster: Failures and the site's overhead.
-        used: Devices with their numbers.
     """
     number = sum(count for _, count in used)
     share = 1.0

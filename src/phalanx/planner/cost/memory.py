@@ -21,7 +21,6 @@ class RankMemory:
 
     Attributes:
         parameters: Stored weights, without a master copy.
-        gradients: Bytes of gradients.
         optimizer: Its state and the master copy.
         activations: Bytes that the microbatches in flight store for their backward passes, the loss included, at the
             worst moment.

@@ -38,8 +38,7 @@ class RankShare:
 
     Attributes:
         parameters: Before ZeRO shares them, frozen ones too.
-        trained: Parameters that have gradients.
-        layers: Blocks of the rank.
+        layers: Number of blocks on this rank.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
     """

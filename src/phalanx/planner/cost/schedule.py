@@ -12,7 +12,7 @@ class StageTimes:
 
     Attributes:
         inputs: Backward pass down to the inputs.
-        weights: Gradients of the weights.
+        weights: Seconds of the gradients of weights.
     """
 
     forward: float
@@ -75,7 +75,6 @@ def simulate(
 
     Args:
         schedule: One of ``layout.SCHEDULES``.
-        num_microbatches: Microbatches of the step.
         times: One entry per stage; a multiple of `num_ranks`.
         latency_s: Seconds from the end of sending until the next stage has the result.
         transfer_s: Seconds that sending one result occupies the link; the rank goes on working.

@@ -38,7 +38,6 @@ class StepTime:
         context: The same between context parallel ranks.
         bubble: Waiting in the pipeline: for other stages, for messages, and for a core.
         data: Exchange of gradients and parameters that no computation hides.
-        optimizer: Update of the parameters.
         offload: Traffic to the host's memory.
         verification: Audits that do not fit into the bubble.
         hidden: Exchange that goes on beside the computation.
@@ -79,7 +78,7 @@ def step_time(
 
     Args:
         layout: Layout that `why_not` accepts.
-        guard: Verification; None verifies nothing.
+        guard: Verification of workers; None verifies nothing.
         exact: Play the pipeline through; else take the formula for equal stages, which is much quicker.
     """
     alone = _with_a_core_each(shape, layout, recipe, machine, exact=exact)
@@ -136,7 +135,6 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
 
     Args:
         alone: Times with a core for each rank.
-        work: Times without waiting.
         crowd: Number of ranks that share a core.
         shared: Seconds of the pipeline with its cores shared; 0 without a pipeline.
     """

@@ -21,7 +21,6 @@ class PricedCut:
     Attributes:
         depth: Blocks that the client runs.
         recipe: Recipe with the number of microbatches that is best for this cut.
-        cost: Cost of a step.
         leak: Share that the host recovers.
         reason: Why it cannot be used; None where it can.
     """
@@ -58,10 +57,8 @@ class CutAnswer:
 
     Attributes:
         model: Its name or path, for people.
-        recipe: Recipe of the question.
         parties: A client, the enclave and the link between them.
         leaks: Table that the leaks come from.
-        cuts: Cuts, by depth.
     """
 
     model: str

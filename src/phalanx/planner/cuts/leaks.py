@@ -49,7 +49,7 @@ class Leak:
     Attributes:
         seen: Share of tokens that the host recovers in the mode that is planned.
         opened: Share that it recovers where it sees plaintext: what rests on the guard.
-        chance: Share that guessing recovers.
+        chance: Share that a guess would recover.
         basis: ``measured``, or the estimate that replaces a measurement.
     """
 
@@ -69,7 +69,6 @@ class LeakTable(StrictModel):
 
     Attributes:
         model: Name of the measured model.
-        command: Command that measured it.
         commit: Commit of the measuring code.
         rows: A line for each cut.
     """

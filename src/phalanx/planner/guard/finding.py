@@ -121,7 +121,6 @@ class DetectionOdds:
     """The odds that one kind of lie is found.
 
     Attributes:
-        lie: Kind of lie.
         probability: That a step with such a lie is found to be wrong before it is applied.
         expected_steps: Attacked steps until then, in the mean; None without audits.
         certain_steps: Attacked steps within which it is found with a probability of 99.9 %.

@@ -13,10 +13,7 @@ class Linear:
     """One matrix of a block.
 
     Attributes:
-        name: Name in the block.
-        feed: Input of the matrix.
-        inputs: Width of the input.
-        outputs: Width of the product.
+        outputs: Width of the matrix's product.
     """
 
     name: str

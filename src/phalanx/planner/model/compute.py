@@ -20,7 +20,6 @@ class Flops:
     Attributes:
         block: Operations of the matrices of one block.
         scores: Attention's scores and mixing in one block; not halved for the causal mask.
-        head: Operations of the head.
     """
 
     block: int

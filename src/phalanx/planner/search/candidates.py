@@ -15,8 +15,7 @@ def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | Non
     as well, so that parameters stay inside; other numbers of groups are judged where a caller asks for them.
 
     Args:
-        world: Number of ranks.
-        per_node: Ranks per node.
+        per_node: Number of ranks on each node.
         outer: Joins of islands; None where there are none.
         own: One that is to be among them, if it has so many ranks.
     """

@@ -75,7 +75,6 @@ def about_model(
 
     Args:
         model: A config.json, its directory, or a known model.
-        sequences: Sequences of a step.
         precision: Precision of a `Recipe`.
         offload: Offloading of a `Recipe`.
 

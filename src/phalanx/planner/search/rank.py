@@ -58,7 +58,7 @@ def rank(
     Args:
         recipe: Training recipe; microbatches, checkpointing and sequence parallelism are chosen for each layout.
         num_devices: Number of the cluster's devices.
-        guard: Verification; None verifies nothing.
+        guard: Verification of workers; None verifies nothing.
         by: ``speed`` puts the most tokens a second first, ``cost`` the fewest device-seconds a token: they differ
             only between different numbers of devices.
         fixed: The only layout to judge.

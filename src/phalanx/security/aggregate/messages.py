@@ -203,7 +203,6 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
     """Read a message that must be in its one form.
 
     Args:
-        kind: Expected kind of message.
         clients: Clients of the cohort; bounds the size of the message.
 
     Raises:

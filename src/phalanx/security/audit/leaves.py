@@ -49,7 +49,7 @@ class LeafBatch:
 
     Attributes:
         root: Root of the Merkle tree over the leaves.
-        leaves: Number of leaves.
+        leaves: Number of leaves in the batch.
         offset: Byte offset of the first leaf in the file.
         size_bytes: Size of all leaves, with a newline after each.
     """

@@ -45,7 +45,7 @@ class Line:
         time: RFC 3339, UTC.
         run: The run it belongs to.
         head: The log's head once this line is written.
-        size_bytes: Length, with the newline.
+        size_bytes: Length in bytes, with the newline.
     """
 
     sequence: int

@@ -28,7 +28,6 @@ class SteadyClock:
     """A clock that reads the wall clock when it is made and never again.
 
     Args:
-        wall: Wall clock at construction.
         elapsed: Seconds of a clock that cannot be set.
 
     Guarantees:

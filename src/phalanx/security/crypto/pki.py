@@ -91,7 +91,6 @@ def issue(
     """Make keys and certificate of one party in ``directory/name``.
 
     Args:
-        directory: Directory of the authority.
         hosts: Further DNS names and addresses for tools other than Phalanx, which goes by the party name.
         days: Validity from `now`, cut to that of the authority.
         now: Time of issue; the clock's if None.
@@ -130,7 +129,6 @@ def sign_request(
     """Certify the keys of a party that made them elsewhere, in ``directory/name``, where the certificate stays.
 
     Args:
-        directory: Directory of the authority.
         name: Name of the expected party; None accepts the name in the request.
         hosts: Host names, as in `issue`; a request itself cannot ask for any.
         where: Name of the request in error messages, such as its path.

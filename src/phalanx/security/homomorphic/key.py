@@ -100,7 +100,7 @@ def join_key(public: bytes, sealed: bytes, shares: Mapping[int, bytes]) -> SumKe
     Args:
         public: Public key of the pair.
         sealed: Sealed secret key from `KeyCommittee`.
-        shares: At least the threshold.
+        shares: Shares of at least the threshold's number of members.
 
     Raises:
         AggregationError: The shares are too few, of another key, or altered.

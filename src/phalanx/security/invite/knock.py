@@ -27,7 +27,6 @@ class OpenDoor:
 
     Args:
         port: The port; 0 takes any free one.
-        secret: Secret of the token.
 
     Raises:
         TransportError: The port cannot be listened on.

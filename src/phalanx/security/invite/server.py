@@ -50,7 +50,7 @@ class EnrolmentServer(Closeable):
         invitations: The register that admits or refuses.
         terms: Terms that each joining machine receives.
         say: Takes a line about each that came or was refused; called from other threads.
-        clock: Returns monotonic seconds.
+        clock: Returns the time in monotonic seconds.
 
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten

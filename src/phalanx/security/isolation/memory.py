@@ -19,7 +19,7 @@ class SecretMemory(Closeable):
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
 
     Args:
-        size: Size in bytes.
+        size: Size of the memory in bytes.
 
     Raises:
         OSError: The kernel has none to give, or the user may lock no more memory.

@@ -103,7 +103,7 @@ def check_rate(rows: int, batch_size: int, delta: float) -> float:
     """Return the chance of a row to be in a step's sample.
 
     Args:
-        rows: Number of training rows.
+        rows: Number of rows in the training set.
         batch_size: Mean number of drawn rows.
 
     Raises:

@@ -43,7 +43,6 @@ def spill(rows: int, rate: float, places: int) -> float:
 
     Args:
         rows: Number of rows, each drawn by itself.
-        rate: Chance of each row.
         places: At least the mean number of drawn rows.
     """
     if places >= rows:
@@ -70,7 +69,6 @@ def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -
         rows: Number of rows from which samples are drawn.
         places: Rows that a step has room for.
         steps: Number of steps of the run.
-        epsilon: Budget of the run.
 
     Returns:
         0 where not even one row a step is few enough.

@@ -45,7 +45,6 @@ class PastCharges:
 
     Attributes:
         terms: Terms that all charges share; None where the run has none yet.
-        count: Number of charges.
     """
 
     terms: dict[str, Any] | None = None
@@ -76,8 +75,6 @@ class BudgetLedger:
 
     Args:
         log: Open audit log of the run.
-        step: Mechanism of each charge.
-        epsilon: Budget of the run.
         delta: The chance that the bound does not hold.
         terms: Other terms of the first line: how rows are drawn, and the protected unit.
         past: Charges of earlier sessions in the log.

@@ -59,7 +59,7 @@ def gaussian_noise(stream: SecureStream, count: int, deviation: float) -> NDArra
     """Return values of normal noise in float32.
 
     Args:
-        count: Number of values.
+        count: Number of values to draw.
     """
     out = np.empty(count, np.float32)
     for start in range(0, count, _CHUNK):

@@ -34,7 +34,6 @@ class BlobPlace:
 
     Attributes:
         name: Such as ``adapters``.
-        step: Number of finished steps.
     """
 
     run: str

@@ -50,7 +50,6 @@ class Lane(BoundToProcess):
     """The common part of sender and receiver of one direction in one epoch: its ciphers and its counter.
 
     Args:
-        context: Context of the channel.
         epoch: The sender's; 1 to 2^32 - 1.
         ciphers: One for each purpose, used by no other lane.
         max_chunks: After so many the lane is exhausted.

@@ -62,7 +62,6 @@ class Offer(BoundToProcess):
         """Take the server's reply; a refused one changes nothing, and the right one is accepted once.
 
         Args:
-            reply: Received reply.
             server: Party that must have signed the reply. Its message key must be the key that the attestation vouches
                 for.
             after_epoch: The newest epoch that this side has seen of the server; a machine that was turned back, or
@@ -97,7 +96,6 @@ def answer(
     old one until a frame does.
 
     Args:
-        hello: Received hello.
         terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
         client: The party that must have signed the hello.

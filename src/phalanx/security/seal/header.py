@@ -53,7 +53,6 @@ class Header(NamedTuple):
     Attributes:
         direction: Number of a `Direction`.
         session: 16 bytes.
-        epoch: Epoch of the sender.
         counter: Counter of the first chunk.
         chunk_bytes: Plain bytes of each chunk but the last.
         chunks: Number of chunks, at least one.

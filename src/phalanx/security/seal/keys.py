@@ -27,7 +27,6 @@ def derive_ciphers(
         secret: 32 bytes or more that both ends share: an X25519 result, or the output of a TLS exporter.
         transcript: 32 bytes, SHA-256 over all that was said to agree on the secret, both ends' fresh salts in it.
         context: Goes into every key: another run, config, attestation, party or session gives unrelated keys.
-        epoch: Epoch of the sender.
 
     Returns:
         One cipher for each purpose. No copy of a key stays in Python's memory; that of OpenSSL is cleared

@@ -129,7 +129,6 @@ class Receiver(LaneEnd):
         """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.
 
         Args:
-            frame: Received frame.
             kind: The tensor that is due.
             step: The step that is due.
             microbatch: The microbatch that is due.
@@ -212,12 +211,7 @@ def _named(header: Header) -> str:
 
 
 class Channel(Closeable):
-    """One end of a channel in one pair of epochs.
-
-    Attributes:
-        sender: Seals outgoing frames.
-        receiver: Opens incoming frames.
-    """
+    """One end of a channel in one pair of epochs."""
 
     def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:
         self.context, self.sender, self.receiver = context, sender, receiver

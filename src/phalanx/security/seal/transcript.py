@@ -54,7 +54,6 @@ class TranscriptStatement:
 
     Attributes:
         party: The party that states it.
-        session: Session id in hex.
         to_server: Head of the frames to the server.
         to_client: Head of the frames to the client.
     """

@@ -24,7 +24,7 @@ class Claims:
         tcb: Versions of firmware and microcode, or the vendor's word for them.
         debug_off: Whether the evidence proves that debugging is off; some kinds do not say.
         device: Id of the chip or module, in hex or text; empty where the evidence has none.
-        notes: Omitted checks, in sentences.
+        notes: Sentences about checks that were omitted.
     """
 
     kind: str

@@ -14,7 +14,6 @@ class KeyRelease:
     """One key in the hands of a relying party that trusts one verifier.
 
     Args:
-        key: Released key.
         verifier: The verifier that signs the tokens.
         run: Digest of the run's config that the key is for.
         role: Required role of the attester in the run.

@@ -100,7 +100,6 @@ class Policy:
 
     Attributes:
         references: Reference values by kind; a kind that is absent is refused.
-        revoked_measurements: Refused measurements in hex.
         manifest_roots: Pinned roots of the authorities that sign the vendor's reference values, by kind.
         digest: SHA-256 over the config, in hex; empty for one that was built in code.
     """

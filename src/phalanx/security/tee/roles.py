@@ -53,7 +53,6 @@ class Verifier:
         """Appraise evidence for a nonce of this verifier, which is used up whatever the result.
 
         Args:
-            evidence: Received evidence.
             binding: The nonce, and the key, run and role that this verifier knows by itself.
 
         Raises:

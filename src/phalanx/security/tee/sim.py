@@ -49,7 +49,6 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
 
     Args:
         measurement: Claimed measurement of the program.
-        binding: Binding of the evidence.
         debug: Whether it says that it is in debug mode.
     """
     body: dict[str, Any] = {

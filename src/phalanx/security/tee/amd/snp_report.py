@@ -26,7 +26,6 @@ class SnpReport:
     """One report.
 
     Attributes:
-        version: Version of the structure.
         policy: Bits of the guest's policy.
         vmpl: Privilege level that asked for the report, 0 the highest.
         signing_key: `VCEK` or `VLEK`.

@@ -19,7 +19,7 @@ class Sign1:
 
     Attributes:
         algorithm: Algorithm number of the COSE registry.
-        signature: Raw signature bytes.
+        signature: Raw bytes of the signature, in COSE's form.
         signed: Bytes that the signature covers.
     """
 

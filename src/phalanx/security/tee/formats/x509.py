@@ -37,7 +37,7 @@ class Certificate:
     """One X.509 certificate, parsed and not verified.
 
     Attributes:
-        raw: DER of the certificate.
+        raw: DER encoding of the whole certificate.
         signed: The part that the issuer signed.
         serial: Serial number; 0 is accepted.
         issuer: DER name; compared byte by byte.

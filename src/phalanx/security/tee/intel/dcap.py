@@ -54,7 +54,6 @@ class CheckedQuote:
 
     Attributes:
         level: TCB level of the whole platform.
-        pck: Facts of the platform.
         evaluation: Number of the TCB table.
         expires: Earliest end of a certificate or table.
     """

@@ -25,8 +25,8 @@ class SgxBody:
         cpu_svn: Raw security versions of the platform.
         attributes: Flags and XFRM, 16 bytes.
         fields: Hex by name, for reference values.
-        product_id: ISVPRODID of the enclave.
-        svn: ISVSVN of the enclave.
+        product_id: ISVPRODID: the enclave's product id.
+        svn: ISVSVN: the enclave's security version.
         report_data: 64 bytes.
     """
 

@@ -25,7 +25,6 @@ class SpdmMeasurements:
     """One request and its response.
 
     Attributes:
-        nonce: Nonce of the verifier.
         measurements: Values by block number; the first byte, the kind of value, is apart.
         signed: Request and response without the signature.
         signature: r and s, 96 bytes.
