@@ -56,7 +56,7 @@ def test_the_adversary_finds_a_door_that_does_not_ask_who_brought_an_update(tmp_
     monkeypatch.setattr(
         UpdateAdmission,
         "admit",
-        lambda own, bringer, header, values, due: admit(own, own._signed(header).site, header, values, due),
+        lambda own, bringer, header, values, due: admit(own, own._read_header(header).site, header, values, due),
     )
 
     what = found_by("plain", "train/all of another site but the ticket/early/always", tmp_path)

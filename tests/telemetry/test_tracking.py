@@ -17,7 +17,7 @@ from phalanx.config.own_code import pinned
 from phalanx.errors import ConfigError
 from phalanx.telemetry import CurveWriter, Histogram, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, SinkConfig, TrackedRun, check_sinks
-from phalanx.telemetry.tracking import _lines
+from phalanx.telemetry.tracking import _value_lines
 
 NOTES = """
 import json
@@ -174,7 +174,7 @@ def test_a_sink_that_stands_still_holds_up_no_step_and_is_ended_in_time(track, t
 
 
 def test_names_that_another_party_might_choose_are_made_harmless():
-    (line,) = _lines({"loss\x1b[2J\u202e\n": 1.0, "x" * 5000: 2.0}, 3)
+    (line,) = _value_lines({"loss\x1b[2J\u202e\n": 1.0, "x" * 5000: 2.0}, 3)
 
     assert json.loads(line) == {"step": 3, "values": {"loss?[2J??": 1.0, "x" * 200: 2.0}}
 
@@ -182,7 +182,7 @@ def test_names_that_another_party_might_choose_are_made_harmless():
 def test_a_long_row_is_cut_into_lines_that_are_written_as_a_whole():
     values = {f"layer.{number}.{'w' * 60}": float(number) for number in range(500)}
 
-    lines = list(_lines(values, 7))
+    lines = list(_value_lines(values, 7))
 
     assert max(map(len, lines)) <= select.PIPE_BUF
     found = [json.loads(line) for line in lines]

@@ -38,7 +38,7 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
 
     def under(principle: Principle, prompt: AskedPrompt, first: str, second: str) -> Verdict:
         sure = [
-            judge.decide(_comparison(asking.comparison, prompt, principle, *pair))
+            judge.decide(_fill_comparison(asking.comparison, prompt, principle, *pair))
             for pair in ((first, second), (second, first))
         ]
         return {"principle": principle.name, "preference": (sure[0] + 1 - sure[1]) / 2, "by_order": sure}
@@ -114,11 +114,11 @@ class PairChoice:
         if self._choose is None:
             written.insert(0, [prompt.record[DEMONSTRATION].strip() for prompt in prompts])
         return [
-            self._row(prompt, first, second, number)
+            self._make_row(prompt, first, second, number)
             for prompt, first, second, number in zip(prompts, *written, numbers, strict=True)
         ]
 
-    def _row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
+    def _make_row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
         row: dict[str, Any] = {"prompt": prompt.messages}
         if not first or not second:
             return {**row, "left_out": "silent"}
@@ -148,7 +148,7 @@ def chosen_figures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str,
     }
 
 
-def _comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
+def _fill_comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
     """Fill all placeholders at once, so that an answer that holds a placeholder stays unchanged."""
     parts = {
         "{conversation}": prompt.text,

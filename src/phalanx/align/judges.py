@@ -85,13 +85,13 @@ class ServerJudge:
         try:
             letter = self._served.ask(question).strip().strip("()*.\"'").upper()
         except RewardError as exc:
-            raise _refused(str(exc)) from exc
+            raise _refusal_error(str(exc)) from exc
         if letter not in _LETTERS:
-            raise _refused(f"{self._config.url}: the judge said {letter!r:.60}, expected A or B and nothing else")
+            raise _refusal_error(f"{self._config.url}: the judge said {letter!r:.60}, expected A or B and nothing else")
         return float(letter == _LETTERS[0])
 
 
-def _refused(why: str) -> RewardError:
+def _refusal_error(why: str) -> RewardError:
     do = "see to the judge, then give the same command again: finished rows are kept"
     return RewardError(f"{why}; {do}").about(code="PHX-R042", do=do)
 

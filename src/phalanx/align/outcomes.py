@@ -44,7 +44,7 @@ def feedback_rows(
     rows, counts = [], Counter[str]()
     for outcome in outcomes:
         answer = str(outcome.record["answer"]).strip()
-        became, better = _better(outcome.record, answer, refusal)
+        became, better = _better_answer(outcome.record, answer, refusal)
         if became == "right" and shape == "pairs":
             counts["right, which no pair is made of"] += 1
             continue
@@ -59,7 +59,7 @@ def feedback_rows(
     return rows, dict(counts)
 
 
-def _better(record: Mapping[str, Any], answer: str, refusal: str) -> tuple[str, str | None]:
+def _better_answer(record: Mapping[str, Any], answer: str, refusal: str) -> tuple[str, str | None]:
     """Return what an outcome is, and the answer to learn; None where it is not known."""
     better = record.get(BETTER)
     correction = better.strip() if isinstance(better, str) and better.strip() else None

@@ -44,7 +44,7 @@ class Principle(StrictModel):
     weight: float = Field(default=1.0, gt=0.0, le=1e6, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_texts(self) -> Self:
         if (self.critique is None) != (self.revise is None):
             raise ValueError(f"{self.name}: critique and revise belong together; give both or none")
         if self.critique is None and self.choose is None:
@@ -146,12 +146,13 @@ def load_constitution(path: Path) -> Constitution:
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         raise ConfigError(
-            f"{path}: {_place(first['loc'])}: {first['msg'].removeprefix('Value error, ')}; keys of a principle are "
+            f"{path}: {_describe_place(first['loc'])}: {first['msg'].removeprefix('Value error, ')}; "
+            "keys of a principle are "
             f"{', '.join(Principle.model_fields)}"
         ).about(file=str(path)) from exc
 
 
-def _place(loc: Sequence[int | str]) -> str:
+def _describe_place(loc: Sequence[int | str]) -> str:
     if len(loc) > 1 and isinstance(loc[1], int):
         return ".".join([f"principle {loc[1] + 1}", *map(str, loc[2:])])
     return ".".join(map(str, loc)) or "(whole file)"

@@ -53,7 +53,7 @@ class Revision:
         texts = list(answers)
         revisions: list[list[dict[str, str]]] = [[] for _ in prompts]
         for round_ in range(self._rounds):
-            self._revise(prompts, texts, revisions, numbers, round_)
+            self._revise_texts(prompts, texts, revisions, numbers, round_)
         return [
             {
                 "messages": [*prompt.messages, {"role": "assistant", "content": text}],
@@ -63,7 +63,7 @@ class Revision:
             for prompt, text, answer, steps in zip(prompts, texts, answers, revisions, strict=True)
         ]
 
-    def _revise(
+    def _revise_texts(
         self,
         prompts: Sequence[AskedPrompt],
         texts: list[str],

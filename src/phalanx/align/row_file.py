@@ -45,7 +45,7 @@ class ResumableRows:
             DataError: What is there was made of something else; or the disk does not take it.
         """
         try:
-            rows = self._there()
+            rows = self._read_unfinished()
             told(len(rows), count)
             with self._unfinished.open("ab") as stream:
                 if not stream.tell():
@@ -100,12 +100,12 @@ class ResumableRows:
             raise DataError(f"{self._path}: is there already, and no lineage beside it; give another name") from exc
         made_of = record.get("made_of") if isinstance(record, dict) else None
         if made_of != self._lineage:
-            raise self._foreign(self._path, made_of)
+            raise self._foreign_error(self._path, made_of)
         if record.get("sha256") != hashlib.sha256(content).hexdigest():
             raise DataError(f"{self._path}: was changed since it was made; give another name, or remove it")
         return dict(record)
 
-    def _there(self) -> list[dict[str, Any]]:
+    def _read_unfinished(self) -> list[dict[str, Any]]:
         """Return the whole rows of an earlier call; a torn last line is cut off."""
         if not self._unfinished.exists():
             return []
@@ -119,10 +119,10 @@ class ResumableRows:
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{self._unfinished}: holds no rows of ours ({exc}); remove it") from exc
         if objects and objects[0] != self._lineage:
-            raise self._foreign(self._unfinished, objects[0])
+            raise self._foreign_error(self._unfinished, objects[0])
         return objects[1:]
 
-    def _foreign(self, path: Path, told: object) -> DataError:
+    def _foreign_error(self, path: Path, told: object) -> DataError:
         entries = told if isinstance(told, dict) else {}
         other = [f"another value of {name}" for name, value in self._lineage.items() if entries.get(name) != value]
         return DataError(f"{path}: is of {', '.join(other)}; give another name, or remove it")

@@ -128,9 +128,9 @@ class SafetyCheck:
         prompts = [self._prompts[number] for number in numbers]
         seed = drawn_seed(self._seed, "safety", numbers.start)
         answers = self._writer.write([prompt.chat for prompt in prompts], seed)
-        return [self._outcome(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+        return [self._judge_outcome(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
-    def _outcome(self, prompt: AskedPrompt, answer: str) -> dict[str, Any]:
+    def _judge_outcome(self, prompt: AskedPrompt, answer: str) -> dict[str, Any]:
         refused = self._is_refusal(prompt, answer)
         if self._violation is None:
             violates = bool(prompt.record[HARMFUL]) and not refused

@@ -36,7 +36,7 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
             f"{directory}: the run trained {what}, and this is something else; a merged model has other weights than "
             "both: export without --merge to verify"
         )
-    digest = weights_digest(_adapter(directory / _ADAPTER) if is_adapter else _model(directory))
+    digest = weights_digest(_adapter_tensors(directory / _ADAPTER) if is_adapter else _model_tensors(directory))
     if digest != final_digest:
         raise VerificationError(
             f"{directory}: weights have digest {digest}; the run ended with {final_digest}: they were changed, or are "
@@ -45,13 +45,13 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
     return digest
 
 
-def _model(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def _model_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     source = ModelSource(directory)
     for name in parameter_names(source.hub_config):
         yield name, source.read(name)
 
 
-def _adapter(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 - a file is no mapping

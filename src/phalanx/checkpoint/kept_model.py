@@ -119,16 +119,16 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
     """
     home = run_dir / KEPT_MODEL
     if not (home / _PACK).is_file():
-        yield _opened(home)
+        yield _open_home(home)
         return
     if key is None:
         raise CheckpointError(f"{home}: is encrypted, and the config of the run names no key; put its config back")
-    data_key = unwrap_for(key, _read(home / KEY_FILE), run, 0, home / KEY_FILE)
-    plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read(home / _PACK), str(home / _PACK))
+    data_key = unwrap_for(key, _read_file(home / KEY_FILE), run, 0, home / KEY_FILE)
+    plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read_file(home / _PACK), str(home / _PACK))
     with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as opened:
         for name, content in json.loads(plain).items():
             (Path(opened) / Path(name).name).write_bytes(base64.b64decode(content))
-        yield _opened(Path(opened))
+        yield _open_home(Path(opened))
 
 
 def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None:
@@ -140,7 +140,7 @@ def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None
     place = run_dir / KEPT_MODEL / KEY_FILE
     if not (run_dir / KEPT_MODEL / _PACK).is_file():
         return
-    data = _read(place)
+    data = _read_file(place)
     try:
         unwrap_for(new, data, run, 0, place)
     except CheckpointError:
@@ -152,7 +152,7 @@ def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None
             raise CheckpointError(f"{place}: cannot be written ({exc.strerror}); the old key still opens it") from exc
 
 
-def _opened(home: Path) -> tuple[ModelSource, RunTokenizer]:
+def _open_home(home: Path) -> tuple[ModelSource, RunTokenizer]:
     try:
         facts = json.loads((home / _FACTS).read_text(encoding="utf-8"))
         tokenizer = RunTokenizer(
@@ -167,7 +167,7 @@ def _opened(home: Path) -> tuple[ModelSource, RunTokenizer]:
     return ModelSource(home, weightless=True), tokenizer
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:

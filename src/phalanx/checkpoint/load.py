@@ -69,7 +69,7 @@ def open_checkpoint(
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
         _check_file(path / name, entry)
-    return Checkpoint(path, manifest, _sealer(path, manifest, key))
+    return Checkpoint(path, manifest, _open_sealer(path, manifest, key))
 
 
 class Checkpoint:
@@ -136,7 +136,7 @@ class Checkpoint:
         Raises:
             CheckpointError: There is no such stage, or its file changed since it was opened.
         """
-        entry = self._entry(stage)
+        entry = self._shard_entry(stage)
         path, data = self._read(shard_file(stage))
         try:
             tensors = load(data)
@@ -160,7 +160,7 @@ class Checkpoint:
         Raises:
             CheckpointError: There is no such stage.
         """
-        return self._entry(stage).num_steps
+        return self._shard_entry(stage).num_steps
 
     def names(self) -> dict[str, int]:
         """Return every tensor name with the stage that holds it; the lowest one where several do."""
@@ -180,7 +180,7 @@ class Checkpoint:
             self._cached = self.shard(stage)
         return self._cached.tensors[name]
 
-    def _entry(self, stage: int) -> ShardEntry:
+    def _shard_entry(self, stage: int) -> ShardEntry:
         if stage not in self._shards:
             raise CheckpointError(f"{self.path}: has no stage {stage}; stages: {list(self.stages)}")
         return self._shards[stage]
@@ -204,7 +204,7 @@ class Checkpoint:
         return state
 
 
-def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> FileSealer | None:
+def _open_sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> FileSealer | None:
     if manifest.encryption is None:
         return None
     place = path / KEY_FILE

@@ -119,7 +119,7 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
             f"{peer.name}, {peer.public_key.hex()[:8]}...; resume with the identity that began the run"
         ).about(code="PHX-I053")
     try:
-        peer.verify(_unhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+        peer.verify(_decode_hex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
     except (SignatureError, ValueError) as exc:
         raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match").about(
             code="PHX-I052"
@@ -194,7 +194,7 @@ def _read_body(body: Any, where: Path) -> CheckpointManifest:
     return manifest
 
 
-def _unhex(value: Any) -> bytes:
+def _decode_hex(value: Any) -> bytes:
     if not isinstance(value, str):
         raise ValueError("not hex")  # noqa: TRY004 - becomes a CheckpointError where it is caught
     return bytes.fromhex(value)

@@ -49,7 +49,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         "base": weights_digest(before.items()),
         "adapter": weights_digest(trained.items()),
         "merged": weights_digest(after.items()),
-        "rounding": _rounding(before, after, trained, source, config),
+        "rounding": _rounding_error(before, after, trained, source, config),
     }
 
     def write(target: Path) -> None:
@@ -59,7 +59,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         save_file(changed, target / KEPT / _MATRICES)
         (target / KEPT / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    _appear(out, write)
+    _write_at_once(out, write)
     return {**record, "matrices": len(changed)}
 
 
@@ -74,21 +74,21 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
             that data, were changed since.
         ModelError: The directory is no model.
     """
-    source, (record, stored) = ModelSource(directory), _kept(directory)
+    source, (record, stored) = ModelSource(directory), _read_kept(directory)
     now = {name: source.read(name) for name in parameter_names(source.hub_config)}
-    _expect(directory, "the merged weights", weights_digest(now.items()), record["merged"])
+    _expect_digest(directory, "the merged weights", weights_digest(now.items()), record["merged"])
     back = {**now, **stored}
-    _expect(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
+    _expect_digest(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
 
     def write(target: Path) -> None:
         write_model(target, back, source, None)
         _copy_companions(directory, target)
 
-    _appear(out, write)
+    _write_at_once(out, write)
     return {"base": record["base"], "matrices": len(stored)}
 
 
-def _rounding(
+def _rounding_error(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     trained: Mapping[str, Tensor],
@@ -103,7 +103,7 @@ def _rounding(
     return max(float((back[name] - values).abs().max()) for name, values in before.items())
 
 
-def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read_kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     home = directory / KEPT
     try:
         record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
@@ -116,7 +116,7 @@ def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         ).about(code="PHX-I059", file=str(home), do="take the base model itself") from exc
 
 
-def _expect(where: Path, what: str, found: str, expected: object) -> None:
+def _expect_digest(where: Path, what: str, found: str, expected: object) -> None:
     if found != expected:
         raise CheckpointError(
             f"{where}: {what}: found digest {found:.16}, expected {expected!s:.16}; they were changed since the "
@@ -132,7 +132,7 @@ def _copy_companions(directory: Path, target: Path) -> None:
             shutil.copyfile(path, target / path.name)
 
 
-def _appear(out: Path, write: Callable[[Path], None]) -> None:
+def _write_at_once(out: Path, write: Callable[[Path], None]) -> None:
     """Fill a directory that appears in one go."""
     if out.exists():
         raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(

@@ -27,12 +27,12 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
     """
     try:
         checkpoints = sorted(list_checkpoints(directory).items())
-        return [step for step, path in checkpoints if _rotate(path, peer, old, new)]
+        return [step for step, path in checkpoints if _rotate_checkpoint(path, peer, old, new)]
     except OSError as exc:
         raise CheckpointError(f"{exc.filename or directory}: cannot be read or written ({exc.strerror})") from exc
 
 
-def _rotate(path: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> bool:
+def _rotate_checkpoint(path: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> bool:
     manifest = verify_manifest((path / MANIFEST_FILE).read_bytes(), peer, path / MANIFEST_FILE)
     if manifest.encryption is None:
         return False

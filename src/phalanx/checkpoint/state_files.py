@@ -94,18 +94,18 @@ class _StateFile:
         self._offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
     def write(self, step: int, state: Mapping[str, Tensor]) -> None:
-        self._mark(_TORN)
+        self._mark_step(_TORN)
         for name, tensor in state.items():
-            self._put(tensor_buffers(tensor.detach().cpu().contiguous()), self._offsets[name])
-        self._mark(step)
+            self._put_bytes(tensor_buffers(tensor.detach().cpu().contiguous()), self._offsets[name])
+        self._mark_step(step)
 
     def close(self) -> None:
         os.close(self._handle)
 
-    def _mark(self, step: int) -> None:
-        self._put(memoryview(struct.pack("<q", step)), self._offsets[_MARK])
+    def _mark_step(self, step: int) -> None:
+        self._put_bytes(memoryview(struct.pack("<q", step)), self._offsets[_MARK])
 
-    def _put(self, data: memoryview, offset: int) -> None:
+    def _put_bytes(self, data: memoryview, offset: int) -> None:
         while data:
             written = os.pwrite(self._handle, data, offset)
             data, offset = data[written:], offset + written

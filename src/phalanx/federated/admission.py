@@ -168,7 +168,7 @@ class UpdateAdmission:
             UpdateRefusedError: A header is not signed by a site of the roster.
         """
         for header in headers:
-            self._enter(self._signed(header))
+            self._enter_update(self._read_header(header))
 
     @property
     def excluded(self) -> dict[str, str]:
@@ -185,7 +185,7 @@ class UpdateAdmission:
         Raises:
             UpdateRefusedError: It differs from the expectations, or comes from another site.
         """
-        body = self._signed(header)
+        body = self._read_header(header)
         if body.site != bringer:
             raise UpdateRefusedError(UpdateRefusal.OTHER_BRINGER, f"{bringer}: handed in an update of {body.site}")
         self._check_place(body, due)
@@ -193,16 +193,16 @@ class UpdateAdmission:
             raise UpdateRefusedError(UpdateRefusal.OTHER_VALUES, f"{body.site}: sent other values than it signed for")
         if self._first_rounds.get(body.values, body.round) < body.round:
             raise UpdateRefusedError(UpdateRefusal.REPLAYED, f"{body.site}: these very values came in an earlier round")
-        tensors = _tensors(body.site, values, due)
-        norm = _norm(body.site, tensors, due)
-        self._enter(body)
+        tensors = _read_tensors(body.site, values, due)
+        norm = _check_norm(body.site, tensors, due)
+        self._enter_update(body)
         return AdmittedUpdate(body.site, body.samples, tensors, norm, header)
 
-    def _enter(self, body: UpdateHeader) -> None:
+    def _enter_update(self, body: UpdateHeader) -> None:
         self._first_rounds[body.values] = min(body.round, self._first_rounds.get(body.values, body.round))
         self._entered.add((body.round, body.model, body.site))
 
-    def _signed(self, header: bytes) -> UpdateHeader:
+    def _read_header(self, header: bytes) -> UpdateHeader:
         try:
             message = _SignedHeader.model_validate_json(header[: _MOST_HEADER_BYTES + 1])
             is_canonical = canonical_json(message.model_dump(mode="json")) == header
@@ -240,7 +240,7 @@ class UpdateAdmission:
             )
 
 
-def _tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
+def _read_tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
     try:
         tensors = load(values)
     except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
@@ -254,7 +254,7 @@ def _tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
     return tensors
 
 
-def _norm(site: str, tensors: dict[str, Tensor], due: DueUpdates) -> float:
+def _check_norm(site: str, tensors: dict[str, Tensor], due: DueUpdates) -> float:
     if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
         raise UpdateRefusedError(UpdateRefusal.NOT_FINITE, f"{site}: a tensor holds NaN or infinity")
     squares = sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors.values())

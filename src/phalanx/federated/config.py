@@ -107,7 +107,7 @@ class EnclaveSumsConfig(StrictModel):
     allow_insecure_sim: bool = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_enclave(self) -> Self:
         if (self.tier == "sim") is not self.allow_insecure_sim:
             raise ValueError(
                 'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
@@ -188,7 +188,7 @@ class FederatedConfig(StrictModel):
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_federated(self) -> Self:
         if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
             raise ValueError(f'sites: {", ".join(self.sites)}: expected different names, none of them "{OWNER}"')
         if not self.min_cohort <= self.num_asked:

@@ -139,8 +139,8 @@ class PersonalWeights:
         Raises:
             CheckpointError: The file is damaged, or of other weights.
         """
-        earlier = [earlier_round for earlier_round in self._rounds() if earlier_round < number]
-        return self._read(earlier[-1]) if earlier else None
+        earlier = [earlier_round for earlier_round in self._stored_rounds() if earlier_round < number]
+        return self._read_round(earlier[-1]) if earlier else None
 
     def latest(self) -> Named | None:
         """Return them as they are now; None before the first round.
@@ -148,32 +148,32 @@ class PersonalWeights:
         Raises:
             CheckpointError: The file is damaged, or of other weights.
         """
-        rounds = self._rounds()
-        return self._read(rounds[-1]) if rounds else None
+        rounds = self._stored_rounds()
+        return self._read_round(rounds[-1]) if rounds else None
 
     def keep(self, number: int, weights: Named) -> None:
         """Keep them as a round has left them; later rounds that are done again go."""
-        path = self._path(number)
+        path = self._round_path(number)
         beside = path.with_suffix(".tmp")
         save_file(weights, beside)
         beside.replace(path)
-        rounds = self._rounds()
+        rounds = self._stored_rounds()
         for old_round in [*[old for old in rounds if old > number], *rounds[:-_KEPT]]:
-            self._path(old_round).unlink(missing_ok=True)
+            self._round_path(old_round).unlink(missing_ok=True)
 
-    def _rounds(self) -> list[int]:
+    def _stored_rounds(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("round-")) for path in self._directory.glob("round-*.safetensors"))
 
-    def _path(self, number: int) -> Path:
+    def _round_path(self, number: int) -> Path:
         return self._directory / f"round-{number}.safetensors"
 
-    def _read(self, number: int) -> Named:
+    def _read_round(self, number: int) -> Named:
         try:
-            weights: Named = load_file(self._path(number))
+            weights: Named = load_file(self._round_path(number))
         except (SafetensorError, OSError) as exc:
             raise CheckpointError(
-                f"{self._path(number)}: cannot be read; remove it, and the round before holds"
+                f"{self._round_path(number)}: cannot be read; remove it, and the round before holds"
             ) from exc
         if frozenset(shapes_of(weights)) != self._names:
-            raise CheckpointError(f"{self._path(number)}: is of other weights than federated.personal names")
+            raise CheckpointError(f"{self._round_path(number)}: is of other weights than federated.personal names")
         return weights

@@ -137,12 +137,12 @@ class PrivateSteps:
             torch.default_generator.manual_seed(int.from_bytes(self._fresh(7), "big"))
             total = self._gradients.zeros()
             if batch is not None:
-                self._add(batch, total)
+                self._add_rows(batch, total)
             self._add_noise(total)
             self._gradients.settle(total)
             yield self._model.take_gradients(), 0.0, 0
 
-    def _add(self, batch: Batch, total: list[Tensor]) -> None:
+    def _add_rows(self, batch: Batch, total: list[Tensor]) -> None:
         ids, labels = batch.input_ids, batch.labels
 
         def losses(numbers: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
     """
     ephemeral_key = X25519PrivateKey.generate()
     ephemeral = ephemeral_key.public_key().public_bytes_raw()
-    return ephemeral + _cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
+    return ephemeral + _open_cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
 
 
 def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
@@ -64,14 +64,14 @@ def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> byte
     ephemeral, rest = sealed[:_KEY_BYTES], sealed[_KEY_BYTES:]
     ends = (ephemeral, private.public_key().public_bytes_raw())
     try:
-        return _cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
+        return _open_cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
     except InvalidTag as exc:
         raise AggregationError(
             SumRefusal.MALFORMED, f"{place.site}: what it sealed does not open for this place and key"
         ) from exc
 
 
-def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
+def _open_cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as exc:

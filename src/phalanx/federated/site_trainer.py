@@ -260,7 +260,7 @@ class SiteTrainer:
         update = _LocalOptimizer(model.learned, frozenset(start), schedule.optimizer)
         total, targets = 0.0, 0
         private = self._private
-        for gradients, loss, count in self._plain(number) if private is None else private.of_round(number):
+        for gradients, loss, count in self._plain_steps(number) if private is None else private.of_round(number):
             total, targets = total + loss, targets + count
             update.step(gradients, rate, rule)
         if self._kept is not None:
@@ -270,7 +270,7 @@ class SiteTrainer:
             return LocalUpdate(delta, self._data.num_sequences, None, 0, schedule.steps, private.spent)
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
-    def _plain(self, number: int) -> Iterator[StepGradient]:
+    def _plain_steps(self, number: int) -> Iterator[StepGradient]:
         schedule = self._schedule
         for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
             torch.default_generator.manual_seed(self._dropout_seed(number, step))

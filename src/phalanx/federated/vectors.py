@@ -23,12 +23,12 @@ def num_values(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def flatten(named: Mapping[str, Tensor]) -> Tensor:
+def flatten_tensors(named: Mapping[str, Tensor]) -> Tensor:
     """Return all values as one vector; a copy."""
     return torch.cat([named[name].detach().reshape(-1) for name in sorted(named)])
 
 
-def unflatten(vector: Tensor, shapes: Shapes) -> Named:
+def unflatten_vector(vector: Tensor, shapes: Shapes) -> Named:
     """Return the tensors of a vector; views of it."""
     names = sorted(shapes)
     parts = torch.split(vector, [math.prod(shapes[name]) for name in names])

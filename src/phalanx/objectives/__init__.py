@@ -71,7 +71,7 @@ from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 
 
-def _preference(
+def _preference_objective(
     loss: LossWithExtras,
     worth: Callable[..., Any],
     settings: type[ObjectiveSettings] | None,
@@ -97,15 +97,17 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
     "ppo": Objective(with_extras=ppo, extras=PPO_EXTRAS, settings=PpoSettings, head="lm_and_score"),
-    "dpo": _preference(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
-    "ipo": _preference(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
-    "kto": _preference(
+    "dpo": _preference_objective(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
+    "ipo": _preference_objective(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
+    "kto": _preference_objective(
         kto, log_ratio_worth, KtoSettings, _BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)}
     ),
-    "orpo": _preference(orpo, mean_worth, OrpoSettings),
-    "simpo": _preference(simpo, mean_worth, SimpoSettings),
-    "cpo": _preference(cpo, total_worth, CpoSettings),
-    "reward": replace(_preference(reward, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"),
+    "orpo": _preference_objective(orpo, mean_worth, OrpoSettings),
+    "simpo": _preference_objective(simpo, mean_worth, SimpoSettings),
+    "cpo": _preference_objective(cpo, total_worth, CpoSettings),
+    "reward": replace(
+        _preference_objective(reward, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"
+    ),
 }
 
 

@@ -28,7 +28,7 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
 
     Source: Shao et al. 2024, section 4.1.2; Liu et al. 2025, section 3.
     """
-    _check(rewards)
+    _check_rewards(rewards)
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     return centred / (rewards.std(dim=1, keepdim=True) + _LEAST_SPREAD) if scaled else centred
 
@@ -38,7 +38,7 @@ def leave_one_out_advantages(rewards: Float[Tensor, "prompts group"]) -> Float[T
 
     Source: Ahmadian et al. 2024, section 3.3.
     """
-    _check(rewards)
+    _check_rewards(rewards)
     others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
     return rewards - others
 
@@ -88,7 +88,7 @@ def generalised_advantages(
     return advantages
 
 
-def whitened(
+def whiten_numbers(
     numbers: Float[Tensor, "batch tokens"], mask: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch tokens"]:
     """Numbers less their mean, in their standard deviations, both over the places that count; 0 at the others.
@@ -103,7 +103,7 @@ def whitened(
     return torch.where(mask, scaled, torch.zeros_like(scaled))
 
 
-def _check(rewards: Tensor) -> None:
+def _check_rewards(rewards: Tensor) -> None:
     if rewards.ndim != _FEWEST or rewards.shape[1] < _FEWEST:
         raise DataError(
             f"advantages: rewards {list(rewards.shape)}; expected [prompts, group], two of a group at least"

@@ -35,23 +35,25 @@ def own_objective(kind: str, function: Any) -> Objective:
         except Exception as exc:
             # whatever the user's code raises
             raise TrainingError(f"train.objective, {kind}: failed:\n{users_traceback(exc)}") from exc
-        return _checked(kind, result, logits)
+        return _check_loss(kind, result, logits)
 
     return Objective(loss)
 
 
-def _checked(kind: str, found: Any, logits: Tensor) -> tuple[Tensor, int]:
+def _check_loss(kind: str, found: Any, logits: Tensor) -> tuple[Tensor, int]:
     if not isinstance(found, tuple) or len(found) != 2:
         raise lacks(kind, f"a {type(found).__name__} from the function", _EXPECTED)
     total, targets = found
     follows = getattr(total, "requires_grad", False) or not logits.requires_grad
     if getattr(total, "shape", None) != () or not follows:
-        raise lacks(kind, f"a {_described(total)} as the loss", "a tensor of one number that follows from the logits")
+        raise lacks(
+            kind, f"a {_describe_value(total)} as the loss", "a tensor of one number that follows from the logits"
+        )
     if type(targets) is not int or targets < 0:
         raise lacks(kind, f"{targets!r:.80} as the number of targets", "an integer of at least 0")
     return total.float(), targets
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return type(value).__name__ if shape is None else f"{type(value).__name__} {list(shape)}"

@@ -205,7 +205,7 @@ def rloo(
     old = torch.where(counted, extras[OLD_LOG_PROBS].to(logits.device), nothing).sum(dim=1)
     advantages = torch.where(counted, extras[ADVANTAGES].to(logits.device), nothing)
     advantage = advantages.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-    return clipped((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
+    return clipped_loss((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
 
 
 def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
@@ -242,7 +242,7 @@ def _token_losses(
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in ROLLOUT_EXTRAS}
     ratio = (log_probs - rows[OLD_LOG_PROBS]).exp()
-    losses = clipped(ratio, rows[ADVANTAGES], settings.clip)
+    losses = clipped_loss(ratio, rows[ADVANTAGES], settings.clip)
     if settings.kl:
         behind = rows[REFERENCE_LOG_PROBS] - log_probs
         # times the ratio its gradient is that of the divergence itself
@@ -250,6 +250,6 @@ def _token_losses(
     return losses, counted
 
 
-def clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+def clipped_loss(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     """The loss of Schulman et al. 2017, equation 7, of each place."""
     return -(ratio * advantages).minimum(ratio.clamp(1 - clip, 1 + clip) * advantages)

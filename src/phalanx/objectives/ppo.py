@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from phalanx.errors import DataError
-from phalanx.objectives.advantages import generalised_advantages, whitened
+from phalanx.objectives.advantages import generalised_advantages, whiten_numbers
 from phalanx.objectives.causal_lm import IGNORE
 from phalanx.objectives.objective import ExtraRows
 from phalanx.objectives.policy_gradient import (
@@ -16,7 +16,7 @@ from phalanx.objectives.policy_gradient import (
     OLD_LOG_PROBS,
     DrawnTexts,
     RolloutSettings,
-    clipped,
+    clipped_loss,
     token_log_probs,
 )
 
@@ -66,7 +66,7 @@ class PpoSettings(RolloutSettings):
     has_critic: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _check(self) -> PpoSettings:
+    def _check_weights(self) -> PpoSettings:
         if self.kl_target is not None and not self.kl:
             raise ValueError("kl_target says where the weight kl goes from where it begins, and kl = 0; set kl")
         return self
@@ -88,7 +88,7 @@ class PpoSettings(RolloutSettings):
         values, mask = drawn.values.double() * drawn.mask, drawn.mask.double()
         advantages = generalised_advantages(rewards, values, mask, discount=self.discount, trace=self.trace)
         return {
-            ADVANTAGES: whitened(advantages, drawn.mask),
+            ADVANTAGES: whiten_numbers(advantages, drawn.mask),
             OLD_LOG_PROBS: drawn.old,
             OLD_VALUES: drawn.values,
             RETURNS: advantages + values,
@@ -139,7 +139,7 @@ def ppo(
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in PPO_EXTRAS}
     values = torch.where(counted, logits[..., -1].float(), nothing)
-    losses = clipped((log_probs - rows[OLD_LOG_PROBS]).exp(), rows[ADVANTAGES], settings.clip)
+    losses = clipped_loss((log_probs - rows[OLD_LOG_PROBS]).exp(), rows[ADVANTAGES], settings.clip)
     moved = (values - rows[OLD_VALUES]).clamp(-settings.value_clip, settings.value_clip)
     near, far = rows[OLD_VALUES] + moved - rows[RETURNS], values - rows[RETURNS]
     losses = losses + settings.value_weight / 2 * near.square().maximum(far.square())

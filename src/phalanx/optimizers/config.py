@@ -26,19 +26,19 @@ class Decay:
     is_late: bool = False
 
 
-def _linear(progress: float) -> float:
+def _decay_linear(progress: float) -> float:
     return 1.0 - progress
 
 
-def _cosine(progress: float) -> float:
+def _decay_cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 DECAYS: dict[str, Decay] = {
     "constant": Decay(None),
-    "linear": Decay(_linear),
-    "cosine": Decay(_cosine),
-    "wsd": Decay(_linear, is_late=True),
+    "linear": Decay(_decay_linear),
+    "cosine": Decay(_decay_cosine),
+    "wsd": Decay(_decay_linear, is_late=True),
 }
 """By the name in a run file.
 
@@ -83,7 +83,7 @@ class OptimizerConfig(StrictModel):
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_values(self) -> Self:
         for name in foreign_settings(self.kind):
             if self._is_set(name):
                 raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')

@@ -36,9 +36,9 @@ class AdamW8bit(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+                    self._update_parameter(parameter, parameter.grad, group)
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+    def _update_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
             state.update(new_moments(parameter))
@@ -62,7 +62,7 @@ def apply_in_few_bits(
     if "exp_avg" in moments:
         rule.apply(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
         return
-    operators, signed, unsigned = _kernels()
+    operators, signed, unsigned = _load_kernels()
     # the third and fourth decay are those of other optimizers that share the operator
     operators.optimizer_update_8bit_blockwise(
         "adam",
@@ -81,7 +81,7 @@ def apply_in_few_bits(
 
 
 @functools.cache
-def _kernels() -> tuple[Any, Tensor, Tensor]:
+def _load_kernels() -> tuple[Any, Tensor, Tensor]:
     """Return bitsandbytes' operators, and the values of a byte in a signed moment and in an unsigned one."""
     import_bitsandbytes()
     create_map = importlib.import_module("bitsandbytes.functional").create_dynamic_map

@@ -87,7 +87,7 @@ class StageOptimizer:
             raise TrainingError("optimizer: has weights and no moments; it follows another one and makes no step")
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        scaled = self._scale(self._ordered(gradients), clip_coefficient)
+        scaled = self._scale_gradients(self._ordered(gradients), clip_coefficient)
         if self._single_rounding or self._in_bytes:
             self._step_one_by_one(scaled, lr)
         else:
@@ -240,12 +240,12 @@ class StageOptimizer:
                 "give exactly one for each parameter, zeros for an unused one"
             )
         for name, weight in zip(self._names, self._weights, strict=True):
-            mismatch = _mismatch(gradients[name], weight)
+            mismatch = _describe_mismatch(gradients[name], weight)
             if mismatch:
                 raise TrainingError(f"optimizer: gradient of {name}: {mismatch}")
         return [gradients[name].detach() for name in self._names]
 
-    def _scale(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
+    def _scale_gradients(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
         if coefficient == 1.0:
             return gradients
         if not self._scaled:
@@ -273,12 +273,12 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     if num_steps < 0:
         raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
     for name, mine in own.items():
-        mismatch = _mismatch(tensors[name], mine)
+        mismatch = _describe_mismatch(tensors[name], mine)
         if mismatch:
             raise CheckpointError(f"optimizer state: {name}: {mismatch}; it is from another stage or model")
 
 
-def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+def _describe_mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
     if found.shape == expected.shape and found.dtype == expected.dtype:
         return None
     return f"found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"

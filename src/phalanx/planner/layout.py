@@ -99,7 +99,7 @@ class Layout:
 
 def layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
     """Yield every layout of `world` ranks; schedule and context are named only where they count."""
-    for dp, tp, pp, cp in _factors(world, len(AXES)):
+    for dp, tp, pp, cp in _factorisations(world, len(AXES)):
         for zero in zeros if dp * cp > 1 else (0,):
             for schedule in SCHEDULES if pp > 1 else ("1f1b",):
                 for context in CONTEXTS if cp > 1 else ("ulysses",):
@@ -132,11 +132,11 @@ def distance(one: Layout, other: Layout) -> float:
     return axes + 0.5 * len([name for name in others if getattr(one, name) != getattr(other, name)])
 
 
-def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
     for first in range(number, 0, -1):
         if number % first == 0:
-            for rest in _factors(number // first, parts - 1):
+            for rest in _factorisations(number // first, parts - 1):
                 yield (first, *rest)

@@ -81,7 +81,7 @@ def most_in_flight(order: Order) -> int:
     return max_held
 
 
-def _gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+def _order_gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
     """All forwards, then all backwards, in ascending order, so that gradients add up alike in every schedule.
 
     Source: Huang et al. 2019, section 2.3.
@@ -106,7 +106,7 @@ def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, chunks: int) 
     return tuple(order)
 
 
-def _interleaved(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+def _order_interleaved(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
     """1F1B over several stages of each rank. Source: Narayanan et al. 2021, section 2.2.2."""
     total = num_microbatches * chunks
 
@@ -145,9 +145,9 @@ def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, chunks: int) 
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "gpipe": Schedule(_gpipe, "ScheduleGPipe", fills_first=True),
+    "gpipe": Schedule(_order_gpipe, "ScheduleGPipe", fills_first=True),
     "1f1b": Schedule(_one_f_one_b, "Schedule1F1B"),
-    "interleaved": Schedule(_interleaved, "ScheduleInterleaved1F1B", chunks=2),
+    "interleaved": Schedule(_order_interleaved, "ScheduleInterleaved1F1B", chunks=2),
     "zero-bubble": Schedule(_zero_bubble, "ScheduleInterleavedZeroBubble", splits_backward=True),
 }
 

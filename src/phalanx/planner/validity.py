@@ -25,7 +25,7 @@ def why_not(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
         The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
         is not judged here.
     """
-    return next(_reasons(layout, shape, recipe), None)
+    return next(_refusal_reasons(layout, shape, recipe), None)
 
 
 def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
@@ -46,17 +46,17 @@ def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     best: Layout | None = None
     for world in range(target.world, 0, -1):
         # fewer ranks are so many doublings away, once along their axes and once in their number
-        if best is not None and 2 * math.log2(target.world / world) >= remoteness(best, target):
+        if best is not None and 2 * math.log2(target.world / world) >= layout_distance(best, target):
             break
-        for candidate in (grouped for bare in layouts(world, (zero,)) for grouped in _grouped(bare, target)):
-            if best is not None and remoteness(candidate, target) >= remoteness(best, target):
+        for candidate in (grouped for bare in layouts(world, (zero,)) for grouped in _group_layouts(bare, target)):
+            if best is not None and layout_distance(candidate, target) >= layout_distance(best, target):
                 continue
             if why_not(candidate, shape, recipe) is None:
                 best = candidate
     return best
 
 
-def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
+def _group_layouts(bare: Layout, wanted: Layout) -> Iterator[Layout]:
     """Yield a layout with the islands that were asked for, and with as many groups or none."""
     islands = wanted.islands
     if islands > 1:
@@ -67,12 +67,12 @@ def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
         yield replace(bare, islands=max(1, islands), replicas=replicas)
 
 
-def remoteness(found: Layout, wanted: Layout) -> float:
+def layout_distance(found: Layout, wanted: Layout) -> float:
     """Return the distance of a layout from the requested one; fewer ranks count beside the axes that have them."""
     return distance(found, wanted) + math.log2(wanted.world / found.world)
 
 
-def _reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:
+def _refusal_reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:
     yield from _wrong_numbers(layout, recipe)
     yield from _wrong_batch(layout, recipe)
     yield from _wrong_groups(layout)

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from phalanx.report.figures import NOT_MEASURED, amount, count, duration, number, plural, words
+from phalanx.report.figures import NOT_MEASURED, count, format_amount, format_duration, format_plural, number, words
 from phalanx.report.read import RunRecord
 
 _MOST = 400
@@ -22,28 +22,28 @@ def headline(record: RunRecord) -> str:
     summary = record.summary
     if not summary:
         steps = len({row["step"] for row in record.metrics})
-        return f"No final figures: {plural(steps, 'step')} recorded so far."
+        return f"No final figures: {format_plural(steps, 'step')} recorded so far."
     split = split_facts(record)
     has_workers = not split or split.get("workers_see") is not None
     parts = [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
-    parts += [_attacks(summary, record), *_blame(summary, record)] if has_workers else []
+    parts += [_format_attacks(summary, record), *_blame_sentences(summary, record)] if has_workers else []
     lost = number(summary.get("steps_lost"))
     if lost is not None:
-        parts.append(f"{plural(lost, 'step')} lost")
+        parts.append(f"{format_plural(lost, 'step')} lost")
     parts += [
-        f"{plural(number_of, 'step')} {what}"
+        f"{format_plural(number_of, 'step')} {what}"
         for what in ("restarted", "skipped")
-        if (number_of := _some(summary, what))
+        if (number_of := _positive_number(summary, what))
     ]
     sentence = ", ".join(part for part in parts if part)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
+def headline_tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures at the top of the page as (name, value, remark)."""
     summary = record.summary
-    loss = f"{amount(summary.get('loss_first'))} → {amount(summary.get('loss_last'))}"
-    perplexity, classes = amount(summary.get("validation_perplexity")), classification_facts(record)
+    loss = f"{format_amount(summary.get('loss_first'))} → {format_amount(summary.get('loss_last'))}"
+    perplexity, classes = format_amount(summary.get("validation_perplexity")), classification_facts(record)
     before = number(summary.get("validation_perplexity_first"))
     unigram = number(summary.get("unigram_perplexity"))
     remarks = [f"{before:.4g} before training"] if before is not None else []
@@ -51,10 +51,10 @@ def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     return [
         ("Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
         ("Training loss", loss, f"nats a {'text' if classes else 'token'}, first → last"),
-        _accuracy(classes) if classes else ("Validation perplexity", perplexity, ", ".join(remarks)),
-        ("Speed", _speed(summary), duration(summary.get("wall_s"))),
-        _guard(record),
-        ("World", _world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
+        _accuracy_tile(classes) if classes else ("Validation perplexity", perplexity, ", ".join(remarks)),
+        ("Speed", _format_speed(summary), format_duration(summary.get("wall_s"))),
+        _guard_tile(record),
+        ("World", _format_world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
     ]
 
 
@@ -70,7 +70,8 @@ def ends(record: RunRecord) -> list[str]:
     if isinstance(best, dict):
         doubt = " It holds steps that are in doubt." if best.get("in_doubt") is True else ""
         facts.append(
-            f"The best checkpoint is that of step {count(best.get('step'))}, with a loss of {amount(best.get('loss'))} "
+            f"The best checkpoint is that of step {count(best.get('step'))}, "
+            f"with a loss of {format_amount(best.get('loss'))} "
             f"on {words(best.get('on'), 40)}.{doubt}"
         )
     return facts
@@ -88,7 +89,7 @@ def classification_facts(record: RunRecord) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
+def _accuracy_tile(facts: dict[str, Any]) -> tuple[str, str, str]:
     """How often the class of a held-out text was found, and how often without a model."""
     names = {
         "macro-F1": "macro_f1",
@@ -96,19 +97,21 @@ def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
         "TF-IDF": "tfidf_accuracy",
         "largest class": "majority_accuracy",
     }
-    remarks = [f"{name} {amount(facts[key])}" for name, key in names.items() if number(facts.get(key)) is not None]
+    remarks = [
+        f"{name} {format_amount(facts[key])}" for name, key in names.items() if number(facts.get(key)) is not None
+    ]
     task = f"{words(facts.get('task'), 40)}, {count(facts.get('classes'))} classes"
-    return ("Accuracy", amount(facts.get("accuracy")), ", ".join([task, *remarks]))
+    return ("Accuracy", format_amount(facts.get("accuracy")), ", ".join([task, *remarks]))
 
 
-def _guard(record: RunRecord) -> tuple[str, str, str]:
+def _guard_tile(record: RunRecord) -> tuple[str, str, str]:
     split = split_facts(record)
     if split:
         seen = [words(split["workers_see"], _MOST)] if split.get("workers_see") is not None else []
-        audits = [f"{count(record.summary.get('audits'))} audits", _takeovers(record.summary)] if seen else []
+        audits = [f"{count(record.summary.get('audits'))} audits", _format_takeovers(record.summary)] if seen else []
         remarks = [words(split.get("worth"), 120), *seen, *audits, _shut_out(split)]
         return ("Split", words(split.get("mode"), 20), ", ".join(remark for remark in remarks if remark))
-    remarks = [_preset(record.summary), _takeovers(record.summary), _guarantees(record.summary)]
+    remarks = [_format_preset(record.summary), _format_takeovers(record.summary), _format_guarantees(record.summary)]
     return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
 
 
@@ -133,34 +136,34 @@ def guard_mode(record: RunRecord) -> str | None:
     return mode if isinstance(mode, str) else None
 
 
-def _speed(summary: dict[str, Any]) -> str:
+def _format_speed(summary: dict[str, Any]) -> str:
     rate = number(summary.get("tokens_per_s"))
-    return NOT_MEASURED if rate is None else f"{count(rate) if rate >= 100 else amount(rate, 3)} tokens/s"
+    return NOT_MEASURED if rate is None else f"{count(rate) if rate >= 100 else format_amount(rate, 3)} tokens/s"
 
 
-def _takeovers(summary: dict[str, Any]) -> str:
+def _format_takeovers(summary: dict[str, Any]) -> str:
     takeovers = number(summary.get("takeovers"))
-    return "" if takeovers is None else plural(takeovers, "takeover")
+    return "" if takeovers is None else format_plural(takeovers, "takeover")
 
 
-def _preset(summary: dict[str, Any]) -> str:
+def _format_preset(summary: dict[str, Any]) -> str:
     return f"preset {words(summary['preset'], 20)}" if isinstance(summary.get("preset"), str) else ""
 
 
-def _guarantees(summary: dict[str, Any]) -> str:
+def _format_guarantees(summary: dict[str, Any]) -> str:
     """How many stages in other hands have had which guarantee at worst."""
     guarantees = summary.get("guarantees")
     names = [name for name in guarantees.values() if isinstance(name, str)] if isinstance(guarantees, dict) else []
     return ", ".join(f"{times} {words(name, 20)}" for name, times in Counter(names).items() if name != "own")
 
 
-def _world(world: Any) -> str:
+def _format_world(world: Any) -> str:
     if isinstance(world, dict) and world and all(number(value) is not None for value in world.values()):
         return ", ".join(f"{words(value, 12)} {words(key, 20)}" for key, value in list(world.items())[:4])
     return NOT_MEASURED if world is None else words(world, 60)
 
 
-def _attacks(summary: dict[str, Any], record: RunRecord) -> str:
+def _format_attacks(summary: dict[str, Any], record: RunRecord) -> str:
     injected, detections = number(summary.get("attacks_injected")), number(summary.get("detections"))
     off = " (the guard was off)" if guard_mode(record) == "off" else ""
     if injected is None:
@@ -168,32 +171,32 @@ def _attacks(summary: dict[str, Any], record: RunRecord) -> str:
     if injected == 0:
         return f"nobody attacked{off}"
     if detections is None:
-        return f"{plural(injected, 'step')} attacked, nobody checked{off}"
+        return f"{format_plural(injected, 'step')} attacked, nobody checked{off}"
     return f"{count(detections)} of {count(injected)} attacked steps detected{off}"
 
 
-def _blame(summary: dict[str, Any], record: RunRecord) -> list[str]:
+def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
     parts = []
     evicted = summary.get("evicted")
     if isinstance(evicted, list) and evicted:
         stages = _stages_by_party(record)
         named = [
-            words(party, 60) + (f" (stage\u00a0{words(stages[party], 10)})" if _known(party, stages) else "")
+            words(party, 60) + (f" (stage\u00a0{words(stages[party], 10)})" if _is_named(party, stages) else "")
             for party in evicted[:8]
         ]
         more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
         parts.append(f"{', '.join(named)}{more} evicted")
     false = number(summary.get("false_accusations"))
     if false is not None:
-        parts.append(plural(false, "false accusation"))
+        parts.append(format_plural(false, "false accusation"))
     return parts
 
 
-def _some(summary: dict[str, Any], what: str) -> float:
+def _positive_number(summary: dict[str, Any], what: str) -> float:
     return number(summary.get(f"steps_{what}")) or 0
 
 
-def _known(party: Any, stages: dict[str, Any]) -> bool:
+def _is_named(party: Any, stages: dict[str, Any]) -> bool:
     return isinstance(party, str) and party in stages
 
 

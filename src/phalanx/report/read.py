@@ -93,7 +93,7 @@ def _read_summary(path: Path, record: RunRecord) -> None:
     text = _read_text(path, record, "the run has not finished, or did not get to write it")
     if text is None:
         return
-    summary = _parse(text)
+    summary = _parse_json(text)
     if isinstance(summary, dict):
         record.summary = summary
     else:
@@ -107,7 +107,7 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
         lines.pop()
     rows, bad = [], []
     for position, raw_line in enumerate(lines, start=1):
-        row = _parse(raw_line)
+        row = _parse_json(raw_line)
         if is_good(row):
             rows.append(row)
         else:
@@ -153,7 +153,7 @@ def _read_text(path: Path, record: RunRecord, lost: str) -> str | None:
     return None
 
 
-def _parse(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.report.figures import amount, count, duration, number, size, words
+from phalanx.report.figures import count, format_amount, format_duration, number, size, words
 from phalanx.report.read import Row, RunRecord
 from phalanx.report.shell import section
-from phalanx.report.svg import Markup, element
+from phalanx.report.svg import Markup, make_element
 
 _MAX_PARTIES = 8
 _MAX_PHASES = 16
@@ -26,17 +26,17 @@ _NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> Markup:
     """Return a table; cells that are not markup are escaped."""
-    head = element("tr", {}, *(element("th", {"scope": "col"}, name) for name in heads))
-    body = [element("tr", {}, *map(_cell, row)) for row in rows]
-    content = element("table", {"class": css}, element("thead", {}, head), element("tbody", {}, *body))
-    return element("div", {"class": "scroll"}, content)
+    head = make_element("tr", {}, *(make_element("th", {"scope": "col"}, name) for name in heads))
+    body = [make_element("tr", {}, *map(_table_cell, row)) for row in rows]
+    content = make_element("table", {"class": css}, make_element("thead", {}, head), make_element("tbody", {}, *body))
+    return make_element("div", {"class": "scroll"}, content)
 
 
-def _cell(content: str) -> Markup:
+def _table_cell(content: str) -> Markup:
     """Return one cell; a name or a figure with its unit stays on one line, a sentence has room for a few words."""
     if isinstance(content, Markup) or _SHORT < len(content) < _LONG:
-        return element("td", {}, content)
-    return element("td", {"class": "short" if len(content) <= _SHORT else "long"}, content)
+        return make_element("td", {}, content)
+    return make_element("td", {"class": "short" if len(content) <= _SHORT else "long"}, content)
 
 
 def stage_table(record: RunRecord) -> Markup | None:
@@ -64,7 +64,7 @@ def cost_table(record: RunRecord) -> Markup | None:
     ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in seconds_of.values()), phase))
     parties = sorted(seconds_of)
     rows = [
-        [words(_NAMES.get(phase, phase), 40), *(_seconds(seconds_of[party].get(phase)) for party in parties)]
+        [words(_NAMES.get(phase, phase), 40), *(_format_seconds(seconds_of[party].get(phase)) for party in parties)]
         for phase in (*ranked[:_MAX_PHASES], *_NAMES)
     ]
     return table(["CPU time", *parties], rows, "figures")
@@ -74,22 +74,22 @@ def validation_table(record: RunRecord) -> Markup | None:
     """Return a row for each further validation set, before and after; None where there is none."""
     sets = record.summary.get("validation_sets")
     rows = [
-        [words(name, 40), *(amount(measures.get(key)) for key in _VALIDATION)]
+        [words(name, 40), *(format_amount(measures.get(key)) for key in _VALIDATION)]
         for name, measures in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
         if isinstance(measures, dict)
     ]
     return table(["Validation set", *_VALIDATION.values()], rows, "figures") if rows else None
 
 
-def _seconds(value: Any) -> str:
-    return "" if number(value) is None else duration(value)
+def _format_seconds(value: Any) -> str:
+    return "" if number(value) is None else format_duration(value)
 
 
 def _stage_row(stage: dict[str, Any], last: dict[str, Any]) -> list[str]:
     index, holder = words(stage.get("index"), 10), words(stage.get("holder"), 70)
     return [
         index,
-        _layers(stage.get("layers")),
+        _format_layers(stage.get("layers")),
         count(stage.get("parameters")),
         holder,
         words(last[index], 70) if index in last else holder,
@@ -97,7 +97,7 @@ def _stage_row(stage: dict[str, Any], last: dict[str, Any]) -> list[str]:
     ]
 
 
-def _layers(value: Any) -> str:
+def _format_layers(value: Any) -> str:
     ends = [number(item) for item in value] if isinstance(value, list) else []
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
         return f"{ends[0]:g} to {ends[1]:g}"
@@ -123,7 +123,7 @@ def sites_section(record: RunRecord) -> Markup | None:
         return None
     measured = [row["sites"] for row in record.rounds if isinstance(row.get("sites"), dict) and "measured" in row]
     names = sorted({name for row in rounds for name in row["sites"]})
-    rows = [_row(name, rounds, measured) for name in names[:_MOST_SITES]]
+    rows = [_site_row(name, rounds, measured) for name in names[:_MOST_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
     note = "Losses and accuracies are what sites say."
@@ -140,10 +140,10 @@ def sites_section(record: RunRecord) -> Markup | None:
 def _last_epsilon(name: str, rounds: list[Row]) -> str:
     """Return the last epsilon that a site reported, or None."""
     shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict) and "epsilon" in share]
-    return _figure(shares[-1:], "epsilon")
+    return _last_figure(shares[-1:], "epsilon")
 
 
-def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
+def _site_row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
     shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict)]
     trained = [share for share in shares if "left_out" not in share]
     why = Counter(words(share["left_out"], 40) or "not reached" for share in shares if "left_out" in share)
@@ -161,15 +161,15 @@ def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
         words(name, 70),
         count(len(trained)),
         ", ".join(f"{reason} ({count(times)})" for reason, times in why.most_common(_MOST_REASONS)),
-        _figure(trained[-1:], "loss"),
-        _figure(trained[-1:], "norm"),
-        _figure(measured_rows[:1], "loss"),
-        _figure(measured_rows[-1:], "loss"),
-        _figure(measured_rows[-1:], "accuracy"),
+        _last_figure(trained[-1:], "loss"),
+        _last_figure(trained[-1:], "norm"),
+        _last_figure(measured_rows[:1], "loss"),
+        _last_figure(measured_rows[-1:], "loss"),
+        _last_figure(measured_rows[-1:], "accuracy"),
         size(moved),
     ]
 
 
-def _figure(rows: list[dict[str, Any]], key: str) -> str:
+def _last_figure(rows: list[dict[str, Any]], key: str) -> str:
     value = number(rows[0].get(key)) if rows else None
     return "" if value is None else f"{value:.4g}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.report.figures import number, words
 from phalanx.report.read import RunRecord
-from phalanx.report.svg import Markup, element
+from phalanx.report.svg import Markup, make_element
 from phalanx.report.tables import table
 
 _MAX_EVENTS = 400
@@ -126,15 +126,15 @@ _SENTENCES = {
 
 def timeline(record: RunRecord) -> Markup:
     """Return the events with the seconds since the first one; a run of equal kinds is folded."""
-    start = _moment(record.events[0]) if record.events else None
+    start = _event_time(record.events[0]) if record.events else None
     rows: list[list[str]] = []
     # what proves each step is for a verifier; the page says how many it proves
     shown_events = [event for event in record.events if event["kind"] != "step"]
-    for group in _folded(shown_events)[:_MAX_EVENTS]:
+    for group in _fold_events(shown_events)[:_MAX_EVENTS]:
         event = group[-1]
-        moment = _moment(group[0])
+        moment = _event_time(group[0])
         since = f"+{(moment - start).total_seconds():.1f} s" if moment and start else ""
-        kind = element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, words(event["kind"], 40))
+        kind = make_element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, words(event["kind"], 40))
         times = f"{len(group)} times, last: " if len(group) > 1 else ""
         rows.append([since, kind, times + describe(event["kind"], event["body"])])
     return table(["Time", "Event", "Details"], rows, "timeline")
@@ -153,7 +153,7 @@ def describe(kind: str, body: Mapping[str, Any]) -> str:
     return words(shown)
 
 
-def _folded(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _fold_events(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     groups: list[list[dict[str, Any]]] = []
     for event in events:
         if groups and groups[-1][0]["kind"] == event["kind"] and event["kind"] not in _ONE_BY_ONE:
@@ -163,7 +163,7 @@ def _folded(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return groups
 
 
-def _moment(event: dict[str, Any]) -> datetime | None:
+def _event_time(event: dict[str, Any]) -> datetime | None:
     value = event.get("time")
     try:
         if isinstance(value, str):

@@ -54,7 +54,7 @@ class PatternReward(RewardSettings):
 
     @field_validator("pattern")
     @classmethod
-    def _check(cls, value: str) -> str:
+    def _check_pattern(cls, value: str) -> str:
         try:
             re.compile(value)
         except re.error as exc:
@@ -79,7 +79,7 @@ class JudgeReward(ServerSettings, RewardSettings):
 
     @field_validator("question")
     @classmethod
-    def _check(cls, value: str | None) -> str | None:
+    def _check_question(cls, value: str | None) -> str | None:
         if value is not None and "{text}" not in value:
             raise ValueError("does not show the judge the answer; write {text} where it belongs")
         return value
@@ -90,7 +90,7 @@ class OwnReward(RewardSettings):
 
     @field_validator("kind")
     @classmethod
-    def _check(cls, value: str) -> str:
+    def _check_reference(cls, value: str) -> str:
         return check_reference(value)
 
 

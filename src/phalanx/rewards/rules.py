@@ -30,13 +30,13 @@ def open_reward(config: RewardSettings) -> Rule:
     return opened
 
 
-def _exact(config: ExactReward) -> Rule:
-    return lambda _prompt, text, record: float(text.strip() == _expected(record, config.field).strip())
+def _exact_rule(config: ExactReward) -> Rule:
+    return lambda _prompt, text, record: float(text.strip() == _expected_text(record, config.field).strip())
 
 
-def _places(config: PlacesReward) -> Rule:
+def _places_rule(config: PlacesReward) -> Rule:
     def places(_prompt: str, text: str, record: Mapping[str, Any]) -> float:
-        expected = _expected(record, config.field).strip()
+        expected = _expected_text(record, config.field).strip()
         answer = text.strip()
         right = sum(character == other for character, other in zip(answer, expected, strict=False))
         return right / max(len(expected), len(answer), 1)
@@ -44,18 +44,18 @@ def _places(config: PlacesReward) -> Rule:
     return places
 
 
-def _expected(record: Mapping[str, Any], field: str) -> str:
+def _expected_text(record: Mapping[str, Any], field: str) -> str:
     if not isinstance(record.get(field), str):
         raise DataError(f'its record has no text "{field}"; add it, or name another field')
     return str(record[field])
 
 
-def _pattern(config: PatternReward) -> Rule:
+def _pattern_rule(config: PatternReward) -> Rule:
     pattern = re.compile(config.pattern)
     return lambda _prompt, text, _record: float(pattern.search(text) is not None)
 
 
-def _model(config: ModelReward) -> Rule:
+def _model_rule(config: ModelReward) -> Rule:
     import torch  # noqa: PLC0415 - most rewards need none
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
 
@@ -95,7 +95,7 @@ def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]
     return ids if eos_id is None or ids[-1:] == [eos_id] else [*ids, eos_id]
 
 
-def _judge(config: JudgeReward) -> Rule:
+def _judge_rule(config: JudgeReward) -> Rule:
     served = ServedModel(config)
 
     def judged(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
@@ -125,9 +125,9 @@ def _own_rule(kind: str, function: Any) -> Callable[[RewardSettings], Rule]:
 
 
 _RULES: dict[str, Callable[[Any], Rule]] = {
-    "exact": _exact,
-    "places": _places,
-    "pattern": _pattern,
-    "model": _model,
-    "judge": _judge,
+    "exact": _exact_rule,
+    "places": _places_rule,
+    "pattern": _pattern_rule,
+    "model": _model_rule,
+    "judge": _judge_rule,
 }

@@ -68,7 +68,7 @@ class RewardScorer(Closeable):
         Raises:
             RewardError: A reward fails, takes too long, or is no finite number of at most a million; names the text.
         """
-        return [tuple(self._reward(number, text) for number in range(len(self._config.of))) for text in texts]
+        return [tuple(self._score_text(number, text) for number in range(len(self._config.of))) for text in texts]
 
     def total(self, rewards: Sequence[float]) -> float:
         """The weighted sum of a text's rewards."""
@@ -83,39 +83,41 @@ class RewardScorer(Closeable):
                     pipe.close()
             self._child = None
 
-    def _reward(self, number: int, text: ScoredText) -> float:
+    def _score_text(self, number: int, text: ScoredText) -> float:
         asked = {"reward": number, "prompt": text.prompt, "text": text.text, "record": dict(text.record)}
         place = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
-        value = self._ask(asked, place, self._config.timeout_s)
+        value = self._ask_child(asked, place, self._config.timeout_s)
         if not isinstance(value, float) or not abs(value) <= _LARGEST:
-            raise self._failed(place, f"found {value!r:.80}, expected a finite number of at most {_LARGEST:g} in size")
+            raise self._reward_error(
+                place, f"found {value!r:.80}, expected a finite number of at most {_LARGEST:g} in size"
+            )
         return value
 
-    def _ask(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
-        child = self._started()
+    def _ask_child(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
+        child = self._start_child()
         try:
             print(json.dumps(asked), file=child.popen.stdin, flush=True)
-            answer = _line(child.popen.stdout, timeout_s)
+            answer = _read_line(child.popen.stdout, timeout_s)
         except BrokenPipeError:
             answer = ""
         if answer is None:
-            raise self._failed(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
+            raise self._reward_error(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
         if not answer:
             child.wait(_TO_END_S)
-            raise self._failed(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
+            raise self._reward_error(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
         message = json.loads(answer)
         if "error" in message:
-            raise self._failed(where, message["error"])
+            raise self._reward_error(where, message["error"])
         return message["found"]
 
-    def _started(self) -> PythonProcess:
+    def _start_child(self) -> PythonProcess:
         if self._child is None:
             self._child = PythonProcess(["phalanx.rewards.serve"], {}, self._log, piped=True)
             first = {"rewards": self._config.model_dump(mode="json"), "home": str(self._home)}
-            self._ask(first, "rewards", _TO_OPEN_S)
+            self._ask_child(first, "rewards", _TO_OPEN_S)
         return self._child
 
-    def _failed(self, where: str, why: str) -> RewardError:
+    def _reward_error(self, where: str, why: str) -> RewardError:
         # a child that hangs is of no more use, and one that failed may be
         self.close()
         has_own_code = any(is_own(reward.kind) for reward in self._config.of)
@@ -125,7 +127,7 @@ class RewardScorer(Closeable):
         return RewardError(f"{where}: {why}; mend the reward, then go on with --resume{other}: nothing is lost")
 
 
-def _line(pipe: IO[str] | None, timeout_s: float) -> str | None:
+def _read_line(pipe: IO[str] | None, timeout_s: float) -> str | None:
     """The next line, empty where the child has ended; None where none comes in time."""
     if pipe is None:
         return ""

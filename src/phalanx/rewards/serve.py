@@ -35,20 +35,20 @@ def main() -> None:
             rules.append(open_reward(reward))
         return True
 
-    _answer(answers, opened)
+    _write_answer(answers, opened)
     for request in sys.stdin:
         asked = json.loads(request)
-        _answer(answers, functools.partial(_reward, rules, asked))
+        _write_answer(answers, functools.partial(_compute_reward, rules, asked))
 
 
-def _reward(rules: Sequence[Rule], asked: Mapping[str, Any]) -> float:
+def _compute_reward(rules: Sequence[Rule], asked: Mapping[str, Any]) -> float:
     value = rules[asked["reward"]](asked["prompt"], asked["text"], asked["record"])
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
     raise PhalanxError(f"found {value!r:.80}, expected a finite number")
 
 
-def _answer(answers: IO[str], act: Callable[[], float | bool]) -> None:
+def _write_answer(answers: IO[str], act: Callable[[], float | bool]) -> None:
     try:
         message: dict[str, Any] = {"found": act()}
     except (PhalanxError, MemoryError, RecursionError) as exc:

@@ -200,9 +200,9 @@ class _Records:
 
     def __init__(self, bundle: RolloutBundle, statements: Statements) -> None:
         self._bundle, self._statements = bundle, statements
-        self.request = self._asked(bundle.request, (None, bundle.party))
+        self.request = self._read_request(bundle.request, (None, bundle.party))
         self._owner = bundle.request.fields.sender
-        self.answer = self._answered(bundle.answer.header, self.request)
+        self.answer = self._read_answer(bundle.answer.header, self.request)
 
     @cached_property
     def answer_digests(self) -> Sequence[str]:
@@ -210,7 +210,7 @@ class _Records:
         second = self._bundle.second_answer
         if second is None:
             raise EvidenceError("there is no second answer")
-        self._answered(second, self.request)
+        self._read_answer(second, self.request)
         return digest_of_answer(self._bundle.answer.header), digest_of_answer(second)
 
     @cached_property
@@ -240,27 +240,27 @@ class _Records:
         older, policy = self._bundle.older, self._bundle.older_policy
         if older is None or policy is None:
             return None
-        request = self._asked(older.request, (self._owner, self._bundle.party))
-        self._answered(older.answer, request)
+        request = self._read_request(older.request, (self._owner, self._bundle.party))
+        self._read_answer(older.answer, request)
         if request.order >= self.request.order or policy.digest != request.policy:
             raise EvidenceError("the older policy is not that of an older request")
         return policy
 
-    def _asked(self, header: SignedHeader, link: tuple[str | None, str]) -> RolloutRequest:
-        body = self._opened(header, link, TO_WORKER)
+    def _read_request(self, header: SignedHeader, link: tuple[str | None, str]) -> RolloutRequest:
+        body = self._open_header(header, link, TO_WORKER)
         if not isinstance(body, RolloutRequest):
             raise EvidenceError(f"a request is a {header.fields.kind!r} message")
         return body
 
-    def _answered(self, header: SignedHeader, request: RolloutRequest) -> RolloutAnswer:
-        body = self._opened(header, (self._bundle.party, self._owner), TO_OWNER)
+    def _read_answer(self, header: SignedHeader, request: RolloutRequest) -> RolloutAnswer:
+        body = self._open_header(header, (self._bundle.party, self._owner), TO_OWNER)
         if not isinstance(body, RolloutAnswer):
             raise EvidenceError(f"an answer is a {header.fields.kind!r} message")
         if body.request != request.digest:
             raise EvidenceError(f"an answer names the request {body.request[:16]}, expected {request.digest[:16]}")
         return body
 
-    def _opened(self, header: SignedHeader, link: tuple[str | None, str], kinds: Mapping[str, Any]) -> Any:
+    def _open_header(self, header: SignedHeader, link: tuple[str | None, str], kinds: Mapping[str, Any]) -> Any:
         try:
             opened = self._statements.frame(to_signed(header), link)
             return parse_body(kinds, opened.fields.kind, opened.fields.body)

@@ -110,13 +110,13 @@ class RolloutCompany:
             workers = [name for name in self._active if name not in passed_over]
             if not workers:
                 break
-            asked = self._ask(policy, request, missing, workers)
+            asked = self._ask_workers(policy, request, missing, workers)
             for sent in asked:
-                self._settle(sent, policy, model)
+                self._settle_answer(sent, policy, model)
             passed_over |= {sent.worker for sent in asked if not sent.texts}
-            done = {text.prompt for text in self._texts()}
+            done = {text.prompt for text in self._step_texts()}
             missing = tuple(prompt for prompt in request.prompts if prompt.number not in done)
-        texts = self._texts()
+        texts = self._step_texts()
         if missing:
             texts += generate_rollouts(model, request.model_copy(update={"prompts": missing}))
         by_place = {(text.prompt, text.sample): text for text in texts}
@@ -128,17 +128,17 @@ class RolloutCompany:
         """Look at the messages that have come since, and tell the workers that no further request comes."""
         while (item := self._endpoint.receive(0.0)) is not None:
             if isinstance(item, CheckedFrame):
-                self._take(item)
+                self._take_frame(item)
         for name in self._active:
             # a worker that is gone need not be told
             with contextlib.suppress(TransportError):
                 self._endpoint.send(name, RolloutsEnd.kind, {})
 
-    def _texts(self) -> tuple[Rollout, ...]:
+    def _step_texts(self) -> tuple[Rollout, ...]:
         """Return the workers' texts of this step, without the texts of convicted workers."""
         return tuple(text for sent in self._step for text in sent.texts)
 
-    def _ask(
+    def _ask_workers(
         self, policy: RolloutPolicy, request: RolloutRequest, prompts: Sequence[Prompt], workers: Sequence[str]
     ) -> list[SentRequest]:
         """Share prompts out, and wait for answers."""
@@ -152,7 +152,7 @@ class RolloutCompany:
                 self._send_policy(name, policy)
                 header = self._endpoint.send(name, part.kind, part.model_dump(mode="json"))
             except (PeerLostError, PeerRefusedError) as exc:
-                self._dismiss(name, part.step, "lost", str(exc))
+                self._dismiss_worker(name, part.step, "lost", str(exc))
                 continue
             self._order += 1
             self._accounts.count_request(name)
@@ -163,23 +163,23 @@ class RolloutCompany:
             requests[part.digest] = sent
             while len(requests) > _MAX_KEPT:
                 requests.pop(next(iter(requests)))
-        self._await(asked, request.step)
+        self._await_answers(asked, request.step)
         return asked
 
-    def _await(self, asked: Sequence[SentRequest], step: int) -> None:
+    def _await_answers(self, asked: Sequence[SentRequest], step: int) -> None:
         """Receive messages until every worker has answered its request, is left out, or the time is over."""
         deadline = time.monotonic() + self._check.answer_timeout_s
         while any(not sent.is_settled and sent.worker in self._active for sent in asked):
             left_s = max(0.0, deadline - time.monotonic())
             item = self._endpoint.receive(min(_LOOK_EVERY_S, left_s))
             if isinstance(item, LinkFault):
-                self._dismiss(item.peer, step, "lost", str(item.error))
+                self._dismiss_worker(item.peer, step, "lost", str(item.error))
             elif item is not None:
-                self._take(item)
+                self._take_frame(item)
             elif not left_s:
                 return
 
-    def _take(self, item: CheckedFrame) -> None:
+    def _take_frame(self, item: CheckedFrame) -> None:
         """Keep one frame of a worker under the request that it names; what names none of this worker's is ignored."""
         name = item.sender
         if name not in self._active:
@@ -187,13 +187,13 @@ class RolloutCompany:
         step = max((sent.request.step for sent in self._step), default=0)
         excess = self._accounts.count_frame(name)
         if excess is not None:
-            self._dismiss(name, step, "frames", excess)
+            self._dismiss_worker(name, step, "frames", excess)
             return
         try:
             body = parse_body(TO_OWNER, item.kind, item.body)
         except FrameError as exc:
             # of another release, or worse: nothing of it can be used
-            self._dismiss(name, step, "frames", f"sent a malformed frame: {exc}")
+            self._dismiss_worker(name, step, "frames", f"sent a malformed frame: {exc}")
             return
         if isinstance(body, RolloutRefusal):
             sent = self._requests[name].get(body.request)
@@ -211,9 +211,9 @@ class RolloutCompany:
             bundle = RolloutBundle(sent.worker, sent.header, sent.answer, second_answer=item.header)
             verdict = self._examiner.judge(bundle).verdict
             if verdict is not None:
-                self._convict(verdict)
+                self._convict_worker(verdict)
 
-    def _settle(self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel) -> None:
+    def _settle_answer(self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel) -> None:
         """Judge a worker's signed answer; there are no texts of a worker that is convicted, in doubt, or silent."""
         sent.is_open = False
         name = sent.worker
@@ -226,9 +226,9 @@ class RolloutCompany:
             sent, policy, model, tuple(self._requests[name].values())
         )
         if verdict is not None:
-            self._convict(verdict)
+            self._convict_worker(verdict)
         elif dismissal is not None:
-            self._dismiss(name, dismissal.step, dismissal.cause, dismissal.reason)
+            self._dismiss_worker(name, dismissal.step, dismissal.cause, dismissal.reason)
         elif doubt is not None:
             self._count_unanswered(sent, doubt)
         else:
@@ -238,23 +238,23 @@ class RolloutCompany:
     def _count_unanswered(self, sent: SentRequest, reason: str) -> None:
         excess = self._accounts.count_unanswered(sent.worker, reason)
         if excess is not None:
-            self._dismiss(sent.worker, sent.request.step, "undecided" if sent.answer else "unanswered", excess)
+            self._dismiss_worker(sent.worker, sent.request.step, "undecided" if sent.answer else "unanswered", excess)
 
-    def _convict(self, verdict: RolloutVerdict) -> None:
+    def _convict_worker(self, verdict: RolloutVerdict) -> None:
         self.verdicts.append(verdict)
-        self._drop(verdict.party)
+        self._drop_worker(verdict.party)
         self.told(verdict)
 
-    def _dismiss(self, name: str, step: int, cause: DismissalCause, reason: str) -> None:
+    def _dismiss_worker(self, name: str, step: int, cause: DismissalCause, reason: str) -> None:
         """Leave a worker out, without a conviction."""
         if name not in self._active:
             return
         dismissal = RolloutDismissal(party=name, step=step, cause=cause, reason=reason)
         self.dismissals.append(dismissal)
-        self._drop(name)
+        self._drop_worker(name)
         self.told(dismissal)
 
-    def _drop(self, name: str) -> None:
+    def _drop_worker(self, name: str) -> None:
         """Ignore a worker from now on, and use none of its texts of this step."""
         self._active.remove(name)
         self._endpoint.refuse(name)

@@ -98,7 +98,7 @@ def write_rollout_evidence(
     tensors = {}
     if bundle.answer.payload:
         tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
-    weights = _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
+    weights = _prefix_tensors(_POLICY, bundle.policy) | _prefix_tensors(_OLDER, bundle.older_policy)
     size_bytes, left_out = sum(tensor.nbytes for tensor in weights.values()), None
     if verdict.offence in _NEED_NO_WEIGHTS:
         left_out = "the verdict needs none"
@@ -175,9 +175,9 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     except (EvidenceError, ModelError, FrameError) as exc:
         raise EvidenceError(f"{path}: {exc}") from exc
     missing = record.weights_left_out if judgement.doubt and bundle.policy is None else None
-    if missing is None and _core(judgement.verdict) != _core(verdict):
+    if missing is None and _verdict_core(judgement.verdict) != _verdict_core(verdict):
         raise EvidenceError(
-            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_finding(judgement.verdict)}"
+            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_describe_finding(judgement.verdict)}"
             f"{f' ({judgement.doubt})' if judgement.doubt else ''}"
         )
     again = judgement.verdict
@@ -187,7 +187,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "step": verdict.step,
         "prompt": verdict.prompt,
         "sample": verdict.sample,
-        "tolerance, as both have signed": _tolerance(bundle),
+        "tolerance, as both have signed": _tolerance_of(bundle),
         "file": f"SHA-256 {file_digest(path)}",
         "tensors": f"SHA-256 {record.tensors.sha256}",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {fingerprint}",
@@ -198,19 +198,19 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     }
 
 
-def _tolerance(bundle: RolloutBundle) -> Mapping[str, float]:
+def _tolerance_of(bundle: RolloutBundle) -> Mapping[str, float]:
     tolerance: Mapping[str, float] = bundle.request.fields.body["tolerance"]
     return tolerance
 
 
-def _core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
+def _verdict_core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
     """What two readers of the same records must agree on; measured distances depend on the machine."""
     if verdict is None:
         return None
     return verdict.party, verdict.step, verdict.request, verdict.offence, verdict.prompt, verdict.sample
 
 
-def _finding(verdict: RolloutVerdict | None) -> str:
+def _describe_finding(verdict: RolloutVerdict | None) -> str:
     if verdict is None:
         return "finds nothing wrong"
     return f"finds {verdict.party} guilty of {verdict.offence} in step {verdict.step}: {verdict.reason}"
@@ -235,7 +235,7 @@ def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]
 
 def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
     """Read the bundle of a record; whether it holds is for the judge."""
-    verdict, config = record.verdict, _config(record.config)
+    verdict, config = record.verdict, _parse_config(record.config)
     payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
     try:
         headers = {
@@ -253,12 +253,12 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     has_weights = record.weights_left_out is None
     older_policy = None
     if has_weights and record.older_config is not None:
-        older_policy = RolloutPolicy(_config(record.older_config), _of(_OLDER, tensors))
+        older_policy = RolloutPolicy(_parse_config(record.older_config), _select_tensors(_OLDER, tensors))
     return RolloutBundle(
         party=verdict.party,
         request=request,
         answer=answer,
-        policy=RolloutPolicy(config, _of(_POLICY, tensors)) if has_weights else None,
+        policy=RolloutPolicy(config, _select_tensors(_POLICY, tensors)) if has_weights else None,
         config=config,
         weights=record.weights,
         second_answer=headers.get("second_answer"),
@@ -268,7 +268,7 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     )
 
 
-def _config(text: str) -> dict[str, Any]:
+def _parse_config(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -278,11 +278,11 @@ def _config(text: str) -> dict[str, Any]:
     return config
 
 
-def _of(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _select_tensors(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _prefixed(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
+def _prefix_tensors(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
     return {} if policy is None else {f"{prefix}{name}": tensor for name, tensor in policy.tensors.items()}
 
 

@@ -103,18 +103,18 @@ class RolloutExaminer:
         texts, formal = read_answer(sent.worker, request, answer, payload, model.vocab_size)
         if formal is not None:
             place = None if formal.prompt is None or formal.sample is None else (formal.prompt, formal.sample)
-            return self._of(self.judge(replace(bundle, place=place)), formal.reason)
+            return self._examination_of(self.judge(replace(bundle, place=place)), formal.reason)
         older = [
             AnsweredRequest(answered.header, answered.answer.header)
             for answered in earlier
             if self._is_before(answered) and answered.answer
         ]
-        return self._reread(bundle, request, texts, model, older[-1] if older else None)
+        return self._reread_texts(bundle, request, texts, model, older[-1] if older else None)
 
     def judge(self, bundle: RolloutBundle) -> RolloutJudgement:
         """Have the one judge decide; where it convicts, the records are written down as evidence."""
         try:
-            with self._timed():
+            with self._time_check():
                 judgement = judge_bundle(bundle, self._desk.session, self._peer, self._controls or ControlModels())
         except EvidenceError as exc:
             return RolloutJudgement(doubt=str(exc))
@@ -122,7 +122,7 @@ class RolloutExaminer:
             return judgement
         return RolloutJudgement(write_rollout_evidence(self._desk, bundle, judgement.verdict))
 
-    def _reread(
+    def _reread_texts(
         self,
         bundle: RolloutBundle,
         request: RolloutRequest,
@@ -131,7 +131,7 @@ class RolloutExaminer:
         older: AnsweredRequest | None,
     ) -> Examination:
         drawn = [texts[n] for n in self._share.of(bundle.party, bundle.answer.header.digest, len(texts))]
-        with self._timed():
+        with self._time_check():
             reread = reread_rollouts(model, request, drawn, request.tolerance.margin)
         self.costs.checked_texts += len(drawn)
         self.costs.checked_tokens += sum(len(rollout.ids) for rollout in drawn)
@@ -141,13 +141,13 @@ class RolloutExaminer:
             accused = replace(bundle, place=(text.prompt, text.sample))
             suspicion = judge_rollout(bundle.party, request, text, now)
             if suspicion is None and text is longest:
-                suspicion = self._aged(bundle.party, request, text, now)
+                suspicion = self._judge_age(bundle.party, request, text, now)
                 before = self._policies.before
                 if suspicion is not None and older is not None and before is not None:
                     accused = replace(accused, older=older, older_policy=before.policy)
             judgement = RolloutJudgement(reread=now) if suspicion is None else self.judge(accused)
             if judgement.reread is None:
-                return self._of(judgement, "" if suspicion is None else suspicion.reason)
+                return self._examination_of(judgement, "" if suspicion is None else suspicion.reason)
             dismissal = self._borders.add(bundle.party, request, judgement.reread)
             if dismissal is None and self._reward is not None:
                 dismissal = judge_reward(bundle.party, request, text, self._reward)
@@ -157,7 +157,7 @@ class RolloutExaminer:
         return Examination(texts if self._reward else tuple(replace(rollout, reward=None) for rollout in texts))
 
     @staticmethod
-    def _of(judgement: RolloutJudgement, suspicion: str) -> Examination:
+    def _examination_of(judgement: RolloutJudgement, suspicion: str) -> Examination:
         if judgement.verdict is not None:
             return Examination(verdict=judgement.verdict)
         return Examination(doubt=judgement.doubt or suspicion)
@@ -165,16 +165,18 @@ class RolloutExaminer:
     def _is_before(self, sent: SentRequest) -> bool:
         return self._policies.before is not None and sent.request.policy == self._policies.before.digest
 
-    def _aged(self, name: str, request: RolloutRequest, text: Rollout, now: RereadRollout) -> RolloutVerdict | None:
+    def _judge_age(
+        self, name: str, request: RolloutRequest, text: Rollout, now: RereadRollout
+    ) -> RolloutVerdict | None:
         """Compare one text of an answer with the policy of the step before."""
         if self._policies.before is None:
             return None
-        with self._timed():
+        with self._time_check():
             (older,) = reread_rollouts(self._policies.before.model, request, [text], request.tolerance.margin)
         return judge_age(name, request, text, now, older)
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _time_check(self) -> Iterator[None]:
         begin = time.thread_time()
         try:
             yield

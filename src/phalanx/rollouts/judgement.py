@@ -53,7 +53,7 @@ def read_answer(
     try:
         texts = unpack_answer(request, answer, payload)
     except FrameError as exc:
-        return (), _verdict(worker, request, "form", str(exc))
+        return (), _make_verdict(worker, request, "form", str(exc))
     return texts, judge_texts(worker, request, texts, vocab_size)
 
 
@@ -63,11 +63,13 @@ def judge_texts(
     """Judge what needs no weights: that all texts are there, and are texts that can be."""
     places = tuple((rollout.prompt, rollout.sample) for rollout in rollouts)
     if places != request.places:
-        return _verdict(worker, request, "form", f"sent {len(places)} texts, expected {len(request.places)} in order")
+        return _make_verdict(
+            worker, request, "form", f"sent {len(places)} texts, expected {len(request.places)} in order"
+        )
     for rollout in rollouts:
         wrong = misfit(request, rollout, vocab_size)
         if wrong is not None:
-            return _verdict(worker, request, "form", f"{_place(rollout)} {wrong}", rollout)
+            return _make_verdict(worker, request, "form", f"{_describe_place(rollout)} {wrong}", rollout)
     return None
 
 
@@ -79,15 +81,15 @@ def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: Re
         nearly equal; `BorderBook` bounds these. Where log-probabilities are the checker's to the last bits, so are
         logits, and draws are held to a tenth of the tolerance.
     """
-    for look in _looks(request, reread):
+    for look in _list_looks(request, reread):
         beyond = look.beyond
         if beyond.any():
             worst = float(np.max(look.values)) if np.isfinite(look.values).all() else math.inf
-            return _verdict(
+            return _make_verdict(
                 worker,
                 request,
                 look.offence,
-                f"{_place(one)}: {look.what}: first at token {int(np.argmax(beyond)) * look.every}, "
+                f"{_describe_place(one)}: {look.what}: first at token {int(np.argmax(beyond)) * look.every}, "
                 f"{int(beyond.sum())} of {len(look.values)}, worst {worst:.1e}, allowed {look.allowed:.1e}",
                 one,
                 measured=worst if math.isfinite(worst) else None,
@@ -99,7 +101,7 @@ def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: Re
 
 def first_fault(request: RolloutRequest, reread: RereadRollout) -> int | None:
     """Return the first token of a text at which a claim is beyond the tolerance of the request; None where none is."""
-    faults = (int(np.argmax(look.beyond)) * look.every for look in _looks(request, reread) if look.beyond.any())
+    faults = (int(np.argmax(look.beyond)) * look.every for look in _list_looks(request, reread) if look.beyond.any())
     return min(faults, default=None)
 
 
@@ -118,7 +120,7 @@ class _Look(NamedTuple):
         return ~(self.values <= self.allowed)
 
 
-def _looks(request: RolloutRequest, reread: RereadRollout) -> tuple[_Look, ...]:
+def _list_looks(request: RolloutRequest, reread: RereadRollout) -> tuple[_Look, ...]:
     tolerance, every = request.tolerance, request.sampler.sketch_every
     # a cold draw makes more of every distance between logits
     logprob = tolerance.logprob / min(1.0, request.sampler.divisor)
@@ -160,11 +162,12 @@ def judge_age(
     ratio = far / max(near, float(np.finfo(np.float32).eps))
     if not math.isfinite(ratio) or ratio < OLDER_FIT or tokens * math.log(ratio) < OLDER_EVIDENCE:
         return None
-    return _verdict(
+    return _make_verdict(
         worker,
         request,
         "stale",
-        f"{_place(one)}: its log-probabilities are off by {far:.1e} from the policy of the request and by {near:.1e} "
+        f"{_describe_place(one)}: its log-probabilities are off by {far:.1e} from the policy of the request "
+        f"and by {near:.1e} "
         f"from the one before, over {tokens} tokens",
         one,
         measured=ratio,
@@ -184,7 +187,7 @@ def judge_reward(worker: str, request: RolloutRequest, one: Rollout, rule: Rewar
     earned = rule(one)
     if abs(one.reward - earned) <= REWARD_SLACK * max(1.0, abs(earned)):
         return None
-    reason = f"{_place(one)} earns {earned:g}, its worker says {one.reward:g}"
+    reason = f"{_describe_place(one)} earns {earned:g}, its worker says {one.reward:g}"
     return RolloutDismissal(party=worker, step=request.step, cause="reward", reason=reason)
 
 
@@ -192,7 +195,7 @@ def judge_second_answer(worker: str, request: RolloutRequest, digests: Sequence[
     """Judge all answers that name one request and that one certificate signed, by `digest_of_answer`, in order."""
     if digests[-1] == digests[0]:
         return None
-    return _verdict(worker, request, "equivocation", "signed two different answers to one request")
+    return _make_verdict(worker, request, "equivocation", "signed two different answers to one request")
 
 
 class BorderBook:
@@ -240,11 +243,11 @@ def too_many_borders(differing: int, tokens: int, rate: float) -> bool:
     return log_first - math.log1p(-mean / (differing + 1)) < math.log(FALSE_ALARM)
 
 
-def _place(one: Rollout) -> str:
+def _describe_place(one: Rollout) -> str:
     return f"prompt {one.prompt}, sample {one.sample}"
 
 
-def _verdict(
+def _make_verdict(
     worker: str,
     request: RolloutRequest,
     offence: RolloutOffence,

@@ -61,11 +61,11 @@ class RouterWatch:
 
     def _hook_of(self, number: int) -> Any:
         def look(router: nn.Module, _inputs: object, outputs: tuple[Tensor, Tensor, Tensor]) -> Any:
-            return self._look(number, router, *outputs)
+            return self._watch_router(number, router, *outputs)
 
         return look
 
-    def _look(self, number: int, router: nn.Module, logits: Tensor, scores: Tensor, experts: Tensor) -> Any:
+    def _watch_router(self, number: int, router: nn.Module, logits: Tensor, scores: Tensor, experts: Tensor) -> Any:
         begin = self._seen[number]
         self._seen[number] += len(logits)
         scores, experts = scores.clone(), experts.clone()
@@ -80,10 +80,10 @@ class RouterWatch:
         best = logits.masked_fill(chosen, -torch.inf).amax(dim=-1)
         near = ((least - best).abs() <= self._tolerance).nonzero()[:, 0].tolist()
         for token in sorted({*near, *exchanged}):
-            self._note(number, begin + token, logits[token].tolist(), set(experts[token].tolist()))
+            self._note_ties(number, begin + token, logits[token].tolist(), set(experts[token].tolist()))
         return logits, scores, experts
 
-    def _note(self, number: int, position: int, logits: Sequence[float], chosen: set[int]) -> None:
+    def _note_ties(self, number: int, position: int, logits: Sequence[float], chosen: set[int]) -> None:
         for out, instead in itertools.product(chosen, set(range(len(logits))) - chosen):
             gap = logits[out] - logits[instead]
             # an exchange that was made is not taken back
@@ -120,7 +120,7 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
         if not queue:
             return TieSearch("excluded")
         _, distance, _, choices = heapq.heappop(queue)
-        reread, ties = _read(model, request, text, choices)
+        reread, ties = _reread_text(model, request, text, choices)
         fault = first_fault(request, reread)
         if fault is None:
             return TieSearch("fits", reread)
@@ -133,7 +133,7 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
     return TieSearch("open") if queue else TieSearch("excluded")
 
 
-def _read(
+def _reread_text(
     model: PolicyModel, request: RolloutRequest, text: Rollout, choices: frozenset[Choice]
 ) -> tuple[RereadRollout, dict[Choice, float]]:
     with RouterWatch(model, request.tolerance.router, choices) as watch:

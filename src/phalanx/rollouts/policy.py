@@ -184,17 +184,17 @@ class PolicyModel:
 
     def begin(self, ids: Tensor) -> tuple[ReadTexts, Cache]:
         """Read prompts of one length, ``[rows, tokens]``; what follows their last token, and the cache."""
-        return self._read(ids, None, 1)
+        return self._read_ids(ids, None, 1)
 
     def extend(self, tokens: Tensor, cache: Cache) -> ReadTexts:
         """Read one further token a row, ``[rows]``."""
-        return self._read(tokens[:, None], cache, 1)[0]
+        return self._read_ids(tokens[:, None], cache, 1)[0]
 
     def read(self, ids: Tensor, positions: int) -> ReadTexts:
         """Read whole texts at once, ``[rows, tokens]``; what follows each of their last tokens."""
-        return self._read(ids, None, positions)[0]
+        return self._read_ids(ids, None, positions)[0]
 
-    def _read(self, ids: Tensor, cache: Cache | None, positions: int) -> tuple[ReadTexts, Cache]:
+    def _read_ids(self, ids: Tensor, cache: Cache | None, positions: int) -> tuple[ReadTexts, Cache]:
         training = self._model.training
         if training:
             self._model.eval()

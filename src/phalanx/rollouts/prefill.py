@@ -89,7 +89,7 @@ def rewrite_rollouts(
     ]
     places = [(prompt.number, sample) for prompt in batch for sample in range(request.samples)]
     row = places.index((chosen.prompt, chosen.sample))
-    return _stepped(model, [prompt.ids for prompt in batch], [by_place[place] for place in places], {row})[0]
+    return _read_stepwise(model, [prompt.ids for prompt in batch], [by_place[place] for place in places], {row})[0]
 
 
 def _is_read_in_one_pass(model: PolicyModel, one: Rollout) -> bool:
@@ -105,7 +105,7 @@ def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
         What precedes each token of each text, ``[tokens, ...]``.
     """
     if not all(_is_read_in_one_pass(model, text) for text in texts):
-        return _stepped(model, [text.prompt_ids for text in texts], texts, set(range(len(texts))))
+        return _read_stepwise(model, [text.prompt_ids for text in texts], texts, set(range(len(texts))))
     longest = max(len(text.ids) for text in texts)
     # what follows the last token is not looked at; in a causal model, padding behind a text changes nothing in it
     rows = [[*text.prompt_ids, *text.ids[:-1], *[0] * (longest - len(text.ids))] for text in texts]
@@ -116,7 +116,7 @@ def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
     ]
 
 
-def _stepped(
+def _read_stepwise(
     model: PolicyModel, prompts: Sequence[Sequence[int]], texts: Sequence[Rollout], wanted: set[int]
 ) -> list[ReadTexts]:
     """Read texts token by token, one behind the other for each prompt; return the state before wanted tokens."""

@@ -111,7 +111,7 @@ class RolloutService:
             case PolicyPart():
                 self._take_part(body, item.payload)
             case RolloutRequest():
-                self._answer(body)
+                self._answer_request(body)
         return True
 
     def _take_part(self, part: PolicyPart, payload: memoryview) -> None:
@@ -125,7 +125,7 @@ class RolloutService:
             self._writer.take(_checked_policy(offer, self._file))
             self._offer, self._file = None, bytearray()
 
-    def _answer(self, request: RolloutRequest) -> None:
+    def _answer_request(self, request: RolloutRequest) -> None:
         if request.order <= self._order:
             # two answers to one request, which may differ in their last bits, would convict this worker
             raise FrameError(f"request {request.order} came after request {self._order}")

@@ -56,21 +56,21 @@ class GroupLink:
         frozen = {
             name: parameter for name, parameter in self._module.all_parameters().items() if not parameter.requires_grad
         }
-        version = sum(parameter._version for parameter in frozen.values())
+        version = sum(parameter._weights_version for parameter in frozen.values())
         if frozen and version != self._frozen_sent:
             self.order(GroupCommand(deed="frozen", copy_id=0), frozen)
             self._frozen_sent = version
-        if self._version(num_steps) != self._sent:
+        if self._weights_version(num_steps) != self._sent:
             self.order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
             self.are_fresh(num_steps)
 
     def are_fresh(self, num_steps: int) -> None:
         """The ranks have the parameters as they are."""
-        self._sent = self._version(num_steps)
+        self._sent = self._weights_version(num_steps)
 
-    def _version(self, num_steps: int) -> tuple[int, int]:
+    def _weights_version(self, num_steps: int) -> tuple[int, int]:
         # a write in place raises a tensor's version, but that of torch's fused optimizers does not
-        return num_steps, sum(parameter._version for parameter in self._module.trainable().values())
+        return num_steps, sum(parameter._weights_version for parameter in self._module.trainable().values())
 
 
 class GroupCopy(StageCopy):
@@ -106,15 +106,15 @@ class GroupRunner(StageRunner):
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As `StageRunner.forward`."""
-        return self._perform("forward", step, microbatch, x=x)["y"]
+        return self._perform_order("forward", step, microbatch, x=x)["y"]
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As `StageRunner.backward`."""
-        return self._perform("backward", step, microbatch, gradient=gradient)["x_gradient"]
+        return self._perform_order("backward", step, microbatch, gradient=gradient)["x_gradient"]
 
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """As `StageRunner.recompute`."""
-        tensors = self._perform("recompute", step, microbatch, x=x, gradient=gradient)
+        tensors = self._perform_order("recompute", step, microbatch, x=x, gradient=gradient)
         return tensors["y"], tensors.get("x_gradient")
 
     def gradients(self) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ class GroupRunner(StageRunner):
             self._link.order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True
 
-    def _perform(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
+    def _perform_order(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         self._link.refresh(self._optimizer.num_steps)
         self._is_idle = False

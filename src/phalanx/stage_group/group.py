@@ -93,7 +93,7 @@ class StageGroup:
         """
         check_plan(plan, self._layout)
         copy_id, self._num_built = self._num_built, self._num_built + 1
-        with self._together(
+        with self._order_and_join(
             GroupCommand(deed="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))
         ):
             self._shares[copy_id] = Share(plan, stage, self._domain)
@@ -113,11 +113,11 @@ class StageGroup:
             PeerLostError: A rank has ended.
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """
-        with self._together(command):
+        with self._order_and_join(command):
             return self._shares[command.copy_id].obey(command, given)
 
     @contextlib.contextmanager
-    def _together(self, order: GroupCommand) -> Iterator[None]:
+    def _order_and_join(self, order: GroupCommand) -> Iterator[None]:
         """Give the order, then do rank 0's part of it."""
         dropped, self._dropped = tuple(self._dropped), []
         for copy_id in dropped:
@@ -151,11 +151,11 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
         num_prompt_tokens=rows_before(adapter),
     )
     check_layout(domain_config(layout), plan.hub_config, load)
-    for reason in _reasons(plan, layout):
+    for reason in _refusal_reasons(plan, layout):
         raise ConfigError(f"parallel: {layout.label}: {reason}")
 
 
-def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
+def _refusal_reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
     fault = unshared_adapter(plan.adapter)
     if fault is not None:
         yield fault

@@ -58,7 +58,7 @@ class GroupOptimizer(StageOptimizer):
             is_recorded=self._is_recorded,
         )
         self._is_recorded = False
-        self._take(self._link.order(order, gradients), self.num_steps + 1)
+        self._take_weights(self._link.order(order, gradients), self.num_steps + 1)
 
     def record_next(self) -> None:
         """Make the ranks store the data for undoing the next step."""
@@ -68,12 +68,12 @@ class GroupOptimizer(StageOptimizer):
         """As `StageOptimizer.state`; weights are the tensors themselves, moments are copies."""
         weights = super().state()
         names = _with_moments(weights)
-        moments = self._collect(tuple(name for name in names if name not in weights))
+        moments = self._collect_moments(tuple(name for name in names if name not in weights))
         return {name: weights[name] if name in weights else moments[name] for name in names}
 
     def reading(self) -> Mapping[str, Tensor]:
         """As `StageOptimizer.reading`: each moment comes from its rank when it is asked for."""
-        return _DistributedState(super().state(), self._collect)
+        return _DistributedState(super().state(), self._collect_moments)
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
@@ -103,7 +103,7 @@ class GroupOptimizer(StageOptimizer):
         """As `StageOptimizer.undo_state`; copies."""
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
-        return self._collect(_with_moments(super().state()), "snapshot")
+        return self._collect_moments(_with_moments(super().state()), "snapshot")
 
     def state_before(self, step: int) -> dict[str, Tensor]:
         """The whole state before an earlier step; copies.
@@ -111,7 +111,7 @@ class GroupOptimizer(StageOptimizer):
         Raises:
             StaleReplicaError: It is not kept.
         """
-        return self._collect(_with_moments(super().state()), "past", step)
+        return self._collect_moments(_with_moments(super().state()), "past", step)
 
     def go_back(self, step: int) -> None:
         """Return to the state before an earlier step.
@@ -119,21 +119,23 @@ class GroupOptimizer(StageOptimizer):
         Raises:
             StaleReplicaError: It is not kept. Nothing was changed.
         """
-        self._take(self._link.order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
+        self._take_weights(self._link.order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
 
     def forget_from(self, step: int) -> None:
         """Have the ranks let go of this step and later ones."""
         self._link.order(GroupCommand(deed="forget", copy_id=0, step=step), {})
 
     @torch.no_grad()
-    def _take(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
+    def _take_weights(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
         state = super().state()
         for name, weight in weights.items():
             state[f"weight/{name}"].copy_(weight)
         self._set_num_steps(num_steps)
         self._link.are_fresh(num_steps)
 
-    def _collect(self, names: tuple[str, ...], source: StateSource = "present", step: int = 0) -> dict[str, Tensor]:
+    def _collect_moments(
+        self, names: tuple[str, ...], source: StateSource = "present", step: int = 0
+    ) -> dict[str, Tensor]:
         order = GroupCommand(deed="collect", copy_id=0, names=names, source=source, step=step)
         return self._link.order(order, {})
 
@@ -166,11 +168,11 @@ class _DistributedState(Mapping[str, Tensor]):
 
     def __init__(self, weights: Mapping[str, Tensor], collect: "Collect") -> None:
         self._weights = weights
-        self._collect = collect
+        self._collect_moments = collect
         self._names = _with_moments(weights)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._weights[name] if name in self._weights else self._collect((name,))[name]
+        return self._weights[name] if name in self._weights else self._collect_moments((name,))[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -13,7 +13,7 @@ _ROWS, _SEQUENCE = 0, 1
 
 def own_piece(whole: Tensor, domain: Domain) -> Tensor:
     """This rank's rows and positions of ``[batch, seq, dim]``."""
-    return _piece(whole, domain.config, domain.dp, domain.cp, domain.tp).contiguous()
+    return _slice_piece(whole, domain.config, domain.dp, domain.cp, domain.tp).contiguous()
 
 
 def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor | None:
@@ -41,7 +41,7 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
         copy, tp = divmod(sender, config.tp)
         if tp > 0 and not config.sequence_parallel:
             continue
-        numbers = _piece(places, config, *divmod(copy, config.cp), tp)
+        numbers = _slice_piece(places, config, *divmod(copy, config.cp), tp)
         came = piece
         if sender > 0:
             came = torch.empty((*numbers.shape, *shape[2:]), dtype=piece.dtype, device=domain.device)
@@ -50,7 +50,7 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
     return full
 
 
-def _piece(whole: Tensor, config: ParallelConfig, dp: int, cp: int, tp: int) -> Tensor:
+def _slice_piece(whole: Tensor, config: ParallelConfig, dp: int, cp: int, tp: int) -> Tensor:
     rows = whole.chunk(config.dp, _ROWS)[dp]
     positions = own_positions(rows, _SEQUENCE, config, cp)
     return positions.chunk(config.tp, _SEQUENCE)[tp] if config.sequence_parallel else positions

@@ -94,7 +94,7 @@ class Share:
                     name: hand_round(None if given is None else given[name], description, self._domain.device)
                     for name, description in order.cargo.items()
                 }
-                return self._compute(order, cargo)
+                return self._compute_order(order, cargo)
             case "gradients":
                 self.gradients.hand_back()
                 return self.gradients.collect(self.runner.gradients())
@@ -102,16 +102,16 @@ class Share:
                 self.runner.abandon()
                 self.gradients.clear()
             case "weights":
-                self._spread(given, is_everywhere=False)
+                self._spread_weights(given, is_everywhere=False)
             case "frozen":
                 self._hand_out(given)
             case _ if self.shards is not None:
-                return self._keep(self.shards, order, given)
+                return self._keep_shards(self.shards, order, given)
             case _:
                 raise TypeError(f"{order.deed}: rank 0 has the whole state")
         return {}
 
-    def _compute(self, order: GroupCommand, cargo: Tensors) -> dict[str, Tensor]:
+    def _compute_order(self, order: GroupCommand, cargo: Tensors) -> dict[str, Tensor]:
         pieces = {name: own_piece(tensor, self._domain) for name, tensor in cargo.items()}
         shape = next(iter(cargo.values())).shape
         results: dict[str, Tensor | None] = {}
@@ -128,19 +128,19 @@ class Share:
         }
         return {name: tensor for name, tensor in joined.items() if tensor is not None}
 
-    def _keep(self, shards: StateShards, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+    def _keep_shards(self, shards: StateShards, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
         """Read or change the state that the ranks keep together."""
         match order.deed:
             case "load":
                 shards.load(order.step, given)
             case "update":
                 shards.update(order.learning_rate, order.clip_coefficient, order.is_recorded, given or {})
-                return self._spread(None, is_everywhere=True)
+                return self._spread_weights(None, is_everywhere=True)
             case "snapshot":
                 shards.optimizer.snapshot()
             case "restore":
                 shards.history.restore(shards.optimizer, order.step)
-                return self._spread(None, is_everywhere=True)
+                return self._spread_weights(None, is_everywhere=True)
             case "forget":
                 shards.history.forget_from(order.step)
             case _:
@@ -158,7 +158,7 @@ class Share:
             dist.broadcast(full, src=0)
             fill(entry, entry.parameter, full, self._domain)
 
-    def _spread(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
+    def _spread_weights(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
         """Give every rank its slices of whole parameters, from the rank that has them.
 
         Args:

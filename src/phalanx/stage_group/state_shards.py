@@ -36,8 +36,8 @@ class StateShards:
         self._device = device
         self._rank = dist.get_rank()
         self.keepers = keepers_of(shapes, dist.get_world_size())
-        self._weights = self._room()
-        self.optimizer = self._optimizer(self._weights)
+        self._weights = self._state_room()
+        self.optimizer = self._make_optimizer(self._weights)
         self.history = past_of(plan.guard)
 
     def own(self, name: str) -> nn.Parameter | None:
@@ -84,31 +84,31 @@ class StateShards:
         Raises:
             StaleReplicaError: That step is not kept; on every rank alike, before anything was sent.
         """
-        state = self._state(source, step)
+        state = self._state_at(source, step)
         tensors = {}
         for key in names:
             name = key.partition("/")[2]
             keeper = self.keepers[name]
             if self._rank == 0:
-                tensors[key] = state[key].cpu() if keeper == 0 else self._receive(name, keeper).cpu()
+                tensors[key] = state[key].cpu() if keeper == 0 else self._receive_state(name, keeper).cpu()
             elif self._rank == keeper:
                 dist.send(state[key].to(self._device).contiguous(), dst=0)
         return tensors
 
-    def _state(self, source: StateSource, step: int) -> Mapping[str, Tensor]:
+    def _state_at(self, source: StateSource, step: int) -> Mapping[str, Tensor]:
         if source == "snapshot":
             return self.optimizer.undo_state()
         if source == "present":
             return self.optimizer.state()
-        earlier = self._optimizer(self._room())
+        earlier = self._make_optimizer(self._state_room())
         self.history.restore(earlier, step)
         return earlier.state()
 
-    def _room(self) -> dict[str, nn.Parameter]:
+    def _state_room(self) -> dict[str, nn.Parameter]:
         mine = [name for name, keeper in self.keepers.items() if keeper == self._rank]
         return {name: nn.Parameter(torch.zeros(self._shapes[name], device=self._device)) for name in mine}
 
-    def _optimizer(self, weights: Mapping[str, nn.Parameter]) -> StageOptimizer:
+    def _make_optimizer(self, weights: Mapping[str, nn.Parameter]) -> StageOptimizer:
         return StageOptimizer(weights, self._plan.optimizer, single_rounding=self._plan.guard.classes == "mixed")
 
     def _to_keeper(self, tensor: Tensor | None, name: str, keeper: int) -> Tensor | None:
@@ -117,9 +117,9 @@ class StateShards:
             dist.send(tensor.detach().to(self._device).contiguous(), dst=keeper)
         if self._rank != keeper:
             return None
-        return tensor if keeper == 0 else self._receive(name, 0)
+        return tensor if keeper == 0 else self._receive_state(name, 0)
 
-    def _receive(self, name: str, sender: int) -> Tensor:
+    def _receive_state(self, name: str, sender: int) -> Tensor:
         came = torch.empty(self._shapes[name], device=self._device)
         dist.recv(came, src=sender)
         return came

@@ -47,7 +47,7 @@ class JoinedGradients:
         domain = self._domain
         totals = {}
         for entry in self._held:
-            total = whole(entry, _completed(entry, slices[entry.name], domain), domain)
+            total = whole(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
             if domain.tp == 0:
                 total = ordered_sum(total, domain, 0)
             if dist.get_rank() == 0:
@@ -71,33 +71,33 @@ class SharedGradients:
         self._held = held
         self._domain = domain
         self._sums: dict[str, Tensor] = {}
-        for entry, keeper in self._keepers():
+        for entry, keeper in self._list_keepers():
             parameter: Any = entry.parameter
-            parameter.register_post_accumulate_grad_hook(self._hook(entry.name, keeper))
+            parameter.register_post_accumulate_grad_hook(self._make_hook(entry.name, keeper))
 
     def hand_back(self) -> None:
         """As `WeightGradients.hand_back`."""
-        for entry, _ in self._keepers():
+        for entry, _ in self._list_keepers():
             entry.parameter.grad = self._sums.pop(entry.name, None)
 
     def collect(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
         domain = self._domain
         totals = {}
-        for entry, keeper in self._keepers():
+        for entry, keeper in self._list_keepers():
             if domain.copy == keeper:
-                totals[entry.name] = whole(entry, _completed(entry, slices[entry.name], domain), domain)
+                totals[entry.name] = whole(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
                 if domain.tp == 0 and keeper > 0:
                     dist.send(totals[entry.name].to(domain.device), dst=0)
             elif dist.get_rank() == 0:
-                totals[entry.name] = self._receive(entry, keeper)
+                totals[entry.name] = self._receive_sum(entry, keeper)
         return totals
 
     def clear(self) -> None:
         """As `WeightGradients.clear`."""
         self._sums.clear()
 
-    def _hook(self, name: str, keeper: int) -> Callable[[Tensor], None]:
+    def _make_hook(self, name: str, keeper: int) -> Callable[[Tensor], None]:
         def give(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
@@ -108,11 +108,11 @@ class SharedGradients:
 
         return give
 
-    def _keepers(self) -> Iterator[tuple[RankParameter, int]]:
+    def _list_keepers(self) -> Iterator[tuple[RankParameter, int]]:
         for number, entry in enumerate(self._held):
             yield entry, number % self._domain.config.copies
 
-    def _receive(self, one: RankParameter, keeper: int) -> Tensor:
+    def _receive_sum(self, one: RankParameter, keeper: int) -> Tensor:
         came = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
         dist.recv(came, src=keeper * self._domain.config.tp)
         return came.cpu()
@@ -153,6 +153,6 @@ def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
     return total.to(part.device)
 
 
-def _completed(one: RankParameter, gradient: Tensor, domain: Domain) -> Tensor:
+def _complete_gradient(one: RankParameter, gradient: Tensor, domain: Domain) -> Tensor:
     """Sum of what tensor parallel ranks have, where each saw a part of the sequence."""
     return summed(gradient, domain.tensors) if one.is_partial else gradient

@@ -43,7 +43,7 @@ class MetricsFile(Closeable):
         except (TypeError, ValueError) as exc:
             raise InputError(f"{self.path}: step {record['step']} is not JSON data: {exc}") from exc
         try:
-            stream = self._open()
+            stream = self._open_file()
             stream.write(row + "\n")
             stream.flush()
         except OSError as exc:
@@ -78,7 +78,7 @@ class MetricsFile(Closeable):
             self._stream.close()
             self._stream = None
 
-    def _open(self) -> IO[str]:
+    def _open_file(self) -> IO[str]:
         if self._stream is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):

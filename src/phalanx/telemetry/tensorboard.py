@@ -36,7 +36,7 @@ class TensorBoardWriter(Closeable):
             self._switch_off("not installed; pip install 'phalanx-train[tensorboard]' for its curves")
             return
         try:
-            self._load(directory)
+            self._load_writer(directory)
         except (ImportError, OSError) as exc:
             self._switch_off(f"off ({exc})")
 
@@ -63,7 +63,7 @@ class TensorBoardWriter(Closeable):
             return
         event, summary = self._protos
         values = [
-            summary.Summary.Value(tag=histogram.tag, histo=summary.HistogramProto(**_fields(histogram)))
+            summary.Summary.Value(tag=histogram.tag, histo=summary.HistogramProto(**_histogram_fields(histogram)))
             for histogram in drawn
         ]
         self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=values)))
@@ -89,7 +89,7 @@ class TensorBoardWriter(Closeable):
             self._writer.close()
             self._writer = None
 
-    def _load(self, directory: Path) -> None:
+    def _load_writer(self, directory: Path) -> None:
         with warnings.catch_warnings():
             # deprecations inside TensorBoard and protobuf say nothing about this run
             warnings.simplefilter("ignore")
@@ -105,7 +105,7 @@ class TensorBoardWriter(Closeable):
         logger.warning(self.note)
 
 
-def _fields(drawn: Histogram) -> dict[str, Any]:
+def _histogram_fields(drawn: Histogram) -> dict[str, Any]:
     """The fields of TensorFlow's ``HistogramProto``; sums are of the middles of bins."""
     edges = drawn.edges
     middles = [(low + right) / 2 for low, right in itertools.pairwise(edges)]

@@ -59,14 +59,14 @@ class SinkProcess:
 
     def send(self, values: Mapping[str, float], step: int) -> None:
         """Send one point of each curve, or count them as dropped; never waits."""
-        for message in _lines(values, step):
-            self._write(message)
+        for message in _value_lines(values, step):
+            self._write_line(message)
 
     def draw(self, drawn: Histogram, step: int) -> None:
         """Send one histogram, or count it as dropped; never waits."""
         message = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
         if len(message) < select.PIPE_BUF:
-            self._write(message.encode() + b"\n")
+            self._write_line(message.encode() + b"\n")
         else:
             self.dropped += 1
 
@@ -74,7 +74,7 @@ class SinkProcess:
         """Say that nothing more comes, as soon as there is room for it before a moment of the monotonic clock."""
         with contextlib.suppress(OSError):
             select.select([], [self._pipe], [], max(0.0, deadline - time.monotonic()))
-        self._write(json.dumps({"status": status}).encode() + b"\n")
+        self._write_line(json.dumps({"status": status}).encode() + b"\n")
         if self._process.popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.popen.stdin.close()
@@ -90,14 +90,14 @@ class SinkProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         elif code:
             self._give_up(self._last_words())
-        return {"kind": self.kind, "taken": self._taken(code), "dropped": self.dropped, "error": self.error}
+        return {"kind": self.kind, "taken": self._lines_taken(code), "dropped": self.dropped, "error": self.error}
 
     @property
     def flush_s(self) -> float:
         """How long its end may take, seconds."""
         return self._flush_s
 
-    def _write(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         if self.error is not None:
             self.dropped += 1
             return
@@ -118,7 +118,7 @@ class SinkProcess:
     def _last_words(self) -> str:
         return last_lines(self._log, otherwise=self._process.how_it_ended())
 
-    def _taken(self, code: int | None) -> int | None:
+    def _lines_taken(self, code: int | None) -> int | None:
         """How many lines it took; None of one that did not end in good order."""
         output = self._process.popen.stdout
         if output is None:
@@ -202,7 +202,7 @@ def open_tracking(
     return CurveWriter(board, started)
 
 
-def _lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
+def _value_lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
     clean = {printable(name, _LONGEST_NAME): float(value) for name, value in values.items() if math.isfinite(value)}
     if not clean:
         return
@@ -212,4 +212,4 @@ def _lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
         return
     names = list(clean)
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
-        yield from _lines({name: clean[name] for name in half}, step)
+        yield from _value_lines({name: clean[name] for name in half}, step)

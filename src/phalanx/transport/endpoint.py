@@ -195,7 +195,7 @@ class Endpoint(Closeable):
             PeerRefusedError: The receiver is unknown or evicted.
             PeerLostError: The link has failed, or its queue stayed full for the whole deadline.
         """
-        return self._outbox(receiver).put(kind, body, self._hashed(payload))
+        return self._outbox(receiver).put(kind, body, self._hash_payload(payload))
 
     def send_hashed(self, receiver: str, kind: str, body: dict[str, Any], payload: memoryview, digest: str) -> None:
         """Send one frame as `send` does, with a payload that the caller has digested already.
@@ -220,7 +220,7 @@ class Endpoint(Closeable):
             FrameError: As `send`.
             PeerRefusedError: The receiver is unknown or evicted, or its link has not failed.
         """
-        return self._outbox(receiver).put_aside(kind, body, self._hashed(payload))
+        return self._outbox(receiver).put_aside(kind, body, self._hash_payload(payload))
 
     def end_link(self, receiver: str, reason: str) -> None:
         """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` returns the queued frames."""
@@ -293,7 +293,7 @@ class Endpoint(Closeable):
             A receipt where one is due, or the class and text of the error for which the frame was refused.
         """
         try:
-            return encode_receipt(self._accept(raw, tls_peer))
+            return encode_receipt(self._accept_frame(raw, tls_peer))
         except (TransportError, VerificationError) as exc:
             with self._lock:
                 self._refusals[tls_peer] += 1
@@ -320,7 +320,7 @@ class Endpoint(Closeable):
         for outbox in outboxes:
             outbox.join(timeout_s=1.0)
 
-    def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
+    def _accept_frame(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._incarnations.get(tls_peer, tls_peer)
         link = self._links.get(name)
         if link is None or name in self._evicted or name in self._cut:
@@ -367,7 +367,7 @@ class Endpoint(Closeable):
         with self._meter.measure("signing"):
             return sign_receipt(self._identity, header.digest)
 
-    def _hashed(self, payload: Sequence[bytes | memoryview]) -> Payload:
+    def _hash_payload(self, payload: Sequence[bytes | memoryview]) -> Payload:
         buffers = [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
         with self._meter.measure("hashing"):
             digest = digest_hex(*buffers)

@@ -105,7 +105,7 @@ class GrpcWire:
         self._has_started = False
         pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix=f"serve-{identity.name}")
         self._server = grpc.server(pool, options=server_options(config))
-        self._server.add_generic_rpc_handlers((self._methods(),))
+        self._server.add_generic_rpc_handlers((self._method_handlers(),))
         host = f"[{config.bind}]" if ":" in config.bind else config.bind
         try:
             port = self._server.add_secure_port(f"{host}:{config.port}", server_credentials(identity))
@@ -122,7 +122,7 @@ class GrpcWire:
         Raises:
             TransportError: gRPC would agree to TLS 1.2.
         """
-        self._start()
+        self._start_server()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.bind, self._config.bind)  # noqa: S104
         try:
             check_refuses_tls12(host, self._port)
@@ -155,7 +155,7 @@ class GrpcWire:
             route = self._channels.get(receiver)
         if route is None:
             raise PeerLostError(f"{receiver}: no address is known for it")
-        return _call(route[1], raw, timeout_s, receiver)
+        return _call_method(route[1], raw, timeout_s, receiver)
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
         """Return the party of this name once it has called `describe`, or None within the time."""
@@ -170,15 +170,15 @@ class GrpcWire:
         for channel, _ in channels.values():
             channel.close()
         # gRPC gives a port back when its server stops, and only one that has started does; it serves nobody meanwhile
-        self._start()
+        self._start_server()
         self._server.stop(grace=None).wait(_STOP_S)
 
-    def _start(self) -> None:
+    def _start_server(self) -> None:
         if not self._has_started:
             self._has_started = True
             self._server.start()
 
-    def _methods(self) -> grpc.GenericRpcHandler:
+    def _method_handlers(self) -> grpc.GenericRpcHandler:
         handlers = {
             "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver_call),
             "Describe": grpc.unary_unary_rpc_method_handler(self._describe_call),
@@ -195,9 +195,9 @@ class GrpcWire:
         self._ready_handle(context)
         try:
             question = parse_canonical(raw[:4096])
-            address = _text(question, "address")
+            address = _read_text(question, "address")
         except (ValueError, FrameError):
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
+            _abort_call(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
         name = self._name_of(peer.name, question.get("begins") is True, context)
         with self._changed:
             self._joined[peer.name] = JoinedPeer(peer, address, "", certificate=_pem_of(context))
@@ -210,14 +210,14 @@ class GrpcWire:
         try:
             name = self.name_of(certified, begins)
         except TransportError as exc:
-            _abort(context, grpc.StatusCode.PERMISSION_DENIED, printable(str(exc)))
+            _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, printable(str(exc)))
         if name is None:
-            _abort(context, grpc.StatusCode.UNAVAILABLE, "its last process is still being replaced")
+            _abort_call(context, grpc.StatusCode.UNAVAILABLE, "its last process is still being replaced")
         return name
 
     def _ready_handle(self, context: grpc.ServicerContext) -> Handle:
         if self._handle is None:
-            _abort(context, grpc.StatusCode.UNAVAILABLE, "not ready yet")
+            _abort_call(context, grpc.StatusCode.UNAVAILABLE, "not ready yet")
         return self._handle
 
     def _peer_of(self, context: grpc.ServicerContext) -> Peer:
@@ -229,7 +229,7 @@ class GrpcWire:
         try:
             peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
         except CertificateError as exc:
-            _abort(context, grpc.StatusCode.UNAUTHENTICATED, printable(str(exc)))
+            _abort_call(context, grpc.StatusCode.UNAUTHENTICATED, printable(str(exc)))
         if len(self._known) >= _MAX_CACHED_CERTIFICATES:
             self._known.clear()
         self._known[pem] = (peer, certificate_facts(pem).not_after)
@@ -239,7 +239,7 @@ class GrpcWire:
     def _one_of_few_calls(self, name: str, context: grpc.ServicerContext) -> Iterator[None]:
         with self._changed:
             if self._calls[name] >= _MAX_CALLS_PER_PEER:
-                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
+                _abort_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
             self._calls[name] += 1
         try:
             yield
@@ -285,24 +285,26 @@ def describe(
         values = parse_canonical(answer)
     except ValueError as exc:
         raise FrameError(f"description of {party}: {exc}") from exc
-    certificate = _text(values, "certificate", 65536).encode()
+    certificate = _read_text(values, "certificate", 65536).encode()
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
-    if peer.name != party or _text(values, "party") != party:
+    if peer.name != party or _read_text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
-    return JoinedPeer(peer, address, _text(values, "run"), check_session_name(_text(values, "you")), certificate)
+    return JoinedPeer(
+        peer, address, _read_text(values, "run"), check_session_name(_read_text(values, "you")), certificate
+    )
 
 
 def _pem_of(context: grpc.ServicerContext) -> bytes:
     return b"".join(context.auth_context().get("x509_pem_cert", []))
 
 
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+def _abort_call(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
     context.abort(code, details)
     # not reached: abort raises
     raise PeerRefusedError(details)
 
 
-def _text(values: dict[str, object], name: str, max_characters: int = _MAX_ADDRESS_CHARACTERS) -> str:
+def _read_text(values: dict[str, object], name: str, max_characters: int = _MAX_ADDRESS_CHARACTERS) -> str:
     value = values.get(name)
     if not isinstance(value, str) or len(value) > max_characters:
         raise FrameError(f"description: {name} is missing, no text or over-long")
@@ -313,14 +315,14 @@ def _call_until(method: grpc.UnaryUnaryMultiCallable, raw: bytes, deadline: floa
     while True:
         remaining_s = max(deadline - time.monotonic(), 0.001)
         try:
-            return _call(method, raw, remaining_s, party)
+            return _call_method(method, raw, remaining_s, party)
         except PeerLostError:
             if time.monotonic() + _RETRY_PAUSE_S >= deadline:
                 raise
         time.sleep(_RETRY_PAUSE_S)
 
 
-def _call(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, party: str) -> bytes:
+def _call_method(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, party: str) -> bytes:
     try:
         answer: bytes = method(raw, timeout=timeout_s)
     except grpc.RpcError as exc:

@@ -76,12 +76,12 @@ class Inbox:
         bound = self._max_queued_bytes if item.payload.nbytes else 2 * self._max_queued_bytes
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or item.sender in self._refused or self._fits(item.sender, cost, bound),
+                lambda: self._closed or item.sender in self._refused or self._fits_bound(item.sender, cost, bound),
                 timeout_s,
             )
             if item.sender in self._refused:
                 raise PeerRefusedError(f"{item.sender}: was evicted")
-            if self._closed or not self._fits(item.sender, cost, bound):
+            if self._closed or not self._fits_bound(item.sender, cost, bound):
                 raise PeerLostError(f"the inbox had no room for {size_bytes} bytes within {timeout_s:g} s")
             self._queued[item.sender] += cost
             self._items.append((item, cost))
@@ -138,7 +138,7 @@ class Inbox:
             self._closed = True
             self._changed.notify_all()
 
-    def _fits(self, sender: str, cost: int, bound: int) -> bool:
+    def _fits_bound(self, sender: str, cost: int, bound: int) -> bool:
         return self._queued[sender] == 0 or self._queued[sender] + cost <= bound
 
 
@@ -228,8 +228,8 @@ class Allowances:
         with self._lock:
             self._messages[peer] += 1
             self._bytes[peer] += size_bytes
-            self._use(self._messages, self._granted_messages, peer, allowance.messages)
-            self._use(self._bytes, self._granted_bytes, peer, allowance.size_bytes)
+            self._use_allowance(self._messages, self._granted_messages, peer, allowance.messages)
+            self._use_allowance(self._bytes, self._granted_bytes, peer, allowance.size_bytes)
             if self._messages[peer] > allowance.messages:
                 self._out.setdefault(peer, f"more than {allowance.messages} messages in a step")
             if self._bytes[peer] > allowance.size_bytes:
@@ -248,7 +248,7 @@ class Allowances:
             return self._out.get(peer)
 
     @staticmethod
-    def _use(counted: Counter[str], granted: Counter[str], peer: str, bound: int) -> None:
+    def _use_allowance(counted: Counter[str], granted: Counter[str], peer: str, bound: int) -> None:
         used = min(max(counted[peer] - bound, 0), granted[peer])
         counted[peer] -= used
         granted[peer] -= used

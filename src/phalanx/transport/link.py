@@ -181,7 +181,7 @@ class Receipts:
 
     def __len__(self) -> int:
         """How many frames are proven to have arrived."""
-        return sum(self._proof(*place) is not None for place in self._places.values())
+        return sum(self._find_proof(*place) is not None for place in self._places.values())
 
     def add(self, header: SignedHeader, receipt: Receipt | None) -> None:
         """Note that a frame was taken, with its receipt, which has been checked, where one was due."""
@@ -197,7 +197,7 @@ class Receipts:
         """Return the proof that a frame arrived, or None while there is none."""
         with self._changed:
             place = self._places.get(header_digest)
-            return None if place is None else self._proof(*place)
+            return None if place is None else self._find_proof(*place)
 
     def wait(self, header_digest: str, timeout_s: float) -> ArrivalProof | None:
         """Return the proof that a frame arrived, or None when there is none within the time."""
@@ -214,7 +214,7 @@ class Receipts:
                 del self._places[headers.pop(oldest).digest]
                 receipts.pop(oldest, None)
 
-    def _proof(self, receiver: str, sequence: int) -> ArrivalProof | None:
+    def _find_proof(self, receiver: str, sequence: int) -> ArrivalProof | None:
         receipts, headers = self._receipts.get(receiver, {}), self._headers[receiver]
         # a receipt is never further away than that
         for last in range(sequence, sequence + RECEIPT_EVERY):

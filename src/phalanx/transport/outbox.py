@@ -188,9 +188,9 @@ class Outbox:
     def _deliver_all(self) -> None:
         error: TransportError | SignatureError = PeerLostError(f"{self._peer.name}: its sending thread ended")
         try:
-            while (item := self._next()) is not None:
+            while (item := self._next_frame()) is not None:
                 header, raw = item
-                self._report(DeliveredFrame(header, self._deliver(header, raw), len(raw)))
+                self._report(DeliveredFrame(header, self._deliver_frame(header, raw), len(raw)))
                 self._done(len(raw))
         except (TransportError, SignatureError) as exc:
             error = exc
@@ -198,7 +198,7 @@ class Outbox:
             # also on a bug of ours: a link that is silently dead would hang the run
             self.fail(error)
 
-    def _next(self) -> tuple[SignedHeader, bytes] | None:
+    def _next_frame(self) -> tuple[SignedHeader, bytes] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error is not None)
             return self._queue[0] if self._queue else None
@@ -211,7 +211,7 @@ class Outbox:
                 self._queued_bytes -= size_bytes
                 self._changed.notify_all()
 
-    def _deliver(self, header: SignedHeader, raw: bytes) -> Receipt | None:
+    def _deliver_frame(self, header: SignedHeader, raw: bytes) -> Receipt | None:
         deadline = time.monotonic() + self._limits.timeout_s
         pause_s, gone_since = _FIRST_PAUSE_S, math.inf
         while True:

@@ -40,7 +40,7 @@ def tensor_memory(tensor: torch.Tensor) -> memoryview:
     Raises:
         FrameError: As `tensor_buffers`.
     """
-    _name(tensor.dtype)
+    _dtype_name(tensor.dtype)
     _check_byte_order()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
         raise FrameError(
@@ -72,13 +72,13 @@ def tensor_from(
         FrameError: Size or claim differ from the expectation. Values are not looked at: NaN passes.
     """
     _check_byte_order()
-    expected = {"dtype": _name(dtype), "shape": list(shape)}
+    expected = {"dtype": _dtype_name(dtype), "shape": list(shape)}
     if claim is not None and claim != expected:
-        raise FrameError(f"tensor: the sender claims {_shown(claim)}, expected {_shown(expected)}")
+        raise FrameError(f"tensor: the sender claims {_shorten_claim(claim)}, expected {_shorten_claim(expected)}")
     size_bytes = math.prod(shape) * dtype.itemsize
     received = memoryview(buffer)
     if received.nbytes != size_bytes:
-        raise FrameError(f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shown(expected)}")
+        raise FrameError(f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shorten_claim(expected)}")
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if size_bytes:
         tensor_memory(tensor)[:] = received.cast("B")
@@ -91,13 +91,13 @@ def _bytes_of(raw: torch.Tensor) -> memoryview:
     return view if view.nbytes == 0 else view.cast("B")
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
         raise FrameError(f"tensor: {dtype} does not cross between parties; choices: {', '.join(_NAMES.values())}")
     return _NAMES[dtype]
 
 
-def _shown(claim: dict[str, Any]) -> str:
+def _shorten_claim(claim: dict[str, Any]) -> str:
     text = f"{claim.get('dtype')!r:.40} {claim.get('shape')!r:.80}"
     return text if len(claim) == 2 else f"{text} and other keys"
 

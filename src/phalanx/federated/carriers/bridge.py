@@ -119,18 +119,18 @@ class BridgeCarrier:
 
     def present(self) -> frozenset[str]:
         """As `Carrier` says; a site with a certificate that was revoked meanwhile is there no more."""
-        self._look()
+        self._process_messages()
         present = frozenset(name for name, contact in self._contacts.items() if contact.conversation.is_met)
         for site in present & set(self._revoked()):
-            self._lose(site, "revoked")
-            self._trouble(site, "its certificate was revoked")
+            self._lose_site(site, "revoked")
+            self._report_trouble(site, "its certificate was revoked")
         return frozenset(name for name in present if self._contacts[name].conversation.is_met)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
         """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
         while len(present := self.present()) < least and time.monotonic() < deadline:
-            self._wait(_LOOK_EVERY_S)
+            self._wait_message(_LOOK_EVERY_S)
         return present
 
     def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
@@ -139,23 +139,23 @@ class BridgeCarrier:
             try:
                 asked, raw = self._contacts[site].conversation.order(sent.order.kind, sent.order, sent.payload)
             except TransportError as exc:
-                self._trouble(site, str(exc))
+                self._report_trouble(site, str(exc))
                 is_gone = not self._contacts[site].conversation.is_met
-                self._lose(site, "gone" if is_gone else type(exc).__name__, is_asked=True)
+                self._lose_site(site, "gone" if is_gone else type(exc).__name__, is_asked=True)
                 continue
-            self._deliver(site, asked, raw)
+            self._deliver_frame(site, asked, raw)
 
     def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._look()
+            self._process_messages()
             if self._ready:
                 return self._ready.popleft()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
-            self._wait(min(left_s, _LOOK_EVERY_S))
+            self._wait_message(min(left_s, _LOOK_EVERY_S))
 
     def close(self) -> None:
         """Wait a moment until those have answered that were told of the end, and part from the engine."""
@@ -163,22 +163,22 @@ class BridgeCarrier:
         while any(delivery.asked.fields.kind == EndOrder.kind for delivery in self._open.values()):
             if (left_s := deadline - time.monotonic()) <= 0:
                 break
-            self._wait(min(left_s, _LOOK_EVERY_S))
-            self._drain()
+            self._wait_message(min(left_s, _LOOK_EVERY_S))
+            self._drain_queue()
         self._closed.set()
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
             with contextlib.suppress(LineError):
                 write_message(engine[1], ShimMessage(END))
-            _part(engine[1])
-        _part(self._server)
+            _close_socket(engine[1])
+        _close_socket(self._server)
         with contextlib.suppress(OSError):
             self.path.unlink()
 
-    def _look(self) -> None:
+    def _process_messages(self) -> None:
         """Process the engine's messages, and greet new sites that can be reached."""
-        self._drain()
+        self._drain_queue()
         if self._engine is None:
             return
         now, revoked = time.monotonic(), None
@@ -188,24 +188,24 @@ class BridgeCarrier:
                 continue
             revoked = self._revoked() if revoked is None else revoked
             if site in revoked:
-                self._trouble(site, "its certificate was revoked")
+                self._report_trouble(site, "its certificate was revoked")
                 continue
             contact.greeted = now
-            self._deliver(site, *contact.conversation.greet())
+            self._deliver_frame(site, *contact.conversation.greet())
 
-    def _drain(self) -> None:
+    def _drain_queue(self) -> None:
         while True:
             try:
                 engine, message = self._told.get_nowait()
             except queue.Empty:
                 return
-            self._heed(engine, message)
+            self._heed_message(engine, message)
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait_message(self, timeout_s: float) -> None:
         with contextlib.suppress(queue.Empty):
-            self._heed(*self._told.get(timeout=timeout_s))
+            self._heed_message(*self._told.get(timeout=timeout_s))
 
-    def _heed(self, engine: int, message: ShimMessage | None) -> None:
+    def _heed_message(self, engine: int, message: ShimMessage | None) -> None:
         """Take one message of an engine; None that it is gone."""
         if engine < self._heeded:
             return
@@ -216,20 +216,20 @@ class BridgeCarrier:
         if message is None:
             return
         if message.kind == SITES:
-            self._near(message.data.decode("utf-8", "replace").split("\n"))
+            self._note_reachable(message.data.decode("utf-8", "replace").split("\n"))
         elif message.kind == LOST and (lost := self._open.get(message.number)) is not None:
-            self._trouble(lost.site, printable(message.data.decode("utf-8", "replace"), _MOST_WORDS))
-            self._lose(lost.site, "gone")
+            self._report_trouble(lost.site, printable(message.data.decode("utf-8", "replace"), _MOST_WORDS))
+            self._lose_site(lost.site, "gone")
         elif message.kind == ANSWER and (delivery := self._open.get(message.number)) is not None:
-            self._answer(delivery, message)
+            self._take_answer(delivery, message)
 
-    def _answer(self, delivery: _Delivery, message: ShimMessage) -> None:
+    def _take_answer(self, delivery: _Delivery, message: ShimMessage) -> None:
         site, contact = delivery.site, self._contacts[delivery.site]
         try:
             frame = contact.conversation.hear(message.data, delivery.asked)
         except (TransportError, VerificationError) as exc:
-            self._trouble(site, f"the engine's answer is refused: {printable(str(exc), _MOST_WORDS)}")
-            self._lose(site, "refused")
+            self._report_trouble(site, f"the engine's answer is refused: {printable(str(exc), _MOST_WORDS)}")
+            self._lose_site(site, "refused")
             return
         del self._open[message.number]
         fields = frame.header.fields
@@ -239,20 +239,20 @@ class BridgeCarrier:
         elif fields.kind != SiteLeft.kind:
             self._ready.append(CarriedReply(site, fields.kind, fields.body, frame.payload))
 
-    def _near(self, names: Iterable[str]) -> None:
+    def _note_reachable(self, names: Iterable[str]) -> None:
         named = set(names)
         for site, contact in self._contacts.items():
             was, contact.is_near = contact.is_near, site in named
             if was and not contact.is_near:
-                self._trouble(site, "the engine cannot reach it any more")
-                self._lose(site, "gone")
+                self._report_trouble(site, "the engine cannot reach it any more")
+                self._lose_site(site, "gone")
 
     def _forget_engine(self) -> None:
         for site, contact in self._contacts.items():
             contact.is_near = False
-            self._lose(site, "gone")
+            self._lose_site(site, "gone")
 
-    def _lose(self, site: str, reason: str, *, is_asked: bool = False) -> None:
+    def _lose_site(self, site: str, reason: str, *, is_asked: bool = False) -> None:
         """End the conversation with a site; it is greeted anew, if it can be reached."""
         for number in [number for number, delivery in self._open.items() if delivery.site == site]:
             is_asked |= self._open.pop(number).asked.fields.kind != SiteGreeting.kind
@@ -260,26 +260,26 @@ class BridgeCarrier:
         if is_asked:
             self._ready.append(LostSite(site, reason))
 
-    def _trouble(self, site: str, what: str) -> None:
+    def _report_trouble(self, site: str, what: str) -> None:
         """Report a trouble of a site, once."""
         if self._contacts[site].trouble != what:
             self._contacts[site].trouble = what
             self._say(f"{site}: {what}")
 
-    def _deliver(self, site: str, asked: SignedHeader, raw: bytes) -> None:
+    def _deliver_frame(self, site: str, asked: SignedHeader, raw: bytes) -> None:
         with self._lock:
             engine = self._engine
         self._last_number += 1
         self._open[self._last_number] = _Delivery(site, asked)
         if engine is None:
-            self._lose(site, "gone")
+            self._lose_site(site, "gone")
             return
         try:
             write_message(engine[1], ShimMessage(ORDER, self._last_number, site, raw))
         except LineError as exc:
-            self._trouble(site, str(exc))
-            self._lose(site, "gone")
-            _part(engine[1])
+            self._report_trouble(site, str(exc))
+            self._lose_site(site, "gone")
+            _close_socket(engine[1])
 
     def _await_engines(self) -> None:
         """Take engines that connect; a new one takes the place of the one before."""
@@ -295,14 +295,14 @@ class BridgeCarrier:
                 self._engines += 1
                 before, self._engine = self._engine, (self._engines, connection)
             if before is not None:
-                _part(before[1])
+                _close_socket(before[1])
             self._say("an engine is connected")
             threading.Thread(target=self._hear_engine, args=(self._engines, connection), daemon=True).start()
 
     def _hear_engine(self, number: int, line: socket.socket) -> None:
         try:
             while (message := read_message(line, self._limits.max_frame_bytes)) is not None:
-                self._tell(number, message)
+                self._tell_engine(number, message)
         except LineError as exc:
             if not self._closed.is_set():
                 self._say(f"the engine is gone: {exc}")
@@ -310,10 +310,10 @@ class BridgeCarrier:
             with self._lock:
                 if self._engine is not None and self._engine[0] == number:
                     self._engine = None
-            _part(line)
-            self._tell(number, None)
+            _close_socket(line)
+            self._tell_engine(number, None)
 
-    def _tell(self, number: int, message: ShimMessage | None) -> None:
+    def _tell_engine(self, number: int, message: ShimMessage | None) -> None:
         """Hand over a message, as long as it is waited for at all."""
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
@@ -321,7 +321,7 @@ class BridgeCarrier:
                 return
 
 
-def _part(line: socket.socket) -> None:
+def _close_socket(line: socket.socket) -> None:
     """Close a socket, and wake whatever reads from it."""
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)

@@ -78,7 +78,7 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
             say("an engine's client has connected and delivers no frame")
             return False
         try:
-            raw, is_over = _answer(message.data, heard, answer, say)
+            raw, is_over = _answer_frame(message.data, heard, answer, say)
             reply = ShimMessage(ANSWER, message.number, data=raw)
         except (TransportError, VerificationError) as exc:
             reason = printable(str(exc), _MOST_WORDS)
@@ -91,7 +91,7 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
     return is_over
 
 
-def _answer(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
+def _answer_frame(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
     """Return the frame that answers this one, and whether the run is over."""
     before = heard.answered(raw)
     if before is not None:

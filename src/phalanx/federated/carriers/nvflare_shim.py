@@ -104,14 +104,14 @@ class FrameExecutor(Executor):  # type: ignore[misc]
         """Deliver one frame and bring back its answer; a job that is aborted waits for none."""
         path = os.path.expanduser(self.site_socket.replace("{site}", fl_ctx.get_identity_name()))
         answers: list[Shareable] = []
-        asking = threading.Thread(target=_ask, args=(path, shareable[_FRAME], answers), daemon=True)
+        asking = threading.Thread(target=_ask_site, args=(path, shareable[_FRAME], answers), daemon=True)
         asking.start()
         while asking.is_alive() and not abort_signal.triggered:
             asking.join(_LOOK_EVERY_S)
         return answers[0] if answers else Shareable({_LOST: "the job was aborted"})
 
 
-def _ask(path: str, frame: bytes, answers: list[Shareable]) -> None:
+def _ask_site(path: str, frame: bytes, answers: list[Shareable]) -> None:
     try:
         answers.append(Shareable({_FRAME: ask_site(path, frame)}))
     except LineError as exc:

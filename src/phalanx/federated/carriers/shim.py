@@ -84,10 +84,10 @@ def read_message(
         if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:
             return None
         line.settimeout(None if timeout_s is None else _WHOLE_MESSAGE_S)
-        kind, number, name_size, data_size = _checked(_read(line, _HEAD.size), most_bytes)
+        kind, number, name_size, data_size = _check_head(_read_exactly(line, _HEAD.size), most_bytes)
         line.settimeout(_WHOLE_MESSAGE_S)
-        name = _read(line, name_size).decode("utf-8")
-        return ShimMessage(kind, number, name, _read(line, data_size))
+        name = _read_exactly(line, name_size).decode("utf-8")
+        return ShimMessage(kind, number, name, _read_exactly(line, data_size))
     except UnicodeDecodeError as exc:
         raise LineError("socket: a name is no UTF-8") from exc
     except LineError:
@@ -172,7 +172,7 @@ class OwnerLine:
 
     def tell_sites(self, names: Iterable[str]) -> None:
         """Say which sites can be reached now; the owner asks no other, and takes those left out for gone."""
-        self._write(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
+        self._write_to_owner(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
 
     def next_frame(self, timeout_s: float) -> ShimMessage | None:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
@@ -188,7 +188,7 @@ class OwnerLine:
         Raises:
             LineError: The owner is gone.
         """
-        self._write(ShimMessage(ANSWER, number, site, frame))
+        self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
     def lose(self, number: int, site: str, reason: str) -> None:
         """Say that no answer will come to the frame of this number.
@@ -196,7 +196,7 @@ class OwnerLine:
         Raises:
             LineError: The owner is gone.
         """
-        self._write(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
+        self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
     def close(self) -> None:
         """Part from the owner; a thread that waits for a frame is woken, and the owner hears of it at once."""
@@ -204,12 +204,12 @@ class OwnerLine:
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
 
-    def _write(self, message: ShimMessage) -> None:
+    def _write_to_owner(self, message: ShimMessage) -> None:
         with self._lock:
             write_message(self._line, message)
 
 
-def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
+def _check_head(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
         raise LineError("socket: what came is no message; both ends must be of the same release")
@@ -220,7 +220,7 @@ def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     return kind, number, name_size, data_size
 
 
-def _read(line: socket.socket, size: int) -> bytes:
+def _read_exactly(line: socket.socket, size: int) -> bytes:
     """Read so many bytes; memory is reserved only for bytes that have come, whatever length was announced."""
     parts, remaining = [], size
     while remaining:

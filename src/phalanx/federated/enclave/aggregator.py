@@ -19,7 +19,7 @@ from phalanx.federated.enclave.channel import SEAL, binding_of, bound_terms
 from phalanx.federated.mixing import least_mixed
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, unseal
-from phalanx.federated.vectors import Shapes, flatten
+from phalanx.federated.vectors import Shapes, flatten_tensors
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
 from phalanx.security.tee import Attester
@@ -87,10 +87,10 @@ class AggregatorState:
         if self._settled.read() and not self._path.exists():
             raise RollbackError(f"{self._path}: is missing, and the counter says that there was one; put it back")
         if self._path.exists():
-            self._load()
+            self._load_state()
         else:
             self.private = X25519PrivateKey.generate()
-            self._write()
+            self._write_state()
 
     def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Note a round's members before its update leaves.
@@ -105,9 +105,9 @@ class AggregatorState:
                 SumRefusal.REPEATED_ROUND,
                 f"round {number}: was aggregated with other members; the difference would tell of single sites",
             )
-        self._write()
+        self._write_state()
 
-    def _write(self) -> None:
+    def _write_state(self) -> None:
         body = {"private": self.private.private_bytes_raw().hex(), "members": self._members}
         blob = self._sealer.seal(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
         number, beside = self._sealed.read(), self._path.with_suffix(".tmp")
@@ -122,7 +122,7 @@ class AggregatorState:
         while self._settled.read() < number:
             self._settled.increment()
 
-    def _load(self) -> None:
+    def _load_state(self) -> None:
         behind = self._sealed.read() - self._settled.read()
         blob = self._path.read_bytes()
         plain = self._sealer.open(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
@@ -175,21 +175,21 @@ class EnclaveAggregator:
         for site in sorted(sealed):
             try:
                 place = SealedPlace(SEAL, self._bound, number, model, site)
-                admitted = door.admit(site, *_parted(unseal(place, self._state.private, sealed[site])), due)
+                admitted = door.admit(site, *_part_update(unseal(place, self._state.private, sealed[site])), due)
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)
                 continue
-            vectors[site], samples[site] = flatten(admitted.tensors), float(admitted.samples)
+            vectors[site], samples[site] = flatten_tensors(admitted.tensors), float(admitted.samples)
         least = max(config.min_cohort, LEAST_CONTRIBUTORS)
         if len(vectors) < least:
             raise AggregationError(
                 SumRefusal.TOO_FEW, f"aggregator: {len(vectors)} updates, expected {least} at least; {refused or ''}"
             )
-        update = self._ruled(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
+        update = self._apply_rule(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
         self._state.enter(model, number, tuple(vectors))
         return RoundOutcome(tuple(vectors), refused, update)
 
-    def _ruled(self, vectors: Tensor, samples: Tensor) -> Tensor:
+    def _apply_rule(self, vectors: Tensor, samples: Tensor) -> Tensor:
         config = self._terms.config
         mixed = least_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
         if mixed < LEAST_CONTRIBUTORS:
@@ -209,7 +209,7 @@ def joined(header: bytes, values: bytes) -> bytes:
     return len(header).to_bytes(_HEADER_BYTES, "big") + header + values
 
 
-def _parted(data: bytes) -> tuple[bytes, bytes]:
+def _part_update(data: bytes) -> tuple[bytes, bytes]:
     size = int.from_bytes(data[:_HEADER_BYTES], "big")
     if len(data) < _HEADER_BYTES + size or size > _MOST_HEADER:
         raise AggregationError(SumRefusal.MALFORMED, "update: its header is longer than it")

@@ -66,7 +66,7 @@ class AggregatorAppraisal:
         Raises:
             ConfigError: The policy file is missing or malformed.
         """
-        verifier = Verifier(self._policy())
+        verifier = Verifier(self._read_policy())
         nonce = verifier.new_nonce(steady_now())
         self._asked = (verifier, nonce)
         return nonce
@@ -87,7 +87,7 @@ class AggregatorAppraisal:
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"aggregator: {exc}") from exc
         return public
 
-    def _policy(self) -> Policy:
+    def _read_policy(self) -> Policy:
         config = self._terms.config.enclave
         policy = config.policy
         return policy_of(

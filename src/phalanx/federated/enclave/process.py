@@ -14,7 +14,7 @@ from phalanx.errors import AggregationError, IsolationError, PeerLostError, Phal
 from phalanx.federated.config import OWNER, FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorPort, AggregatorState, EnclaveAggregator, RoundOutcome
 from phalanx.federated.enclave.channel import ROLE, as_split
-from phalanx.federated.rounds.keepers import packed, unpacked
+from phalanx.federated.rounds.keepers import packed, unpack_items
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import Shapes
 from phalanx.security.aggregate import SumRefusal
@@ -118,25 +118,25 @@ class _Child:
 
     def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """As `AggregatorPort` says."""
-        ((_, public), (_, evidence)) = self._ask([(b"evidence", nonce)], 2)
+        ((_, public), (_, evidence)) = self._ask_child([(b"evidence", nonce)], 2)
         return public, evidence
 
     def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         order = json.dumps({"round": number, "model": model}).encode()
-        ((statement, values),) = self._ask(
+        ((statement, values),) = self._ask_child(
             [(b"aggregate", order), *((n.encode(), content) for n, content in sealed.items())], 1
         )
         body = json.loads(statement)
         update = torch.frombuffer(bytearray(values), dtype=torch.float32)
         return RoundOutcome(tuple(body["members"]), dict(body["refused"]), update)
 
-    def _ask(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
-        _send(self._end, packed(items))
-        message = _receive(self._end)
+    def _ask_child(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
+        _send_bytes(self._end, packed(items))
+        message = _receive_bytes(self._end)
         if message is None:
             raise PeerLostError("the aggregator's process has ended; its last words are above; go on with --resume")
-        answer = unpacked(message, max(count, 1))
+        answer = unpack_items(message, max(count, 1))
         if answer and answer[0][0] == b"refused":
             reason, _, text = answer[0][1].decode().partition(" ")
             raise AggregationError(SumRefusal(reason), text)
@@ -151,14 +151,14 @@ def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
     Args:
         most: Largest number of sites in a round.
     """
-    while (asked := _receive(end)) is not None:
+    while (asked := _receive_bytes(end)) is not None:
         try:
-            _send(end, packed(_answer(aggregator, unpacked(asked, most + 1))))
+            _send_bytes(end, packed(_answer_items(aggregator, unpack_items(asked, most + 1))))
         except AggregationError as exc:
-            _send(end, packed([(b"refused", f"{exc.reason} {exc}".encode())]))
+            _send_bytes(end, packed([(b"refused", f"{exc.reason} {exc}".encode())]))
 
 
-def _answer(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _answer_items(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     if items and items[0][0] == b"evidence":
         public, evidence = aggregator.evidence(items[0][1])
         return [(b"key", public), (b"evidence", evidence)]
@@ -175,19 +175,19 @@ def _answer(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> lis
     return [(statement, outcome.update.numpy().tobytes())]
 
 
-def _send(end: socket.socket, data: bytes) -> None:
+def _send_bytes(end: socket.socket, data: bytes) -> None:
     try:
         end.sendall(len(data).to_bytes(_SIZE_BYTES, "big") + data)
     except OSError as exc:
         raise PeerLostError(f"the aggregator's pipe broke ({exc.strerror})") from exc
 
 
-def _receive(end: socket.socket) -> bytes | None:
-    size = int.from_bytes(_exactly(end, _SIZE_BYTES), "big")
-    return None if not 0 < size <= _MOST_BYTES else _exactly(end, size)
+def _receive_bytes(end: socket.socket) -> bytes | None:
+    size = int.from_bytes(_read_exactly(end, _SIZE_BYTES), "big")
+    return None if not 0 < size <= _MOST_BYTES else _read_exactly(end, size)
 
 
-def _exactly(end: socket.socket, size: int) -> bytes:
+def _read_exactly(end: socket.socket, size: int) -> bytes:
     received = bytearray()
     while len(received) < size:
         try:

@@ -34,7 +34,7 @@ class EnclaveSumMaker:
         number = self._journal.next_sum()
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
-        sealed = self._sealed(record, model, walk)
+        sealed = self._collect_sealed(record, model, walk)
         outcome = self._aggregator.aggregate(record.number, model, sealed)
         # the aggregator's own book holds through a crash before this line; this one says whom to wait for
         self._journal.releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), outcome.members))
@@ -44,7 +44,7 @@ class EnclaveSumMaker:
             record.left_out.setdefault(site, "left the sum")
         return outcome.update
 
-    def _sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
+    def _collect_sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
         """Have each site appraise the aggregator, and return its sealed update."""
         sums = self._journal.released(record.number, model)
         asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]

@@ -24,7 +24,14 @@ from phalanx.federated.rounds.journal import HeldUpdate, LostRounds, RoundJourna
 from phalanx.federated.rounds.kept_sums import KeptSumMaker
 from phalanx.federated.rounds.summing import SumMaker
 from phalanx.federated.rounds.terms import RunTerms
-from phalanx.federated.vectors import flatten, mean_of_products, norm_of, num_values, shapes_of, unflatten
+from phalanx.federated.vectors import (
+    flatten_tensors,
+    mean_of_products,
+    norm_of,
+    num_values,
+    shapes_of,
+    unflatten_vector,
+)
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import PhaseTimer
@@ -137,22 +144,22 @@ class RoundCoordinator:
             FailedRoundError: Too few updates came, or no sum; nothing changed.
             PrivacyBudgetError: The budget does not pay for another sum.
         """
-        payload = self._payload()
+        payload = self._weights_payload()
         model = digest_hex(payload)
-        updates = self._open(number, model)
-        record = RoundRecord(number, tuple(sorted({*updates, *self._cohort(number, len(updates))})))
+        updates = self._open_round(number, model)
+        record = RoundRecord(number, tuple(sorted({*updates, *self._draw_cohort(number, len(updates))})))
         out, back = self._fleet.bytes_out.copy(), self._fleet.bytes_in.copy()
         with self.timer.phase("train"):
-            self._train(record, updates, (payload, model, rate))
-        update = self._aggregate(record, updates, model)
+            self._train_sites(record, updates, (payload, model, rate))
+        update = self._aggregate_updates(record, updates, model)
         if update is not None:
             with self.timer.phase("update"):
-                self._apply(record, update)
+                self._apply_update(record, update)
         counted = {site: updates[site].round if site in updates else number for site in record.shares}
         self._journal.closed(number, counted)
         self._counted |= counted
         for site in sorted(site for site, share in record.shares.items() if share.rounds_left == 0):
-            self._exclude(site, BUDGET_SPENT)
+            self._exclude_site(site, BUDGET_SPENT)
         self._held = (0, {})
         for site in sorted({*self._fleet.bytes_out, *self._fleet.bytes_in}):
             record.bytes[f"owner>{site}"] = self._fleet.bytes_out[site] - out[site]
@@ -166,7 +173,7 @@ class RoundCoordinator:
         """
         if self._budget is not None:
             return {}
-        payload = self._payload()
+        payload = self._weights_payload()
         # what is held out costs no budget, so a site that trains no more still measures
         sites = self._fleet.idle() - {site for site, why in self.excluded.items() if why != BUDGET_SPENT}
         scores: dict[str, SiteScores] = {}
@@ -182,10 +189,10 @@ class RoundCoordinator:
             self._fleet.give_up(sites)
         return scores
 
-    def _payload(self) -> bytes:
+    def _weights_payload(self) -> bytes:
         return save({**self.weights, **{CONTROL + name: tensor for name, tensor in self._controls.items()}})
 
-    def _open(self, number: int, model: str) -> dict[str, HeldUpdate]:
+    def _open_round(self, number: int, model: str) -> dict[str, HeldUpdate]:
         """Note that a round begins; return the updates that earlier sessions admitted to this very round."""
         recalled, self._recalled = self._recalled, {}
         if self._models.get(number) != model:
@@ -198,23 +205,23 @@ class RoundCoordinator:
         updates = self._held[1]
         for site, (header, values) in recalled.items():
             try:
-                admitted = self._admission.admit(site, header, values, self._due(number))
+                admitted = self._admission.admit(site, header, values, self._due_updates(number))
             except UpdateRefusedError:
                 # of a site that was shut out after it was let in
                 continue
             # what a site had said beside its update is not kept
             share = SiteShare(0.0, 0, admitted.samples, admitted.norm, 1.0, 0.0)
-            updates[site] = HeldUpdate(number, header, flatten(admitted.tensors), share)
+            updates[site] = HeldUpdate(number, header, flatten_tensors(admitted.tensors), share)
         return updates
 
-    def _cohort(self, number: int, num_held: int) -> tuple[str, ...]:
+    def _draw_cohort(self, number: int, num_held: int) -> tuple[str, ...]:
         """Draw the sites of a round among the reachable ones."""
         present = self._fleet.idle() - self.excluded.keys() - self._held[1].keys()
         drawn = random.Random(hashlib.sha256(f"cohort {self._terms.seed} {number}".encode()).digest())  # noqa: S311
         order = sorted(self._config.sites, key=lambda site: drawn.random())
         return tuple([site for site in order if site in present][: self._config.num_asked - num_held])
 
-    def _train(self, record: RoundRecord, held: dict[str, HeldUpdate], sent: tuple[bytes, str, float]) -> None:
+    def _train_sites(self, record: RoundRecord, held: dict[str, HeldUpdate], sent: tuple[bytes, str, float]) -> None:
         """Have the sites train, and hold their updates; with sums, note that they have trained."""
         payload, model, rate = sent
         asked = [site for site in record.asked if site not in held]
@@ -232,7 +239,7 @@ class RoundCoordinator:
         enough = algorithm.buffer if algorithm.kind == "fedbuff" else len(self._config.sites)
         if len(record.shares) < enough:
             for answer in self._fleet.answers(self._config.deadline_s):
-                self._take(answer, record, held)
+                self._take_answer(answer, record, held)
                 if len(record.shares) >= enough:
                     break
         if algorithm.kind != "fedbuff":
@@ -255,12 +262,12 @@ class RoundCoordinator:
             return rows is None and reply.epsilon is None
         return reply.epsilon <= rows.epsilon
 
-    def _take(self, answer: SiteAnswer, record: RoundRecord, held: dict[str, HeldUpdate]) -> None:
+    def _take_answer(self, answer: SiteAnswer, record: RoundRecord, held: dict[str, HeldUpdate]) -> None:
         reply = answer.reply
         if not isinstance(reply, m.TrainedReply):
             record.left_out[answer.site] = answer.fault
             if answer.fault == "budget_spent" and self._terms.rows is not None:
-                self._exclude(answer.site, BUDGET_SPENT)
+                self._exclude_site(answer.site, BUDGET_SPENT)
             return
         if not self._is_as_agreed(reply):
             record.left_out[answer.site] = "malformed"
@@ -280,17 +287,17 @@ class RoundCoordinator:
             return
         header, values = reply.header.encode("utf-8"), bytes(answer.payload)
         try:
-            admitted = self._admission.admit(answer.site, header, values, self._due(trained_in))
+            admitted = self._admission.admit(answer.site, header, values, self._due_updates(trained_in))
         except UpdateRefusedError as exc:
             record.left_out[answer.site] = exc.reason
             if exc.reason in PROVEN:
                 self._journal.refused(record.number, answer.site, exc.reason, header)
                 if self._records.note_refusal(answer.site):
-                    self._exclude(answer.site, f"refused again: {exc.reason}")
+                    self._exclude_site(answer.site, f"refused again: {exc.reason}")
             return
         share.norm, share.samples = admitted.norm, admitted.samples
         self._journal.admitted(record.number, answer.site, header, values)
-        held[answer.site] = HeldUpdate(trained_in, header, flatten(admitted.tensors), share)
+        held[answer.site] = HeldUpdate(trained_in, header, flatten_tensors(admitted.tensors), share)
         record.shares[answer.site] = share
 
     @property
@@ -298,7 +305,7 @@ class RoundCoordinator:
         algorithm = self._config.algorithm
         return algorithm.most_stale if algorithm.kind == "fedbuff" else 0
 
-    def _due(self, number: int) -> DueUpdates:
+    def _due_updates(self, number: int) -> DueUpdates:
         shapes = dict(self._shapes) | {CONTROL + name: self._shapes[name] for name in self._controls}
         config = self._config
         max_samples = config.most_samples if config.weights == "samples" else 1
@@ -306,7 +313,7 @@ class RoundCoordinator:
             self._terms.digest, number, self._models[number], shapes, torch.float32, config.max_norm, max_samples
         )
 
-    def _aggregate(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor | None:
+    def _aggregate_updates(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor | None:
         """Return one update from the held ones, or from the secure sums; None where the round is lost."""
         earlier = self._journal.released(record.number, model)
         try:
@@ -314,7 +321,7 @@ class RoundCoordinator:
                 if self._budget is not None:
                     record.charge = self._budget.charge()
                 with self.timer.phase("sum"):
-                    update = self._sums.update(record, model, self._exclude)
+                    update = self._sums.update(record, model, self._exclude_site)
             else:
                 with self.timer.phase("aggregate"):
                     update = self._update_of(record, held)
@@ -341,28 +348,28 @@ class RoundCoordinator:
             return update
         samples = torch.tensor([float(held[site].share.samples) for site in sites])
         if config.exchange == "product":
-            named = [unflatten(vector, self._shapes) for vector in vectors]
-            return flatten(mean_of_products(self.weights, named, samples.tolist()))
+            named = [unflatten_vector(vector, self._shapes) for vector in vectors]
+            return flatten_tensors(mean_of_products(self.weights, named, samples.tolist()))
         stale = torch.tensor([staleness_weight(held[site].share.behind) for site in sites])
         return (samples / samples.sum() * stale) @ vectors
 
-    def _exclude(self, site: str, reason: str) -> None:
+    def _exclude_site(self, site: str, reason: str) -> None:
         self._admission.exclude(site, reason)
         self._journal.excluded(site, reason)
 
-    def _apply(self, record: RoundRecord, update: Tensor) -> None:
+    def _apply_update(self, record: RoundRecord, update: Tensor) -> None:
         """Move weights, and the controls beside them."""
         if self._controls:
-            vectors = unflatten(
+            vectors = unflatten_vector(
                 update, {**self._shapes, **{CONTROL + name: value for name, value in self._shapes.items()}}
             )
             for name, control in self._controls.items():
                 control.add_(vectors[CONTROL + name], alpha=len(record.shares) / len(self._config.sites))
-            update = flatten({name: vectors[name] for name in self._shapes})
+            update = flatten_tensors({name: vectors[name] for name in self._shapes})
         moved = self._server.step(update)
         if not torch.isfinite(moved).all():
             raise FailedRoundError(f"round {record.number}: its step is not finite; lower federated.algorithm.rate")
-        named = unflatten(moved, self._shapes)
+        named = unflatten_vector(moved, self._shapes)
         record.norm = norm_of(named)
         self.weights = {name: weight + named[name] for name, weight in self.weights.items()}
 

@@ -91,7 +91,7 @@ class Fleet:
             reply = self._carrier.collect(left_s) if left_s > 0 else None
             if reply is None:
                 return
-            answer = self._lost(reply) if isinstance(reply, LostSite) else self._answer(reply)
+            answer = self._lost_answer(reply) if isinstance(reply, LostSite) else self._parse_answer(reply)
             if answer is not None:
                 yield answer
 
@@ -105,14 +105,14 @@ class Fleet:
         orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present()}
         self._carrier.broadcast(orders)
 
-    def _lost(self, found: LostSite) -> SiteAnswer | None:
+    def _lost_answer(self, found: LostSite) -> SiteAnswer | None:
         # what it was asked is gone with it; a process that comes back begins without a ticket
         self._given_up.pop(found.site, None)
         if self._open.pop(found.site, None) is None:
             return None
         return SiteAnswer(found.site, None, fault=found.reason)
 
-    def _answer(self, found: CarriedReply) -> SiteAnswer | None:
+    def _parse_answer(self, found: CarriedReply) -> SiteAnswer | None:
         self.bytes_in[found.site] += memoryview(found.payload).nbytes
         try:
             reply = parse_body(m.REPLIES, found.kind, found.body)

@@ -72,9 +72,9 @@ class RoundJournal:
     def __init__(self, directory: Path) -> None:
         self._path, self._values = directory / _LINES, directory / "updates"
         self._values.mkdir(parents=True, exist_ok=True)
-        self._next_sum = 1 + max((entry["sum"] for entry in self._lines() if "sum" in entry), default=0)
+        self._next_sum = 1 + max((entry["sum"] for entry in self._read_entries() if "sum" in entry), default=0)
         self._released: dict[tuple[int, str], list[ReleasedSum]] = {}
-        for entry in self._lines():
+        for entry in self._read_entries():
             if "released" in entry:
                 released = ReleasedSum(tuple(entry["cohort"]), tuple(entry["released"]))
                 self._released.setdefault((entry["of"], entry["by"]), []).append(released)
@@ -83,7 +83,7 @@ class RoundJournal:
         """A round begins with these weights."""
         for path in self._values.iterdir():
             path.unlink()
-        self._append({"round": number, "model": model})
+        self._append_entry({"round": number, "model": model})
 
     def admitted(self, number: int, site: str, header: bytes, values: bytes) -> None:
         """An update is let into a round."""
@@ -91,12 +91,14 @@ class RoundJournal:
         path.write_bytes(values)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        self._append({"round": number, "site": site, "header": header.decode("ascii"), "values": digest_hex(values)})
+        self._append_entry(
+            {"round": number, "site": site, "header": header.decode("ascii"), "values": digest_hex(values)}
+        )
 
     def next_sum(self) -> int:
         """Return a number for a secure sum that none had before."""
         number = self._next_sum
-        self._append({"sum": number})
+        self._append_entry({"sum": number})
         self._next_sum += 1
         return number
 
@@ -105,7 +107,7 @@ class RoundJournal:
         sums = self._released.setdefault((number, model), [])
         if found not in sums:
             lists = {"cohort": list(found.cohort), "released": list(found.members)}
-            self._append({"of": number, "by": model, **lists})
+            self._append_entry({"of": number, "by": model, **lists})
             sums.append(found)
 
     def released(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
@@ -114,25 +116,25 @@ class RoundJournal:
 
     def excluded(self, site: str, reason: str) -> None:
         """A site is shut out."""
-        self._append({"excluded": site, "reason": reason})
+        self._append_entry({"excluded": site, "reason": reason})
 
     def refused(self, number: int, site: str, reason: str, header: bytes) -> None:
         """An update was refused; its signed header is the evidence against the site."""
         entry = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
-        self._append(entry)
+        self._append_entry(entry)
 
     def spent(self, site: str, epsilon: float) -> None:
         """A site has told what its private rows have spent."""
-        self._append({"spent": epsilon, "told_by": site})
+        self._append_entry({"spent": epsilon, "told_by": site})
 
     def closed(self, number: int, sites: dict[str, int]) -> None:
         """A round is over; `sites` have counted, each with the round that its update was trained in."""
-        self._append({"closed": number, "sites": sites})
+        self._append_entry({"closed": number, "sites": sites})
 
     def recall(self, finished: int) -> RecalledRounds:
         """Return what holds after so many finished rounds, whatever was done after them and is lost."""
         rounds = RecalledRounds(last_sum=self._next_sum - 1)
-        for entry in self._lines():
+        for entry in self._read_entries():
             if "excluded" in entry:
                 rounds.excluded[entry["excluded"]] = entry["reason"]
             elif "refused" in entry:
@@ -158,7 +160,7 @@ class RoundJournal:
                 if digest_hex(values) == line["values"]:
                     found.open[line["site"]] = (header, values)
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append_entry(self, line: dict[str, Any]) -> None:
         try:
             with self._path.open("ab") as file:
                 file.write(canonical_json(line) + b"\n")
@@ -168,7 +170,7 @@ class RoundJournal:
             message = f"{self._path}: cannot be written ({exc.strerror}); free space, then --resume"
             raise CheckpointError(message) from exc
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _read_entries(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
         complete, _, cut = self._path.read_bytes().rpartition(b"\n")

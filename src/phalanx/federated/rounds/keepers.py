@@ -157,7 +157,7 @@ def packed(items: Sequence[Item]) -> bytes:
     return b"".join(parts)
 
 
-def unpacked(data: bytes, count: int) -> list[Item]:
+def unpack_items(data: bytes, count: int) -> list[Item]:
     """Return the items of a payload, of which every size is checked before it is used.
 
     Args:
@@ -195,7 +195,7 @@ def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
     Raises:
         AggregationError: It is not signed by that keeper for this run.
     """
-    body = _checked(terms, keeper, item[0])
+    body = _check_signed(terms, keeper, item[0])
     if not isinstance(body, KeyHeader) or body.keeper != keeper or body.key != digest_hex(item[1]):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{keeper}: this is not its key")
     return KeeperKey(item[1], bytes.fromhex(body.seal))
@@ -211,7 +211,7 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
     Raises:
         AggregationError: It is not signed by that site for this sum and key, or other bytes came.
     """
-    body = _checked(terms, site, item[0])
+    body = _check_signed(terms, site, item[0])
     if not isinstance(body, PartHeader) or body.site != site:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: this is not its part")
     if (SumPlace(body.round, body.model, body.number), body.key) != (place, key):
@@ -227,7 +227,7 @@ def signer_of(header: bytes) -> str:
     Raises:
         AggregationError: It is malformed.
     """
-    body = _parsed(header).body
+    body = _parse_signed(header).body
     return body.site if isinstance(body, PartHeader) else body.keeper
 
 
@@ -273,14 +273,14 @@ class KeptSumSite:
         key, private = self._keys
         place = SumPlace(order.round, order.model, order.number)
         if order.phase == "key":
-            return self._advert(key, private)
+            return self._key_advert(key, private)
         if order.phase == "check":
-            return self._check((key, private), place, payload)
+            return self._check_part_list((key, private), place, payload)
         if order.phase == "open":
-            return self._open(key, place, payload)
+            return self._open_sum(key, place, payload)
         raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: is no phase of a homomorphic sum")
 
-    def _advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
+    def _key_advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
         seal_key = private.public_key().public_bytes_raw().hex()
         header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.digest, seal=seal_key)
         return packed([(sign_header(header, self._identity), key.public)])
@@ -292,7 +292,7 @@ class KeptSumSite:
             AggregationError: The received keys are not the keys of all keepers.
         """
         keepers, place = self._terms.config.keepers, SumPlace(order.round, order.model, order.number)
-        items = unpacked(payload, len(keepers))
+        items = unpack_items(payload, len(keepers))
         if len(items) != len(keepers):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"keys: {len(items)} came of {len(keepers)} keepers")
         keys = [read_key(self._terms, keeper, item) for keeper, item in zip(keepers, items, strict=True)]
@@ -314,11 +314,11 @@ class KeptSumSite:
             parts.append((sign_header(header, self._identity), sealed))
         return packed(parts)
 
-    def _check(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
+    def _check_part_list(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
         """Keep the parts that are fit to be added; return the names of their sites."""
         (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].digest, self._length)
         fit: dict[str, bytes] = {}
-        for item in unpacked(payload, len(self._terms.config.sites)):
+        for item in unpack_items(payload, len(self._terms.config.sites)):
             site = signer_of(item[0])
             if site in fit:
                 raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: has two parts")
@@ -332,7 +332,7 @@ class KeptSumSite:
         self._held = place, fit
         return SiteNames(sites=tuple(sorted(fit))).to_bytes()
 
-    def _open(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
+    def _open_sum(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
         sites = SiteNames.read(payload)
         parts = self._held[1] if self._held is not None and self._held[0] == place else {}
         if not parts.keys() >= set(sites):
@@ -347,8 +347,8 @@ class KeptSumSite:
         return SealedPlace(_SEAL, bytes.fromhex(self._terms.digest), place.round, place.model, site, place.number)
 
 
-def _checked(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeader:
-    signed, peer = _parsed(header), terms.roster.get(name)
+def _check_signed(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeader:
+    signed, peer = _parse_signed(header), terms.roster.get(name)
     if peer is None:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name[:80]}: is no site of this run")
     try:
@@ -360,7 +360,7 @@ def _checked(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeade
     return signed.body
 
 
-def _parsed(header: bytes) -> _Signed:
+def _parse_signed(header: bytes) -> _Signed:
     try:
         signed = _Signed.model_validate_json(header)
     except ValidationError as exc:

@@ -19,7 +19,7 @@ from phalanx.federated.rounds.keepers import (
     read_key,
     read_part,
     sum_terms,
-    unpacked,
+    unpack_items,
 )
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
@@ -51,24 +51,24 @@ class KeptSumMaker:
         number = self._journal.next_sum()
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
-        keys = self._keys(walk)
-        parts = self._parts(record, SumPlace(record.number, model, number), walk, keys)
-        parts = self._fit(record, model, walk, parts)
+        keys = self._collect_keys(walk)
+        parts = self._collect_parts(record, SumPlace(record.number, model, number), walk, keys)
+        parts = self._accepted_parts(record, model, walk, parts)
         members = tuple(sorted(parts))
         self._journal.releasing(record.number, model, ReleasedSum(members, members))
-        sums = self._opened(walk, members)
+        sums = self._open_sums(walk, members)
         for site in [site for site in record.shares if site not in parts]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
         terms = sum_terms(self._terms, record.number, digest_hex(next(iter(keys.values()))[1]), self._length)
         return torch.from_numpy(join_sums(terms, members, sums).mean)
 
-    def _keys(self, walk: SumWalk) -> dict[str, Item]:
+    def _collect_keys(self, walk: SumWalk) -> dict[str, Item]:
         keys: dict[str, Item] = {}
         keepers = self._terms.config.keepers
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
-            (item,) = unpacked(payload, 1)
+            (item,) = unpack_items(payload, 1)
             read_key(self._terms, site, item)
             keys[site] = item
             return site
@@ -77,7 +77,7 @@ class KeptSumMaker:
         self._check_all(keys, "gave no key")
         return {keeper: keys[keeper] for keeper in keepers}
 
-    def _parts(
+    def _collect_parts(
         self, record: RoundRecord, place: SumPlace, walk: SumWalk, keys: Mapping[str, Item]
     ) -> dict[str, dict[str, Item]]:
         """Return each site's part for each keeper; the owner cannot read it."""
@@ -86,7 +86,7 @@ class KeptSumMaker:
         parts_by_site: dict[str, dict[str, Item]] = {}
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
-            items = unpacked(payload, len(keys))
+            items = unpack_items(payload, len(keys))
             if len(items) != len(keys):
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: {len(items)} parts for {len(keys)} keepers")
             parts = dict(zip(keys, items, strict=True))
@@ -98,7 +98,7 @@ class KeptSumMaker:
         walk.phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
         return parts_by_site
 
-    def _fit(
+    def _accepted_parts(
         self, record: RoundRecord, model: str, walk: SumWalk, parts: Mapping[str, dict[str, Item]]
     ) -> dict[str, dict[str, Item]]:
         """Return the parts that every keeper finds fit; a site with one that is not is in no sum."""
@@ -131,7 +131,7 @@ class KeptSumMaker:
             )
         return fit
 
-    def _opened(self, walk: SumWalk, members: tuple[str, ...]) -> list[NDArray[np.int64]]:
+    def _open_sums(self, walk: SumWalk, members: tuple[str, ...]) -> list[NDArray[np.int64]]:
         opened: dict[str, NDArray[np.int64]] = {}
         keepers = self._terms.config.keepers
 

@@ -35,7 +35,7 @@ class ReleasedSums:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "released-sums.jsonl"
-        self._released = dict(self._lines())
+        self._released = dict(self._read_sums())
 
     def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Write down that a sum is released.
@@ -66,7 +66,7 @@ class ReleasedSums:
             raise RollbackError(f"{self._path}: cannot be written ({exc.strerror}); nothing is released") from exc
         self._released[update] = digest
 
-    def _lines(self) -> Iterator[tuple[tuple[str, int], str]]:
+    def _read_sums(self) -> Iterator[tuple[tuple[str, int], str]]:
         if not self._path.exists():
             return
         complete, _, cut = self._path.read_bytes().rpartition(b"\n")

@@ -20,7 +20,7 @@ from phalanx.federated.local import LocalTrainer, LocalUpdate
 from phalanx.federated.rounds.keepers import KeptSumSite
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
-from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
+from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
 from phalanx.security.crypto import Identity, digest_hex
 
@@ -77,11 +77,11 @@ class Site:
         culprit = ""
         try:
             if isinstance(order, m.TrainOrder):
-                return self._train(order, payload)
+                return self._train_round(order, payload)
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
-                scores = self._trainer.measure(self._weights(payload))
+                scores = self._trainer.measure(self._exchanged_weights(payload))
                 return m.MeasuredReply(
                     ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
                 ), b""
@@ -97,7 +97,7 @@ class Site:
             reason = "refused"
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
-    def _train(self, order: m.TrainOrder, payload: Payload) -> Answer:
+    def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
             raise FrameError("weights: are not those of the digest")
         trained = self._trained
@@ -120,14 +120,14 @@ class Site:
 
     def _trained_anew(self, order: m.TrainOrder, payload: Payload) -> _Trained:
         config, began = self._terms.config, time.perf_counter()
-        sent = self._tensors(payload)
+        sent = self._payload_tensors(payload)
         start = {name: tensor for name, tensor in sent.items() if not name.startswith(CONTROL)}
         rule = ALGORITHMS[config.algorithm.kind].local(config.algorithm, start)
         of_all = {name.removeprefix(CONTROL): tensor for name, tensor in sent.items() if name.startswith(CONTROL)}
         own_control = self._controls.own
         if isinstance(rule, ControlRule):
             rule.with_controls(of_all, own_control)
-        update = self._update(order, start, rule)
+        update = self._local_update(order, start, rule)
         values = dict(update.delta)
         if isinstance(rule, ControlRule):
             own_next = next_control(own_control, of_all, update.delta, update.steps * order.rate)
@@ -152,7 +152,7 @@ class Site:
         )
         return _Trained(order.round, order.model, values, reply)
 
-    def _update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
+    def _local_update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
         """Train; beside noise an update that failed is one of zeros, for a failure would tell of the data."""
         try:
             update = self._trainer.train(order.round, start, order.rate, rule)
@@ -181,15 +181,15 @@ class Site:
             sealed = self._sealing.phase(order, trained.values, trained.reply.samples, message)
             return m.SumReply(ticket=order.ticket), sealed
         if self._kept is not None:
-            values = flatten(trained.values).numpy().astype(np.float32, copy=False)
+            values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             return m.SumReply(ticket=order.ticket), self._kept.encrypted(order, values, message)
         if order.phase == "join":
-            self._sum = (order.number, SumClient(self._identity, self._expected(trained), self._rounds))
+            self._sum = (order.number, SumClient(self._identity, self._expected_round(trained), self._rounds))
         if self._sum is None or self._sum[0] != order.number:
             raise FrameError("sum: this site has not joined it")
         client = self._sum[1]
         if order.phase == "mask":
-            values = flatten(trained.values).numpy().astype(np.float32, copy=False)
+            values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             noise = None if self._budget is None else self._budget.noise_for(client.terms)
             deposit = client.mask(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
@@ -199,7 +199,7 @@ class Site:
         step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}
         return m.SumReply(ticket=order.ticket), step[order.phase](message)
 
-    def _expected(self, kept: _Trained) -> ExpectedRound:
+    def _expected_round(self, kept: _Trained) -> ExpectedRound:
         terms = self._terms
         return ExpectedRound(
             run=terms.run,
@@ -211,10 +211,10 @@ class Site:
             minimum=terms.config.min_cohort,
         )
 
-    def _weights(self, payload: Payload) -> Named:
-        return {name: tensor for name, tensor in self._tensors(payload).items() if not name.startswith(CONTROL)}
+    def _exchanged_weights(self, payload: Payload) -> Named:
+        return {name: tensor for name, tensor in self._payload_tensors(payload).items() if not name.startswith(CONTROL)}
 
-    def _tensors(self, payload: Payload) -> Named:
+    def _payload_tensors(self, payload: Payload) -> Named:
         try:
             tensors = load(bytes(payload))
         except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
@@ -239,7 +239,7 @@ class _Controls:
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
         self._shapes, self._path, self._next = shapes, directory / _CONTROLS, directory / f"next-{_CONTROLS}"
-        stored = self._read(self._path)
+        stored = self._read_control(self._path)
         self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if stored is None else stored[1]
 
     def prepare(self, number: int, controls: Named) -> None:
@@ -250,7 +250,7 @@ class _Controls:
 
     def settle(self, counted: int) -> None:
         """Take the variate that belongs to the last round which has counted, or forget one that did not."""
-        stored = self._read(self._next)
+        stored = self._read_control(self._next)
         if stored is None:
             return
         if stored[0] == counted:
@@ -259,7 +259,7 @@ class _Controls:
         else:
             self._next.unlink()
 
-    def _read(self, path: Path) -> tuple[int, Named] | None:
+    def _read_control(self, path: Path) -> tuple[int, Named] | None:
         if not path.exists():
             return None
         try:

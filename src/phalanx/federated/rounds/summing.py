@@ -45,14 +45,14 @@ class SumMaker:
             AggregationError: Too few sites are left in a sum, or a site has spoiled it; of sums that a rule looks at
                 the others still count.
         """
-        config, buckets = self._terms.config, self._buckets(record, model)
+        config, buckets = self._terms.config, self._draw_sums(record, model)
         if least_left_of(min(len(bucket.cohort) for bucket in buckets)) < config.min_cohort:
             raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: a sum may end with too few")
         has_rule = config.bucket is not None and config.aggregator != "mean"
         sums, spoiled = list[SumResult](), 0
         for bucket in buckets:
             try:
-                sums.append(self._sum(record, model, bucket, exclude))
+                sums.append(self._run_sum(record, model, bucket, exclude))
             except AggregationError as exc:
                 if not has_rule or exc.reason not in _SPOILED:
                     raise
@@ -68,7 +68,7 @@ class SumMaker:
         weight = sum(summed.weight for summed in sums)
         return torch.from_numpy(np.sum([summed.mean() * np.float32(summed.weight / weight) for summed in sums], axis=0))
 
-    def _buckets(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
+    def _draw_sums(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
         """Draw the sites of each sum; sites of a sum that was about to be opened stay together.
 
         Without a site that was there, or with another one, the difference of a second sum would show one site's update,
@@ -92,7 +92,7 @@ class SumMaker:
             fresh = bucket_sites(rest, size, bytes.fromhex(model)) if len(rest) >= size else []
         return [*released, *(ReleasedSum(cohort, cohort) for cohort in fresh)]
 
-    def _sum(self, record: RoundRecord, model: str, due: ReleasedSum, exclude: Exclude) -> SumResult:
+    def _run_sum(self, record: RoundRecord, model: str, due: ReleasedSum, exclude: Exclude) -> SumResult:
         """Make one sum of a cohort, of which the members alone are asked."""
         config, number = self._terms.config, self._journal.next_sum()
         record.sums = (*record.sums, number)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from phalanx.errors import AggregationError, PrivacyBudgetError
 from phalanx.federated.config import FederatedConfig, SitePrivacyConfig
 from phalanx.security.aggregate import SumRefusal, SumTerms
-from phalanx.security.crypto import Peer, locked, read_number, write_number
+from phalanx.security.crypto import Peer, lock_file, read_number, write_number
 from phalanx.security.privacy import NoisyRounds, PrivacyConfig, epsilon_of_rho
 
 
@@ -94,16 +94,16 @@ class SiteBudget:
                 SumRefusal.FOREIGN_TERMS,
                 f"terms: max_weight is {terms.max_weight}, expected {plan.max_weight} beside noise",
             )
-        with locked(self._path):
+        with lock_file(self._path):
             spent = read_number(self._path, _BUDGET) or 0
             after = spent + math.ceil(self._sums.rho * _PICO)
-            if self._epsilon(after) > self._config.epsilon:
+            if self._spent_epsilon(after) > self._config.epsilon:
                 raise PrivacyBudgetError(
-                    f"privacy: the sums of this directory have spent epsilon {self._epsilon(spent):.3f} of "
+                    f"privacy: the sums of this directory have spent epsilon {self._spent_epsilon(spent):.3f} of "
                     f"{self._config.epsilon}, and another one would spend more; this site takes part in no further one"
                 )
             write_number(self._path, _BUDGET, after)
         return plan.draw()
 
-    def _epsilon(self, spent: int) -> float:
+    def _spent_epsilon(self, spent: int) -> float:
         return epsilon_of_rho(spent / _PICO, self._config.delta) if spent else 0.0

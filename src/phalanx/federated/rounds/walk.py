@@ -37,7 +37,7 @@ class SumWalk:
             )
             return SentOrder(order, messages[site])
 
-        self._fleet.ask({site: _bound(order, site) for site in sorted(sites)}, m.SumReply)
+        self._fleet.ask({site: _bind_order(order, site) for site in sorted(sites)}, m.SumReply)
         for answer in self._fleet.answers(self._deadline_s, sites):
             if not isinstance(answer.reply, m.SumReply):
                 self._record.left_out[answer.site] = answer.fault
@@ -45,7 +45,7 @@ class SumWalk:
                     self.accusers.setdefault(answer.culprit, set()).add(answer.site)
                 continue
             try:
-                take(answer.site, answer.reply, _bytes(answer.payload))
+                take(answer.site, answer.reply, _payload_bytes(answer.payload))
             except (AggregationError, ValueError):
                 self._record.left_out[answer.site] = "refused"
                 continue
@@ -56,9 +56,9 @@ class SumWalk:
         return tuple(sorted(answering))
 
 
-def _bound(order: Callable[[str, int], SentOrder], site: str) -> Callable[[int], SentOrder]:
+def _bind_order(order: Callable[[str, int], SentOrder], site: str) -> Callable[[int], SentOrder]:
     return lambda ticket: order(site, ticket)
 
 
-def _bytes(payload: Payload) -> bytes:
+def _payload_bytes(payload: Payload) -> bytes:
     return payload if isinstance(payload, bytes) else bytes(payload)

@@ -63,7 +63,7 @@ class DenoiserConfig(StrictModel):
     token: str | None = Field(default=None, min_length=1, max_length=100)
 
     @model_validator(mode="after")
-    def _check(self) -> "DenoiserConfig":
+    def _check_task(self) -> "DenoiserConfig":
         if TASKS[self.kind].settings is None and self.settings:
             raise ValueError(f"settings: {self.kind} has none; leave them out")
         try:
@@ -92,18 +92,18 @@ class DenoiserConfig(StrictModel):
         return self.weights[phase] if self.weights else self.weight
 
 
-def _span(mean: float, rate: float) -> DenoiserConfig:
+def _span_denoiser(mean: float, rate: float) -> DenoiserConfig:
     return DenoiserConfig(kind="span_corruption", settings={"mean_span": mean, "rate": rate})
 
 
 UL2 = (
-    _span(3.0, 0.15),
-    _span(8.0, 0.15),
+    _span_denoiser(3.0, 0.15),
+    _span_denoiser(8.0, 0.15),
     DenoiserConfig(kind="prefix_lm"),
-    _span(3.0, 0.5),
-    _span(8.0, 0.5),
-    _span(64.0, 0.15),
-    _span(64.0, 0.5),
+    _span_denoiser(3.0, 0.5),
+    _span_denoiser(8.0, 0.5),
+    _span_denoiser(64.0, 0.15),
+    _span_denoiser(64.0, 0.5),
 )
 """The seven denoisers of Tay et al. 2023, table 1, with equal shares."""
 
@@ -123,7 +123,7 @@ class DenoisersSettings(ObjectiveSettings):
         return self.tasks or UL2
 
     @model_validator(mode="after")
-    def _check(self) -> "DenoisersSettings":
+    def _check_parts(self) -> "DenoisersSettings":
         phases = {len(part.weights) for part in self.parts if part.weights}
         if len(phases) > 1:
             raise ValueError(f"tasks: weights are of {sorted(phases)} phases; give each task as many")

@@ -60,10 +60,10 @@ class MiddleRows:
         """Return the row that is learned."""
         draw, text = place.draw("middle"), text_of(row, self.eos_id)
         documents = np.split(text, np.flatnonzero(text == self.eos_id) + 1)
-        turned = [self._turned(document, draw) for document in documents if len(document)]
+        turned = [self._turn_document(document, draw) for document in documents if len(document)]
         return fitted_row(np.concatenate(turned), len(row.ids), self.eos_id)
 
-    def _turned(self, document: Tokens, draw: Draw) -> Tokens:
+    def _turn_document(self, document: Tokens, draw: Draw) -> Tokens:
         """Return a document as it is learned; its end stays where it is."""
         is_whole = document[-1] == self.eos_id
         body, tail = (document[:-1], document[-1:]) if is_whole else (document, document[:0])

@@ -29,7 +29,7 @@ class MaskedSettings(ObjectiveSettings):
     mask_token: str = Field(default="[MASK]", min_length=1, max_length=100)
 
     @model_validator(mode="after")
-    def _check(self) -> "MaskedSettings":
+    def _check_shares(self) -> "MaskedSettings":
         if self.masked + self.random > 1.0:
             raise ValueError(f"masked = {self.masked:g} and random = {self.random:g} are more than all; lower one")
         return self
@@ -73,7 +73,7 @@ class MaskedRows:
             return Row(row.ids, labels, len(row.ids))
         num_masked = max(1, round(settings.rate * len(open_places)))
         if settings.whole_words:
-            chosen = self._words(row.ids, open_places, num_masked, draw)
+            chosen = self._choose_words(row.ids, open_places, num_masked, draw)
         else:
             chosen = np.sort(open_places[draw.order(len(open_places))[:num_masked]])
         fates, ordinary = draw.fractions(len(chosen)), self.table.ordinary
@@ -84,7 +84,7 @@ class MaskedRows:
         labels[chosen] = row.ids[chosen]
         return Row(ids, labels, len(ids))
 
-    def _words(self, ids: Tokens, open_places: Tokens, wanted: int, draw: Draw) -> Tokens:
+    def _choose_words(self, ids: Tokens, open_places: Tokens, wanted: int, draw: Draw) -> Tokens:
         """Return the places of words in a random order, as long as they are no more than wanted."""
         begins = np.ones(len(open_places), dtype=np.bool_)
         if self.table.begins_word is not None:

@@ -78,8 +78,8 @@ class CorruptedRows:
     def corrupted(self, text: Tokens, draw: Draw) -> tuple[Tokens, Tokens]:
         """Return a text with sentinels in the place of spans, and the spans, each behind its sentinel."""
         noise, spans = self.settings.sizes(len(text))
-        cut = _segments(noise, spans, draw)
-        plain = _segments(len(text) - noise, spans, draw)
+        cut = _cut_segments(noise, spans, draw)
+        plain = _cut_segments(len(text) - noise, spans, draw)
         inputs: list[Tokens] = []
         targets: list[Tokens] = []
         position = 0
@@ -100,7 +100,7 @@ def longest_text(settings: SpanCorruptionSettings, available: int, length: int) 
     return size
 
 
-def _segments(num_items: int, num_segments: int, draw: Draw) -> list[int]:
+def _cut_segments(num_items: int, num_segments: int, draw: Draw) -> list[int]:
     """Cut so many items into segments of at least one each, every cut equally likely."""
     breaks = np.sort(draw.order(num_items - 1)[: num_segments - 1]) + 1
     edges = np.concatenate([[0], breaks, [num_items]])

@@ -34,7 +34,7 @@ def share_context(stage: StageModule, group: Group) -> None:
     """
     if group.size() == 1:
         return
-    AttentionInterface.register(_NAME, _attend)
+    AttentionInterface.register(_NAME, _ulysses_attend)
     is_plain = stage.hub_config._attn_implementation == "eager"
     for block in stage.own_blocks:
         attention: Any = block.get_submodule(plan_of(stage.family.model_type).attention)
@@ -47,7 +47,7 @@ def share_context(stage: StageModule, group: Group) -> None:
     stage.hub_config._attn_implementation = _NAME
 
 
-def _attend(
+def _ulysses_attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention over ``[batch, heads, seq / ranks, width]``, out ``[batch, seq / ranks, heads, width]``.

@@ -44,7 +44,7 @@ class LocalRanks:
         self._patience = SilenceClock(silence_s, time.monotonic())
         self._hung: dict[int, float] = {}
         self._is_over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher = threading.Thread(target=self._watch_ranks, name="ranks", daemon=True)
         self._first_gone: int | None = None
 
     def place(self, rank: int) -> RankEnv:
@@ -59,7 +59,7 @@ class LocalRanks:
         self._rendezvous.unlink(missing_ok=True)
         self._heartbeat.forget()
         for rank in range(1, self._world):
-            self._processes[rank] = self._start(rank)
+            self._processes[rank] = self._start_rank(rank)
         self._watcher.start()
 
     def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
@@ -105,11 +105,11 @@ class LocalRanks:
         if self._watcher.is_alive():
             self._watcher.join(_SECONDS_TO_END)
 
-    def _start(self, rank: int) -> PythonProcess:
+    def _start_rank(self, rank: int) -> PythonProcess:
         settings = {"OMP_NUM_THREADS": str(self._threads), **self.place(rank).environment()}
         return PythonProcess(self._command, settings, self._directory / f"rank-{rank}.log", renew=True)
 
-    def _watch(self) -> None:
+    def _watch_ranks(self) -> None:
         beaten = -BEAT_EVERY_S
         while not self._is_over.wait(_LOOK_EVERY_S):
             now = time.monotonic()

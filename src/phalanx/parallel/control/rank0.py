@@ -111,9 +111,9 @@ class Controller:
         # checked first: an error must not leave the others waiting
         self._member.objective.check(extras, *ids.shape)
         with self._all_there():
-            _tell(RankCommand.STEP, step, *ids.shape)
+            _tell_ranks(RankCommand.STEP, step, *ids.shape)
             with self._member.timer.phase("batch"):
-                _share(ids, labels)
+                _share_batch(ids, labels)
                 _share_extras(extras)
             return self._member.step(step, ids, labels, extras)
 
@@ -131,8 +131,8 @@ class Controller:
         """
         Objective(extras=_of_attention(self._member)).check(extras, *ids.shape)
         with self._all_there():
-            _tell(RankCommand.EVALUATE, 0, *ids.shape)
-            _share(ids, labels)
+            _tell_ranks(RankCommand.EVALUATE, 0, *ids.shape)
+            _share_batch(ids, labels)
             _share_extras(extras)
             return self._member.evaluate(ids, labels, extras)
 
@@ -143,7 +143,7 @@ class Controller:
             PeerLostError: A rank has ended.
         """
         with self._all_there():
-            _tell(RankCommand.COLLECT, stage)
+            _tell_ranks(RankCommand.COLLECT, stage)
             return self._member.collect(stage)
 
     def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -160,7 +160,7 @@ class Controller:
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
         with self._all_there():
-            _tell(RankCommand.DUPLICATE)
+            _tell_ranks(RankCommand.DUPLICATE)
             self._saving.take()
         return self._saving.receive()
 
@@ -178,13 +178,13 @@ class Controller:
             # read first: an error must not leave the others waiting
             tensors = {name: read(name) for name in self._member.names(stage)}
             with self._all_there():
-                _tell(RankCommand.LOAD, num_steps, stage)
+                _tell_ranks(RankCommand.LOAD, num_steps, stage)
                 self._member.load(num_steps, stage, tensors)
 
     def end(self) -> None:
         """Tell all ranks that the run is over, and wait until they know."""
         with self._all_there():
-            _tell(RankCommand.END)
+            _tell_ranks(RankCommand.END)
             dist.barrier()
         if self._ranks is not None:
             self._ranks.close()
@@ -209,7 +209,7 @@ def follow(member: RankWork, saving: RankSaver | None = None) -> None:
         PeerLostError: The connection to a rank is broken.
     """
     try:
-        _follow(member, saving)
+        _follow_orders(member, saving)
     except RuntimeError as exc:
         lost = _lost_connection(exc)
         if lost is None:
@@ -217,18 +217,18 @@ def follow(member: RankWork, saving: RankSaver | None = None) -> None:
         raise lost from exc
 
 
-def _follow(member: RankWork, saving: RankSaver | None) -> None:
+def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
     while True:
-        order, *numbers = _hear()
+        order, *numbers = _hear_order()
         if order == RankCommand.STEP:
-            ids, labels = _take(numbers[1], numbers[2])
+            ids, labels = _take_batch(numbers[1], numbers[2])
             extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
                 member.step(numbers[0], ids, labels, extras)
             member.timer.take()
         elif order == RankCommand.EVALUATE:
-            ids, labels = _take(numbers[1], numbers[2])
+            ids, labels = _take_batch(numbers[1], numbers[2])
             member.evaluate(ids, labels, _take_extras(_of_attention(member), numbers[1], numbers[2]))
         elif order == RankCommand.COLLECT:
             member.collect(numbers[0])
@@ -253,23 +253,23 @@ def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
     return PeerLostError(f"a rank was lost: {message.splitlines()[0][:_LONG]}; go on with --resume")
 
 
-def _tell(order: RankCommand, *numbers: int) -> None:
+def _tell_ranks(order: RankCommand, *numbers: int) -> None:
     message = [int(order), *numbers]
     dist.broadcast(torch.tensor(message + [0] * (4 - len(message))), src=0)
 
 
-def _hear() -> list[int]:
+def _hear_order() -> list[int]:
     message = torch.zeros(4, dtype=torch.int64)
     dist.broadcast(message, src=0)
     heard: list[int] = message.tolist()
     return heard
 
 
-def _share(ids: Tensor, labels: Tensor) -> None:
+def _share_batch(ids: Tensor, labels: Tensor) -> None:
     dist.broadcast(torch.stack((ids, labels)), src=0)
 
 
-def _take(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+def _take_batch(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
     tokens_and_labels = torch.zeros((2, rows, tokens), dtype=torch.int64)
     dist.broadcast(tokens_and_labels, src=0)
     return tokens_and_labels[0], tokens_and_labels[1]

@@ -35,7 +35,7 @@ from phalanx.objectives import (
 )
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
-from phalanx.parallel.control.pipelining import accumulate, pipelined
+from phalanx.parallel.control.pipelining import accumulate_gradients, build_pipeline
 from phalanx.parallel.data.data_parallel import share_again, share_with_copies
 from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.parameters import RankParameter, counted_gradients, held_parameters, settle_gradients
@@ -130,7 +130,7 @@ class RankTrainer:
         self.objective = replace(learned, extras={**learned.extras, **of_attention})
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
-        self._parts = [self._build(source, spec) for spec in mine]
+        self._parts = [self._build_part(source, spec) for spec in mine]
         # private gradients are of single rows, and are joined once they are clipped
         is_private = recipe.privacy is not None
         self._modules = [part if is_private else share_with_copies(part, domain) for part in self._parts]
@@ -145,10 +145,12 @@ class RankTrainer:
         self._losses: list[Tensor] = []
         rows = recipe.batch_size // (recipe.parallel.dp * recipe.microbatches)
         if recipe.parallel.pp == 1:
-            self._run = accumulate(self._modules[0], domain, recipe.microbatches, self._loss)
+            self._run = accumulate_gradients(self._modules[0], domain, recipe.microbatches, self._compute_loss)
         else:
             shape = (rows, recipe.sequence_length)
-            self._run = pipelined(self._parts, self._modules, domain, shape, recipe.microbatches, self._loss)
+            self._run = build_pipeline(
+                self._parts, self._modules, domain, shape, recipe.microbatches, self._compute_loss
+            )
 
     @property
     def num_stages(self) -> int:
@@ -173,10 +175,10 @@ class RankTrainer:
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
-        loss, norms = self._compute(step, ids, labels, extras)
+        loss, norms = self._compute_gradients(step, ids, labels, extras)
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
             self._update.clear()
-            loss, norms = self._compute(step, ids, labels, extras)
+            loss, norms = self._compute_gradients(step, ids, labels, extras)
         if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
             self._update.clear()
             raise FailedBatchError(
@@ -202,9 +204,9 @@ class RankTrainer:
             part.eval()
         for part in self._parts:
             # not through DDP, which has nothing to say without a backward pass
-            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)), seen)
+            y = part(ids if part.stage.spec.is_first else self._receive_rows(part, len(ids)), seen)
             if not part.stage.spec.is_last:
-                self._send(part, y)
+                self._send_output(part, y)
                 continue
             loss = part.loss(y, labels)
             if self._domain.tp == 0:
@@ -240,7 +242,7 @@ class RankTrainer:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
         return self._keeper.names(stage)
 
-    def _build(self, source: ModelSource, spec: StageSpec) -> StagePart:
+    def _build_part(self, source: ModelSource, spec: StageSpec) -> StagePart:
         recipe = self._recipe
         stage = build_stage(
             source,
@@ -258,7 +260,7 @@ class RankTrainer:
         add_embedding_noise(stage, recipe.neftune_alpha)
         return part
 
-    def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
+    def _compute_loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
         part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
         is_usual = self._learned.loss is causal_lm
         total = part.loss(logits, labels) if is_usual else self._learned(logits, labels, extras)[0]
@@ -266,7 +268,7 @@ class RankTrainer:
         # copies average their gradients, the step wants their sum
         return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
 
-    def _compute(
+    def _compute_gradients(
         self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor]
     ) -> tuple[float, list[float]]:
         """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
@@ -312,14 +314,14 @@ class RankTrainer:
             for name, rows in extras.items()
         }
 
-    def _receive(self, part: StagePart, rows: int) -> Tensor:
+    def _receive_rows(self, part: StagePart, rows: int) -> Tensor:
         size = part.stage.hidden_shape(rows, self._recipe.sequence_length // part.slices)
         x = torch.empty(size, device=self._domain.device)
         previous = (part.stage.spec.index - 1) % self._recipe.parallel.pp
         dist.recv(x, src=self._domain.peer(previous), group=self._domain.pipeline)
         return x
 
-    def _send(self, part: StagePart, y: Tensor) -> None:
+    def _send_output(self, part: StagePart, y: Tensor) -> None:
         following = (part.stage.spec.index + 1) % self._recipe.parallel.pp
         dist.send(y.contiguous(), dst=self._domain.peer(following), group=self._domain.pipeline)
 

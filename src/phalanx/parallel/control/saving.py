@@ -60,7 +60,7 @@ class RankSaver:
         self._domain = domain
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
         self._own = {
-            number: _piece(number, parameter, value, domain) for number, parameter, value in member.held_state()
+            number: _piece_of(number, parameter, value, domain) for number, parameter, value in member.held_state()
         }
         self._plan = self._share_plans()
         self._taken: dict[int, Tensor] = {}
@@ -78,7 +78,7 @@ class RankSaver:
 
     def begin_sending(self) -> None:
         """Let a thread send the copied contribution to rank 0."""
-        self._sender = threading.Thread(target=self._send, name="saving", daemon=True)
+        self._sender = threading.Thread(target=self._send_pieces, name="saving", daemon=True)
         self._sender.start()
 
     def wait(self) -> None:
@@ -97,11 +97,11 @@ class RankSaver:
         for stage, tensors in enumerate(self._member.catalogue()):
             stage_tensors = {}
             for name, shape in tensors:
-                stage_tensors[name] = self._whole(number, shape)
+                stage_tensors[name] = self._join_tensor(number, shape)
                 number += 1
             yield stage, stage_tensors
 
-    def _send(self) -> None:
+    def _send_pieces(self) -> None:
         try:
             for number in sorted(self._taken):
                 dist.send(self._taken.pop(number), dst=0, group=self._group)
@@ -109,7 +109,7 @@ class RankSaver:
             # rank 0 is gone, and the training learns of that by itself
             self._taken.clear()
 
-    def _whole(self, number: int, shape: tuple[int, ...]) -> Tensor:
+    def _join_tensor(self, number: int, shape: tuple[int, ...]) -> Tensor:
         slices: dict[int, Tensor] = {}
         how: Piece | None = None
         for rank, pieces in enumerate(self._plan):
@@ -120,14 +120,14 @@ class RankSaver:
             if piece.slice not in slices:
                 slices[piece.slice] = torch.empty(piece.slice_shape(shape, self._domain.config.tp))
             place = slices[piece.slice]
-            self._fetch(number, rank, place[piece.first_row : piece.first_row + piece.rows] if shape else place)
+            self._fetch_piece(number, rank, place[piece.first_row : piece.first_row + piece.rows] if shape else place)
         if how is None:
             raise CheckpointError(f"parallel: no rank has tensor {number} of the state; this is a fault of Phalanx")
         if how.dim == _UNCUT:
             return slices[0]
         return Split(how.dim, how.parts).join([slices[index] for index in sorted(slices)])
 
-    def _fetch(self, number: int, rank: int, place: Tensor) -> None:
+    def _fetch_piece(self, number: int, rank: int, place: Tensor) -> None:
         if rank == 0:
             place.copy_(self._taken.pop(number))
             return
@@ -154,9 +154,9 @@ class RankSaver:
         return plans
 
 
-def _piece(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
+def _piece_of(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
     """What this rank contributes of a tensor; None where another one has the same."""
-    rows = _rows(one.name, value, domain)
+    rows = _piece_rows(one.name, value, domain)
     if rows is None or (one.split is None and domain.tp != 0):
         return None
     if one.split is None:
@@ -164,7 +164,7 @@ def _piece(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Pi
     return Piece(number, domain.tp, one.split.dim % value.ndim, one.split.parts, *rows)
 
 
-def _rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
+def _piece_rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
     """First row and number of rows that this copy contributes; None where another one has them."""
     first, rows = 0, value.shape[0] if value.ndim else 1
     if not isinstance(value, DTensor):

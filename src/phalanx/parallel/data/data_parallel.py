@@ -134,7 +134,7 @@ def averages_afterwards(config: ParallelConfig) -> bool:
 def average_gradients(part: StagePart, domain: Domain) -> None:
     """Average a part's gradients over the copies of its island."""
     gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
-    for bucket in _buckets(gradients):
+    for bucket in _gradient_buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
         dist.all_reduce(flat, group=domain.copies)
         pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
@@ -142,7 +142,7 @@ def average_gradients(part: StagePart, domain: Domain) -> None:
             gradient.copy_(piece.view_as(gradient))
 
 
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+def _gradient_buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
         if bucket and sum(parameter.numel() for parameter in bucket) + tensor.numel() > _BUCKET:

@@ -37,8 +37,8 @@ class OuterStep:
         self._islands = islands
         self._parameters = [entry.parameter for entry in held]
         self._anchors = [local(parameter).clone() for parameter in self._parameters]
-        self._momenta = self._zeros()
-        self._residuals = self._zeros() if config.compression != "none" else []
+        self._momenta = self._zero_tensors()
+        self._residuals = self._zero_tensors() if config.compression != "none" else []
 
     def is_due(self, num_steps: int) -> bool:
         """Whether islands are joined after so many finished steps."""
@@ -48,7 +48,7 @@ class OuterStep:
     def step(self) -> None:
         """Join the islands; all ranks call this together, and have the same parameters afterwards."""
         for number, (parameter, anchor) in enumerate(zip(self._parameters, self._anchors, strict=True)):
-            gradient = self._mean(anchor - local(parameter), number)
+            gradient = self._mean_movement(anchor - local(parameter), number)
             momentum = local(self._momenta[number]).mul_(self._config.momentum).add_(gradient)
             anchor.sub_(gradient.add_(momentum, alpha=self._config.momentum), alpha=self._config.lr)
             local(parameter).copy_(anchor)
@@ -64,10 +64,10 @@ class OuterStep:
         number = next(n for n, parameter in enumerate(self._parameters) if parameter is one.parameter)
         return self._momenta[number] if kind == MOMENTUM else self._residuals[number]
 
-    def _zeros(self) -> list[Tensor]:
+    def _zero_tensors(self) -> list[Tensor]:
         return [torch.zeros_like(parameter.detach()) for parameter in self._parameters]
 
-    def _mean(self, moved: Tensor, number: int) -> Tensor:
+    def _mean_movement(self, moved: Tensor, number: int) -> Tensor:
         if not moved.numel():
             return moved
         if not self._residuals:

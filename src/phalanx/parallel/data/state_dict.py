@@ -85,20 +85,22 @@ class StateGatherer:
 
     def names(self, stage: int) -> list[str]:
         """Names of a stage's tensors."""
-        return [entry.key for entry in self._entries(stage)]
+        return [entry.key for entry in self._state_entries(stage)]
 
     def catalogue(self) -> Catalogue:
         """Names and whole shapes of the tensors of each stage, as `collect` has them."""
-        return [[(entry.key, entry.shape) for entry in self._entries(stage)] for stage in range(len(self._stages))]
+        return [
+            [(entry.key, entry.shape) for entry in self._state_entries(stage)] for stage in range(len(self._stages))
+        ]
 
     def held(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
         """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
         mine = by_name([entry for entry in self._held if not entry.is_second])
-        entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
+        entries = (entry for stage in range(len(self._stages)) for entry in self._state_entries(stage))
         for number, entry in enumerate(entries):
             if entry.name in mine and entry.island == self._domain.island:
                 parameter = mine[entry.name][0]
-                yield number, parameter, self._value(parameter, entry.kind)
+                yield number, parameter, self._state_value(parameter, entry.kind)
 
     @torch.no_grad()
     def collect(self, stage: int) -> dict[str, Tensor]:
@@ -107,11 +109,11 @@ class StateGatherer:
         owner = stage % domain.config.pp
         tensors: dict[str, Tensor] = {}
         mine = by_name([entry for entry in self._held if not entry.is_second])
-        for entry in self._entries(stage):
+        for entry in self._state_entries(stage):
             sender = domain.leader_of(owner, entry.island)
             if (domain.pp, domain.island) == (owner, entry.island):
                 parameter = mine[entry.name][0]
-                full = whole(parameter, self._value(parameter, entry.kind), domain)
+                full = whole(parameter, self._state_value(parameter, entry.kind), domain)
                 if dist.get_rank() == 0:
                     # not a view of what the next step changes
                     tensors[entry.key] = full.clone()
@@ -131,19 +133,19 @@ class StateGatherer:
             tensors: Tensors by name; on rank 0 alone.
         """
         mine = by_name(self._held)
-        for entry in self._entries(stage):
+        for entry in self._state_entries(stage):
             full = entry.room() if tensors is None else tensors[entry.key].contiguous()
             dist.broadcast(full, src=0)
             if not (_is_everywhere(entry.kind) or entry.island == self._domain.island):
                 continue
             for parameter in mine.get(entry.name, ()):
-                place = self._place(parameter, entry.kind, num_steps)
+                place = self._state_place(parameter, entry.kind, num_steps)
                 if place is not None:
                     fill(parameter, place, full, self._domain)
         if self._outer is not None:
             self._outer.begin_here()
 
-    def _entries(self, stage: int) -> Iterator[_Entry]:
+    def _state_entries(self, stage: int) -> Iterator[_Entry]:
         config = self._domain.config.outer
         islands = range(self._domain.config.islands)
         for kind in (WEIGHT, *moment_names(self._kind)):
@@ -159,16 +161,16 @@ class StateGatherer:
             for island in islands if config.compression != "none" else ():
                 yield _Entry(RESIDUAL, name, shape, island)
 
-    def _value(self, one: RankParameter, kind: str) -> Tensor:
+    def _state_value(self, one: RankParameter, kind: str) -> Tensor:
         if kind == WEIGHT:
             return one.parameter
         if self._outer is not None and kind in (MOMENTUM, RESIDUAL):
             return self._outer.kept(one, kind)
         return self._update.moment(one, kind)
 
-    def _place(self, one: RankParameter, kind: str, num_steps: int) -> Tensor | None:
+    def _state_place(self, one: RankParameter, kind: str, num_steps: int) -> Tensor | None:
         if kind in (WEIGHT, MOMENTUM, RESIDUAL):
-            return self._value(one, kind)
+            return self._state_value(one, kind)
         return self._update.target(one, kind, num_steps)
 
 

@@ -33,7 +33,7 @@ class RankOptimizer:
         kind, options = torch_optimizer(config, domain.config.zero)
         self._zero: Any = None
         if domain.config.zero == _OPTIMIZER_STATE_ALONE:
-            self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
+            self._zero = _sharing_optimizer()(groups, kind, process_group=domain.copies, **options)
         self._optimizer: torch.optim.Optimizer = kind(groups, **options) if self._zero is None else self._zero
         self._parameters = parameters
         # DDP's gradients are parts of the buffers that it exchanges
@@ -60,7 +60,7 @@ class RankOptimizer:
     def moment(self, one: RankParameter, name: str) -> Tensor:
         """What is kept for a parameter; with ZeRO 1 all copies call this together."""
         state = self._state.get(one.parameter, {}).get(name)
-        value: Tensor = self._nothing(one, name) if state is None else state
+        value: Tensor = self._zero_moment(one, name) if state is None else state
         if self._zero is None:
             return value
         # one copy has it and the others have zeros
@@ -75,10 +75,10 @@ class RankOptimizer:
         state = self._state.setdefault(one.parameter, {})
         if OPTIMIZERS[self._config.kind].counts_steps:
             state[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
-        value: Tensor = state.setdefault(name, self._nothing(one, name))
+        value: Tensor = state.setdefault(name, self._zero_moment(one, name))
         return value
 
-    def _nothing(self, one: RankParameter, name: str) -> Tensor:
+    def _zero_moment(self, one: RankParameter, name: str) -> Tensor:
         shape = moment_shapes(self._config.kind, one.parameter.shape)[name]
         if is_in_bytes(name):
             return one.parameter.detach().new_zeros(shape, dtype=torch.uint8)
@@ -100,7 +100,7 @@ class RankOptimizer:
         return any(parameter is mine for group in self._inner.param_groups for mine in group["params"])
 
 
-def _sharing() -> Any:
+def _sharing_optimizer() -> Any:
     """Torch's optimizer that shares its state; the package around it compiles others by a deprecated way."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

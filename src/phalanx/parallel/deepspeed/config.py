@@ -55,7 +55,7 @@ class DeepSpeedConfig(StrictModel):
     aio: AioConfig = AioConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_homes(self) -> Self:
         if self.offload_parameters != "none" and self.zero < ALL_IS_SHARED:
             raise ValueError(
                 f'offload_parameters = "{self.offload_parameters}" needs zero = 3, found {self.zero}: below it every '

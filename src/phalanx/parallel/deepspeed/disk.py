@@ -93,7 +93,7 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
                 f"deepspeed.directory: {folder} is in use by another process with the same run file; wait for its end, "
                 "or name another directory"
             ) from exc
-        _empty(folder)
+        _empty_folder(folder)
         try:
             yield folder
         finally:
@@ -145,7 +145,7 @@ def _can_lock(size: int) -> bool:
     return bool(is_locked)
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     for inner in folder.iterdir():
         if inner.is_dir() and not inner.is_symlink():
             shutil.rmtree(inner, ignore_errors=True)

@@ -84,7 +84,7 @@ def why_no_kernels(*, adam: bool, files: bool) -> str | None:
         adam: AdamW on the host is needed.
         files: Asynchronous reading and writing is needed.
     """
-    for name, builder in _builders(adam=adam, files=files):
+    for name, builder in _kernel_builders(adam=adam, files=files):
         if not builder.is_compatible():
             return f"its kernel {builder.NAME} does not go with this machine; it needs {_NEEDS[name]}"
     return None
@@ -100,7 +100,7 @@ def build_kernels(*, adam: bool, files: bool) -> None:
     Raises:
         ConfigError: A kernel cannot be compiled or loaded.
     """
-    for name, builder in _builders(adam=adam, files=files):
+    for name, builder in _kernel_builders(adam=adam, files=files):
         try:
             builder.load(verbose=False)
         except (RuntimeError, OSError, ImportError) as exc:
@@ -110,7 +110,7 @@ def build_kernels(*, adam: bool, files: bool) -> None:
             ) from exc
 
 
-def _builders(*, adam: bool, files: bool) -> Iterator[tuple[str, Any]]:
+def _kernel_builders(*, adam: bool, files: bool) -> Iterator[tuple[str, Any]]:
     accelerator = importlib.import_module(f"{NAME}.accelerator").get_accelerator()
     for name, is_needed in ((_ADAM, adam), (_FILES, files)):
         if is_needed:

@@ -81,14 +81,14 @@ class DeepSpeedMember:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
-        part = _part(config, recipe, source, domain)
-        stages = catalogue(source, _shards(source, part), recipe.adapter)
+        part = _open_part(config, recipe, source, domain)
+        stages = catalogue(source, _plan_shards(source, part), recipe.adapter)
         self._names = [[name for name, _ in stage] for stage in stages]
         self._shapes = {name: shape for stage in stages for name, shape in stage}
         trained = part.stage.trainable()
         options = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
         package = load()
-        optimizer = _optimizer(config, recipe, list(trained.values()))
+        optimizer = _make_optimizer(config, recipe, list(trained.values()))
         if config.offload_parameters != "none":
             _share_out(package, part, options, domain.device)
         self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=options, dist_init_required=False)
@@ -125,7 +125,7 @@ class DeepSpeedMember:
         self._set_rate(learning_rate(self._recipe.optimizer, step, self._recipe.total_steps))
         seed_dropout(self._recipe, step, self._domain)
         # copies average their gradients, the step wants their sum
-        loss = self._run(self._own_rows(ids), self._own_rows(labels), self._recipe.parallel.dp / all_targets)
+        loss = self._run_step(self._own_rows(ids), self._own_rows(labels), self._recipe.parallel.dp / all_targets)
         norm = float(self._engine.get_global_grad_norm())
         if not self._engine.was_step_applied():
             raise FailedBatchError(
@@ -153,7 +153,7 @@ class DeepSpeedMember:
     def collect(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0: ``weight/...`` and moments; others get none."""
         tensors = {}
-        for kind, name in self._entries(stage):
+        for kind, name in self._stage_entries(stage):
             full = self._state.whole(kind, name)
             if self._domain.is_leader:
                 tensors[f"{kind}/{name}"] = full
@@ -168,7 +168,7 @@ class DeepSpeedMember:
         """
         if not self._state.has_moments:
             self._make_moments()
-        for kind, name in self._entries(stage):
+        for kind, name in self._stage_entries(stage):
             key = f"{kind}/{name}"
             full = torch.empty(self._shapes[name]) if tensors is None else tensors[key].contiguous()
             dist.broadcast(full, src=0)
@@ -177,18 +177,18 @@ class DeepSpeedMember:
 
     def names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
-        return [f"{kind}/{name}" for kind, name in self._entries(stage)]
+        return [f"{kind}/{name}" for kind, name in self._stage_entries(stage)]
 
     def close(self) -> None:
         """Let go of everything; another member may be made in this process afterwards."""
         self._engine.destroy()
         forget()
 
-    def _entries(self, stage: int) -> list[tuple[str, str]]:
+    def _stage_entries(self, stage: int) -> list[tuple[str, str]]:
         kinds = (WEIGHT, *moment_names(self._recipe.optimizer.kind))
         return [(kind, name) for kind in kinds for name in self._names[stage]]
 
-    def _run(self, ids: Tensor, labels: Tensor, scale: float) -> float:
+    def _run_step(self, ids: Tensor, labels: Tensor, scale: float) -> float:
         """All microbatches of this rank and the update; summed loss of all ranks."""
         engine, count = self._engine, self._recipe.microbatches
         total = torch.zeros(1, dtype=torch.float64)
@@ -231,7 +231,7 @@ def _share_out(package: Any, part: StagePart, said: dict[str, Any], device: torc
             module._buffers[name] = buffer.to(device)
 
 
-def _part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain) -> StagePart:
+def _open_part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain) -> StagePart:
     stage = build_stage(
         source,
         StageSpec(0, 1, 0, source.num_layers),
@@ -244,14 +244,16 @@ def _part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, doma
     return StagePart(stage, domain, narrow=_NARROW[recipe.precision])
 
 
-def _shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
+def _plan_shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
     """Layers by parts of about 4 GiB of state."""
     size = _STATE_BYTES * sum(parameter.numel() for parameter in part.stage.trainable().values())
     embedding, head = estimate_costs(source.hub_config)
     return partition(source.num_layers, min(source.num_layers, 1 + size // _SHARD_BYTES), None, embedding, head)
 
 
-def _optimizer(config: DeepSpeedConfig, recipe: RankRecipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _make_optimizer(
+    config: DeepSpeedConfig, recipe: RankRecipe, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
     """AdamW: deepspeed's kernel where the update is made on the host, torch's elsewhere."""
     optimizer_config = recipe.optimizer
     groups = [

@@ -48,9 +48,11 @@ def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder
     copies = recipe.parallel.dp
     zero: dict[str, Any] = {"stage": config.zero, "sub_group_size": config.update_at_once}
     if config.offload_optimizer != "none":
-        zero["offload_optimizer"] = _home(config.offload_optimizer, folder) | {"buffer_count": _STATE_BUFFERS}
+        zero["offload_optimizer"] = _offload_settings(config.offload_optimizer, folder) | {
+            "buffer_count": _STATE_BUFFERS
+        }
     if config.offload_parameters != "none":
-        zero["offload_param"] = _home(config.offload_parameters, folder) | {
+        zero["offload_param"] = _offload_settings(config.offload_parameters, folder) | {
             "buffer_count": _PARAMETER_BUFFERS,
             "buffer_size": largest_share(largest, copies),
             # else deepspeed keeps the first 10^9 numbers in memory, whatever the file says
@@ -79,7 +81,7 @@ def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder
     }
 
 
-def _home(kind: str, folder: Path | None) -> dict[str, Any]:
+def _offload_settings(kind: str, folder: Path | None) -> dict[str, Any]:
     return {"device": kind} if kind == "cpu" or folder is None else {"device": kind, "nvme_path": str(folder)}
 
 

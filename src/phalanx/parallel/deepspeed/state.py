@@ -63,7 +63,7 @@ class ZeroState:
         if kind == WEIGHT:
             value = api.safe_get_full_fp32_param(parameter)
         else:
-            self._link()
+            self._link_moments()
             value = api.safe_get_full_optimizer_state(parameter, kind)
         if value is None:
             raise TrainingError(f"{name}: deepspeed has no {kind} of it; this is a fault of Phalanx")
@@ -80,7 +80,7 @@ class ZeroState:
             parameter.copy_(full)
             api.safe_set_full_fp32_param(parameter, full)
         else:
-            self._link()
+            self._link_moments()
             api.safe_set_full_optimizer_state(parameter, full, kind)
 
     def set_steps(self, num_steps: int) -> None:
@@ -96,7 +96,7 @@ class ZeroState:
         state: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
         return state
 
-    def _link(self) -> None:
+    def _link_moments(self) -> None:
         """With ZeRO 1 and 2: have deepspeed find its moments.
 
         It looks for them once, in the first step, when the first group of parameters has moments and the others not.
@@ -111,14 +111,14 @@ class ZeroState:
         is_weight = kind == WEIGHT
         # a share in a file can be filled while its layer has it, and not else
         with self._gathered([parameter], modifier_rank=0 if is_weight else None):
-            share = self._share(parameter, full)
+            share = self._share_of(parameter, full)
             if is_weight:
                 parameter.copy_(full)
                 self._api.safe_set_local_fp32_param(parameter, share)
             else:
                 self._api.safe_set_local_optimizer_state(parameter, share, kind)
 
-    def _share(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
+    def _share_of(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
         """Equal shares of the flat numbers in the order of ranks, the last filled up with zeros."""
         ranks = dist.get_world_size()
         numbers = -(-full.numel() // ranks)

@@ -32,7 +32,7 @@ def gather(whole: Tensor, part: Tensor, group: Group) -> None:
     own_place = places[group.rank()]
     if own_place.data_ptr() != part.data_ptr():
         own_place.copy_(part)
-    _wait(_exchange([own_place] * group.size(), places, group))
+    _wait_all(_begin_exchange([own_place] * group.size(), places, group))
 
 
 def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
@@ -49,7 +49,7 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     parts = whole.chunk(group.size())
     came = [torch.empty_like(part) for _ in parts[1:]]
     places = [*came[: group.rank()], part, *came[group.rank() :]]
-    _wait(_exchange(parts, places, group))
+    _wait_all(_begin_exchange(parts, places, group))
     torch.add(parts[group.rank()], came[0], out=part)
     for part_of_peer in came[1:]:
         part.add_(part_of_peer)
@@ -65,7 +65,7 @@ def summed(x: Tensor, group: Group) -> Tensor:
     # between two, one exchange of the whole takes as many bytes as a ring and half of its rounds
     mine = x.contiguous()
     theirs = torch.empty_like(mine)
-    _wait(_exchange([mine, mine], [theirs, theirs], group))
+    _wait_all(_begin_exchange([mine, mine], [theirs, theirs], group))
     return theirs.add_(mine)
 
 
@@ -99,7 +99,7 @@ class DirectScatter:
             output_tensor.div_(group.size())
 
 
-def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:
+def _begin_exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:
     """Begin to send each other rank its tensor, and to receive into the places of what others send."""
     rank, world = group.rank(), group.size()
     works: list[Any] = []
@@ -111,6 +111,6 @@ def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) ->
     return works
 
 
-def _wait(works: Sequence[Any]) -> None:
+def _wait_all(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()

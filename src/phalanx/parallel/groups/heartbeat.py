@@ -158,9 +158,9 @@ class HeartbeatThreads:
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._patience = SilenceClock(limit_s, time.monotonic())
-        self._threads = [threading.Thread(target=self._beat, name="heartbeat", daemon=True)]
+        self._threads = [threading.Thread(target=self._beat_until_end, name="heartbeat", daemon=True)]
         if act is not None:
-            self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
+            self._threads.append(threading.Thread(target=self._listen_until_end, name="silence", daemon=True))
 
     def __enter__(self) -> "HeartbeatThreads":
         # a rank that was never heard of is not missed: its first heartbeat is there before others can wait for it
@@ -175,7 +175,7 @@ class HeartbeatThreads:
         for thread in self._threads:
             thread.join(_SECONDS_TO_END)
 
-    def _beat(self) -> None:
+    def _beat_until_end(self) -> None:
         try:
             while not self._is_over.wait(BEAT_EVERY_S):
                 self._heartbeat.beat()
@@ -188,7 +188,7 @@ class HeartbeatThreads:
             # the store or the directory is gone: others hear no more of this rank, and it of them
             return
 
-    def _listen(self) -> None:
+    def _listen_until_end(self) -> None:
         while not self._is_over.wait(_LOOK_EVERY_S):
             with self._lock:
                 silent = self._patience.overdue(time.monotonic())

@@ -78,7 +78,7 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
     Args:
         config: Its `world` is the size of the default group.
     """
-    sizes = _sizes(config)
+    sizes = _axis_sizes(config)
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     joined = tuple(axis for axis in ("replica", "dp", "cp") if axis in sizes)
     copy_mesh = mesh[joined]._flatten(_COPIES)
@@ -95,11 +95,11 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
         tensors=mesh.get_group("tp"),
         context=mesh.get_group("cp"),
         pipeline=mesh.get_group("pp"),
-        ends=_ends(config),
+        ends=_end_groups(config),
     )
 
 
-def _sizes(config: ParallelConfig) -> dict[str, int]:
+def _axis_sizes(config: ParallelConfig) -> dict[str, int]:
     """The axes, slowest first; islands and replicas are parts of dp, and axes only where there are several."""
     parts = {"island": config.islands, "replica": config.replicas}
     sizes = {"pp": config.pp, **{axis: size for axis, size in parts.items() if size > 1}}
@@ -115,7 +115,7 @@ def _hybrid_mesh(config: ParallelConfig, device: torch.device) -> DeviceMesh:
     return mesh["replicas", "shards"]
 
 
-def _ends(config: ParallelConfig) -> dist.ProcessGroup | None:
+def _end_groups(config: ParallelConfig) -> dist.ProcessGroup | None:
     """Groups of first and last pipeline ranks; all ranks make all of them, in one order."""
     if config.pp == 1:
         return None

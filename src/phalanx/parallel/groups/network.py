@@ -42,7 +42,7 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
     )
 
 
-def resolved(host: str) -> str:
+def resolve_host(host: str) -> str:
     """The address of a host's name.
 
     Raises:
@@ -60,7 +60,7 @@ def own_address(toward: str) -> str:
     Raises:
         ConfigError: There is no way to it.
     """
-    address = resolved(toward)
+    address = resolve_host(toward)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -102,7 +102,7 @@ def listen_at(host: str, fallback: str, port: int) -> socket.socket:
         ConfigError: Neither can be listened at.
     """
     problem: OSError | None = None
-    for address in dict.fromkeys((resolved(host), fallback)):
+    for address in dict.fromkeys((resolve_host(host), fallback)):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

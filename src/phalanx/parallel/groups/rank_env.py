@@ -73,10 +73,10 @@ def find_place(environment: Mapping[str, str]) -> RankEnv | None:
         rank, world, local_rank, local_world = (int(environment[name]) for name in names)
     except (KeyError, ValueError) as exc:
         raise ConfigError(f"environment: expected numbers in {', '.join(names)}, found {exc}; use torchrun") from exc
-    return RankEnv(rank, world, local_rank, local_world, _rendezvous(environment), KEPT in environment)
+    return RankEnv(rank, world, local_rank, local_world, _rendezvous_file(environment), KEPT in environment)
 
 
-def _rendezvous(environment: Mapping[str, str]) -> Path | None:
+def _rendezvous_file(environment: Mapping[str, str]) -> Path | None:
     if MEETINGS in environment:
         # one that an earlier start left would send ranks to addresses where none listens
         return Path(environment[MEETINGS]) / f"meeting-{environment.get(_ATTEMPT, '0')}"

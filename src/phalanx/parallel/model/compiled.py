@@ -45,8 +45,10 @@ def compile_blocks(stage: "StageModule") -> None:
         anything: Any = block
         plain = anything.forward
         compiled = torch.compile(plain, dynamic=False)
-        anything.forward = functools.partial(_run, torch.is_grad_enabled, compiled, plain)
+        anything.forward = functools.partial(_run_block, torch.is_grad_enabled, compiled, plain)
 
 
-def _run(wants: Callable[[], bool], compiled: Callable[..., Any], plain: Callable[..., Any], *x: Any, **y: Any) -> Any:
+def _run_block(
+    wants: Callable[[], bool], compiled: Callable[..., Any], plain: Callable[..., Any], *x: Any, **y: Any
+) -> Any:
     return compiled(*x, **y) if wants() else plain(*x, **y)

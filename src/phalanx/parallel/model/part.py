@@ -15,7 +15,7 @@ from phalanx.parallel.context.ulysses import share_context
 from phalanx.parallel.groups.collectives import enter, gather_copies, gather_parts, keep_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.compiled import compile_blocks
-from phalanx.parallel.model.recompute import recomputing
+from phalanx.parallel.model.recompute import recompute_function
 from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
 from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
@@ -52,7 +52,7 @@ class StagePart(nn.Module):
         self.stage = stage
         if config.compile:
             compile_blocks(stage)
-        self._run = recomputing(partial(_run_block, stage.family), config.activation_checkpointing)
+        self._run = recompute_function(partial(_run_block, stage.family), config.activation_checkpointing)
 
     @property
     def slices(self) -> int:
@@ -70,15 +70,15 @@ class StagePart(nn.Module):
         Returns:
             At the last stage logits ``[batch, seq / cp, columns]`` of this rank's columns, else hidden states.
         """
-        with self._autocast():
+        with self._autocast_context():
             stage = self.stage
-            pattern = self._pattern(seen)
-            hidden = self._embed(x, pattern) if stage.spec.is_first else x
-            context = self._context(hidden, pattern)
+            pattern = self._attention_pattern(seen)
+            hidden = self._embed_ids(x, pattern) if stage.spec.is_first else x
+            context = self._block_context(hidden, pattern)
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
                 block_context = stage.family.block_context(self._tables_by, context, layer)
                 hidden = self._run(block, hidden, stage.with_prefix(block, block_context))
-            result = self._finish(hidden, pattern) if stage.spec.is_last else hidden
+            result = self._finish_hidden(hidden, pattern) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
 
@@ -97,20 +97,20 @@ class StagePart(nn.Module):
         """This rank's positions of labels ``[batch, seq]``."""
         return self._own_positions(labels)
 
-    def _pattern(self, seen: Tensor | None) -> AttentionPattern:
+    def _attention_pattern(self, seen: Tensor | None) -> AttentionPattern:
         kind = self.stage.attends
         if kind == "causal":
             return CAUSAL
         return AttentionPattern(kind, **({kind: seen} if kind in MARKED_KINDS else {}))
 
-    def _embed(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
+    def _embed_ids(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning, or from that of a document
         ids = self.stage.with_prompt(ids)
         hidden = self.stage.family.embed(self.stage.trunk, ids, self.stage.num_virtual_tokens, pattern)
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
-    def _finish(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+    def _finish_hidden(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         hidden = self.stage.without_prompt(hidden)
         if self.stage.family.facts.predicts == "target":
             return self.stage.family.logits(self.stage, hidden, pattern)
@@ -122,7 +122,7 @@ class StagePart(nn.Module):
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
         return self.stage.through_heads(hidden)
 
-    def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
+    def _block_context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
         """What blocks are called with, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
         positions = hidden
@@ -132,7 +132,7 @@ class StagePart(nn.Module):
         context = stage.family.context(stage.trunk, self._tables_by, positions, stage.num_virtual_tokens, pattern)
         if config.cp > 1:
             if pattern is CAUSAL:
-                context[_MASK] = _unwritten(context[_MASK])
+                context[_MASK] = _implicit_mask(context[_MASK])
             for key in (_COSINES, _POSITIONS):
                 if key in context:
                     context[key] = self._own_table(context[key])
@@ -155,14 +155,14 @@ class StagePart(nn.Module):
         by_head = table.view(batch, -1, *table.shape[1:])
         return by_head.chunk(self._domain.config.tp, 1)[self._domain.tp].flatten(0, 1)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+    def _autocast_context(self) -> contextlib.AbstractContextManager[object]:
         # as for a whole model: validation is in float32
         if self._narrow is None or not torch.is_grad_enabled():
             return contextlib.nullcontext()
         return torch.autocast(self._domain.device.type, dtype=self._narrow)
 
 
-def _unwritten(mask: Any) -> Any:
+def _implicit_mask(mask: Any) -> Any:
     """Leave a causal mask to the kernel, which knows it; a window stays written, of whole rows as all that is seen."""
     if not isinstance(mask, dict):
         return None

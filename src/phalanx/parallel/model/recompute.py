@@ -27,7 +27,7 @@ _KEPT = {
 }
 
 
-def recomputing(run: Run, how: Recompute) -> Run:
+def recompute_function(run: Run, how: Recompute) -> Run:
     """Return a function that gives the same result and keeps less for its backward pass.
 
     Args:
@@ -38,19 +38,19 @@ def recomputing(run: Run, how: Recompute) -> Run:
     if how == "none":
         return run
     if how == "full":
-        return functools.partial(_again, run)
-    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
-    return functools.partial(_again, run, context_fn=contexts)
+        return functools.partial(_recompute_all, run)
+    contexts = functools.partial(create_selective_checkpoint_contexts, _checkpoint_policy)
+    return functools.partial(_recompute_all, run, context_fn=contexts)
 
 
-def _again(run: Run, *args: Any, **options: Any) -> Tensor:
+def _recompute_all(run: Run, *args: Any, **options: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return run(*args)
     result: Tensor = checkpoint(run, *args, use_reentrant=False, **options)
     return result
 
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _checkpoint_policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 

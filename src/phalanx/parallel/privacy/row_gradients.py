@@ -49,7 +49,7 @@ class RowGradients:
     def __init__(self, module: nn.Module, settings: PrivacyConfig) -> None:
         self._clip, self._ghost = settings.clip_norm, settings.clipping == "ghost"
         self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._hooks = _hooked(module, settings)
+        self._hooks = _hook_module(module, settings)
         self._linear = _LinearBook(self._hooks) if self._ghost else None
         self._module, self._num_sums, self._is_due = module, 0, True
 
@@ -64,8 +64,8 @@ class RowGradients:
             ConfigError: Norms differ from the norms of single rows.
         """
         if self._is_due and len(rows):
-            self._check(losses, rows)
-        row_losses, norms = self._run(losses, rows, total)
+            self._check_norms(losses, rows)
+        row_losses, norms = self._run_rows(losses, rows, total)
         if not bool(norms.isfinite().all()):
             # once more without those: what they touch is not finite either
             finite_rows = rows[norms.isfinite()]
@@ -86,7 +86,7 @@ class RowGradients:
         # the gradient of a low-rank adapter's first matrix is zero until its second one has moved
         self._is_due = self._num_sums < _CHECKED_SUMS
 
-    def _run(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _run_rows(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return losses and norms; add to the total where all norms are finite."""
         try:
             if self._linear is None:
@@ -101,28 +101,28 @@ class RowGradients:
 
     def _by_hooks(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
         row_losses = losses(rows)
-        _backward(row_losses.sum())
+        _run_backward(row_losses.sum())
         gradients = [parameter.grad_sample for parameter in self._parameters]  # type: ignore[attr-defined]
         for gradient in gradients:
             _check_rows(gradient, len(rows))
         norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         if bool(norms.isfinite().all()):
             for place, gradient in zip(total, gradients, strict=True):
-                place.add_(torch.einsum("r,r...->...", self._weights(norms), gradient))
+                place.add_(torch.einsum("r,r...->...", self._clip_weights(norms), gradient))
         return row_losses.detach(), norms
 
     def _by_ghost(
         self, linear: "_LinearBook", losses: RowLosses, rows: Tensor, total: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
         row_losses = losses(rows)
-        _backward(row_losses.sum(), again=not linear.holds_all(self._parameters))
+        _run_backward(row_losses.sum(), again=not linear.holds_all(self._parameters))
         parts = [parameter._norm_sample for parameter in self._parameters]  # type: ignore[attr-defined]
         for part in parts:
             _check_rows(part, len(rows))
         norms = torch.stack(parts).norm(dim=0)
         if not bool(norms.isfinite().all()):
             return row_losses.detach(), norms
-        weights = self._weights(norms)
+        weights = self._clip_weights(norms)
         if linear.holds_all(self._parameters):
             for place, parameter in zip(total, self._parameters, strict=True):
                 place.add_(linear.weighed(parameter, weights))
@@ -130,29 +130,29 @@ class RowGradients:
         for parameter in self._parameters:
             parameter.grad = None
         self._hooks.disable_hooks()
-        _backward((weights * row_losses).sum())
+        _run_backward((weights * row_losses).sum())
         self._hooks.enable_hooks()
         for place, parameter in zip(total, self._parameters, strict=True):
             if parameter.grad is not None:
                 place.add_(parameter.grad)
         return row_losses.detach(), norms
 
-    def _weights(self, norms: Tensor) -> Tensor:
+    def _clip_weights(self, norms: Tensor) -> Tensor:
         return (self._clip / (norms + 1e-6)).clamp(max=1.0)
 
-    def _check(self, losses: RowLosses, rows: Tensor) -> None:
+    def _check_norms(self, losses: RowLosses, rows: Tensor) -> None:
         """Compare norms with the norms of single rows that are run without hooks, and nothing dropped."""
         drops = [layer for layer in self._module.modules() if isinstance(layer, nn.Dropout) and layer.training]
         for layer in drops:
             layer.eval()
         try:
-            _, norms = self._run(losses, rows[:2], self.zeros())
+            _, norms = self._run_rows(losses, rows[:2], self.zeros())
         except (NotImplementedError, ValueError, AttributeError, IndexError, RuntimeError) as exc:
             raise _not_told_apart(printable(str(exc), _LONG)) from exc
         self._hooks.disable_hooks()
         for number, norm in zip(rows[:2], norms, strict=True):
             row_loss = losses(number[None])
-            with _quiet():
+            with _silence_warnings():
                 gradients = torch.autograd.grad(row_loss.sum(), self._parameters, allow_unused=True)
             alone = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
             if bool(alone.isfinite()) and abs(float(norm - alone)) > _TOLERANCE * float(alone) + 1e-9:
@@ -202,7 +202,7 @@ class _LinearBook:
         return back.sum(0) if parameter.dim() == 1 else back.T @ inputs.flatten(0, -2)
 
 
-def _hooked(module: nn.Module, settings: PrivacyConfig) -> Any:
+def _hook_module(module: nn.Module, settings: PrivacyConfig) -> Any:
     try:
         from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping  # noqa: PLC0415
     except ImportError as exc:
@@ -218,13 +218,13 @@ def _hooked(module: nn.Module, settings: PrivacyConfig) -> Any:
         raise ConfigError(f"privacy: Opacus cannot hook this model ({exc}); train an adapter alone") from exc
 
 
-def _backward(loss: Tensor, *, again: bool = False) -> None:
-    with _quiet():
+def _run_backward(loss: Tensor, *, again: bool = False) -> None:
+    with _silence_warnings():
         loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Say nothing of hooks on layers that take ids: those have no gradients."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")

@@ -150,7 +150,7 @@ class Cluster(StrictModel):
     sources: tuple[Citation, ...] = ()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_cluster(self) -> Self:
         names = [pool.device for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pools: found {names}; give each device once, with its count")

@@ -82,7 +82,7 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     link = fit(used, where)
     ops = {row.get("op") for row in used}
     op = "reduce_scatter_direct" if "reduce_scatter_direct" in ops else "reduce_scatter"
-    scatters = [_point(row, where) for row in used if row.get("op") == op]
+    scatters = [_read_point(row, where) for row in used if row.get("op") == op]
     if not scatters:
         return link
     # a reduce-scatter has half the rounds and half the traffic of an all-reduce
@@ -101,7 +101,7 @@ def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
     Raises:
         InputError: Fewer than two sizes, or no figures in a row of ``all_reduce``.
     """
-    points = [_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
+    points = [_read_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
     if len({traffic for _, traffic, _ in points}) < 2:
         raise InputError(f"{where}: needs all_reduce rows of at least two sizes, found {len(points)} rows")
     latency, per_byte = through(points)
@@ -127,7 +127,7 @@ def through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]
     return latency, per_byte
 
 
-def _point(row: Mapping[str, Any], where: str) -> tuple[float, float, float]:
+def _read_point(row: Mapping[str, Any], where: str) -> tuple[float, float, float]:
     values = [row.get(key) for key in ("ranks", "bytes", "seconds")]
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) != len(values) or numbers[0] < 2 or not numbers[2] > 0:

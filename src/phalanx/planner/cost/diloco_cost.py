@@ -5,7 +5,7 @@ Source: Douillard et al. 2023 (DiLoCo); the figures describe the engine, which j
 
 from phalanx.planner.cluster.links import Link, all_gather, all_reduce
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.adapter import adapted, block_tensors
+from phalanx.planner.model.adapter import adapted_linears, block_tensors
 from phalanx.planner.model.recipe import EXACT_BYTES, Outer, Recipe
 from phalanx.planner.model.shape import ModelShape
 
@@ -37,7 +37,7 @@ def working_copies(outer: Outer) -> int:
 def num_tensors(shape: ModelShape, recipe: Recipe, layers: int) -> int:
     """Return how many tensors a rank with so many blocks joins, one by one."""
     if recipe.adapter is not None:
-        return 2 * layers * len(adapted(shape, recipe.adapter))
+        return 2 * layers * len(adapted_linears(shape, recipe.adapter))
     return layers * block_tensors(shape) + _AROUND
 
 

@@ -8,7 +8,7 @@ from phalanx.planner.cost.diloco_cost import outer_numbers, sent_bytes
 from phalanx.planner.cost.memory import ParameterCounts, held_parameters, rank_parameters, stage_layers
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.activations import microbatch_tokens
-from phalanx.planner.model.adapter import adapted
+from phalanx.planner.model.adapter import adapted_linears
 from phalanx.planner.model.compute import forward_flops
 from phalanx.planner.model.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -116,9 +116,9 @@ def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: 
     tokens = microbatch_tokens(layout, recipe)
     tensor = context = hidden = 0.0
     if layout.tp > 1:
-        tensor = 4 * _stream(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
+        tensor = 4 * _stream_seconds(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
     if layout.cp > 1 and layout.context == "ring":
-        context, hidden = _ring(shape, layout, recipe, machine)
+        context, hidden = _ring_exchange(shape, layout, recipe, machine)
     elif layout.cp > 1:
         queries = tokens * shape.heads * shape.head_dim * recipe.inner_bytes / layout.tp
         shared = tokens * shape.kv_heads * shape.head_dim * recipe.inner_bytes / layout.tp
@@ -141,7 +141,7 @@ def vocabulary_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machi
     embedded = all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
     if recipe.sequence_parallel:
         embedded += all_gather(size, layout.tp, link_of_axis(layout, "tp", machine, "slices"))
-    return embedded + _stream(size, layout, recipe, machine) + small
+    return embedded + _stream_seconds(size, layout, recipe, machine) + small
 
 
 def data_exchange(
@@ -152,7 +152,7 @@ def data_exchange(
     Args:
         compute: Seconds of computation that it may go on beside.
     """
-    settled = _settled(shape, layout, recipe, machine)
+    settled = _settling_seconds(shape, layout, recipe, machine)
     if layout.shards == 1:
         return settled, 0.0
     link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
@@ -167,7 +167,7 @@ def data_exchange(
         first = reduction / max(1, shape.layers // layout.pp)
         # with ZeRO 1 each has updated its part only, and tells the others
         gathering = all_gather(size, shards, link) if layout.zero == 1 else 0.0
-        return _shown(reduction - first, backward / microbatches, first + gathering + settled)
+        return _split_shown(reduction - first, backward / microbatches, first + gathering + settled)
     groups = max(1, shape.layers // layout.pp)
     calls = groups + layout.stages_per_rank
     # what lies around the blocks has no gradient beside adapters
@@ -183,7 +183,7 @@ def data_exchange(
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
     ends = (scatter + gather) / groups
     bookkeeping = scatters * (groups + 1) * machine.shared_block_s
-    shown, hidden = _shown(reduction - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    shown, hidden = _split_shown(reduction - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
     late, beside = _between_groups(size / shards, sums, layout, machine, backward / microbatches)
     return shown + late, hidden + beside
 
@@ -198,10 +198,10 @@ def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, b
         return 0.0, 0.0
     link = link_of_axis(layout, "replica", machine)
     total = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
-    return _shown(total - total / calls, backward, total / calls)
+    return _split_shown(total - total / calls, backward, total / calls)
 
 
-def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def _stream_seconds(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to sum the residual stream, or to scatter its sum and to join it again."""
     if not recipe.sequence_parallel:
         return all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
@@ -209,7 +209,7 @@ def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> fl
     return all_gather(size, layout.tp, link) + reduce_scatter(size, layout.tp, link)
 
 
-def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float]:
+def _ring_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float]:
     """Return the exchange of a ring that shows in one block and microbatch, and that which is hidden.
 
     Keys and values are sent on cp - 1 times in each pass, beside a round of attention; their gradients, in fp32, cp
@@ -223,11 +223,11 @@ def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -
     shared, back = send(numbers * recipe.inner_bytes, link), send(numbers * EXACT_BYTES, link)
     scores = tokens * forward_flops(shape, recipe.sequence_length).scores / (machine.flops_per_s * layout.tp)
     beside = scores / layout.cp if machine.overlap else 0.0
-    ahead, behind = _shown(shared, beside, 0.0), _shown(shared + back, 2 * beside, 0.0)
+    ahead, behind = _split_shown(shared, beside, 0.0), _split_shown(shared + back, 2 * beside, 0.0)
     return rounds * (ahead[0] + behind[0]) + back, rounds * (ahead[1] + behind[1])
 
 
-def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def _settling_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to complete gradients of which ranks have parts, once a step.
 
     Counts a tied table, which is at both ends of a pipeline; and with sequence parallel each norm and bias that every
@@ -236,7 +236,10 @@ def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     seconds = 0.0
     if recipe.adapter is not None:
         link, shares = link_of_axis(layout, "tp", machine), layout.shards if layout.zero >= SHARED_GRADIENTS else 1
-        sizes = [linear.inputs * recipe.adapter.rank * recipe.weight_bytes for linear in adapted(shape, recipe.adapter)]
+        sizes = [
+            linear.inputs * recipe.adapter.rank * recipe.weight_bytes
+            for linear in adapted_linears(shape, recipe.adapter)
+        ]
         return -(-shape.layers // layout.pp) * sum(all_reduce(size / shares, layout.tp, link) for size in sizes)
     if layout.pp > 1 and shape.tied:
         table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
@@ -258,14 +261,14 @@ def _of_blocks(kind: Exchange, size: float, calls: int, layout: Layout, machine:
         # what was measured holds a block's copies too
         return all_gather(size, shards, link) + (calls - 1) * (shards - 1) * link.latency_s
     moved = reduce_scatter(size, shards, link) if kind == "gradients" else all_gather(size, shards, link)
-    return moved + _copied(size, machine)
+    return moved + _copy_seconds(size, machine)
 
 
-def _copied(size: float, machine: Machine) -> float:
+def _copy_seconds(size: float, machine: Machine) -> float:
     """Seconds to copy parameters, or gradients, between one buffer for the exchange and their own places."""
     return 0.0 if machine.memory_bytes_per_s is None else 2 * size / machine.memory_bytes_per_s
 
 
-def _shown(exchange: float, beside: float, always: float) -> tuple[float, float]:
+def _split_shown(exchange: float, beside: float, always: float) -> tuple[float, float]:
     hidden = min(exchange, beside)
     return exchange - hidden + always, hidden

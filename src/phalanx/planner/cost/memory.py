@@ -101,9 +101,9 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
     parameters_held = held_parameters(shape, layout, recipe, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
     late = layout.shares_late
-    parameters = _shared(parameters_held.stored * weights, shards, layout.zero >= 3)
-    gradients = _shared(parameters_held.trained * weights, shards, layout.zero >= 2 and not late)
-    optimizer = _shared(parameters_held.trained * recipe.state_bytes, shards, layout.zero >= 1)
+    parameters = _shared_bytes(parameters_held.stored * weights, shards, layout.zero >= 3)
+    gradients = _shared_bytes(parameters_held.trained * weights, shards, layout.zero >= 2 and not late)
+    optimizer = _shared_bytes(parameters_held.trained * recipe.state_bytes, shards, layout.zero >= 1)
     outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(parameters_held.trained, layout), recipe.outer)
     host = 0
     if recipe.offload != "none":
@@ -111,8 +111,8 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
     if recipe.offload == "all":
         # ZeRO 2 brings its part to the device and gathers the whole there
         unsharded = parameters if layout.zero == 2 else 0
-        host += (_shared(gradients, shards, True) if late else gradients) + (
-            _shared(parameters, shards, True) if unsharded else parameters
+        host += (_shared_bytes(gradients, shards, True) if late else gradients) + (
+            _shared_bytes(parameters, shards, True) if unsharded else parameters
         )
         parameters, gradients = unsharded, gradients if late else 0
         host, outer = host + outer, 0
@@ -124,7 +124,7 @@ def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[i
             parameters_held.stored,
             parameters_held.trained,
             sum(layers),
-            _kept(shape, layout, recipe, layers, rank),
+            _kept_bytes(shape, layout, recipe, layers, rank),
             rank == layout.pp - 1,
         ),
     )
@@ -180,7 +180,7 @@ def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) ->
     return tuple(most_in_flight(order) for order in orders(schedule, num_ranks, microbatches, chunks))
 
 
-def _kept(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
+def _kept_bytes(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
     """Bytes that the microbatches in flight keep in the blocks of a rank."""
     microbatches = in_flight(layout, recipe.microbatches, rank)
     block = block_bytes(shape, layout, recipe)
@@ -192,5 +192,5 @@ def _kept(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, 
     )
 
 
-def _shared(size: int, shards: int, is_shared: bool) -> int:
+def _shared_bytes(size: int, shards: int, is_shared: bool) -> int:
     return -(-size // shards) if is_shared else size

@@ -15,13 +15,13 @@ def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     Raises:
         ValueError: There are fewer layers than stages.
     """
-    partition = uneven(costs, [1.0] * num_stages)
+    partition = uneven_layers(costs, [1.0] * num_stages)
     if partition is None:
         raise ValueError(f"partition: {len(costs)} layers for {num_stages} stages; lower the stages")
     return partition
 
 
-def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = None) -> tuple[int, ...] | None:
+def uneven_layers(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = None) -> tuple[int, ...] | None:
     """Return layers per stage, so that the slowest stage is as fast as can be.
 
     Args:
@@ -79,7 +79,7 @@ MOST_PLACES = 120
 """Orders of a pool that are all tried; beyond, ranks stand in the order of their memory."""
 
 
-def placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tuple[str, ...]]:
+def rank_placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tuple[str, ...]]:
     """Return the orders in which a pool's ranks can stand in a pipeline, equal devices not told apart.
 
     Args:
@@ -89,7 +89,7 @@ def placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tup
     """
     if _num_orders(kinds) > MOST_PLACES:
         return [tuple(sorted(kinds, key=lambda kind: (-memory(kind), kind)))]
-    return _distinct(tuple(sorted(kinds)))
+    return _distinct_orders(tuple(sorted(kinds)))
 
 
 def _num_orders(kinds: Sequence[str]) -> int:
@@ -99,7 +99,7 @@ def _num_orders(kinds: Sequence[str]) -> int:
     return number
 
 
-def _distinct(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _distinct_orders(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
     if len(set(kinds)) == len(kinds):
         return list(permutations(kinds))
     if not kinds:
@@ -108,5 +108,5 @@ def _distinct(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
     for kind in sorted(set(kinds)):
         rest = list(kinds)
         rest.remove(kind)
-        orders += [(kind, *others) for others in _distinct(tuple(rest))]
+        orders += [(kind, *others) for others in _distinct_orders(tuple(rest))]
     return orders

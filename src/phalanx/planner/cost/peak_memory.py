@@ -77,7 +77,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     fetched, held_around = (block, around) if gathers else (0, 0)
     working = peak_bytes(shape, layout, recipe)
     block_size = block_bytes(shape, layout, recipe)
-    lasting = _lasting(shape, layout, recipe, share)
+    lasting = _lasting_buffers(shape, layout, recipe, share)
     loss = head_bytes(shape, layout, recipe) if share.has_head else 0
     # the largest matrix of a block, before it is added
     added = trained // 3
@@ -114,7 +114,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     return TransientMemory(worst.activations, worst.buffers + lasting)
 
 
-def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
+def _lasting_buffers(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
     """Bytes of buffers that are there at all of these moments."""
     size = 0
     if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":

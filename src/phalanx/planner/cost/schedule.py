@@ -63,7 +63,7 @@ class Timeline:
         return 1.0 - self.busy_s / (self.num_ranks * self.length_s)
 
 
-def simulate(
+def simulate_step(
     schedule: str,
     num_ranks: int,
     num_microbatches: int,
@@ -102,7 +102,7 @@ def play(
         for rank, order in enumerate(every):
             while len(slots[rank]) < len(order):
                 work = order[len(slots[rank])]
-                ready = _ready(work, ended, arrived, len(times))
+                ready = _ready_time(work, ended, arrived, len(times))
                 if ready is None:
                     break
                 start = max(clocks[rank], ready)
@@ -127,7 +127,7 @@ def bubble_formula(num_ranks: int, num_microbatches: int, chunks: int = 1) -> fl
     return (num_ranks - 1) / (chunks * num_microbatches + num_ranks - 1)
 
 
-def _ready(work: Work, ended: dict[Work, float], arrived: dict[Work, float], num_stages: int) -> float | None:
+def _ready_time(work: Work, ended: dict[Work, float], arrived: dict[Work, float], num_stages: int) -> float | None:
     """Return when everything is there that a piece of work needs; None when something has not been done yet."""
     stage, microbatch = work.stage, work.microbatch
     if work.kind == "forward":

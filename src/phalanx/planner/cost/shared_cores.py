@@ -27,7 +27,7 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
     while any(waiting):
         starts: list[float] = []
         for rank, order in enumerate(waiting):
-            ready = _ready(order[0], ended, len(times), latency_s) if order and remaining[rank] is None else None
+            ready = _inputs_ready(order[0], ended, len(times), latency_s) if order and remaining[rank] is None else None
             if ready is not None and ready <= now:
                 began[rank], remaining[rank] = now, times[order[0].stage].of(order[0].kind)
             elif ready is not None:
@@ -52,7 +52,7 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
     return Timeline(tuple(sorted(slots, key=lambda slot: (slot.rank, slot.start))), len(every))
 
 
-def _ready(work: Work, ended: Mapping[Work, float], num_stages: int, latency_s: float) -> float | None:
+def _inputs_ready(work: Work, ended: Mapping[Work, float], num_stages: int, latency_s: float) -> float | None:
     """When everything is there that a piece of work needs; None when something has not been done yet."""
     needs: list[tuple[tuple[Kind, ...], int]] = []
     if work.kind == "forward":

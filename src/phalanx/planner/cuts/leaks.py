@@ -89,8 +89,8 @@ class LeakTable(StrictModel):
         place = float(depth) if is_same else depth * model.layers / shape.layers
         before = [row for row in self.rows if row.depth <= place]
         behind = [row for row in self.rows if row.depth >= place]
-        near = [max(before, key=_depth)] if before else []
-        near += [min(behind, key=_depth)] if behind else []
+        near = [max(before, key=_row_depth)] if before else []
+        near += [min(behind, key=_row_depth)] if behind else []
         basis: Basis = "measured" if any(row.depth == depth for row in near) else "between measured cuts"
         return Leak(
             seen=max(getattr(row, mode) for row in near),
@@ -111,22 +111,22 @@ def read_leaks(path: Path | None) -> LeakTable:
     """
     place = str(path) if path is not None else _PACKAGED
     try:
-        text = _text(path)
+        text = _read_text(path)
         data = json.loads(text)
     except OSError as exc:
         raise InputError(f"{place}: cannot be read ({exc.strerror}); write it with phalanx reproduce leaks") from exc
     except (ValueError, RecursionError) as exc:
         raise InputError(f"{place}: is not valid JSON: {exc}") from exc
-    return _table(data, place)
+    return _parse_table(data, place)
 
 
-def _text(path: Path | None) -> str:
+def _read_text(path: Path | None) -> str:
     if path is not None:
         return path.read_text(encoding="utf-8")
     return resources.files("phalanx.planner").joinpath("data", _PACKAGED).read_text(encoding="utf-8")
 
 
-def _table(data: Any, where: str) -> LeakTable:
+def _parse_table(data: Any, where: str) -> LeakTable:
     try:
         lines = [row for row in data["summary"] if None not in (row["plaintext"], row["sealed"])]
         rows = tuple(LeakRow(**{key: row[key] for key in LeakRow.model_fields}) for row in lines)
@@ -139,5 +139,5 @@ def _table(data: Any, where: str) -> LeakTable:
         ) from exc
 
 
-def _depth(row: LeakRow) -> int:
+def _row_depth(row: LeakRow) -> int:
     return row.depth

@@ -151,7 +151,7 @@ class GuardPrice:
     disk_per_number: float
 
 
-def missed(drawn: int, wrong: int, microbatches: int) -> float:
+def miss_probability(drawn: int, wrong: int, microbatches: int) -> float:
     """Probability that none of `drawn` microbatches is one of the wrong ones, which their author chose at random."""
     return math.comb(microbatches - wrong, drawn) / math.comb(microbatches, drawn)
 
@@ -159,13 +159,13 @@ def missed(drawn: int, wrong: int, microbatches: int) -> float:
 def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
     """Every kind of lie of a stage in other hands; the screen's share is that of the least found gross lie."""
     shared = 1.0 - watch.whole
-    few = 1.0 - missed(watch.drawn, 1, watch.microbatches) * shared
+    few = 1.0 - miss_probability(watch.drawn, 1, watch.microbatches) * shared
     gross = 1.0 - (1.0 - (costs.found_gross if watch.gradient_screen else 0.0)) * shared
     half = watch.microbatches // 2 or 1
     chances = {
         "messages of every microbatch": 1.0,
         f"messages of {half} of {watch.microbatches} microbatches": 1.0
-        - missed(watch.drawn, half, watch.microbatches) * shared,
+        - miss_probability(watch.drawn, half, watch.microbatches) * shared,
         f"messages of 1 of {watch.microbatches} microbatches": few,
         "weight gradient, gross (sign, largest numbers, ten times)": gross,
         "weight gradient, subtle": watch.whole,
@@ -173,10 +173,10 @@ def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
         "anything, holder and shadow in league": watch.owner_audit_rate,
         "anything, all workers in league": watch.owner_audit_rate,
     }
-    return [_finding(lie, chance, watch.reach) for lie, chance in chances.items()]
+    return [_detection_odds(lie, chance, watch.reach) for lie, chance in chances.items()]
 
 
-def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
+def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
     """What it costs, from shares that were measured.
 
     Args:
@@ -199,7 +199,7 @@ def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_b
     )
 
 
-def _finding(lie: str, probability: float, reach: int) -> DetectionOdds:
+def _detection_odds(lie: str, probability: float, reach: int) -> DetectionOdds:
     if probability <= 0.0:
         return DetectionOdds(lie, 0.0, None, None, is_undone=False)
     certain = 1 if probability >= CERTAINTY else math.ceil(math.log(1.0 - CERTAINTY) / math.log1p(-probability))

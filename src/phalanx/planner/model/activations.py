@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.adapter import Adapter, adapted_linears
 from phalanx.planner.model.families import FAMILIES, Feed
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -102,7 +102,7 @@ def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     # the two products that end in the stream are whole on every rank until they are summed
     widths_sum = 2 * shape.hidden
     if recipe.adapter is not None:
-        thin = adapted(shape, recipe.adapter)
+        thin = adapted_linears(shape, recipe.adapter)
         inner += sum(linear.outputs for linear in thin)
         widths_sum += recipe.adapter.rank * len(thin)
     products = round(tokens * (inner / layout.tp + widths_sum) * recipe.inner_bytes)
@@ -139,7 +139,7 @@ def beside_frozen(
         "inner": shape.ffn if inner > 1 else 0,
     }
     needed: dict[Feed, int] = dict.fromkeys(widths, 0)
-    targets = adapted(shape, adapter)
+    targets = adapted_linears(shape, adapter)
     for linear in targets:
         needed[linear.feed] = needed[linear.feed] + _DROPPED * linear.inputs if adapter.drops else widths[linear.feed]
     return replace(

@@ -27,7 +27,7 @@ class Linear:
         return self.feed in ("mixed", "inner")
 
 
-def linears(shape: ModelShape) -> tuple[Linear, ...]:
+def linears_of(shape: ModelShape) -> tuple[Linear, ...]:
     """Return the matrices of one block, in the order of the module."""
     return tuple(
         Linear(name, feed, shape.inputs(feed), shape.outputs(out))
@@ -37,7 +37,7 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
 
 def block_tensors(shape: ModelShape) -> int:
     """Return how many tensors the parameters of one block are; a bias counts for all columns or for none."""
-    matrices = linears(shape)
+    matrices = linears_of(shape)
     biases = sum(not linear.is_row for linear in matrices) if shape.layer_split > shape.layer_matrix else 0
     return len(matrices) + biases + shape.layer_whole // shape.hidden
 
@@ -66,13 +66,18 @@ class PlannedPrompt:
         if self.encoder == "none":
             return table
         if self.encoder == "mlp":
-            return table + _linear(hidden, inner) + _linear(inner, inner) + _linear(inner, hidden)
+            return (
+                table
+                + _linear_parameters(hidden, inner)
+                + _linear_parameters(inner, inner)
+                + _linear_parameters(inner, hidden)
+            )
         # two layers in both directions, the second one behind both of the first
         gates = sum(2 * 4 * inner * (inputs + inner + 2) for inputs in (hidden, 2 * inner))
-        return table + gates + _linear(2 * inner, 2 * inner) + _linear(2 * inner, hidden)
+        return table + gates + _linear_parameters(2 * inner, 2 * inner) + _linear_parameters(2 * inner, hidden)
 
 
-def _linear(inputs: int, outputs: int) -> int:
+def _linear_parameters(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
@@ -97,7 +102,7 @@ class Adapter:
     prompt: PlannedPrompt | None = None
 
 
-def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
+def adapted_linears(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     """Return the matrices of a block that have an adapter.
 
     Raises:
@@ -105,7 +110,7 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     """
     if adapter.virtual_tokens or adapter.prompt is not None:
         return ()
-    matrices, targets = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
+    matrices, targets = linears_of(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
     for target in targets:
         if not any(_is_meant(linear, target) for linear in matrices):
             raise ConfigError(
@@ -123,16 +128,17 @@ def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
     per_output = adapter.rank + adapter.dora
     virtual = 2 * adapter.virtual_tokens * -(-shape.kv_heads // tp) * shape.head_dim
     return virtual + sum(
-        adapter.rank * linear.inputs + per_output * -(-linear.outputs // tp) for linear in adapted(shape, adapter)
+        adapter.rank * linear.inputs + per_output * -(-linear.outputs // tp)
+        for linear in adapted_linears(shape, adapter)
     )
 
 
 def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
     """Say why tensor parallel ranks cannot have these adapters; None where they can."""
-    stray = [linear.name for linear in adapted(shape, adapter) if linear.is_row]
+    stray = [linear.name for linear in adapted_linears(shape, adapter) if linear.is_row]
     if tp == 1 or not stray:
         return None
-    columns = ", ".join(linear.name for linear in linears(shape) if not linear.is_row)
+    columns = ", ".join(linear.name for linear in linears_of(shape) if not linear.is_row)
     return (
         f"tp={tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take {columns}, "
         "or set tp to 1"

@@ -46,11 +46,11 @@ class OptimizerFacts:
         )
 
 
-def _whole(*names: str) -> Callable[[Shape], dict[str, Shape]]:
+def _whole_moments(*names: str) -> Callable[[Shape], dict[str, Shape]]:
     return lambda shape: dict.fromkeys(names, shape)
 
 
-def _factored(shape: Shape) -> dict[str, Shape]:
+def _factored_moments(shape: Shape) -> dict[str, Shape]:
     """A row and a column in the place of a matrix. Source: Shazeer and Stern 2018 (Adafactor), section 3."""
     if len(shape) < 2:
         return {"variance": shape}
@@ -71,13 +71,13 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
         torch_class="AdamW",
         settings=("lr", "betas", "eps"),
         names=("exp_avg", "exp_avg_sq"),
-        moments=_whole("exp_avg", "exp_avg_sq"),
+        moments=_whole_moments("exp_avg", "exp_avg_sq"),
     ),
     "sgd": OptimizerFacts(
         torch_class="SGD",
         settings=("lr", "momentum"),
         names=("momentum_buffer",),
-        moments=_whole("momentum_buffer"),
+        moments=_whole_moments("momentum_buffer"),
         # torch's fused kernel has no rule for tensors that copies share
         fused="unshared",
         counts_steps=False,
@@ -86,7 +86,7 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
         torch_class="Adafactor",
         settings=("lr",),
         names=("row_var", "col_var", "variance"),
-        moments=_factored,
+        moments=_factored_moments,
         fused="never",
         is_whole=True,
     ),

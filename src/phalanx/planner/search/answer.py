@@ -51,7 +51,7 @@ class PlanAnswer:
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").about(code="PHX-C020")
         raise ConfigError(
             f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
-            + ("\n".join(causes(self.ranking.refused)) or "  there are no devices")
+            + ("\n".join(refusal_causes(self.ranking.refused)) or "  there are no devices")
         ).about(code="PHX-C020")
 
     def pipeline(self) -> tuple[Estimate, Timeline] | None:
@@ -87,7 +87,7 @@ class PlanAnswer:
             "tokens": question.tokens,
             "guard": None if question.guard is None else asdict(question.guard),
             "by": question.by,
-            "assumptions": assumptions(question.cluster),
+            "assumptions": list_assumptions(question.cluster),
             "rows": [estimated.row() for estimated in self.ranking.valid],
             "refused": [{"layout": str(refused.layout), "reason": refused.reason} for refused in self.ranking.refused],
         }
@@ -120,7 +120,7 @@ def ask(question: Question) -> PlanAnswer:
     return PlanAnswer(question, merged(rankings, question.by))
 
 
-def causes(refused: Sequence[RefusedLayout]) -> list[str]:
+def refusal_causes(refused: Sequence[RefusedLayout]) -> list[str]:
     """Return a line for each cause, the most frequent first: how many layouts it rules out, and one of them.
 
     Reasons that differ in their numbers alone have one cause.
@@ -138,7 +138,7 @@ def _any_of(counts: tuple[int, ...]) -> str:
     return " or ".join(str(number) for number in counts)
 
 
-def assumptions(cluster: Cluster) -> dict[str, Any]:
+def list_assumptions(cluster: Cluster) -> dict[str, Any]:
     """Return what figures of a cluster rest on: devices, links, shares, and where each comes from."""
     devices = {pool.device: device_of(cluster, pool.device) for pool in cluster.pools}
     links = {side: link_of(cluster, side).model_dump() for side in sides(cluster)}

@@ -79,7 +79,7 @@ def rank(
             refused.append(result)
         else:
             valid.append(result)
-    valid.sort(key=lambda found: _merit(found, by))
+    valid.sort(key=lambda found: _sort_key(found, by))
     played = [
         estimate(shape, ranked.layout, ranked.recipe, cluster, tokens=tokens, guard=guard) for ranked in valid[:PLAYED]
     ]
@@ -96,11 +96,11 @@ def merged(rankings: Sequence[Ranking], by: By, keep: int | None = None) -> Rank
     """
     valid = [estimated for ranking in rankings for estimated in ranking.valid]
     first = len(valid) if keep is None else keep
-    head = sorted(valid[:first], key=lambda found: _merit(found, by))
+    head = sorted(valid[:first], key=lambda found: _sort_key(found, by))
     return Ranking((*head, *valid[first:]), tuple(refused for ranking in rankings for refused in ranking.refused))
 
 
-def _merit(found: Estimate, by: By) -> tuple[float, float, str]:
+def _sort_key(found: Estimate, by: By) -> tuple[float, float, str]:
     # of equally good ones the one that leaves most memory free; dollars are proportional to device-seconds
     spent = found.layout.world / found.tokens_per_s
     return (spent if by == "cost" else -found.tokens_per_s, found.memory.total, str(found.layout))
@@ -126,7 +126,7 @@ def _best_recipe(
     best: Estimate | None = None
     reason: str | None = None
     smallest: RankMemory | None = None
-    for variants in _variants(layout, recipe):
+    for variants in _recipe_variants(layout, recipe):
         why = why_not(layout, shape, variants[0])
         if why is not None:
             reason = reason or why
@@ -144,16 +144,16 @@ def _best_recipe(
     return RefusedLayout(layout, too_large or reason or "no number of microbatches divides the batch")
 
 
-def _variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:
+def _recipe_variants(layout: Layout, recipe: Recipe) -> Iterator[tuple[Recipe, ...]]:
     """Yield recipes for each number of microbatches, the ones with the most stored tensors first: they are fastest."""
     share = recipe.sequences // layout.dp if recipe.sequences % layout.dp == 0 else 0
     is_divisible = recipe.sequence_length % (layout.cp * layout.tp) == 0
     parallel = replace(recipe, sequence_parallel=layout.tp > 1 and is_divisible)
-    for number in sorted(set(_microbatches(share)) or {recipe.microbatches}):
+    for number in sorted(set(_microbatch_choices(share)) or {recipe.microbatches}):
         yield tuple(replace(parallel, microbatches=number, checkpointing=kind) for kind in _CHECKPOINTING)
 
 
-def _microbatches(share: int) -> Iterable[int]:
+def _microbatch_choices(share: int) -> Iterable[int]:
     """Divisors of a rank's sequences: all of a few, else microbatches of 1, 2, 4, ... sequences."""
     sizes = range(1, share + 1) if share <= 16 else [2**power for power in range(share.bit_length())]
     return (share // size for size in sizes if share % size == 0)
@@ -171,7 +171,7 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
     for layout in mixed_layouts(cluster):
         reason = "no microbatches fit"
         options: list[Estimate] = []
-        for variants in _variants(layout, recipe):
+        for variants in _recipe_variants(layout, recipe):
             why = why_not(layout, shape, variants[0])
             if why is not None:
                 reason = why if reason != TOO_LARGE else reason
@@ -186,5 +186,5 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
             valid.append(max(options, key=lambda found: found.tokens_per_s))
         else:
             refused.append(RefusedLayout(layout, reason))
-    valid.sort(key=lambda found: _merit(found, "speed"))
+    valid.sort(key=lambda found: _sort_key(found, "speed"))
     return Ranking(tuple(valid), tuple(refused))

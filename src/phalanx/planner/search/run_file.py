@@ -59,7 +59,7 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
     """
     steps = max(1, round((tokens or 0.0) / recipe.tokens))
     return {
-        "model": {**_origin(model), "from_scratch": True},
+        "model": {**_model_origin(model), "from_scratch": True},
         "data": {
             "sources": [{"kind": "python_manual"}, {"kind": "python_docstrings"}],
             "tokenizer": {"kind": "bpe", "vocab_size": 2048},
@@ -74,7 +74,7 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
     }
 
 
-def _origin(model: str) -> dict[str, Any]:
+def _model_origin(model: str) -> dict[str, Any]:
     shipped = known_configs()
     if model in shipped:
         return {"architecture": shipped[model]}

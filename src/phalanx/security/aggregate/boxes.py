@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.masks import agree, derived
+from phalanx.security.aggregate.masks import agree_secret, derived
 from phalanx.security.aggregate.messages import ShareBox, SumRefusal, share_digest
 from phalanx.security.aggregate.shamir import SHARE_BYTES, split_secret
 from phalanx.security.aggregate.terms import SumTerms
@@ -48,7 +48,9 @@ def seal_box(
         keys: The dealer's private box key, the holder's public one in hex.
     """
     dealer, holder = ends
-    cipher = _cipher(terms, (dealer, keys[0].public_key().public_bytes_raw().hex()), (holder, keys[1]), keys[0], holder)
+    cipher = _open_cipher(
+        terms, (dealer, keys[0].public_key().public_bytes_raw().hex()), (holder, keys[1]), keys[0], holder
+    )
     return ShareBox(
         terms=terms.digest,
         sender=dealer,
@@ -69,7 +71,7 @@ def open_box(terms: SumTerms, box: ShareBox, private: X25519PrivateKey, dealer_k
     dealer = (box.sender, dealer_key)
     holder = (box.holder, private.public_key().public_bytes_raw().hex())
     try:
-        plain = _cipher(terms, dealer, holder, private, box.sender).decrypt(
+        plain = _open_cipher(terms, dealer, holder, private, box.sender).decrypt(
             _NONCE, bytes.fromhex(box.sealed), box.adverts.encode()
         )
     except InvalidTag as exc:
@@ -90,9 +92,9 @@ def is_share_of(terms: SumTerms, box: ShareBox, kind: str, share: str) -> bool:
     return share_digest(kind, terms, box.sender, box.holder, share) == meant
 
 
-def _cipher(
+def _open_cipher(
     terms: SumTerms, dealer: tuple[str, str], holder: tuple[str, str], private: X25519PrivateKey, other: str
 ) -> AESGCM:
     public = holder[1] if other == holder[0] else dealer[1]
-    secret = agree(private, (other, public))
+    secret = agree_secret(private, (other, public))
     return AESGCM(derived(secret, "aggregate-box/1", [terms.digest, dealer, holder]))

@@ -166,7 +166,7 @@ class SumClient:
                 are not among them as it sent them.
         """
         self._check_phase(SumPhase.ADVERTS)
-        terms, heard = self._terms, self._read(adverts, m.Adverts).adverts
+        terms, heard = self._terms, self._read_message(adverts, m.Adverts).adverts
         bodies = {(body := m.check_signed(message, terms, self._peers)).sender: body for message in heard}
         if [message.body.sender for message in heard] != sorted(bodies):
             raise AggregationError(SumRefusal.MALFORMED, "adverts: expected each sender once, in order")
@@ -208,8 +208,8 @@ class SumClient:
         """
         self._check_phase(SumPhase.DELIVERY)
         terms = self._terms
-        heard = self._read(delivery, m.ShareDelivery)
-        shares = self._open(heard)
+        heard = self._read_message(delivery, m.ShareDelivery)
+        shares = self._open_delivery(heard)
         scale = self._checked_scale(values, weight)
         if noise is not None and (noise.shape != values.shape or noise.dtype != np.int64 or weight != 1):
             raise AggregationError(
@@ -243,7 +243,7 @@ class SumClient:
                 among them.
         """
         self._check_phase(SumPhase.DEPOSITS)
-        terms, heard = self._terms, self._read(deposits, m.Deposits).deposits
+        terms, heard = self._terms, self._read_message(deposits, m.Deposits).deposits
         bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         if any(body.view != self._view for body in bodies):
             raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client saw other keys or other names of sharers")
@@ -266,7 +266,7 @@ class SumClient:
             AggregationError: Fewer clients than the threshold consented to the list that this client consented to.
         """
         self._check_phase(SumPhase.CONSENTS)
-        terms, heard = self._terms, self._read(consents, m.Consents).consents
+        terms, heard = self._terms, self._read_message(consents, m.Consents).consents
         bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         check_consents(terms, self._included, self._included_digest, bodies)
         release = m.ShareRelease(
@@ -280,7 +280,7 @@ class SumClient:
         self._shares = {}
         return m.encoded(m.signed(release, self._identity))
 
-    def _open(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
+    def _open_delivery(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
         """Check a delivery and open its boxes; every neighbour that shared must have sent exactly one."""
         terms, sharers = self._terms, delivery.sharers
         if list(sharers) != sorted(set(sharers)) or not set(sharers) <= self._adverts.keys():
@@ -308,7 +308,7 @@ class SumClient:
             raise AggregationError(SumRefusal.BAD_INPUT, "values: one is NaN, infinite or too large to square")
         return terms.encoding.scale_for(norm)
 
-    def _read(self, data: bytes, kind: type[m.Message]) -> m.Message:
+    def _read_message(self, data: bytes, kind: type[m.Message]) -> m.Message:
         return m.decoded(data, kind, len(self._terms.cohort))
 
     def _check_phase(self, due: SumPhase) -> None:

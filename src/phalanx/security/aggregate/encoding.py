@@ -76,12 +76,12 @@ def norm_of(values: Values) -> float:
     """Return the Euclidean norm; NaN or infinite where a value is."""
     squares = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for chunk in chunks(len(values)):
+        for chunk in chunk_slices(len(values)):
             part = values[chunk].astype(np.float64)
             squares += float(np.dot(part, part))
     return math.sqrt(squares)
 
 
-def chunks(length: int) -> Iterator[slice]:
+def chunk_slices(length: int) -> Iterator[slice]:
     """Yield the slices that a vector is worked on in."""
     return (slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK))

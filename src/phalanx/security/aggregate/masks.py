@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunks
+from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunk_slices
 from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.crypto import in_domain
 
@@ -70,7 +70,7 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
     """
     public = own[1].public_key().public_bytes_raw().hex()
     ends = sorted([(own[0], public), other])
-    secret = agree(own[1], other)
+    secret = agree_secret(own[1], other)
     return Mask(derived(secret, "aggregate-mask/1", [terms, *ends]), own[0] < other[0])
 
 
@@ -79,7 +79,7 @@ def self_mask(terms: str, name: str, seed: bytes) -> Mask:
     return Mask(derived(seed, "aggregate-self-mask/1", [terms, name]), True)
 
 
-def agree(private: X25519PrivateKey, other: tuple[str, str]) -> bytes:
+def agree_secret(private: X25519PrivateKey, other: tuple[str, str]) -> bytes:
     """Return the secret of a private and another client's public key.
 
     Raises:
@@ -102,7 +102,7 @@ def derived(secret: bytes, domain: str, about: Sequence[object]) -> bytes:
 def add_masks(total: Words, masks: Sequence[Mask]) -> None:
     """Add masks to a vector in place."""
     streams = [(KeyStream(mask.key), mask.is_added) for mask in masks]
-    for chunk in chunks(len(total)):
+    for chunk in chunk_slices(len(total)):
         part = total[chunk]
         for stream, is_added in streams:
             (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
@@ -128,7 +128,7 @@ def masked_values(
     streams = [(KeyStream(mask.key), mask.is_added) for mask in masks]
     rounding, out = KeyStream(rounding_key), np.empty(len(values) + 1, np.uint32)
     out[-1] = weight
-    for chunk in chunks(len(out)):
+    for chunk in chunk_slices(len(out)):
         part, chunk_values = out[chunk], values[chunk]
         encoding.round_into(chunk_values, scale, weight, rounding.words(len(chunk_values)), part[: len(chunk_values)])
         if noise is not None:

@@ -91,7 +91,7 @@ class SumServer:
         Raises:
             AggregationError: They are malformed, of another round, not signed by it, or a second time there.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts, bringer)
+        message, body = self._read_message(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts, bringer)
         self._adverts[body.sender] = message
         return body.sender
 
@@ -101,7 +101,7 @@ class SumServer:
         Raises:
             AggregationError: Fewer came than the threshold.
         """
-        self._close(ServerPhase.ADVERTS, self._adverts)
+        self._close_phase(ServerPhase.ADVERTS, self._adverts)
         ordered = tuple(self._adverts[name] for name in sorted(self._adverts))
         self._adverts_digest = m.adverts_digest(self.terms, ordered)
         self._graph = self.terms.neighbours(self._adverts_digest)
@@ -135,7 +135,7 @@ class SumServer:
         Raises:
             AggregationError: Fewer shared than the threshold.
         """
-        self._close(ServerPhase.BOXES, self._boxes)
+        self._close_phase(ServerPhase.BOXES, self._boxes)
         self._sharers = tuple(sorted(self._boxes))
         self._view = m.view_digest(self.terms, self._adverts_digest, self._sharers)
         return {
@@ -155,7 +155,9 @@ class SumServer:
             AggregationError: The statement is malformed, of another view or not signed; or the values are others than
                 it says.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits, bringer)
+        message, body = self._read_message(
+            data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits, bringer
+        )
         if body.sender not in self._boxes or body.view != self._view:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: saw others than this round's sharers")
         if values.dtype != np.uint32 or values.shape != self._total.shape or not values.flags.c_contiguous:
@@ -174,7 +176,7 @@ class SumServer:
         Raises:
             AggregationError: Too few are left for a sum that any client would agree to.
         """
-        self._close(ServerPhase.DEPOSITS, self._deposits)
+        self._close_phase(ServerPhase.DEPOSITS, self._deposits)
         self._included = {name: self._deposits[name].body.payload for name in sorted(self._deposits)}
         check_included(self.terms, self._graph, self._sharers, self._included)
         self._included_digest = m.included_digest(self.terms, self._view, self._included)
@@ -191,7 +193,9 @@ class SumServer:
         Raises:
             AggregationError: It is not for this sum, or not signed by a client in it.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents, bringer)
+        message, body = self._read_message(
+            data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents, bringer
+        )
         if body.sender not in self._included or body.included != self._included_digest:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: gave its word for another sum")
         self._consents[body.sender] = message
@@ -203,7 +207,7 @@ class SumServer:
         Raises:
             AggregationError: Fewer came than the threshold.
         """
-        self._close(ServerPhase.CONSENTS, self._consents)
+        self._close_phase(ServerPhase.CONSENTS, self._consents)
         return m.encoded(m.Consents(consents=tuple(self._consents[name] for name in sorted(self._consents))))
 
     def take_release(self, data: bytes, bringer: str = "") -> str:
@@ -233,7 +237,7 @@ class SumServer:
         liars: dict[str, str] = {}
         masks: list[Mask] = []
         for name in self._sharers:
-            secret = self._secret(name, "seed" if name in self._included else "key", liars)
+            secret = self._recover_secret(name, "seed" if name in self._included else "key", liars)
             masks += self._masks_left(name, secret)
         add_masks(self._total, [mask.opposite for mask in masks])
         self.phase = ServerPhase.NOTHING
@@ -259,7 +263,7 @@ class SumServer:
         others = [(other, self._adverts[other].body.mask_key) for other in self._graph[name] if other in self._included]
         return [pair_key(terms, (name, private), other).opposite for other in others]
 
-    def _secret(self, dealer: str, kind: str, liars: dict[str, str]) -> bytes:
+    def _recover_secret(self, dealer: str, kind: str, liars: dict[str, str]) -> bytes:
         """Return a client's secret from the shares that are, by its own signed digests, those it dealt."""
         shares: dict[int, bytes] = {}
         for holder in self._graph[dealer]:
@@ -279,7 +283,7 @@ class SumServer:
             raise _bad_dealer(dealer)
         return secret
 
-    def _heard(
+    def _read_message(
         self,
         data: bytes,
         kind: type[m.SignedMessage[m.Body]],
@@ -295,7 +299,7 @@ class SumServer:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{body.sender}: sent this before")
         return message, body
 
-    def _close(
+    def _close_phase(
         self,
         phase: ServerPhase,
         came: Sequence[str] | dict[str, m.SignedMessage[m.Body]] | dict[str, dict[str, m.SignedMessage[m.ShareBox]]],

@@ -58,7 +58,7 @@ class SumTerms(StrictModel):
     minimum: Annotated[int, Field(ge=LEAST_CONTRIBUTORS, le=MOST_CLIENTS)]
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_sizes(self) -> Self:
         names = [member.name for member in self.cohort]
         if names != sorted(set(names)):
             raise ValueError("cohort: expected each name once, in order")

@@ -23,16 +23,16 @@ def merkle_root(leaves: Sequence[bytes]) -> str:
 
     Source: RFC 6962, section 2.1, with BLAKE3 in the place of SHA-256.
     """
-    return _root([bytes.fromhex(digest_hex(_LEAF, leaf)) for leaf in leaves]).hex()
+    return _merkle_root([bytes.fromhex(digest_hex(_LEAF, leaf)) for leaf in leaves]).hex()
 
 
-def _root(digests: Sequence[bytes]) -> bytes:
+def _merkle_root(digests: Sequence[bytes]) -> bytes:
     if not digests:
         return bytes.fromhex(digest_hex())
     if len(digests) == 1:
         return digests[0]
     split = 1 << ((len(digests) - 1).bit_length() - 1)
-    return bytes.fromhex(digest_hex(_NODE, _root(digests[:split]), _root(digests[split:])))
+    return bytes.fromhex(digest_hex(_NODE, _merkle_root(digests[:split]), _merkle_root(digests[split:])))
 
 
 LEAVES_FILE = "steps.jsonl"

@@ -70,7 +70,7 @@ class AuditLog(Closeable):
             raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
         try:
             self._lock_file()
-            self._resume(KnownHeads(path, known))
+            self._resume_log(KnownHeads(path, known))
         except (AuditLogError, DiskError):
             self._let_go()
             raise
@@ -104,9 +104,9 @@ class AuditLog(Closeable):
         """
         # a line that is written but not counted would be followed by another one of its number
         with self._lock, uninterrupted():
-            entry = self._seal(kind, body)
-            self._write(entry + b"\n")
-            self._advance(kind, next_head(self._head, entry))
+            entry = self._sign_entry(kind, body)
+            self._write_bytes(entry + b"\n")
+            self._advance_head(kind, next_head(self._head, entry))
 
     def append_step(self, body: dict[str, Any], leaves: Sequence[bytes]) -> None:
         """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
@@ -169,12 +169,12 @@ class AuditLog(Closeable):
         except OSError as exc:
             raise AuditLogError(f"{self._path}: is open elsewhere; a log has one writer") from exc
 
-    def _advance(self, kind: str, head: LogHead) -> None:
+    def _advance_head(self, kind: str, head: LogHead) -> None:
         self._head = head
         self.public_lines.take(kind, head.digest)
         self._digests.append(bytes.fromhex(head.digest))
 
-    def _resume(self, known: KnownHeads) -> None:
+    def _resume_log(self, known: KnownHeads) -> None:
         try:
             size_bytes = os.fstat(self._fd).st_size
             partial = self._partial_line(size_bytes)
@@ -203,7 +203,7 @@ class AuditLog(Closeable):
                 if entry is None:
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
                 known.see(entry.head)
-                self._advance(entry.kind, entry.head)
+                self._advance_head(entry.kind, entry.head)
                 if entry.kind == STEP:
                     batch = LeafBatch.of(entry)
                     self._leaves_end = batch.offset + batch.size_bytes
@@ -214,7 +214,7 @@ class AuditLog(Closeable):
         tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))
         return tail[tail.rfind(b"\n") + 1 :]
 
-    def _seal(self, kind: str, body: dict[str, Any]) -> bytes:
+    def _sign_entry(self, kind: str, body: dict[str, Any]) -> bytes:
         event = {
             "sequence": self._head.num_events,
             "time": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
@@ -234,7 +234,7 @@ class AuditLog(Closeable):
             raise AuditLogError(f"{self._path}: {kind!r} takes {len(entry)} bytes, at most {MAX_LINE_BYTES} fit a line")
         return entry
 
-    def _write(self, data: bytes) -> None:
+    def _write_bytes(self, data: bytes) -> None:
         if self._fd < 0:
             raise AuditLogError(f"{self._path}: is closed")
         start = os.fstat(self._fd).st_size

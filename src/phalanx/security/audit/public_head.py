@@ -95,7 +95,7 @@ class PublicLines:
 
     def head(self) -> PublicHead | None:
         """Where the log ends now, as workers are told; None while it has no public line."""
-        last, forced = self._line(len(self._digests)), self._line(self._num_forced)
+        last, forced = self._public_line(len(self._digests)), self._public_line(self._num_forced)
         if last is None:
             return None
         if self._told is None or (self._told.last, self._told.forced) != (last, forced):
@@ -118,7 +118,7 @@ class PublicLines:
         if lack is not None:
             raise CutLogError(f"the audit log {lack}, by this owner's signature")
 
-    def _line(self, number: int) -> PublicLine | None:
+    def _public_line(self, number: int) -> PublicLine | None:
         is_there = 0 < number <= len(self._digests)
         return PublicLine(number=number, digest=self._digests[number - 1]) if is_there else None
 

@@ -62,7 +62,7 @@ def verify_log(
                 kinds[entry.kind] += 1
                 first, last = first or entry, entry
                 if expected is not None and entry.head.num_events == expected.num_events:
-                    _compare(path, entry.head, expected)
+                    _compare_ends(path, entry.head, expected)
                 heads.see(entry.head)
                 visit(entry)
     except OSError as exc:
@@ -85,6 +85,6 @@ def verify_log(
     )
 
 
-def _compare(path: Path, head: LogHead, expected: LogHead) -> None:
+def _compare_ends(path: Path, head: LogHead, expected: LogHead) -> None:
     if head.digest != expected.digest:
         raise AuditLogError(f"{path}: line {head.num_events} is not the line that the log must end with")

@@ -66,7 +66,7 @@ def new_key() -> SumKey:
     Raises:
         ConfigError: TenSEAL is not installed.
     """
-    seal = tenseal()
+    seal = load_tenseal()
     context = seal.context(
         seal.SCHEME_TYPE.BFV, poly_modulus_degree=RING, plain_modulus=MODULUS, coeff_mod_bit_sizes=_COEFFICIENTS
     )
@@ -125,9 +125,9 @@ def context_of(data: bytes, *, secret: bool) -> Any:
     if len(data) > _MOST_BYTES:
         raise AggregationError(SumRefusal.MALFORMED, f"key: {len(data)} bytes, at most {_MOST_BYTES} are expected")
     try:
-        context = tenseal().context_from(data)
+        context = load_tenseal().context_from(data)
         has_secret = context.has_secret_key()
-        probe = tenseal().bfv_vector(context, [MODULUS - 1])
+        probe = load_tenseal().bfv_vector(context, [MODULUS - 1])
         is_ours = probe.size() == 1 and context.has_public_key()
     except (ValueError, RuntimeError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "key: is not one of TenSEAL's for BFV") from exc
@@ -137,7 +137,7 @@ def context_of(data: bytes, *, secret: bool) -> Any:
     return context
 
 
-def tenseal() -> Any:
+def load_tenseal() -> Any:
     """Return TenSEAL's module.
 
     Raises:

@@ -29,7 +29,7 @@ def share_out(whole: NDArray[np.int64], keepers: int) -> list[NDArray[np.int64]]
         whole: Integers from `rounded`.
         keepers: Number of shares, two or more.
     """
-    drawn = [_uniform(len(whole)) for _ in range(keepers - 1)]
+    drawn = [_draw_integers(len(whole)) for _ in range(keepers - 1)]
     return [*drawn, (whole - sum(drawn, np.zeros_like(whole))) % MODULUS]
 
 
@@ -58,7 +58,7 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
     return EncryptedSum(clients, total, (total * (step / len(clients))).astype(np.float32))
 
 
-def _uniform(count: int) -> NDArray[np.int64]:
+def _draw_integers(count: int) -> NDArray[np.int64]:
     """Draw integers below `MODULUS` from the system's generator, by way of AES-256."""
     stream, accepted = KeyStream(os.urandom(32)), np.zeros(0, np.int64)
     parts: list[NDArray[np.int64]] = []

@@ -18,7 +18,7 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal, Values
 from phalanx.security.crypto import digest_hex, in_domain
-from phalanx.security.homomorphic.key import MODULUS, RING, SumKey, context_of, tenseal
+from phalanx.security.homomorphic.key import MODULUS, RING, SumKey, context_of, load_tenseal
 
 _SLOTS = RING - 1
 _MOST_CLIENTS = 100
@@ -133,7 +133,7 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
     Raises:
         AggregationError: Key or client do not fit the terms.
     """
-    context = _context(public, terms, secret=False)
+    context = _load_context(public, terms, secret=False)
     if name not in terms.clients:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: is not in the terms")
     blocks = []
@@ -141,8 +141,8 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
         part = np.zeros(RING, np.int64)
         part[: len(whole[start : start + _SLOTS])] = whole[start : start + _SLOTS]
         part[_SLOTS] = 1
-        blocks.append(tenseal().bfv_vector(context, part.tolist()).serialize())
-    return _packed(terms, (name,), blocks)
+        blocks.append(load_tenseal().bfv_vector(context, part.tolist()).serialize())
+    return _pack_blocks(terms, (name,), blocks)
 
 
 def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -> None:
@@ -151,12 +151,12 @@ def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -
     Raises:
         AggregationError: It is malformed, of other terms or of another client.
     """
-    context = _context(public, terms, secret=False)
-    names, blocks = _unpacked(terms, part)
+    context = _load_context(public, terms, secret=False)
+    names, blocks = _unpack_blocks(terms, part)
     if names != (name,):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: sent a ciphertext of other clients")
     for block in blocks:
-        _vector(context, block)
+        _load_vector(context, block)
 
 
 def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> bytes:
@@ -168,16 +168,16 @@ def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> by
     Raises:
         AggregationError: One is malformed, of other terms, or there twice; or they are too few.
     """
-    context = _context(public, terms, secret=False)
+    context = _load_context(public, terms, secret=False)
     names: list[str] = []
     totals: list[Any] = []
     for part in parts:
-        part_names, blocks = _unpacked(terms, part)
-        vectors = [_vector(context, block) for block in blocks]
+        part_names, blocks = _unpack_blocks(terms, part)
+        vectors = [_load_vector(context, block) for block in blocks]
         names += part_names
         totals = vectors if not totals else [vector.add_(other) for vector, other in zip(totals, vectors, strict=True)]
     _check_names(terms, names)
-    return _packed(terms, tuple(sorted(names)), [vector.serialize() for vector in totals])
+    return _pack_blocks(terms, tuple(sorted(names)), [vector.serialize() for vector in totals])
 
 
 def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> EncryptedSum:
@@ -194,10 +194,10 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
         What is returned is a sum of so many ciphertexts as it names clients. That they are those clients' the server
         alone says: a server that puts one client's ciphertext three times into a sum is not found out here.
     """
-    context = _context(key.secret, terms, secret=True, public=key.public)
-    names, blocks = _unpacked(terms, total)
+    context = _load_context(key.secret, terms, secret=True, public=key.public)
+    names, blocks = _unpack_blocks(terms, total)
     _check_names(terms, list(names))
-    opened = np.array([_vector(context, block).decrypt() for block in blocks], np.int64)
+    opened = np.array([_load_vector(context, block).decrypt() for block in blocks], np.int64)
     if opened.shape != (terms.blocks, RING) or (opened[:, _SLOTS] != len(names)).any():
         raise AggregationError(
             SumRefusal.BAD_INPUT,
@@ -208,7 +208,7 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
     return EncryptedSum(tuple(names), integers, (integers * (step / len(names))).astype(np.float32))
 
 
-def _context(data: bytes, terms: HomomorphicTerms, *, secret: bool, public: bytes | None = None) -> Any:
+def _load_context(data: bytes, terms: HomomorphicTerms, *, secret: bool, public: bytes | None = None) -> Any:
     digest = digest_hex(data if public is None else public)
     if digest != terms.key:
         raise AggregationError(SumRefusal.FOREIGN_TERMS, f"key: is {digest[:16]}, the terms say {terms.key[:16]}")
@@ -222,9 +222,9 @@ def _check_names(terms: HomomorphicTerms, names: Sequence[str]) -> None:
         raise AggregationError(SumRefusal.TOO_FEW, f"sum: {len(names)} clients, expected {terms.minimum} at least")
 
 
-def _vector(context: Any, block: bytes) -> Any:
+def _load_vector(context: Any, block: bytes) -> Any:
     try:
-        vector = tenseal().bfv_vector_from(context, block)
+        vector = load_tenseal().bfv_vector_from(context, block)
         size = vector.size()
     except (ValueError, RuntimeError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "ciphertext: cannot be read with this key") from exc
@@ -233,12 +233,12 @@ def _vector(context: Any, block: bytes) -> Any:
     return vector
 
 
-def _packed(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
+def _pack_blocks(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
     header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(block) for block in blocks]})
     return len(header).to_bytes(_LENGTH_BYTES, "big") + header + b"".join(blocks)
 
 
-def _unpacked(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
+def _unpack_blocks(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
     """Return names and ciphertexts; every size is checked before it is used."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "big")
     if length > _MOST_HEADER + _LONGEST_SIZE * terms.blocks:

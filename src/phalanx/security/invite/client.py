@@ -90,19 +90,19 @@ def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinA
         CertificateError: Another authority answers, the answer does not fit these keys, or a clock is wrong.
         FrameError: The answer is malformed.
     """
-    with _connect(token.address, None, None) as stranger:
-        authority = text(_ask(stranger, {"ask": "authority"}), "authority").encode()
+    with _connect_tls(token.address, None, None) as stranger:
+        authority = text(_ask_owner(stranger, {"ask": "authority"}), "authority").encode()
     if not hmac.compare_digest(fingerprint(authority, f"authority at {token.address}"), token.authority):
         raise CertificateError(
             f"{token.address}: has another authority than the token names; something else listens there, or somebody "
             "stands between"
         )
     request = make_request(home, token.name, token.authority)
-    with _connect(token.address, authority, _OWNER) as connection:
+    with _connect_tls(token.address, authority, _OWNER) as connection:
         _check_owner(connection, authority, token.address)
         own_host = str(connection.getsockname()[0])
         question = {"name": token.name, "secret": token.secret, "request": request.decode("ascii")}
-        answer = _ask(connection, question | ({} if offer is None else offer.said(own_host)))
+        answer = _ask_owner(connection, question | ({} if offer is None else offer.said(own_host)))
     if "refused" in answer:
         raise PeerRefusedError(f"the owner at {token.address} refuses: {printable(text(answer, 'refused'))}")
     certificate = text(answer, "certificate").encode()
@@ -113,10 +113,10 @@ def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinA
     write_public(home / "certificate.pem", certificate)
     # refuses a certificate of other keys than those that were made here
     load_identity(home)
-    return _terms(answer, token, own_host)
+    return _read_terms(answer, token, own_host)
 
 
-def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
+def _read_terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
     port, needs_mib = answer.get("port"), answer.get("needs_mib", 0)
     owners_time, asks = answer.get("time"), answer.get("asks")
     if not (_is_number(port) and _is_number(owners_time) and _is_number(needs_mib)) or not isinstance(asks, list):
@@ -138,7 +138,7 @@ def _is_number(value: object) -> TypeGuard[int]:
     return type(value) is int
 
 
-def _connect(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:
+def _connect_tls(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:
     host, port = split_address(address)
     try:
         plain = socket.create_connection((host, port), timeout=EXCHANGE_S)
@@ -164,6 +164,6 @@ def _check_owner(connection: ssl.SSLSocket, authority: bytes, address: str) -> N
         raise PeerRefusedError(f"{address}: {peer.name!r} answers, expected {_OWNER!r}")
 
 
-def _ask(connection: ssl.SSLSocket, question: dict[str, Any]) -> dict[str, Any]:
+def _ask_owner(connection: ssl.SSLSocket, question: dict[str, Any]) -> dict[str, Any]:
     send_line(connection, question)
     return receive_line(connection, time.monotonic() + EXCHANGE_S)

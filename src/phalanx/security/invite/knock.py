@@ -45,14 +45,14 @@ class OpenDoor:
         self._lobby: Lobby | None = None
 
     def __enter__(self) -> Self:
-        self._lobby = Lobby(self._listener, self._answer, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S)
+        self._lobby = Lobby(self._listener, self._answer_knock, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lobby is not None:
             self._lobby.close()
 
-    def _answer(self, visitor: Visitor) -> None:
+    def _answer_knock(self, visitor: Visitor) -> None:
         # another that knocks gets an answer that proves nothing to it, and keeps nobody from the door
         with contextlib.suppress(OSError, TransportError):
             message = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)

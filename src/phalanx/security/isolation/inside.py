@@ -41,19 +41,19 @@ def main(order: SandboxArguments) -> None:
     become_unreadable()
     child = os.fork()
     if child:
-        _write(order.report_fd, {"pid": child})
+        _write_json(order.report_fd, {"pid": child})
         _keep_only(starter)
-        code = _watch(child, starter)
+        code = _watch_child(child, starter)
         if scratch is not None:
             remove_scratch(scratch)
         os._exit(code)
-    findings = _confine(order, process, seccomp, namespaces, scratch)
+    findings = _confine_process(order, process, seccomp, namespaces, scratch)
     if IsolationReport(findings).missing(order.sandbox.required):
         os._exit(REFUSED_TO_RUN)
-    _run(order)
+    _run_module(order)
 
 
-def _confine(
+def _confine_process(
     order: SandboxArguments, parent: int, seccomp: Any, namespaces: MeasureFinding, scratch: str | None
 ) -> tuple[MeasureFinding, ...]:
     """Close everything around this process, and report; the order matters: each step needs what later ones close."""
@@ -65,7 +65,7 @@ def _confine(
     findings.append(restrict_files(order.sandbox.readable, writable, python_needs(with_processes=shows_own)))
     findings.append(refuse_system_calls(seccomp))
     report = IsolationReport(tuple(findings))
-    _write(order.report_fd, report.to_json())
+    _write_json(order.report_fd, report.to_json())
     os.close(order.report_fd)
     return report.findings
 
@@ -79,12 +79,12 @@ def _own_scratch(path: str) -> tuple[str, ...]:
     return (path,)
 
 
-def _run(order: SandboxArguments) -> None:
+def _run_module(order: SandboxArguments) -> None:
     sys.argv = [order.program.module, *order.program.arguments]
     runpy.run_module(order.program.module, run_name="__main__", alter_sys=True)
 
 
-def _watch(child: int, starter: int) -> int:
+def _watch_child(child: int, starter: int) -> int:
     """Wait for the child, or end it when the starter ends or says so; return an exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
@@ -107,7 +107,7 @@ def _keep_only(*kept: int) -> None:
         previous = fd
 
 
-def _write(fd: int, value: dict[str, Any]) -> None:
+def _write_json(fd: int, value: dict[str, Any]) -> None:
     os.write(fd, json.dumps(value).encode() + b"\n")
 
 

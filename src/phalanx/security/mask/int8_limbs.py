@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phalanx.security.mask.ring import P, Ring, balanced_limbs, centred, centred_integers, require_ring
+from phalanx.security.mask.ring import P, Ring, balanced_limbs, centred_integers, centred_residues, require_ring
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class Int8Matrix:
             raise ValueError(f"ring: inner dimension is {len(integers)}, expected at most {MOST_INNER} on {device}")
         self.shape = (integers.shape[0], integers.shape[1])
         self._device = device
-        filled = np.zeros([_filled(size) for size in self.shape], np.int64)
+        filled = np.zeros([_padded_size(size) for size in self.shape], np.int64)
         filled[: self.shape[0], : self.shape[1]] = integers
         self._limbs = [torch.from_numpy(limb.astype(np.int8)).to(device) for limb in balanced_limbs(filled, _BITS)]
 
@@ -49,13 +49,13 @@ class Int8Matrix:
         import torch  # noqa: PLC0415
 
         require_ring(z, (None, self.shape[0]))
-        padded = torch.zeros((max(len(z), _FEWEST_ROWS), _filled(self.shape[0])), dtype=torch.int32)
-        padded[: len(z), : self.shape[0]] = torch.from_numpy(centred(z))
-        total = self._product(_limbs_on_device(padded.to(self._device)))
+        padded = torch.zeros((max(len(z), _FEWEST_ROWS), _padded_size(self.shape[0])), dtype=torch.int32)
+        padded[: len(z), : self.shape[0]] = torch.from_numpy(centred_residues(z))
+        total = self._multiply_limbs(_limbs_on_device(padded.to(self._device)))
         result = total[: len(z), : self.shape[1]].to("cpu", torch.int64).numpy()
         return np.ascontiguousarray(result.astype(np.uint32))
 
-    def _product(self, left: "list[torch.Tensor]") -> "torch.Tensor":
+    def _multiply_limbs(self, left: "list[torch.Tensor]") -> "torch.Tensor":
         import torch  # noqa: PLC0415
 
         total: Any = 0
@@ -78,5 +78,5 @@ def _limbs_on_device(values: "torch.Tensor") -> "list[torch.Tensor]":
     return limbs
 
 
-def _filled(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // _MULTIPLE) * _MULTIPLE

@@ -19,7 +19,7 @@ from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, answered
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.pool import PadPool
-from phalanx.security.mask.ring import Ring, add, subtract
+from phalanx.security.mask.ring import Ring, add, subtract_mod_p
 
 
 class MaskedWorker:
@@ -108,7 +108,7 @@ class MaskedProduct:
         """
         values = answered(sent.request, answer, self.weight.values.shape[1])
         self.check.require(sent.request.values, values, f"{self.product}, pad {sent.request.number}")
-        return decode(subtract(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
+        return decode(subtract_mod_p(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
 
 
 @dataclass(frozen=True)

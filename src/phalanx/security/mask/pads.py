@@ -86,7 +86,7 @@ class AesPads:
         """As `PadSource` says."""
         _check_size(rows, columns)
         ticket = self._ledger.take()
-        values = uniform(rows * columns, keystream(self.key(ticket), ticket.number))
+        values = draw_elements(rows * columns, keystream(self.key(ticket), ticket.number))
         return Pad(ticket.number, values.reshape(rows, columns))
 
     def key(self, ticket: Ticket) -> bytes:
@@ -115,11 +115,11 @@ class OsPads:
         """As `PadSource` says."""
         _check_size(rows, columns)
         self._next += 1
-        values = uniform(rows * columns, lambda count: np.frombuffer(os.urandom(_WORD_BYTES * count), "<u4"))
+        values = draw_elements(rows * columns, lambda count: np.frombuffer(os.urandom(_WORD_BYTES * count), "<u4"))
         return Pad(self._next - 1, values.reshape(rows, columns))
 
 
-def uniform(count: int, words: Words) -> Ring:
+def draw_elements(count: int, words: Words) -> Ring:
     """Return uniform elements of Z_p, in the order of the words that they come from.
 
     Of each word the lower 31 bits count: 2^31 equally likely values, of which all but p itself are taken, and a

@@ -58,11 +58,11 @@ class FloatMatrix:
         product = np.empty((len(z), columns), np.uint32)
         rows = max(8, 4 * _BLOCK // max(inner, 1)) if self._limbs.shape[1] <= _NARROW else _TALL
         for start in range(0, len(z), rows):
-            sums = centred(z[start : start + rows]).astype(np.float64) @ self._limbs
-            product[start : start + rows] = self._joined(sums)
+            sums = centred_residues(z[start : start + rows]).astype(np.float64) @ self._limbs
+            product[start : start + rows] = self._join_limbs(sums)
         return product
 
-    def _joined(self, sums: NDArray[np.float64]) -> Ring:
+    def _join_limbs(self, sums: NDArray[np.float64]) -> Ring:
         """Horner's rule over the limbs, most significant one first."""
         columns = self.shape[1]
         if sums.size <= _FEW:
@@ -70,9 +70,9 @@ class FloatMatrix:
         parts = [sums[:, i * columns : (i + 1) * columns] for i in range(self.num_limbs)]
         total = parts.pop()
         while parts:
-            high = centred(reduced(total)).astype(np.float64)
-            total = high * float(2**self.limb_bits) + reduced(parts.pop())
-        return reduced(total)
+            high = centred_residues(reduce_mod_p(total)).astype(np.float64)
+            total = high * float(2**self.limb_bits) + reduce_mod_p(parts.pop())
+        return reduce_mod_p(total)
 
     def _joined_few(self, sums: NDArray[np.int64]) -> Ring:
         """The same by 64-bit division: slower for each number, and far fewer calls."""
@@ -150,7 +150,7 @@ def to_ring(values: NDArray[np.int32]) -> Ring:
     return (values + ((values >> 31) & P)).view(np.uint32)
 
 
-def centred(values: Ring) -> NDArray[np.int32]:
+def centred_residues(values: Ring) -> NDArray[np.int32]:
     """Return the residues between -(p - 1) / 2 and (p - 1) / 2."""
     # bit 30 as the sign of a number of 31 bits; one more, since p is 2^31 - 1
     signed = (values << 1).view(np.int32) >> 1
@@ -165,7 +165,7 @@ def add(a: Ring, b: Ring) -> Ring:
     return total
 
 
-def subtract(a: Ring, b: Ring) -> Ring:
+def subtract_mod_p(a: Ring, b: Ring) -> Ring:
     """Return ``a - b mod p``."""
     # below zero it wraps around to more than 2^31, and adding p wraps it back
     total: Ring = a - b
@@ -173,7 +173,7 @@ def subtract(a: Ring, b: Ring) -> Ring:
     return total
 
 
-def reduced(sums: NDArray[np.float64]) -> Ring:
+def reduce_mod_p(sums: NDArray[np.float64]) -> Ring:
     """Return integers that float64 holds, at most `LIMIT` in absolute value, as elements of Z_p.
 
     The quotient, rounded to the nearest integer, is off by one only where the remainder is within 4 of p / 2. So the

@@ -34,11 +34,11 @@ class CappedPoissonGaussian(PoissonGaussian):
     def epsilon(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many steps spend at a delta; an upper bound."""
         epsilon = super().epsilon(steps, (1 - SPILLED) * delta)
-        chance = spill(self.rows, self.rate, self.places)
+        chance = spill_chance(self.rows, self.rate, self.places)
         return epsilon if _is_paid(chance, steps, epsilon, delta) else math.inf
 
 
-def spill(rows: int, rate: float, places: int) -> float:
+def spill_chance(rows: int, rate: float, places: int) -> float:
     """Return the chance that a sample has more rows than places; an upper bound.
 
     Args:
@@ -75,7 +75,7 @@ def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -
     """
 
     def fits(mean: int) -> bool:
-        return _is_paid(spill(rows, mean / rows, places), steps, epsilon, delta)
+        return _is_paid(spill_chance(rows, mean / rows, places), steps, epsilon, delta)
 
     low, high = 0, min(rows, places) + 1
     while high - low > 1:

@@ -164,22 +164,24 @@ class NoisyRounds:
             ConfigError: No noise is enough.
         """
         low, high = 0, round(_MOST_NOISE * _THOUSAND)
-        if self._with(high).epsilon(steps, delta) > epsilon:
+        if self._with_multiplier(high).epsilon(steps, delta) > epsilon:
             raise ConfigError(
                 f"federated.privacy.epsilon = {epsilon}: no noise keeps {steps} rounds within it; raise it, or take "
                 "fewer rounds"
             )
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._with(middle).epsilon(steps, delta) <= epsilon else (middle, high)
-        return self._with(high)
+            low, high = (
+                (low, middle) if self._with_multiplier(middle).epsilon(steps, delta) <= epsilon else (middle, high)
+            )
+        return self._with_multiplier(high)
 
     @cached_property
     def rho(self) -> float:
         """What one sum spends, of zero-concentrated differential privacy, in which what sums spend adds up."""
         return max(self.of(clients).concentrated(1) for clients in range(self.fewest, self.most + 1))
 
-    def _with(self, thousandths: int) -> "NoisyRounds":
+    def _with_multiplier(self, thousandths: int) -> "NoisyRounds":
         return replace(self, noise_multiplier=thousandths / _THOUSAND)
 
 

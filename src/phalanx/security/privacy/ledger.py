@@ -127,9 +127,9 @@ class BudgetLedger:
                 "another one would spend more; the run has to end here"
             )
         if self.past.terms is None:
-            self._write(TERMS, self.terms)
+            self._write_entry(TERMS, self.terms)
         number = self.past.count
-        self._write(CHARGED, {"number": number})
+        self._write_entry(CHARGED, {"number": number})
         return number
 
     def charge_all(self, count: int) -> range:
@@ -180,6 +180,6 @@ class BudgetLedger:
         """Return what summary and report say."""
         return {**self.terms, "charges": self.charges, "epsilon_spent": self.epsilon_spent}
 
-    def _write(self, kind: str, body: dict[str, Any]) -> None:
+    def _write_entry(self, kind: str, body: dict[str, Any]) -> None:
         self.log.append(kind, body)
         self.past.take(kind, body)

@@ -86,18 +86,18 @@ def discrete_gaussian(count: int, variance: Fraction, below: Below = secrets.ran
         raise ValueError(f"variance {variance}: expected more than 0")
     # floor(sigma) + 1, without a root of a rational being rounded
     scale = math.isqrt(math.floor(variance)) + 1
-    return np.array([_gaussian(variance, scale, below) for _ in range(count)], np.int64)
+    return np.array([_draw_gaussian(variance, scale, below) for _ in range(count)], np.int64)
 
 
-def _gaussian(variance: Fraction, scale: int, below: Below) -> int:
+def _draw_gaussian(variance: Fraction, scale: int, below: Below) -> int:
     while True:
-        value = _laplace(scale, below)
+        value = _draw_laplace(scale, below)
         miss = abs(value) - variance / scale
         if _bernoulli_exp(miss * miss / (2 * variance), below):
             return value
 
 
-def _laplace(scale: int, below: Below) -> int:
+def _draw_laplace(scale: int, below: Below) -> int:
     """Draw an integer x with a chance proportional to ``exp(-|x| / scale)``."""
     while True:
         rest = below(scale)

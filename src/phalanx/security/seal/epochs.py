@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.errors import RollbackError
-from phalanx.security.crypto import MonotonicCounter, locked, read_number, write_number
+from phalanx.security.crypto import MonotonicCounter, lock_file, read_number, write_number
 from phalanx.security.seal.direction import MAX_EPOCH
 
 _KEY = "epoch"
@@ -54,7 +54,7 @@ class EpochStore:
         Raises:
             RollbackError: There is such a file already.
         """
-        with locked(path):
+        with lock_file(path):
             if read_number(path, _KEY) is not None:
                 raise RollbackError(f"{path}: exists already; a party is set up once")
             write_number(path, _KEY, counter.read())
@@ -69,8 +69,8 @@ class EpochStore:
         Raises:
             RollbackError: File or counter went back, are damaged, are used by another process, or at their end.
         """
-        with locked(self._path):
-            epoch = self._settled() + 1
+        with lock_file(self._path):
+            epoch = self._settle_epoch() + 1
             if epoch > MAX_EPOCH:
                 raise RollbackError(
                     f"{self._path}: epoch {epoch} is beyond {MAX_EPOCH}; begin a new session and counter"
@@ -79,7 +79,7 @@ class EpochStore:
             self._move_to(epoch)
             return epoch
 
-    def _settled(self) -> int:
+    def _settle_epoch(self) -> int:
         """Return where both stand, after giving up an epoch that a crash left half-taken."""
         epoch, count = read_number(self._path, _KEY), self._counter.read()
         if epoch is None:

@@ -109,7 +109,9 @@ def _from_json(body: dict[str, Any], terms: Terms) -> HandshakeHello:
     for name, reason in _WRONG_TERMS.items():
         value, expected = raw.get(name, body[name]), getattr(terms, name)
         if value != expected:
-            raise SealError(reason, f"hello: its {name} is {_short(value)}, expected {_short(expected)}")
+            raise SealError(
+                reason, f"hello: its {name} is {_shorten_value(value)}, expected {_shorten_value(expected)}"
+            )
     if not 0 < body["epoch"] <= MAX_EPOCH:
         raise SealError(SealRefusal.MALFORMED, f"hello: epoch {body['epoch']}, expected 1 to {MAX_EPOCH}")
     return HandshakeHello(terms, raw["session"], body["epoch"], raw["salt"], raw["share"], reply_to)
@@ -130,6 +132,6 @@ def _from_hex(text: str, size: int, name: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = value.hex() if isinstance(value, bytes) else str(value)
     return f"{text[:40]!r}"

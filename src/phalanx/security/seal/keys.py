@@ -47,7 +47,7 @@ def key_info(context: Context, direction: Direction, purpose: Purpose, epoch: in
     return in_domain("seal-key/1", context.encoded + _LANE.pack(direction, purpose, epoch))
 
 
-def wipe(buffer: bytearray | memoryview) -> None:
+def wipe_buffer(buffer: bytearray | memoryview) -> None:
     """Overwrite with zeros; of a memoryview, its elements are bytes."""
     zeros = bytes(min(len(buffer), 2**20))
     for start in range(0, len(buffer), 2**20):
@@ -59,7 +59,7 @@ def cipher_of(key: bytearray) -> AESGCM:
     """Make a cipher and wipe the key that it was made of."""
     if _CIPHERS_COPY_THEIR_KEY:
         cipher = AESGCM(key)
-        wipe(key)
+        wipe_buffer(key)
         return cipher
     return AESGCM(bytes(key))
 
@@ -75,7 +75,7 @@ def _ciphers_copy_their_key() -> bool:
     """Whether a key may be wiped once its cipher exists; one that reads it later would encrypt with zeros."""
     nonce, key = bytes(12), bytearray(b"\x01" * KEY_BYTES)
     cipher = AESGCM(key)
-    wipe(key)
+    wipe_buffer(key)
     return cipher.encrypt(nonce, b"", None) == AESGCM(b"\x01" * KEY_BYTES).encrypt(nonce, b"", None)
 
 

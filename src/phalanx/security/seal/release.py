@@ -95,7 +95,7 @@ class ReleaseGate:
         self._examples: dict[str, int] = {}
         self._num_releases = 0
         if state is not None:
-            self._restore(state)
+            self._restore_state(state)
 
     def contributed(self, client: str, num_examples: int) -> None:
         """Note that a verified step used examples of a client.
@@ -103,7 +103,7 @@ class ReleaseGate:
         Raises:
             ReleaseRefusedError: That is no party name, or no positive number.
         """
-        self._examples[_checked_name(client)] = self._examples.get(client, 0) + _positive(num_examples)
+        self._examples[_checked_name(client)] = self._examples.get(client, 0) + _check_positive(num_examples)
 
     def permit(self, update: ReleaseRequest) -> PermittedRelease:
         """Let one update out, and begin to count anew.
@@ -154,7 +154,7 @@ class ReleaseGate:
                 ReleaseRefusal.NOT_NOISED, f"release: noise of {update.noise_std:.6g}, promised are {promised:.6g}"
             )
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
+    def _restore_state(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"examples", "num_releases", "policy"} or not isinstance(state["examples"], dict):
             raise ReleaseRefusedError(
                 ReleaseRefusal.MALFORMED, "release state: expected examples, num_releases and policy"
@@ -163,7 +163,7 @@ class ReleaseGate:
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: was kept under another policy")
         if type(state["num_releases"]) is not int or state["num_releases"] < 0:
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: num_releases is no number")
-        self._examples = {_checked_name(name): _positive(num) for name, num in state["examples"].items()}
+        self._examples = {_checked_name(name): _check_positive(num) for name, num in state["examples"].items()}
         self._num_releases = state["num_releases"]
 
 
@@ -174,7 +174,7 @@ def _checked_name(name: Any) -> str:
         raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release: a client's name is no party name") from exc
 
 
-def _positive(number: Any) -> int:
+def _check_positive(number: Any) -> int:
     if type(number) is not int or number < 1:
         raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, f"release: {number!r:.40} examples, expected 1 or more")
     return number

@@ -10,7 +10,7 @@ from phalanx.errors import SealError
 from phalanx.security.seal.context import Context
 from phalanx.security.seal.direction import LaneEnd, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, SealRefusal, parse_header
-from phalanx.security.seal.keys import wipe
+from phalanx.security.seal.keys import wipe_buffer
 from phalanx.security.seal.tensor import TensorKind
 
 
@@ -115,7 +115,7 @@ class Receiver(LaneEnd):
         kind = TensorKind.parse(header.kind)
         with self._lane.lock:
             due = self._lane.header(kind, header.step, header.microbatch)
-        _compare(header, due)
+        _compare_headers(header, due)
         _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
         return ClaimedContents(kind, header.step, header.microbatch)
 
@@ -147,7 +147,7 @@ class Receiver(LaneEnd):
             encoded = header.encode()
             size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
             if view.nbytes != size or view[: len(encoded)] != encoded:
-                _explain(view, header, size)
+                _explain_refusal(view, header, size)
             lane.check_room(header.chunks)
             try:
                 associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
@@ -161,22 +161,24 @@ class Receiver(LaneEnd):
                         lane.cipher_seconds += clock() - started
                     position = stop
             except InvalidTag as exc:
-                wipe(out)
+                wipe_buffer(out)
                 raise SealError(
                     SealRefusal.ALTERED, f"frame {header.counter}: chunk {index} of {header.chunks} does not open"
                 ) from exc
             except BaseException:
-                wipe(out)
+                wipe_buffer(out)
                 raise
             lane.counter += header.chunks
 
 
-def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
+def _explain_refusal(frame: memoryview, due: Header, size: int) -> NoReturn:
     """Raise the reason for which a frame is not the due frame."""
     header, _ = parse_header(frame)
-    _compare(header, due)
+    _compare_headers(header, due)
     if header != due:
-        raise SealError(SealRefusal.OTHER_TENSOR, f"frame: holds {_named(header)}, due is {_named(due)}")
+        raise SealError(
+            SealRefusal.OTHER_TENSOR, f"frame: holds {_describe_header(header)}, due is {_describe_header(due)}"
+        )
     _explain_size(frame.nbytes, size)
     raise SealError(SealRefusal.MALFORMED, "frame: is not the one that is due")
 
@@ -188,7 +190,7 @@ def _explain_size(found: int, due: int) -> None:
         raise SealError(SealRefusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
 
 
-def _compare(found: Header, due: Header) -> None:
+def _compare_headers(found: Header, due: Header) -> None:
     if found.session != due.session:
         raise SealError(SealRefusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
     if found.direction != due.direction:
@@ -205,7 +207,7 @@ def _compare(found: Header, due: Header) -> None:
         raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
 
 
-def _named(header: Header) -> str:
+def _describe_header(header: Header) -> str:
     kind = TensorKind.parse(header.kind)
     return f"{kind} of step {header.step}, microbatch {header.microbatch}, {header.chunks} x {header.chunk_bytes} bytes"
 

@@ -128,7 +128,7 @@ def read_statement(data: bytes, peer: Peer) -> TranscriptStatement:
     """
     try:
         body, signature = _taken_apart(parse_canonical(data))
-        statement = _statement(body)
+        statement = _read_statement(body)
     except ValueError as exc:
         raise TranscriptError(f"statement: is malformed: {exc}") from exc
     if statement.party != peer.name:
@@ -169,7 +169,7 @@ def _taken_apart(whole: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     return whole["body"], bytes.fromhex(whole["signature"])
 
 
-def _statement(body: dict[str, Any]) -> TranscriptStatement:
+def _read_statement(body: dict[str, Any]) -> TranscriptStatement:
     if body.keys() != {"party", "run", "session", "to_server", "to_client"}:
         raise ValueError(f"its keys are {sorted(body)[:10]}")
     if not all(type(body[name]) is str for name in ("party", "run", "session")):

@@ -74,7 +74,8 @@ def check_report_data(found: bytes, expected: Expected) -> None:
         if not hmac.compare_digest(found, expected.data):
             raise RefusedEvidenceError(
                 Reason.WRONG_NONCE,
-                f"report data {_short(found)}, expected {_short(expected.data)}; ask for evidence with a fresh nonce",
+                f"report data {_shorten_bytes(found)}, expected {_shorten_bytes(expected.data)}; "
+                "ask for evidence with a fresh nonce",
             )
         return
     # a field shorter than the digest can hold no binding, so it must not be cut to fit
@@ -82,8 +83,8 @@ def check_report_data(found: bytes, expected: Expected) -> None:
     if not hmac.compare_digest(found, expected_bytes):
         raise RefusedEvidenceError(
             Reason.WRONG_BINDING,
-            f"report data {_short(found)} is not made of this nonce, TLS key, run and role; "
-            f"expected {_short(expected_bytes)}",
+            f"report data {_shorten_bytes(found)} is not made of this nonce, TLS key, run and role; "
+            f"expected {_shorten_bytes(expected_bytes)}",
         )
 
 
@@ -101,15 +102,17 @@ def check_statement(stated: Binding | None, expected: Expected) -> None:
         raise RefusedEvidenceError(Reason.WRONG_NONCE, "made for another nonce; it is stale, replayed or relayed")
     if stated.tls_key != expected.tls_key:
         raise RefusedEvidenceError(
-            Reason.WRONG_KEY, f"bound to TLS key {_short(stated.tls_key)}, expected {_short(expected.tls_key)}"
+            Reason.WRONG_KEY,
+            f"bound to TLS key {_shorten_bytes(stated.tls_key)}, expected {_shorten_bytes(expected.tls_key)}",
         )
     if stated.run != expected.run:
         raise RefusedEvidenceError(
-            Reason.WRONG_RUN, f"bound to run {_short(stated.run)}, expected {_short(expected.run)}; compare run files"
+            Reason.WRONG_RUN,
+            f"bound to run {_shorten_bytes(stated.run)}, expected {_shorten_bytes(expected.run)}; compare run files",
         )
     if stated.role != expected.role:
         raise RefusedEvidenceError(Reason.WRONG_ROLE, f"bound to role {stated.role!r}, expected {expected.role!r}")
 
 
-def _short(data: bytes) -> str:
+def _shorten_bytes(data: bytes) -> str:
     return f"{data.hex()[:16]}... ({len(data)} bytes)" if len(data) > 8 else data.hex() or "nothing"

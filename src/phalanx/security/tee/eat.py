@@ -123,8 +123,8 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
         verifier.verify(message.signature, message.signed)
     except SignatureError as exc:
         raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{_WHERE}: not signed by {verifier.name}") from exc
-    claims = _claims(message.payload)
-    parsed = _token(claims)
+    claims = _read_claims(message.payload)
+    parsed = _read_token(claims)
     if parsed.issuer != verifier.name:
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{_WHERE}: issued by {parsed.issuer[:63]!r}")
     _check_times(claims, parsed, now)
@@ -139,7 +139,7 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
     return parsed
 
 
-def _claims(payload: bytes) -> dict[int, Any]:
+def _read_claims(payload: bytes) -> dict[int, Any]:
     claims = decode(payload, _WHERE)
     if not isinstance(claims, dict) or set(claims) | {_DEBUG_STATUS} != set(_TYPES):
         raise malformed(_WHERE, "its claims are not those of a Phalanx result")
@@ -150,7 +150,7 @@ def _claims(payload: bytes) -> dict[int, Any]:
     return claims
 
 
-def _token(claims: dict[int, Any]) -> Token:
+def _read_token(claims: dict[int, Any]) -> Token:
     measurements, confirmation = claims[_MEASUREMENTS], claims[_CONFIRMATION]
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in measurements.items()):
         raise malformed(_WHERE, "its measurements")

@@ -61,8 +61,8 @@ class Evidence:
         value: dict[str, Any] = {
             "phalanx_evidence": FORMAT,
             "kind": self.kind,
-            "evidence": _encode(self.data),
-            "endorsements": {name: _encode(data) for name, data in self.endorsements.items()},
+            "evidence": _encode_bytes(self.data),
+            "endorsements": {name: _encode_bytes(data) for name, data in self.endorsements.items()},
             "statement": None,
         }
         if (stated := self.statement) is not None:
@@ -94,13 +94,13 @@ def parse_evidence(data: bytes) -> Evidence:
         raise malformed("envelope", "kind must be text and endorsements an object")
     return Evidence(
         kind=kind,
-        data=_decode(value["evidence"], "evidence"),
-        endorsements={name: _decode(text, f"endorsement {name[:40]!r}") for name, text in endorsements.items()},
-        statement=_statement(value["statement"]),
+        data=_decode_text(value["evidence"], "evidence"),
+        endorsements={name: _decode_text(text, f"endorsement {name[:40]!r}") for name, text in endorsements.items()},
+        statement=_read_statement(value["statement"]),
     )
 
 
-def _statement(value: Any) -> Binding | None:
+def _read_statement(value: Any) -> Binding | None:
     if value is None:
         return None
     if (
@@ -116,11 +116,11 @@ def _statement(value: Any) -> Binding | None:
         raise malformed("envelope", f"its statement: {exc}") from exc
 
 
-def _encode(data: bytes) -> str:
+def _encode_bytes(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _decode(text: Any, where: str) -> bytes:
+def _decode_text(text: Any, where: str) -> bytes:
     if not isinstance(text, str):
         raise malformed("envelope", f"{where} must be base64 text")
     try:
@@ -128,6 +128,6 @@ def _decode(text: Any, where: str) -> bytes:
     except (binascii.Error, ValueError) as exc:
         raise malformed("envelope", f"{where} is not base64") from exc
     # the last character of base64 has spare bits: two texts must not stand for one evidence
-    if _encode(data) != text:
+    if _encode_bytes(data) != text:
         raise malformed("envelope", f"{where} is not in the one form of base64")
     return data

@@ -45,10 +45,10 @@ class KeyRelease:
             raise RefusedEvidenceError(
                 Reason.INSECURE_KIND, f"key: evidence of kind {claims.kind[:40]!r}, accepted {', '.join(self._kinds)}"
             )
-        self._use(claims, now)
+        self._use_nonce(claims, now)
         return self._key
 
-    def _use(self, token: Token, now: datetime) -> None:
+    def _use_nonce(self, token: Token, now: datetime) -> None:
         self._used = {nonce: expires for nonce, expires in self._used.items() if expires > now}
         if token.binding.nonce in self._used:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "key: was released for this nonce before; draw a new one")

@@ -129,16 +129,16 @@ class Policy:
     def trust(self, kind: str, now: datetime) -> Trust:
         """Return roots, clock and revocation for a kind; its packaged roots where the policy pins none."""
         roots = self.roots.get(kind) or packaged_roots(kind)
-        manifests = self.manifest_roots.get(kind) or _packaged(BACKENDS[kind].manifest_roots)
+        manifests = self.manifest_roots.get(kind) or _read_packaged(BACKENDS[kind].manifest_roots)
         return Trust(roots, now, self.crls.get(kind, ()), self.revoked_certificates, manifest_roots=manifests)
 
 
 def packaged_roots(kind: str) -> tuple[Certificate, ...]:
     """Return the vendor's roots that come with Phalanx; none for some kinds and generations."""
-    return _packaged(BACKENDS[kind].packaged_roots)
+    return _read_packaged(BACKENDS[kind].packaged_roots)
 
 
-def _packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
+def _read_packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
     folder = resources.files("phalanx.security.tee") / "roots"
     return tuple(
         root for name in names for root in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
@@ -165,15 +165,18 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
     return Policy(
         references=references,
         roots={
-            kind: tuple(root for name in reference.roots for root in _roots(directory, name))
+            kind: tuple(root for name in reference.roots for root in _read_roots(directory, name))
             for kind, reference in references.items()
         },
         manifest_roots={
-            "nv-gpu": tuple(root for name in config.nv_gpu.manifest_roots for root in _roots(directory, name))
+            "nv-gpu": tuple(root for name in config.nv_gpu.manifest_roots for root in _read_roots(directory, name))
         }
         if config.nv_gpu is not None
         else {},
-        crls={kind: tuple(_crl(directory / name) for name in reference.crls) for kind, reference in references.items()},
+        crls={
+            kind: tuple(_read_crl(directory / name) for name in reference.crls)
+            for kind, reference in references.items()
+        },
         revoked_measurements=frozenset(config.revoked_measurements),
         revoked_certificates=frozenset(config.revoked_certificates),
         allow_insecure_sim=config.allow_insecure_sim,
@@ -192,23 +195,23 @@ def files_of(config: PolicyConfig) -> tuple[str, ...]:
     return tuple(files)
 
 
-def _roots(directory: Path, given: str) -> tuple[Certificate, ...]:
+def _read_roots(directory: Path, given: str) -> tuple[Certificate, ...]:
     """Read roots from a file, or from the PEM text that stands in its place."""
     place = "roots" if given.startswith(_PEM) else str(directory / given)
     try:
-        return read_certificates(given.encode() if given.startswith(_PEM) else _read(directory / given), place)
+        return read_certificates(given.encode() if given.startswith(_PEM) else _read_file(directory / given), place)
     except RefusedEvidenceError as exc:
         raise ConfigError(f"{place}: {exc.detail}; expected the vendor's root certificates") from exc
 
 
-def _crl(path: Path) -> RevocationList:
+def _read_crl(path: Path) -> RevocationList:
     try:
-        return parse_crl(_read(path), str(path))
+        return parse_crl(_read_file(path), str(path))
     except RefusedEvidenceError as exc:
         raise ConfigError(f"{path}: {exc.detail}; expected a revocation list in DER") from exc
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:

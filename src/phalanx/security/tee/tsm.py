@@ -80,7 +80,7 @@ class TsmAttester:
         try:
             self._entries.make(entry)
             try:
-                return self._read(entry, binding)
+                return self._read_evidence(entry, binding)
             finally:
                 self._entries.remove(entry)
         except OSError as exc:
@@ -89,13 +89,13 @@ class TsmAttester:
                 "machine, configfs mounted, and the rights of root"
             ) from exc
 
-    def _read(self, entry: Path, binding: Binding) -> Evidence:
-        provider = _provider(entry)
+    def _read_evidence(self, entry: Path, binding: Binding) -> Evidence:
+        provider = _read_provider(entry)
         if PROVIDERS.get(provider) != self.kind:
             raise NoEvidenceError(f"{entry}: the kernel's provider is {provider[:40]!r}, which gives no {self.kind}")
         (entry / "inblob").write_bytes(binding.digest().ljust(_REPORT_DATA_BYTES, b"\0"))
         report = (entry / "outblob").read_bytes()
-        sent = _certificates((entry / "auxblob").read_bytes()) if self.kind == "snp" else {}
+        sent = _read_certificates((entry / "auxblob").read_bytes()) if self.kind == "snp" else {}
         # every write raises it: more than one means that the report is about another process's data
         if (generation := (entry / "generation").read_text(encoding="ascii").strip()) != "1":
             raise NoEvidenceError(f"{entry}: generation {generation[:20]}, expected 1; somebody else writes to it")
@@ -108,23 +108,23 @@ def provider_kind(root: Path = Path("/"), entries: ReportEntries = _ENTRIES) -> 
     try:
         entries.make(entry)
         try:
-            return PROVIDERS.get(_provider(entry))
+            return PROVIDERS.get(_read_provider(entry))
         finally:
             entries.remove(entry)
     except OSError:
         return None
 
 
-def _provider(entry: Path) -> str:
+def _read_provider(entry: Path) -> str:
     return (entry / "provider").read_text(encoding="ascii").strip().replace("-", "_")
 
 
-def _certificates(table: bytes) -> dict[str, bytes]:
+def _read_certificates(table: bytes) -> dict[str, bytes]:
     """Read the table of certificates that the host sends along; none where it sends none. Nothing in it is believed."""
     if not any(table):
         return {}
     try:
-        certificates = _table(table)
+        certificates = _read_table(table)
     except RefusedEvidenceError as exc:
         raise NoEvidenceError(exc.detail) from exc
     named = {
@@ -136,7 +136,7 @@ def _certificates(table: bytes) -> dict[str, bytes]:
     return {**named, "chain": chain} if chain else named
 
 
-def _table(data: bytes) -> dict[uuid.UUID, bytes]:
+def _read_table(data: bytes) -> dict[uuid.UUID, bytes]:
     reader = Reader(data, "SNP certificate table")
     certificates: dict[uuid.UUID, bytes] = {}
     for _ in range(_MAX_CERTIFICATES):

@@ -37,7 +37,7 @@ class SinkLine:
     check: Callable[[], None]
 
 
-def _needs(package: str) -> Callable[[], None]:
+def _require_package(package: str) -> Callable[[], None]:
     def check() -> None:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"needs {package}; install phalanx-train[{package}], or take the section out")
@@ -46,9 +46,9 @@ def _needs(package: str) -> Callable[[], None]:
 
 
 SINKS: dict[str, SinkLine] = {
-    "wandb": SinkLine(WandbConfig, WandbSink, _needs("wandb")),
-    "mlflow": SinkLine(MlflowConfig, MlflowSink, _needs("mlflow")),
-    "trackio": SinkLine(TrackioConfig, TrackioSink, _needs("trackio")),
+    "wandb": SinkLine(WandbConfig, WandbSink, _require_package("wandb")),
+    "mlflow": SinkLine(MlflowConfig, MlflowSink, _require_package("mlflow")),
+    "trackio": SinkLine(TrackioConfig, TrackioSink, _require_package("trackio")),
 }
 
 

@@ -72,14 +72,14 @@ class MlflowSink:
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """As `Sink` says."""
-        self._client.log_batch(self._run, metrics=list(_metrics(values, step)), synchronous=True)
+        self._client.log_batch(self._run, metrics=list(_metric_entities(values, step)), synchronous=True)
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""
         self._client.set_terminated(self._run, _STATES[status])
 
 
-def _metrics(values: Mapping[str, float], step: int) -> Iterator[Any]:
+def _metric_entities(values: Mapping[str, float], step: int) -> Iterator[Any]:
     from mlflow.entities import Metric  # noqa: PLC0415 - an extra, in this process alone
 
     now = int(time.time() * 1000)

@@ -90,7 +90,7 @@ def parse_report(data: bytes) -> SnpReport:
     reader.take(8)
     tcbs["launch"] = reader.take(8)
     reader.take(SIGNED_BYTES - reader.position)
-    r, s = _signature(reader)
+    r, s = _read_signature(reader)
     return SnpReport(
         version=version,
         policy=policy,
@@ -108,7 +108,7 @@ def parse_report(data: bytes) -> SnpReport:
     )
 
 
-def _signature(reader: Reader) -> tuple[int, int]:
+def _read_signature(reader: Reader) -> tuple[int, int]:
     """Read r and s: 48 bytes each in fields of 72, least significant first; all else in the field is zero."""
     r = int.from_bytes(reader.take(48), "little")
     reader.zeros(24, "the rest of r")
@@ -136,6 +136,6 @@ def product_of(family_model: tuple[int, int]) -> str | None:
     return None
 
 
-def products() -> tuple[str, ...]:
+def known_products() -> tuple[str, ...]:
     """Return the products with a known TCB layout."""
     return tuple(_TCB_LAYOUT)

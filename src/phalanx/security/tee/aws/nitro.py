@@ -45,7 +45,7 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
     """
     evidence.check_names(set())
     message = parse_sign1(evidence.data, _WHERE)
-    document = _document(message)
+    document = _read_document(message)
     leaf = parse_certificate(document["certificate"], "Nitro certificate")
     bundle = [parse_certificate(der, "Nitro certificate") for der in document["cabundle"]]
     path = check_chain(leaf, bundle, trust)
@@ -54,7 +54,7 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
         raise malformed(_WHERE, f"signature algorithm {message.algorithm}, expected {ES384} (ES384)")
     check_raw_ecdsa(leaf.key, ec.SECP384R1, message.signature, message.signed, _WHERE)
     _check_moment(document["timestamp"], trust.now)
-    pcrs = _pcrs(document)
+    pcrs = _read_pcrs(document)
     if not pcrs.get("pcr0", "").strip("0"):
         raise RefusedEvidenceError(
             Reason.DEBUG_ENABLED, "Nitro document: PCR0 is zero, which an enclave has in debug mode only"
@@ -72,10 +72,10 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
 
 def inspect_nitro(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    return _pcrs(_document(parse_sign1(evidence.data, _WHERE)))
+    return _read_pcrs(_read_document(parse_sign1(evidence.data, _WHERE)))
 
 
-def _document(message: Sign1) -> dict[str, Any]:
+def _read_document(message: Sign1) -> dict[str, Any]:
     document = decode(message.payload, _WHERE)
     if not isinstance(document, dict) or not _REQUIRED <= set(document) <= _REQUIRED | set(_OPTIONAL):
         raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_REQUIRED))}")
@@ -106,7 +106,7 @@ def _is_bytes(value: Any, lengths: tuple[int, ...]) -> bool:
     return isinstance(value, bytes) and len(value) in lengths
 
 
-def _pcrs(document: dict[str, Any]) -> dict[str, str]:
+def _read_pcrs(document: dict[str, Any]) -> dict[str, str]:
     return {f"pcr{index}": value.hex() for index, value in document["pcrs"].items()}
 
 

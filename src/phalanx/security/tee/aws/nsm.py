@@ -52,10 +52,10 @@ class NsmAttester:
             raise NoEvidenceError(f"{self._device}: {exc.strerror}; is this a Nitro enclave?") from exc
         except RefusedEvidenceError as exc:
             raise NoEvidenceError(f"{_WHERE}: its response cannot be read ({exc.detail})") from exc
-        return Evidence(self.kind, _document(answer), {}, binding)
+        return Evidence(self.kind, _extract_document(answer), {}, binding)
 
 
-def _document(answer: Any) -> bytes:
+def _extract_document(answer: Any) -> bytes:
     if isinstance(answer, dict) and isinstance(answer.get("Error"), str):
         raise NoEvidenceError(f"{_WHERE}: refuses with {answer['Error'][:40]}")
     try:

@@ -89,7 +89,7 @@ def attestation_key(runtime: bytes) -> rsa.RSAPublicKey:
         keys = [key for key in value["keys"] if key["kid"] == _ATTESTATION_KEY]
         if len(keys) != 1 or keys[0]["kty"] != "RSA" or keys[0]["key_ops"] != ["sign"]:
             raise malformed(_WHERE, f"its runtime data has not exactly one RSA key {_ATTESTATION_KEY} that signs")
-        modulus, exponent = _number(keys[0]["n"]), _number(keys[0]["e"])
+        modulus, exponent = _decode_number(keys[0]["n"]), _decode_number(keys[0]["e"])
         if modulus.bit_length() < MIN_RSA_BITS:
             raise malformed(_WHERE, f"a key of {modulus.bit_length()} bits, least {MIN_RSA_BITS}")
         return rsa.RSAPublicNumbers(exponent, modulus).public_key()
@@ -97,7 +97,7 @@ def attestation_key(runtime: bytes) -> rsa.RSAPublicKey:
         raise malformed(_WHERE, "its runtime data cannot be read") from exc
 
 
-def _number(text: str) -> int:
+def _decode_number(text: str) -> int:
     try:
         return int.from_bytes(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), "big")
     except binascii.Error as exc:

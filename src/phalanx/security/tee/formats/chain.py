@@ -54,7 +54,7 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     while not _is_root(path[-1], trust):
         if len(path) >= MAX_DEPTH:
             raise RefusedEvidenceError(Reason.BAD_CHAIN, f"chain of {leaf.name!r} is longer than {MAX_DEPTH}")
-        path.append(_issuer(path[-1], (*trust.roots, *pool)))
+        path.append(_find_issuer(path[-1], (*trust.roots, *pool)))
     for index, (certificate, issuer) in enumerate(itertools.pairwise(path)):
         _check_issuer(certificate, issuer, below=index)
     for certificate in path:
@@ -94,7 +94,7 @@ def _is_root(certificate: Certificate, trust: Trust) -> bool:
     return any(certificate.raw == root.raw for root in trust.roots)
 
 
-def _issuer(certificate: Certificate, candidates: tuple[Certificate, ...]) -> Certificate:
+def _find_issuer(certificate: Certificate, candidates: tuple[Certificate, ...]) -> Certificate:
     named = [
         candidate
         for candidate in candidates

@@ -110,7 +110,7 @@ def parse_certificate(der: bytes, where: str = "certificate", limit: int = MAX_C
     """
     if len(der) > limit:
         raise malformed(where, f"{len(der)} bytes, allowed {limit}")
-    outer, signed, algorithm, signature = _envelope(der, where)
+    outer, signed, algorithm, signature = _open_envelope(der, where)
     version = outer.enter(0xA0)
     if version.integer() != 2:
         raise malformed(where, "is not X.509 version 3")
@@ -122,7 +122,7 @@ def parse_certificate(der: bytes, where: str = "certificate", limit: int = MAX_C
     not_before, not_after = validity.time(), validity.time()
     validity.end()
     subject, spki = outer.whole(), outer.whole()
-    extensions = _extensions(outer, _EXTENSIONS, where)
+    extensions = _read_extensions(outer, _EXTENSIONS, where)
     outer.end()
     return Certificate(
         der, signed, serial, issuer, subject, not_before, not_after, spki, extensions, algorithm, signature
@@ -136,7 +136,7 @@ def parse_crl(der: bytes, where: str = "revocation list") -> RevocationList:
     Raises:
         RefusedEvidenceError: Malformed, without a next update, or with a critical extension (such as a delta list).
     """
-    outer, signed, algorithm, signature = _envelope(der, where)
+    outer, signed, algorithm, signature = _open_envelope(der, where)
     if outer.integer() != 1:
         raise malformed(where, "is not of version 2")
     _check_same_algorithm(outer.whole(), algorithm, where)
@@ -145,8 +145,8 @@ def parse_crl(der: bytes, where: str = "revocation list") -> RevocationList:
     if outer.peek() not in (UTC_TIME, GENERALIZED_TIME):
         raise malformed(where, "does not say when the next one is due")
     next_update = outer.time()
-    serials = _revoked(outer.enter(), where) if outer.peek() == SEQUENCE else frozenset()
-    extensions = _extensions(outer, 0xA0, where)
+    serials = _read_revoked(outer.enter(), where) if outer.peek() == SEQUENCE else frozenset()
+    extensions = _read_extensions(outer, 0xA0, where)
     outer.end()
     if any(critical for critical, _ in extensions.values()):
         raise malformed(where, "has a critical extension that is not understood here")
@@ -193,7 +193,7 @@ def _from_pem(block: bytes, where: str) -> bytes:
     return der
 
 
-def _envelope(der: bytes, where: str) -> tuple[Der, bytes, bytes, bytes]:
+def _open_envelope(der: bytes, where: str) -> tuple[Der, bytes, bytes, bytes]:
     """Open SEQUENCE { signed, algorithm, signature }, the form of both; return a reader of the signed part first."""
     outermost = Der(der, where)
     holder = outermost.enter()
@@ -208,7 +208,7 @@ def _check_same_algorithm(inner: bytes, outer: bytes, where: str) -> None:
         raise malformed(where, "names two signature algorithms")
 
 
-def _extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
+def _read_extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
     extensions: dict[str, tuple[bool, bytes]] = {}
     if outer.peek() != tag:
         return extensions
@@ -227,7 +227,7 @@ def _extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes
     return extensions
 
 
-def _revoked(entries: Der, where: str) -> frozenset[int]:
+def _read_revoked(entries: Der, where: str) -> frozenset[int]:
     serials = set()
     while entries.more():
         entry = entries.enter()

@@ -25,7 +25,7 @@ from phalanx.security.tee.intel.dcap_tcb import (
     module_level,
     platform_level,
     quoting_enclave_level,
-    worst,
+    worst_level,
 )
 from phalanx.security.tee.intel.pck import PckFacts, pck_facts
 from phalanx.security.tee.refusal_reason import Reason
@@ -94,7 +94,7 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
     )
     _check_attestation_key(quote)
     pck = pck_facts(certificates[0])
-    level = _level(quote, collateral, pck)
+    level = _appraise_level(quote, collateral, pck)
     _check_level(level, collateral, reference)
     return CheckedQuote(quote, level, pck, collateral.tcb_info.evaluation, min(collateral.expires, first_end(path)))
 
@@ -116,7 +116,7 @@ def _check_attestation_key(quote: Quote) -> None:
     check_raw_ecdsa(key, ec.SECP256R1, quote.signature, quote.signed, "quote")
 
 
-def _level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
+def _appraise_level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
     expected = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
     if (collateral.tcb_info.id, collateral.qe_identity.id) != expected:
         raise RefusedEvidenceError(
@@ -126,7 +126,7 @@ def _level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
     if isinstance(quote.body, TdxBody):
         levels.append(module_level(collateral.tcb_info, quote.body))
     levels.append(quoting_enclave_level(collateral.qe_identity, quote.qe))
-    return worst(levels)
+    return worst_level(levels)
 
 
 def _check_level(level: Level, collateral: Collateral, reference: DcapReference) -> None:

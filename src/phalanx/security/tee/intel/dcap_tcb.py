@@ -128,14 +128,14 @@ def platform_level(table: TcbInfo, pck: PckFacts, body: SgxBody | TdxBody) -> Le
         )
     for level in table.levels:
         tcb = level.tcb
-        if not _reaches(pck.svns, tcb.sgxtcbcomponents) or pck.pce_svn < tcb.pcesvn:
+        if not _reaches_level(pck.svns, tcb.sgxtcbcomponents) or pck.pce_svn < tcb.pcesvn:
             continue
         if isinstance(body, TdxBody):
             if tcb.tdxtcbcomponents is None:
                 continue
             # the first two are the module's own, and judged by its identity where it has one
             start = 2 if body.tcb_svn[1] else 0
-            if not _reaches(body.tcb_svn[start:], tcb.tdxtcbcomponents[start:]):
+            if not _reaches_level(body.tcb_svn[start:], tcb.tdxtcbcomponents[start:]):
                 continue
         return Level(level.status, level.advisories)
     raise RefusedEvidenceError(Reason.TCB_TOO_OLD, "TCB info: the platform is below every level that Intel knows")
@@ -182,7 +182,7 @@ def quoting_enclave_level(table: QeIdentity, report: SgxBody) -> Level:
     return _svn_level(table.levels, report.svn, "quoting enclave")
 
 
-def worst(levels: Sequence[Level]) -> Level:
+def worst_level(levels: Sequence[Level]) -> Level:
     """Join the levels of platform, module and quoting enclave into one; the platform's comes first.
 
     An outdated enclave or module makes the whole outdated; a need of the platform's configuration stays in the status.
@@ -206,7 +206,7 @@ def _svn_level(levels: Iterable[_SvnLevel], svn: int, where: str) -> Level:
     raise RefusedEvidenceError(Reason.TCB_TOO_OLD, f"{where}: version {svn} is below every level that Intel knows")
 
 
-def _reaches(svns: bytes, components: Sequence[_Component]) -> bool:
+def _reaches_level(svns: bytes, components: Sequence[_Component]) -> bool:
     return all(svn >= component.svn for svn, component in zip(svns, components, strict=True))
 
 

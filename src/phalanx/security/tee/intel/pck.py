@@ -43,15 +43,15 @@ def pck_facts(certificate: Certificate) -> PckFacts:
     if value is None:
         raise malformed(place, "has no SGX extension, so it is no PCK certificate")
     fields = _by_oid(Der(value, place), place)
-    parts = _by_oid(Der(_field(fields, _TCB, SEQUENCE, place), place), place)
-    numbers = [_number(parts, f"{_TCB}.{index}", place) for index in range(1, _NUM_COMPONENTS + 1)]
+    parts = _by_oid(Der(_find_field(fields, _TCB, SEQUENCE, place), place), place)
+    numbers = [_read_number(parts, f"{_TCB}.{index}", place) for index in range(1, _NUM_COMPONENTS + 1)]
     if any(not 0 <= number <= 255 for number in numbers):
         raise malformed(place, "a security version is not in one byte")
-    pce_id, fmspc = _field(fields, _PCE_ID, OCTET_STRING, place), _field(fields, _FMSPC, OCTET_STRING, place)
-    _field(fields, _TYPE, ENUMERATED, place)
+    pce_id, fmspc = _find_field(fields, _PCE_ID, OCTET_STRING, place), _find_field(fields, _FMSPC, OCTET_STRING, place)
+    _find_field(fields, _TYPE, ENUMERATED, place)
     if len(pce_id) != 2 or len(fmspc) != 6:
         raise malformed(place, "PCE id or FMSPC of another length")
-    return PckFacts(bytes(numbers), _number(parts, _PCE_SVN, place), pce_id, fmspc)
+    return PckFacts(bytes(numbers), _read_number(parts, _PCE_SVN, place), pce_id, fmspc)
 
 
 def _by_oid(holder: Der, where: str) -> dict[str, bytes]:
@@ -71,7 +71,7 @@ def _by_oid(holder: Der, where: str) -> dict[str, bytes]:
     return values
 
 
-def _field(fields: dict[str, bytes], oid: str, tag: int, where: str) -> bytes:
+def _find_field(fields: dict[str, bytes], oid: str, tag: int, where: str) -> bytes:
     if oid not in fields:
         raise malformed(where, f"SGX extension lacks {oid}")
     holder = Der(fields[oid], where)
@@ -80,7 +80,7 @@ def _field(fields: dict[str, bytes], oid: str, tag: int, where: str) -> bytes:
     return holder.read(tag)
 
 
-def _number(fields: dict[str, bytes], oid: str, where: str) -> int:
+def _read_number(fields: dict[str, bytes], oid: str, where: str) -> int:
     if oid not in fields:
         raise malformed(where, f"SGX extension lacks {oid}")
     return Der(fields[oid], where).integer()

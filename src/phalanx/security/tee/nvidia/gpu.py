@@ -73,7 +73,7 @@ def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> C
     manifests = _check_manifests(evidence, report, reference, trust)
     return Claims(
         kind="nv-gpu",
-        measurements=_measurements(report),
+        measurements=_hex_measurements(report),
         report_data=report.nonce,
         expires=first_end((*path, *manifests)),
         tcb={"driver": report.driver_version, "vbios": report.vbios_version},
@@ -98,10 +98,10 @@ def _check_manifests(
 
 def inspect_nv_gpu(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    return _measurements(parse_measurements(evidence.data))
+    return _hex_measurements(parse_measurements(evidence.data))
 
 
-def _measurements(report: SpdmMeasurements) -> dict[str, str]:
+def _hex_measurements(report: SpdmMeasurements) -> dict[str, str]:
     return {str(index): value.hex() for index, value in report.measurements.items()}
 
 
@@ -128,13 +128,13 @@ def _firmware_ids(value: bytes, where: str) -> list[bytes]:
         inside = Der(content, where)
         if tag == _FWIDS:
             while inside.more():
-                digests.append(_digest(inside.enter()))
+                digests.append(_read_digest(inside.enter()))
         elif tag == SEQUENCE and inside.peek() == OID:
-            digests.append(_digest(inside))
+            digests.append(_read_digest(inside))
     return digests
 
 
-def _digest(item: Der) -> bytes:
+def _read_digest(item: Der) -> bytes:
     """Read SEQUENCE { hash, digest }, already entered."""
     item.oid()
     digest = item.read(OCTET_STRING)

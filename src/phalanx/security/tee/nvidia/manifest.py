@@ -56,10 +56,10 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
     version = root.elements[1].attributes.get("colloquialVersion", "")
     if not version:
         raise malformed(where, "names no version")
-    return ReferenceManifest(version, _values(root.elements[2], where), path)
+    return ReferenceManifest(version, _read_measurements(root.elements[2], where), path)
 
 
-def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
+def _read_measurements(payload: Element, where: str) -> dict[int, frozenset[str]]:
     measurements: dict[int, frozenset[str]] = {}
     seen: set[int] = set()
     for resource in payload.elements:
@@ -72,13 +72,13 @@ def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
         if (active := resource.attributes.get("active")) not in ("True", "False"):
             raise malformed(where, f"measurement {index}: active is neither True nor False")
         if active == "True":
-            measurements[int(index) + 1] = _alternatives(resource, index, where)
+            measurements[int(index) + 1] = _read_alternatives(resource, index, where)
     if not measurements:
         raise malformed(where, "no measurement is active")
     return measurements
 
 
-def _alternatives(resource: Element, index: str, where: str) -> frozenset[str]:
+def _read_alternatives(resource: Element, index: str, where: str) -> frozenset[str]:
     count = resource.attributes.get("alternatives", "")
     if not count.isascii() or not count.isdecimal() or not 1 <= int(count) <= _MAX_ALTERNATIVES:
         raise malformed(where, f"measurement {index}: {count[:8]!r} alternatives")

@@ -72,16 +72,16 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
     if len(data) > MAX_REPORT_BYTES:
         raise malformed(_WHERE, f"{len(data)} bytes, allowed {MAX_REPORT_BYTES}")
     reader = Reader(data, _WHERE)
-    nonce = _request(reader)
+    nonce = _read_request(reader)
     version, code = reader.number(1), reader.number(1)
     if (version, code) != (_VERSION_1_1, _MEASUREMENTS):
         raise malformed(_WHERE, f"response {code:#x} of version {version:#x}, expected 0x60 of 0x11")
     reader.take(2)
     count = reader.number(1)
     record = Reader(reader.sized(3, MAX_REPORT_BYTES), _WHERE)
-    measurements = _blocks(record, count)
+    measurements = _read_blocks(record, count)
     reader.take(NONCE_BYTES)
-    opaque = _opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
+    opaque = _read_opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
     signed = reader.since(0)
     signature = reader.take(SIGNATURE_BYTES)
     # drivers hand reports over in a buffer that may be longer; what is signed ends before
@@ -98,7 +98,7 @@ def without_padding(data: bytes) -> bytes:
     return data[: len(report.signed) + len(report.signature)]
 
 
-def _request(reader: Reader) -> bytes:
+def _read_request(reader: Reader) -> bytes:
     version, code, attributes, operation = reader.take(4)
     if (version, code) != (_VERSION_1_1, _GET_MEASUREMENTS):
         raise malformed(_WHERE, f"request {code:#x} of version {version:#x}, expected 0xe0 of 0x11")
@@ -109,7 +109,7 @@ def _request(reader: Reader) -> bytes:
     return nonce
 
 
-def _blocks(reader: Reader, count: int) -> dict[int, bytes]:
+def _read_blocks(reader: Reader, count: int) -> dict[int, bytes]:
     blocks: dict[int, bytes] = {}
     for _ in range(count):
         index, specification = reader.number(1), reader.number(1)
@@ -125,7 +125,7 @@ def _blocks(reader: Reader, count: int) -> dict[int, bytes]:
     return blocks
 
 
-def _opaque(reader: Reader) -> dict[int, bytes]:
+def _read_opaque(reader: Reader) -> dict[int, bytes]:
     fields: dict[int, bytes] = {}
     while reader.left:
         kind = reader.number(2)

@@ -53,7 +53,7 @@ class TpmDevice(Closeable):
         Raises:
             TpmError: The TPM refuses it.
         """
-        return self._run(code, handles, parameters, sessions, with_handle=False)[1]
+        return self._run_command(code, handles, parameters, sessions, with_handle=False)[1]
 
     def make(
         self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes
@@ -63,7 +63,7 @@ class TpmDevice(Closeable):
         Raises:
             TpmError: The TPM refuses it.
         """
-        return self._run(code, handles, parameters, sessions, with_handle=True)
+        return self._run_command(code, handles, parameters, sessions, with_handle=True)
 
     def flush(self, handle: int) -> None:
         """Remove an object or a session."""
@@ -84,8 +84,8 @@ class TpmDevice(Closeable):
 
     def make_primary(self, hierarchy: int, template: bytes) -> tuple[int, bytes]:
         """Make a primary key and return its handle and public area; the caller removes it."""
-        parameters = wire.sensitive() + wire.sized(template) + wire.sized(b"") + struct.pack(">I", 0)
-        handle, answer = self.make(TpmCommand.CREATE_PRIMARY, (hierarchy,), parameters, wire.password())
+        parameters = wire.sensitive_area() + wire.sized(template) + wire.sized(b"") + struct.pack(">I", 0)
+        handle, answer = self.make(TpmCommand.CREATE_PRIMARY, (hierarchy,), parameters, wire.password_authorisation())
         return handle, answer.sized(2, 1024)
 
     @contextmanager
@@ -114,7 +114,7 @@ class TpmDevice(Closeable):
     def extend(self, index: int, digest: bytes) -> None:
         """Extend a PCR of the SHA-256 bank by 32 bytes."""
         parameters = struct.pack(">IH", 1, wire.SHA256) + digest
-        self.call(TpmCommand.PCR_EXTEND, (index,), parameters, wire.password())
+        self.call(TpmCommand.PCR_EXTEND, (index,), parameters, wire.password_authorisation())
 
     def read_memory(self, index: int) -> bytes:
         """Return what lies at an index of the non-volatile memory, such as the EK's certificate."""
@@ -122,14 +122,16 @@ class TpmDevice(Closeable):
         size, data = int.from_bytes(public[-2:], "big"), b""
         while len(data) < size:
             part = struct.pack(">HH", min(_NV_BYTES_AT_ONCE, size - len(data)), len(data))
-            data += self.call(TpmCommand.NV_READ, (wire.OWNER, index), part, wire.password()).sized(2, size)
+            data += self.call(TpmCommand.NV_READ, (wire.OWNER, index), part, wire.password_authorisation()).sized(
+                2, size
+            )
         return data
 
     def close(self) -> None:
         """End the connection; closing twice is harmless."""
         self._link.close()
 
-    def _run(
+    def _run_command(
         self,
         code: TpmCommand,
         handles: Sequence[int],

@@ -103,10 +103,10 @@ def make_credential(ek: PublicKey, ak_name: bytes, secret: bytes, form: EkForm =
     seed, encrypted = _seed_for(ek, form)
     size = hashlib.new(form.hash).digest_size
     storage = _kdf_a(form.hash, seed, b"STORAGE", ak_name, form.key_bits // 8)
-    identity = _cfb(storage, _tpm2b(secret))
+    identity = _encrypt_cfb(storage, _sized_bytes(secret))
     integrity = _kdf_a(form.hash, seed, b"INTEGRITY", b"", size)
     outer = hmac.digest(integrity, identity + ak_name, form.hash)
-    return _tpm2b(_tpm2b(outer) + identity), _tpm2b(encrypted)
+    return _sized_bytes(_sized_bytes(outer) + identity), _sized_bytes(encrypted)
 
 
 def _seed_for(ek: PublicKey, form: EkForm) -> tuple[bytes, bytes]:
@@ -123,7 +123,7 @@ def _seed_for(ek: PublicKey, form: EkForm) -> tuple[bytes, bytes]:
     parties = mine.x.to_bytes(width, "big") + theirs.x.to_bytes(width, "big")
     # KDFe, one round: the seed is as long as the hash
     seed = hashlib.new(form.hash, b"\0\0\0\x01" + shared + b"IDENTITY\0" + parties).digest()
-    return seed, _tpm2b(mine.x.to_bytes(width, "big")) + _tpm2b(mine.y.to_bytes(width, "big"))
+    return seed, _sized_bytes(mine.x.to_bytes(width, "big")) + _sized_bytes(mine.y.to_bytes(width, "big"))
 
 
 def _kdf_a(name: str, key: bytes, label: bytes, context: bytes, size: int) -> bytes:
@@ -132,7 +132,7 @@ def _kdf_a(name: str, key: bytes, label: bytes, context: bytes, size: int) -> by
     return hmac.digest(key, message, name)[:size]
 
 
-def _cfb(key: bytes, data: bytes) -> bytes:
+def _encrypt_cfb(key: bytes, data: bytes) -> bytes:
     """Encrypt by AES in cipher feedback mode from a zero start: the encryption of each block masks the next one.
 
     It is counter mode with the block before as the counter of each block; libraries are dropping the mode itself.
@@ -145,5 +145,5 @@ def _cfb(key: bytes, data: bytes) -> bytes:
     return out
 
 
-def _tpm2b(data: bytes) -> bytes:
+def _sized_bytes(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data

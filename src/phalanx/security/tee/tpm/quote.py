@@ -116,13 +116,13 @@ def _pcr_values(evidence: Evidence, quote: TpmQuote) -> dict[str, str]:
         if not isinstance(of_bank, dict) or set(of_bank) != {str(index) for index in indexes}:
             raise malformed("pcrs", f"expected the values of {bank} that are in the quote, no more and no fewer")
         for index in indexes:
-            values[f"{bank}.{index}"] = _hex(of_bank[str(index)], size)
+            values[f"{bank}.{index}"] = _decode_hex(of_bank[str(index)], size)
     if set(sent) != {bank for bank, _ in quote.selection}:
         raise malformed("pcrs", "values of a bank that is not in the quote")
     return values
 
 
-def _hex(text: Any, size: int) -> str:
+def _decode_hex(text: Any, size: int) -> str:
     if not isinstance(text, str) or len(text) != 2 * size or set(text) - set("0123456789abcdef"):
         raise malformed("pcrs", f"a value is not {size} bytes in lowercase hex")
     return text

@@ -93,7 +93,7 @@ def decode_response(code: TpmCommand, data: bytes, *, with_handle: bool) -> tupl
     return handle, TpmResponse(reader.take(parameter_size), place, big_endian=True)
 
 
-def password(secret: bytes = b"") -> bytes:
+def password_authorisation(secret: bytes = b"") -> bytes:
     """Write an authorisation by a password, by default the empty one."""
     return struct.pack(">IHB", _PASSWORD, 0, 0) + sized(secret)
 
@@ -152,7 +152,7 @@ def sealed_object(policy: bytes) -> bytes:
     return head + struct.pack(">H", _NULL) + sized(b"")
 
 
-def sensitive(secret: bytes = b"") -> bytes:
+def sensitive_area(secret: bytes = b"") -> bytes:
     """Write what an object is created with: no password, and the secret if it is sealed."""
     return sized(sized(b"") + sized(secret))
 
