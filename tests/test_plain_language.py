@@ -1,7 +1,7 @@
 """How plainly each package speaks: rates of pronoun names, circumlocutions and empty entries, held as upper bounds.
 
-A bound is lowered when a package is rewritten and never raised. ``python tests/test_plain_language.py`` prints today's rates
-in the form of `BOUNDS`.
+A bound is lowered when a package is rewritten and never raised. ``python tests/test_plain_language.py`` prints today's
+rates in the form of `BOUNDS`.
 """
 
 import ast

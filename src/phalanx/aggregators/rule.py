@@ -1,4 +1,4 @@
-"""What every robust rule is given and gives, and the distances that several of them need."""
+"""The interface of robust rules, and the distances that several of them need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

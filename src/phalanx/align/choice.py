@@ -18,7 +18,7 @@ TIE = 0.02
 """A judge that is no surer than this, over both orders, has no opinion."""
 
 Verdict = dict[str, Any]
-"""What is told of a choice: ``preference`` for the first answer from 0 to 1, and how it was come to."""
+"""Entries about a choice: ``preference`` for the first answer from 0 to 1, and its basis."""
 Chooser = Callable[[AskedPrompt, str, str, int], Verdict]
 """From a prompt, two answers and the prompt's number to a verdict."""
 

@@ -15,7 +15,7 @@ from phalanx.errors import DataError
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """What a model is asked.
+    """A prompt with its record.
 
     Attributes:
         where: File and line, for messages.

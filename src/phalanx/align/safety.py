@@ -1,4 +1,4 @@
-"""What a model refuses, of harmful and of harmless prompts, reported together: either alone says nothing."""
+"""A model's refusals of harmful and of harmless prompts, reported together: either alone says nothing."""
 
 import json
 import math

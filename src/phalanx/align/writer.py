@@ -1,4 +1,4 @@
-"""What the loops of this room need of a model; `phalanx.serve.ChatWriter` is one."""
+"""The interface of a model for the loops of this room; `phalanx.serve.ChatWriter` is one."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Writer(Protocol):
 
     @property
     def settings(self) -> dict[str, object]:
-        """How its tokens are drawn."""
+        """Settings of the draw of tokens."""
         ...
 
     def check(self, chat: Sequence[ChatMessage], /) -> None:

@@ -29,7 +29,7 @@ class KeyHolder(Protocol):
     """An object that can wrap and unwrap data keys."""
 
     name: str
-    """What messages and ``key.json`` call the key; tells nothing about it."""
+    """Name of the key in messages and ``key.json``; tells nothing about it."""
 
     def wrap(self, data_key: bytes, about: bytes) -> bytes:
         """Encrypt a data key so that it opens for `about` only."""

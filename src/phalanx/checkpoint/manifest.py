@@ -68,7 +68,7 @@ class CheckpointManifest(StrictModel):
 
     @property
     def ending(self) -> str:
-        """What the names of all files but the manifest and the key end with."""
+        """Suffix of all files but the manifest and the key."""
         return "" if self.encryption is None else SEALED
 
 

@@ -13,7 +13,7 @@ from phalanx.errors import CheckpointError
 from phalanx.security.crypto import in_domain
 
 SEALED = ".sealed"
-"""What the name of an encrypted file ends with."""
+"""Suffix of encrypted files."""
 _CHUNK_BYTES = 2**20
 _TAG_BYTES = 16
 _MAGIC = b"phalanx-sealed-1"

@@ -19,7 +19,7 @@ _TORN = -1
 
 
 def state_path(directory: Path, stage: int, party: str, step: int) -> Path:
-    """Where a party keeps its stage's state after so many steps; even and odd steps have a file each."""
+    """Return the path of a party's state after so many steps; even and odd steps have a file each."""
     return directory / f"stage-{stage}.{party}.{step % 2}.safetensors"
 
 

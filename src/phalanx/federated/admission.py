@@ -62,7 +62,7 @@ sends such an update. Equal or empty values show none, for training may end ther
 
 
 class UpdateHeader(StrictModel):
-    """What a site signs of its update.
+    """The signed part of a site's update.
 
     Attributes:
         run: Digest of the run file.
@@ -96,7 +96,7 @@ def _to_sign(header: UpdateHeader) -> bytes:
 
 @dataclass(frozen=True)
 class DueUpdates:
-    """What the updates of one round must be.
+    """The requirements of the updates of one round.
 
     Attributes:
         run: Digest of the run file.

@@ -23,7 +23,7 @@ class FedAvgConfig(StrictModel):
 
     kind: Literal["fedavg"] = "fedavg"
     rate: Rate = 1.0
-    """What the mean is multiplied with."""
+    """Factor of the mean."""
 
 
 class FedAvgMConfig(StrictModel):
@@ -325,7 +325,7 @@ class FederatedConfig(StrictModel):
 
     @property
     def cohort_sizes(self) -> range:
-        """How many sites a secure sum may be begun with."""
+        """Numbers of sites that a secure sum may begin with."""
         max_clients = self.num_asked if self.bucket is None else min(self.num_asked, 2 * self.bucket - 1)
         fewest = self.min_cohort if self.bucket is None else max(self.min_cohort, self.bucket)
         return range(fewest, max_clients + 1)

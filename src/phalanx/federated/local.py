@@ -20,7 +20,7 @@ from phalanx.federated.vectors import shapes_of
 
 @dataclass(frozen=True)
 class SpentRows:
-    """What the private rows of one site have spent.
+    """The spent budget of one site's private rows.
 
     Attributes:
         epsilon: A bound of it, within the budget.
@@ -33,7 +33,7 @@ class SpentRows:
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """What a site has trained in one round.
+    """A site's result of training one round.
 
     Attributes:
         delta: Movement of its weights, by name.
@@ -54,7 +54,7 @@ class LocalUpdate:
 
 @dataclass(frozen=True)
 class SiteScores:
-    """What a site's own held-out rows say of a model.
+    """A model's scores on a site's own held-out rows.
 
     Attributes:
         loss: Loss summed over all targets, in nats.
@@ -69,7 +69,7 @@ class SiteScores:
 
 
 class LocalTrainer(Protocol):
-    """What trains at a site, with the model in memory from round to round."""
+    """The interface of local training, with the model in memory from round to round."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor that is trained."""

@@ -27,11 +27,11 @@ StepGradient = tuple[Named, float, int]
 
 
 class PrivateGradients(Protocol):
-    """What makes gradients that tell little of any one row."""
+    """Makes gradients that tell little of any one row."""
 
     @property
     def spent(self) -> SpentRows:
-        """What has been spent of the site's budget."""
+        """Spent part of the site's budget."""
         ...
 
     def of_round(self, number: int) -> Iterator[StepGradient]:
@@ -91,11 +91,11 @@ class WholeModel:
         self._frozen |= self.personal
 
     def weights(self) -> Named:
-        """What is trained, as it is now; copies."""
+        """Return copies of the present trained parameters."""
         return {name: parameter.detach().clone() for name, parameter in self.trained.items()}
 
     def frozen(self) -> Named:
-        """What is not exchanged and yet part of a checkpoint: frozen factors, and personal weights at first."""
+        """Return parameters that are not exchanged and yet saved: frozen factors, and personal weights at first."""
         return {name: parameter.detach().clone() for name, parameter in self._frozen.items()}
 
     @torch.no_grad()
@@ -117,7 +117,7 @@ class WholeModel:
 
     @property
     def learned(self) -> dict[str, nn.Parameter]:
-        """What is trained, whether it is exchanged or personal."""
+        """Trained parameters, exchanged or personal."""
         return {**self.trained, **self.personal}
 
     def row_losses(self, ids: Tensor, labels: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class WholeModel:
 
 @dataclass(frozen=True)
 class SiteData:
-    """What a site trains and is measured on.
+    """The training rows and held-out rows of a site.
 
     Attributes:
         loader: Draws from the site's own sequences.
@@ -208,7 +208,7 @@ class SiteData:
 
 @dataclass(frozen=True)
 class SiteSchedule:
-    """How a site trains in a round.
+    """The local schedule of a site in a round.
 
     Attributes:
         optimizer: Begun anew in every round.

@@ -23,7 +23,7 @@ class DpoSettings(ObjectiveSettings):
 
     kind: Literal["dpo"] = "dpo"
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How much a nat of log-ratio weighs: the larger, the nearer the model stays to its reference."""
+    """Weight of a nat of log-ratio: the larger, the nearer the model stays to its reference."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
     """Share of the pairs that may be the wrong way round."""
 
@@ -134,7 +134,7 @@ class SimpoSettings(ObjectiveSettings):
 
     kind: Literal["simpo"] = "simpo"
     beta: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """How much a nat a label weighs."""
+    """Weight of a nat per label."""
     margin: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """The gap that a chosen answer is to have, in the units of beta times nats (gamma in the paper)."""
 
@@ -144,7 +144,7 @@ class CpoSettings(ObjectiveSettings):
 
     kind: Literal["cpo"] = "cpo"
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How much a nat of an answer weighs."""
+    """Weight of a nat of an answer."""
     likelihood: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the chosen answer's likelihood beside the preference."""
 

@@ -25,7 +25,7 @@ class KtoSettings(ObjectiveSettings):
 
     kind: Literal["kto"] = "kto"
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How much a nat of log-ratio weighs: the larger, the nearer the model stays to its reference."""
+    """Weight of a nat of log-ratio: the larger, the nearer the model stays to its reference."""
     wanted_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of an answer that is wanted."""
     unwanted_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""What an objective is: a pure loss of logits, labels and named extra rows, summed over its targets."""
+"""The objective: a pure loss of logits, labels and named extra rows, summed over its targets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LossWithExtras = Callable[..., tuple["Tensor", int]]
 """As `LossFunction`, with extra rows by name, as the objective declares them; and ``settings``, where it has such."""
 
 RowAttention = Literal["causal", "prefix", "bidirectional"]
-"""Which tokens a row's tokens see beside themselves: those before, also those of a prefix, or all."""
+"""Mask of a row's tokens: the tokens before, also the ones of a prefix, or all."""
 
 ROW_LABELS = "row_labels"
-"""Where ranks share rows: how many labels the whole of each row has, for losses that divide by it."""
+"""Extra row where ranks share rows: the labels of each whole row, for losses that divide by it."""
 
 _ROWS_OF_A_PAIR = 2
 
@@ -127,7 +127,7 @@ class Objective:
         return self.worth(logits, labels, extras)
 
     def count_targets(self, labels: Tensor) -> int:
-        """How many targets a batch, or a part of it, has.
+        """Return the number of targets of a batch, or of a part of it.
 
         Args:
             labels: int64 ``[batch, seq]``.

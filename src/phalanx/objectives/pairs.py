@@ -23,7 +23,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class RowLogProbs:
-    """What a model says of the counted labels of each row, alone or beside its reference.
+    """Log-probabilities of the counted labels of each row, alone or beside its reference.
 
     Attributes:
         total: Their log-probability, or log-ratio, together, in nats, float32 ``[batch]``.

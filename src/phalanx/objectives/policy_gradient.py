@@ -54,12 +54,12 @@ class DrawnTexts:
 
     @property
     def divergence(self) -> Float[Tensor, "texts tokens"]:
-        """How much likelier each token is than under the reference, in nats, float64; 0 behind a text."""
+        """Log-ratio of each token to the reference, in nats, float64; 0 behind a text."""
         return (self.old - self.reference).double() * self.mask
 
 
 class RolloutSettings(ObjectiveSettings):
-    """How answers are sampled and learned from.
+    """Settings of sampling answers and of learning from them.
 
     Attributes:
         group: Number of answers to each prompt.

@@ -48,7 +48,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
 
 def new_moments(parameter: Tensor) -> dict[str, Tensor]:
-    """What is kept of a parameter before its first update."""
+    """Return the state of a parameter before its first update."""
     return {
         name: torch.zeros(shape, dtype=torch.uint8 if is_in_bytes(name) else torch.float32, device=parameter.device)
         for name, shape in moment_shapes("adamw8bit", parameter.shape).items()

@@ -302,7 +302,7 @@ def gradient_norm_squared(gradients: Mapping[str, torch.Tensor]) -> float:
 
 
 def clip_coefficient(total_norm: float, clip_norm: float | None) -> float:
-    """What every gradient is multiplied by, at most 1, so that the whole norm is at most `clip_norm`.
+    """Return the factor of every gradient, at most 1, so that the whole norm is at most `clip_norm`.
 
     Raises:
         NonFiniteLossError: The norm is NaN, infinite or negative, whether clipping is on or not.

@@ -180,7 +180,7 @@ class ParallelConfig(StrictModel):
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.layout.world
 
     @property
@@ -192,22 +192,22 @@ class ParallelConfig(StrictModel):
 
     @property
     def fewest_dp(self) -> int:
-        """How few data parallel copies there may be."""
+        """Minimum number of data parallel copies."""
         return self.dp if self.min_dp is None else self.min_dp
 
     @property
     def most_dp(self) -> int:
-        """How many data parallel copies there may be."""
+        """Maximum number of data parallel copies."""
         return self.dp if self.max_dp is None else self.max_dp
 
     @property
     def ranks_per_copy(self) -> int:
-        """How many ranks one data parallel copy has."""
+        """Number of ranks of one data parallel copy."""
         return self.tp * self.pp * self.cp
 
     @property
     def copies(self) -> int:
-        """How many ranks have the same part of the model."""
+        """Number of ranks that have the same part of the model."""
         return self.dp * self.cp
 
     @property

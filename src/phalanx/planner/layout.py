@@ -126,7 +126,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def distance(one: Layout, other: Layout) -> float:
-    """How far two layouts are apart: doublings along each axis; what else is another counts a half."""
+    """Return the distance of two layouts: doublings along each axis; any other difference counts a half."""
     axes = math.fsum(abs(math.log2(getattr(one, axis) / getattr(other, axis))) for axis in AXES)
     others = [field.name for field in fields(Layout) if field.name not in AXES]
     return axes + 0.5 * len([name for name in others if getattr(one, name) != getattr(other, name)])

@@ -90,7 +90,7 @@ def classification_facts(record: RunRecord) -> dict[str, Any]:
 
 
 def _accuracy_tile(facts: dict[str, Any]) -> tuple[str, str, str]:
-    """How often the class of a held-out text was found, and how often without a model."""
+    """Return the accuracy on held-out texts, with and without a model."""
     names = {
         "macro-F1": "macro_f1",
         "before training": "accuracy_first",
@@ -151,7 +151,7 @@ def _format_preset(summary: dict[str, Any]) -> str:
 
 
 def _format_guarantees(summary: dict[str, Any]) -> str:
-    """How many stages in other hands have had which guarantee at worst."""
+    """Return the numbers of stages in other hands by their worst guarantee."""
     guarantees = summary.get("guarantees")
     names = [name for name in guarantees.values() if isinstance(name, str)] if isinstance(guarantees, dict) else []
     return ", ".join(f"{times} {words(name, 20)}" for name, times in Counter(names).items() if name != "own")

@@ -63,7 +63,7 @@ class PatternReward(RewardSettings):
 
 
 class ModelReward(RewardSettings):
-    """What a reward model says of prompt and text."""
+    """Score of prompt and text by a reward model."""
 
     kind: Literal["model"] = "model"
     path: Path
@@ -75,7 +75,7 @@ class JudgeReward(ServerSettings, RewardSettings):
 
     kind: Literal["judge"] = "judge"
     question: str | None = Field(default=None, min_length=1, max_length=20_000)
-    """What the judge is asked, with ``{prompt}`` and ``{text}``; left out, how good the answer is, from 0 to 10."""
+    """Question to the judge, with ``{prompt}`` and ``{text}``; by default how good the answer is, from 0 to 10."""
 
     @field_validator("question")
     @classmethod
@@ -86,7 +86,7 @@ class JudgeReward(ServerSettings, RewardSettings):
 
 
 class OwnReward(RewardSettings):
-    """What a function of the user's own, ``(prompt, text, record)``, returns."""
+    """Result of a function of the user's own, ``(prompt, text, record)``."""
 
     @field_validator("kind")
     @classmethod
@@ -104,7 +104,7 @@ REWARDS: dict[str, type[RewardSettings]] = {
 
 
 RewardConfig: Any = any_kind(REWARDS, OwnReward)
-"""What a run file says of one reward, told apart by ``kind``."""
+"""Config of one reward, told apart by ``kind``."""
 
 
 class RewardsConfig(StrictModel):

@@ -1,4 +1,4 @@
-"""What each kind of reward says of one text; runs in the child process of `RewardScorer` alone."""
+"""The rule of each kind of reward; runs in the child process of `RewardScorer` alone."""
 
 import re
 from collections.abc import Callable, Mapping

@@ -15,9 +15,9 @@ from phalanx.errors import RewardError
 from phalanx.rewards.config import RewardsConfig
 
 _TO_OPEN_S = 300.0
-"""What the child may take to be ready: a reward model has to be loaded."""
+"""Seconds until the child must be ready: a reward model has to be loaded."""
 _TO_END_S = 5.0
-"""What a child that has closed its pipe may take to be gone."""
+"""Seconds until a child that has closed its pipe must be gone."""
 _LARGEST = 1e6
 
 
@@ -54,7 +54,7 @@ class RewardScorer(Closeable):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each reward is called in metrics: its name, or its kind, with its number where two have the same."""
+        """Names of the rewards in metrics: the name, or the kind, with a number where two have the same."""
         kinds = [
             reward.name or reward.kind.partition(":")[2].partition("@")[0] or reward.kind for reward in self._config.of
         ]

@@ -15,7 +15,7 @@ _MOST_REPLY_BYTES = 1 << 20
 
 
 class ServerSettings(StrictModel):
-    """Where a language model is asked.
+    """Address and name of a served language model.
 
     Attributes:
         url: Address of the server, up to ``/v1``.

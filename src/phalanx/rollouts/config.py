@@ -1,4 +1,4 @@
-"""What a worker's file says, and what an owner says of the checks; reading it needs no torch."""
+"""A worker's config file, and an owner's section about checks; reading it needs no torch."""
 
 from typing import Annotated, Literal
 
@@ -14,7 +14,7 @@ AttentionKernel = Literal["sdpa", "eager"]
 
 
 class RolloutCheck(StrictModel):
-    """How texts of workers are checked.
+    """Checks of workers' texts.
 
     Attributes:
         rate: The share of each answer that is read again, after it was signed; at least one text, unless it is 0.

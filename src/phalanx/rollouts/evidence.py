@@ -39,7 +39,7 @@ _NEED_NO_WEIGHTS = ("equivocation", "form")
 
 @dataclass(frozen=True)
 class EvidenceDesk:
-    """Where evidence is written, and what vouches for the parties in it.
+    """Directory of evidence, and certificates of the parties in it.
 
     Attributes:
         directory: Directory of the evidence files.
@@ -204,7 +204,7 @@ def _tolerance_of(bundle: RolloutBundle) -> Mapping[str, float]:
 
 
 def _verdict_core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
-    """What two readers of the same records must agree on; measured distances depend on the machine."""
+    """Return the part on which two readers of the same records must agree; distances depend on the machine."""
     if verdict is None:
         return None
     return verdict.party, verdict.step, verdict.request, verdict.offence, verdict.prompt, verdict.sample

@@ -25,7 +25,7 @@ from phalanx.transport import parse_body
 
 @dataclass
 class RolloutCosts:
-    """What a company has done so far.
+    """Counts of a company's work so far.
 
     Attributes:
         texts: That were handed out for training.
@@ -43,7 +43,7 @@ class RolloutCosts:
 
 
 class Examination(NamedTuple):
-    """What was found in one answer.
+    """The result of examining one answer.
 
     Attributes:
         texts: The texts, where all is in order.

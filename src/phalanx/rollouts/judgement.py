@@ -14,7 +14,7 @@ from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, unpack_answ
 from phalanx.rollouts.verdict import RolloutDismissal, RolloutOffence, RolloutVerdict
 
 RewardRule = Callable[[Rollout], float]
-"""What a text earns, by its tokens alone."""
+"""Function from the tokens of a text to its reward."""
 
 REWARD_SLACK = 1e-6
 """Between a reward as reported and as computed: sums in another order."""

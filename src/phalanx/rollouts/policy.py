@@ -59,7 +59,7 @@ def policy_digest(config: Mapping[str, Any], weights: str) -> str:
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """What a model computed at some positions of a batch.
+    """A model's outputs at some positions of a batch.
 
     Attributes:
         logits: ``[rows, positions, vocab]``.
@@ -118,7 +118,7 @@ class PolicyModel:
 
     @property
     def device(self) -> str:
-        """Where its weights are."""
+        """Device of its weights."""
         return str(self._model.device)
 
     @property

@@ -21,7 +21,7 @@ MOST_NUMBERS = 1 << 25
 
 @dataclass(frozen=True)
 class RereadRollout:
-    """What a checker's weights say of one text.
+    """A checker's reading of one text with its own weights.
 
     Attributes:
         margins: Logits by which each token lost its draw, float64 ``[tokens]``.

@@ -1,4 +1,4 @@
-"""What a worker is asked to generate: prompts, the rule of the draw, a seed, and the digest of the weights."""
+"""The request to a worker: prompts, the rule of the draw, a seed, and the digest of the weights."""
 
 from typing import Annotated, ClassVar
 
@@ -41,7 +41,7 @@ class SamplerConfig(StrictModel):
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by; a greedy draw reports log-probabilities at temperature 1."""
+        """Divisor of the logits; a greedy draw reports log-probabilities at temperature 1."""
         return self.temperature or 1.0
 
     def num_sketches(self, tokens: int) -> int:

@@ -56,7 +56,7 @@ class Rollout:
 
 
 class RolloutLine(StrictModel):
-    """What an answer says of one text beside its numbers."""
+    """An answer's entry about one text beside its numbers."""
 
     prompt: PromptNumber
     sample: SampleNumber
@@ -66,7 +66,7 @@ class RolloutLine(StrictModel):
 
 
 class WritingClass(StrictModel):
-    """How a worker computed its texts; a control run computes in the same way before it is accused.
+    """The settings by which a worker computed its texts; a control run uses them before it is accused.
 
     Attributes:
         attention: Name of the attention kernel.

@@ -1,4 +1,4 @@
-"""What each worker has been asked for, sent and left unanswered; one that costs more than it brings is left out."""
+"""Requests, answers and open frames of each worker; a worker that costs more than it brings is left out."""
 
 from collections import Counter
 from collections.abc import Mapping

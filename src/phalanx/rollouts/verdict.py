@@ -1,4 +1,4 @@
-"""What is allowed between honest parties, the verdict on a worker that went beyond it, and dismissals without one."""
+"""Tolerances between honest parties, the verdict on a worker beyond them, and dismissals without one."""
 
 from typing import Literal
 
@@ -31,7 +31,7 @@ DismissalCause = Literal["borders", "reward", "undecided", "unanswered", "frames
 
 
 class RolloutTolerance(StrictModel):
-    """How far honest computations may be apart; the defaults are for float32 weights on any CPU or GPU.
+    """Tolerances between honest computations; the defaults are for float32 weights on any CPU or GPU.
 
     Attributes:
         margin: Allowed difference of the logits that decide a draw.

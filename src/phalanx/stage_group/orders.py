@@ -27,7 +27,7 @@ Deed = Literal[
     "collect",
 ]
 StateSource = Literal["present", "snapshot", "past"]
-"""Which state of a stage is asked for: of now, of the last snapshot, or of before an earlier step."""
+"""State of a stage: the present one, the last snapshot's, or the one before an earlier step."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 

@@ -18,7 +18,7 @@ LINE = "orders"
 """Name of the socket on which rank 0 gives orders, in the group's private directory."""
 
 WrapShare = Callable[[Share], Share]
-"""How a drill puts a lying rank's share in the place of an honest one."""
+"""Function by which a drill puts a lying rank's share in the place of an honest one."""
 
 
 def honest_share(share: Share) -> Share:

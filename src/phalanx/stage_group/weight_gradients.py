@@ -12,7 +12,7 @@ from phalanx.parallel.groups.direct import summed
 from phalanx.parallel.groups.mesh import Domain
 
 Slices = Mapping[str, Tensor]
-"""What a runner has of the weight gradients, by name."""
+"""A runner's slices of the weight gradients, by name."""
 
 
 class WeightGradients(Protocol):

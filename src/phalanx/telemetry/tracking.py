@@ -23,7 +23,7 @@ from phalanx.telemetry.tensorboard import TensorBoardWriter
 
 _MODULE = "phalanx.telemetry.sinks.process"
 _PIPE_BYTES = 1 << 20
-"""What may be under way to one sink; beyond it points are dropped and counted."""
+"""Bytes on their way to one sink; beyond it points are dropped and counted."""
 _LONGEST_NAME = 200
 
 Say = Callable[[str], None]
@@ -94,7 +94,7 @@ class SinkProcess:
 
     @property
     def flush_s(self) -> float:
-        """How long its end may take, seconds."""
+        """Seconds that its end may take."""
         return self._flush_s
 
     def _write_line(self, line: bytes) -> None:
@@ -119,7 +119,7 @@ class SinkProcess:
         return last_lines(self._log, otherwise=self._process.how_it_ended())
 
     def _lines_taken(self, code: int | None) -> int | None:
-        """How many lines it took; None of one that did not end in good order."""
+        """Return the number of lines that it took; None of a process that did not end in good order."""
         output = self._process.popen.stdout
         if output is None:
             return None

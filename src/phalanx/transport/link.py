@@ -180,7 +180,7 @@ class Receipts:
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        """How many frames are proven to have arrived."""
+        """Number of frames that are proven to have arrived."""
         return sum(self._find_proof(*place) is not None for place in self._places.values())
 
     def add(self, header: SignedHeader, receipt: Receipt | None) -> None:

@@ -1,4 +1,4 @@
-"""What every algorithm of federated rounds is made of: a step of the owner, and a rule of the sites."""
+"""The parts of an algorithm of federated rounds: a step of the owner, and a rule of the sites."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class ServerStep(Protocol):
         ...
 
     def state(self) -> Named:
-        """What later steps depend on."""
+        """State that later steps depend on."""
         ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

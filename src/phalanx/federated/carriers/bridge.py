@@ -61,7 +61,7 @@ class _Contact:
 
 @dataclass(frozen=True)
 class OwnerPost:
-    """Where an owner waits for an engine.
+    """The socket at which an owner waits for an engine.
 
     Attributes:
         path: Socket to listen at; its directory is this user's alone.

@@ -26,7 +26,7 @@ from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import TransportConfig, parse_body
 
 _BEGIN_S = 10.0
-"""How long a client that has connected may take to begin."""
+"""Seconds until a connected client must begin."""
 _MOST_WORDS = 300
 Say = Callable[[str], None]
 

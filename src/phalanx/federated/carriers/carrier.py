@@ -47,7 +47,7 @@ class LostSite:
 
 
 class Carrier(Protocol):
-    """What carries orders to sites and replies back.
+    """The interface that carries orders to sites and replies back.
 
     A carrier keeps no round and judges nothing. It proves the site of a reply, hides payloads from other parties, and
     brings back sites that come again.

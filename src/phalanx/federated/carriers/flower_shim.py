@@ -51,7 +51,7 @@ def serve(grid: Grid, context: Context) -> None:
 
 
 class _Question(NamedTuple):
-    """What a message to a node waits for: the answer to an order, or, where there is none, the name of its site."""
+    """The open purpose of a message to a node: the answer to an order, or without an order the name of its site."""
 
     node: int
     order: ShimMessage | None

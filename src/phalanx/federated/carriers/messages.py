@@ -22,7 +22,7 @@ SEALED_PHASES: tuple[SumPhaseName, ...] = ("attest", "seal")
 
 
 class SiteOrder(Body):
-    """What the owner asks; `ticket` is answered, and no ticket is given twice in a session."""
+    """An order of the owner; the reply names its `ticket`, which is given once in a session."""
 
     ticket: Count
 
@@ -70,7 +70,7 @@ class EndOrder(SiteOrder):
 
 
 class SiteReply(Body):
-    """What a site replies to the order of a ticket."""
+    """A site's reply to the order of a ticket."""
 
     ticket: Count
 
@@ -120,7 +120,7 @@ class SumReply(SiteReply):
 
 
 class MeasuredReply(SiteReply):
-    """What a site's held-out rows say; as `SiteScores` has it, in counts that rows can have."""
+    """A site's scores on its held-out rows; as `SiteScores` has them, in counts that rows can have."""
 
     kind: ClassVar[str] = "measured"
     loss: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

@@ -1,4 +1,4 @@
-"""What runs in the enclave: the one place where single updates are open, and from which one of all goes out."""
+"""The program of the enclave: the one place where single updates are open, and which releases one aggregate."""
 
 import json
 import os
@@ -31,7 +31,7 @@ _STATE = "aggregator.sealed"
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What leaves the enclave of a round.
+    """The output of a round that leaves the enclave.
 
     Attributes:
         members: Sites with an update in it.

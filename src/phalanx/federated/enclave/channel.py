@@ -1,4 +1,4 @@
-"""What crosses to an aggregator in an enclave: its evidence, and updates that are sealed for the key in it."""
+"""The messages to an aggregator in an enclave: its evidence, and updates that are sealed for the key in it."""
 
 import hashlib
 from pathlib import Path
@@ -17,7 +17,7 @@ from phalanx.split.hardware.measure import policy_of
 ROLE = "aggregator"
 KEY_BYTES = 32
 SEAL = "aggregator-seal/1"
-"""What an update is sealed for."""
+"""Purpose of a sealed update."""
 
 
 def bound_terms(terms: RunTerms) -> bytes:

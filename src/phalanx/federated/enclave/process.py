@@ -27,7 +27,7 @@ _SECONDS_TO_CLOSE, _SECONDS_TO_END = 60.0, 5.0
 
 
 class AggregatorFile(StrictModel):
-    """What the host tells an aggregator; sites compare the terms with their own by its evidence."""
+    """The host's settings for an aggregator; sites compare the terms with their own by its evidence."""
 
     run: str
     digest: str

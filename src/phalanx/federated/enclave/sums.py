@@ -15,7 +15,7 @@ from phalanx.security.aggregate import SumRefusal
 
 
 class EnclaveSumMaker:
-    """What makes one update of sites that have trained, by an aggregator in an enclave.
+    """Makes one update of the trained sites' updates, by an aggregator in an enclave.
 
     Args:
         journal: Gives each sum a number, and remembers which sites the aggregator was asked for.

@@ -35,7 +35,7 @@ class ReleasedSum:
 
 @dataclass
 class RecalledRounds:
-    """What a journal says to a session that goes on after so many finished rounds.
+    """A journal's contents for a session that goes on after so many finished rounds.
 
     Attributes:
         models: Digest of the weights that went out, by round.
@@ -213,7 +213,7 @@ class SiteShare:
     rounds_left: int | None = None
 
     def row(self) -> dict[str, Any]:
-        """What the metrics say of it."""
+        """Return the record's entry in the metrics."""
         return {name: value for name, value in vars(self).items() if value is not None or name not in _UNLESS_NONE}
 
 

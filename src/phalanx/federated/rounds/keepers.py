@@ -46,7 +46,7 @@ _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\z")]
 
 
 class KeyHeader(StrictModel):
-    """What a keeper signs of its key.
+    """The signed statement of a keeper about its key.
 
     Attributes:
         run: Digest of the run file.
@@ -62,7 +62,7 @@ class KeyHeader(StrictModel):
 
 
 class PartHeader(StrictModel):
-    """What a site signs of one encrypted and sealed share of its update.
+    """The signed statement of a site about one encrypted and sealed share of its update.
 
     Attributes:
         run: Digest of the run file.

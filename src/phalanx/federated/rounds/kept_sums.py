@@ -31,7 +31,7 @@ _WORD_BYTES = 4
 
 
 class KeptSumMaker:
-    """What makes one update of sites that have trained, by the keys of keepers among them.
+    """Makes one update of the trained sites' updates, by the keys of keepers among them.
 
     Args:
         journal: Gives each sum a number, and remembers which sites keepers were asked to open a sum of.

@@ -21,7 +21,7 @@ _MIN_ACCUSERS = 2
 
 
 class SumMaker:
-    """What makes one update of sites that have trained, and sees none of theirs.
+    """Makes one update of the trained sites' updates without seeing any of them.
 
     Args:
         journal: Gives each sum a number of its own, whatever crashes.

@@ -58,7 +58,7 @@ _PICO = 10**12
 
 
 class SiteBudget:
-    """What one site's noisy sums have spent, over all runs of its directory, in a file of its own there.
+    """The spent budget of one site's noisy sums, over all runs of its directory, in a file of its own there.
 
     It counts rho of zero-concentrated differential privacy (Bun and Steinke 2016), in which sums of different noise
     add up, in whole trillionths, so that no sum is rounded away.

@@ -11,7 +11,7 @@ from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens
 
 
 class FillInTheMiddleSettings(ObjectiveSettings):
-    """Which share of the documents is turned round, and how.
+    """The share of documents that are turned round, and their orders.
 
     Attributes:
         rate: Share of the documents; the others are learned from left to right.

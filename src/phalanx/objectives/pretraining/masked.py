@@ -12,7 +12,7 @@ from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens
 
 
 class MaskedSettings(ObjectiveSettings):
-    """How many tokens are hidden, and behind what.
+    """The share of hidden tokens, and their replacements.
 
     Attributes:
         rate: Share of a row's tokens that is predicted; rounded, at least one.

@@ -1,4 +1,4 @@
-"""How an objective of pre-training rewrites a packed row: its random draws, and its facts about the tokenizer."""
+"""Rewriting of packed rows by objectives of pre-training: random draws, and facts about the tokenizer."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -48,7 +48,7 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What is known of a tokenizer's tokens.
+    """Facts about a tokenizer's tokens.
 
     Attributes:
         named: Ids by the text of a token.
@@ -100,7 +100,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where in a run a row is.
+    """The place of a row in a run.
 
     Attributes:
         sample: Its number: in the run, or among the held-out rows.

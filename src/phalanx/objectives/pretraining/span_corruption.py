@@ -14,7 +14,7 @@ _FEWEST = 2
 
 
 class SpanCorruptionSettings(ObjectiveSettings):
-    """How much is cut out, and in how long spans.
+    """The share of the text that is cut out, and the length of spans.
 
     Attributes:
         rate: Share of a text's tokens that is cut out; rounded.

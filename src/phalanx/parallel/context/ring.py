@@ -142,7 +142,7 @@ def go_back(
 
 
 def _visible_slices(group: Group, distance: int, length: int) -> tuple[slice, slice]:
-    """Which of one's queries see which of the keys that have come so far, from a rank so far behind.
+    """Return the slices of own queries and of received keys, from a rank so far behind, that see each other.
 
     One's own see each other causally. Of an earlier rank's keys all see the early chunk and none the late one; a later
     rank's are all behind one's early chunk and before one's late one.

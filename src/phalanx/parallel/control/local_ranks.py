@@ -63,7 +63,7 @@ class LocalRanks:
         self._watcher.start()
 
     def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
-        """What to raise about the first rank that ended, waiting a little for it; None when all run."""
+        """Return the error of the first rank that ended, waiting a little for it; None when all run."""
         deadline = time.monotonic() + patience_s
         while self._first_gone is None and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)

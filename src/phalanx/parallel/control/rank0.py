@@ -41,7 +41,7 @@ class RankWork(Protocol):
 
     @property
     def objective(self) -> Objective:
-        """What is minimised, with all rows that a batch must bring; the same on every rank."""
+        """The objective, with all extra rows of a batch; the same on every rank."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Controller:
 
     @property
     def timer(self) -> PhaseTimer:
-        """Where rank 0's time goes."""
+        """The timer of rank 0."""
         return self._member.timer
 
     @property

@@ -231,7 +231,7 @@ class RankTrainer:
         self._keeper.load(num_steps, stage, tensors)
 
     def held_state(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
-        """What this rank has of each tensor of the state, with its number in the catalogue."""
+        """Yield this rank's part of each tensor of the state, with its number in the catalogue."""
         return self._keeper.held()
 
     def catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -298,7 +298,7 @@ class RankTrainer:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
 
     def _seen(self, extras: Mapping[str, Tensor]) -> Tensor | None:
-        """What this rank's rows say of their attention; None where they say nothing."""
+        """Return the mask rows of this rank's rows; None where they have none."""
         rows = extras.get(self._recipe.attends)
         return None if rows is None else self._own_rows(rows)
 
@@ -334,7 +334,7 @@ class RankTrainer:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """What the loss of a rank's rows needs. A schedule carries one tensor to it: the rows' numbers.
+    """The data for the loss of a rank's rows. A schedule carries one tensor to it: the rows' numbers.
 
     Attributes:
         labels: Labels of this rank's rows and positions.

@@ -137,7 +137,7 @@ class RankSaver:
             raise CheckpointError(f"rank {rank} was lost while its state was collected: {exc}") from exc
 
     def _share_plans(self) -> list[dict[int, Piece]]:
-        """What each rank contributes, exchanged once: it does not change while the layout does not."""
+        """Return each rank's pieces, exchanged once: they do not change while the layout does not."""
         own_pieces = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
         world, width = dist.get_world_size(), len(astuple(Piece(0, 0, 0, 0, 0, 0)))
         num_pieces = torch.tensor(len(own_pieces))
@@ -155,7 +155,7 @@ class RankSaver:
 
 
 def _piece_of(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
-    """What this rank contributes of a tensor; None where another one has the same."""
+    """Return this rank's piece of a tensor; None where another rank has the same."""
     rows = _piece_rows(one.name, value, domain)
     if rows is None or (one.split is None and domain.tp != 0):
         return None

@@ -35,7 +35,7 @@ class RankParameter:
 
 
 def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
-    """What is trained of a part, after it was joined with its copies, in the order of the model."""
+    """Return the trained parameters of a part, after it was joined with its copies, in the order of the model."""
     stage = part.stage
     ends_apart = domain.config.pp > 1 and stage.ties_head
     blocks = f"{stage.family.trunk}.{stage.family.blocks}."
@@ -60,7 +60,7 @@ def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
 
 
 def frozen_parameters(part: StagePart) -> list[RankParameter]:
-    """What is not trained of a part beside an adapter; it has no gradient, so how that would be shared is not said."""
+    """Return the frozen parameters of a part beside an adapter; without gradients, so their sharing is left open."""
     return [
         RankParameter(name, parameter, part.cut.splits.get(name), is_partial=False, is_second=False, is_tied=False)
         for name, parameter in part.stage.all_parameters().items()
@@ -125,7 +125,7 @@ def fill(one: RankParameter, tensor: Tensor, full: Tensor, domain: Domain) -> No
 
 
 def by_name(held: Sequence[RankParameter]) -> Mapping[str, list[RankParameter]]:
-    """What this rank has of each name of the whole model."""
+    """Group this rank's parameters by their name in the whole model."""
     entries: dict[str, list[RankParameter]] = {}
     for entry in held:
         entries.setdefault(entry.name, []).append(entry)

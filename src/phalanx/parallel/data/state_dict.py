@@ -46,7 +46,7 @@ class _Entry:
 
 
 def stand_in(key: str, known: Mapping[str, object]) -> str | None:
-    """What to read in a checkpoint in the place of a tensor that it lacks since it is of a run with other islands.
+    """Return the name to read in the place of a tensor that a checkpoint lacks since its run has other islands.
 
     Returns:
         The name to read; None for zeros.
@@ -94,7 +94,7 @@ class StateGatherer:
         ]
 
     def held(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
-        """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
+        """Yield this rank's part of each tensor, with its catalogue number; shared state is on the first island."""
         mine = by_name([entry for entry in self._held if not entry.is_second])
         entries = (entry for stage in range(len(self._stages)) for entry in self._state_entries(stage))
         for number, entry in enumerate(entries):

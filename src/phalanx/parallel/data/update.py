@@ -58,7 +58,7 @@ class RankOptimizer:
             parameter.grad = None
 
     def moment(self, one: RankParameter, name: str) -> Tensor:
-        """What is kept for a parameter; with ZeRO 1 all copies call this together."""
+        """Return the state of a parameter; with ZeRO 1 all copies call this together."""
         state = self._state.get(one.parameter, {}).get(name)
         value: Tensor = self._zero_moment(one, name) if state is None else state
         if self._zero is None:
@@ -69,7 +69,7 @@ class RankOptimizer:
         return total
 
     def target(self, one: RankParameter, name: str, num_steps: int) -> Tensor | None:
-        """Where a loaded moment goes; None where another copy keeps it."""
+        """Return the tensor that a loaded moment is copied to; None where another copy keeps it."""
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
         state = self._state.setdefault(one.parameter, {})

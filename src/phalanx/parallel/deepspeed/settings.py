@@ -39,7 +39,7 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
 
 
 def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder: Path | None) -> dict[str, Any]:
-    """What ``deepspeed.initialize`` gets.
+    """Return the config for ``deepspeed.initialize``.
 
     Args:
         largest: Numbers of the largest parameter.

@@ -48,12 +48,12 @@ class Domain:
 
     @property
     def copy(self) -> int:
-        """Which of all copies this rank has."""
+        """Number of this rank's copy among all copies."""
         return self.dp * self.config.cp + self.cp
 
     @property
     def partner(self) -> int:
-        """Which of its island's copies this rank has."""
+        """Number of this rank's copy on its island."""
         return self.copy % self.config.partners
 
     @property

@@ -49,7 +49,7 @@ class RankEnv:
         return self.rank == 0
 
     def environment(self) -> dict[str, str]:
-        """What tells a child process that this place is its own."""
+        """Environment variables by which a child process knows this place as its own."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),

@@ -125,7 +125,7 @@ def _meet_ranks(place: RankEnv, look: Callable[[], None]) -> Any:
 
 
 def _open_store(place: RankEnv) -> Any:
-    """Where ranks leave their addresses; rank 0 keeps it where torchrun does not, at one address of its machine."""
+    """Open the store of the addresses of ranks; rank 0 keeps it unless torchrun does, at one address of its machine."""
     if place.rendezvous is not None:
         return dist.FileStore(str(place.rendezvous), place.world)  # type: ignore[attr-defined]
     host, port = _master_address()

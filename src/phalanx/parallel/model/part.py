@@ -123,7 +123,7 @@ class StagePart(nn.Module):
         return self.stage.through_heads(hidden)
 
     def _block_context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
-        """What blocks are called with, made for whole rows and all heads, then sliced."""
+        """Return the arguments of blocks, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
         positions = hidden
         if self.slices > 1:

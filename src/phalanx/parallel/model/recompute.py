@@ -1,4 +1,4 @@
-"""What a stage keeps for its backward pass: recomputation, and activation functions by one kernel each."""
+"""Memory of a stage for its backward pass: recomputation, and activation functions by one kernel each."""
 
 import functools
 from collections.abc import Callable

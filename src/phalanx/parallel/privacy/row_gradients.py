@@ -164,7 +164,7 @@ class RowGradients:
 
 
 class _LinearBook:
-    """What went into and came back to each linear layer in one backward pass, for the sum of weighed rows.
+    """Inputs and gradients of each linear layer in one backward pass, for the sum of weighed rows.
 
     Args:
         hooks: Hooks of Opacus; its function for the norms of linear layers is given these tensors.

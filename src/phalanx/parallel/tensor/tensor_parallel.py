@@ -38,7 +38,7 @@ class Split:
 
 _HEAD = "lm_head"
 _ADAPTED = "base_layer"
-"""Where an adapter has put the layer that it stands before."""
+"""Name of the wrapped layer inside an adapter's layer."""
 
 
 @dataclass

@@ -83,7 +83,7 @@ class Failures(StrictModel):
     device_mtbf_h: float = Field(gt=0)
     """Mean hours between two failures of one device and what belongs to it."""
     save_s: float = Field(default=30.0, ge=0)
-    """How long a checkpoint stops the work."""
+    """Return the seconds that a checkpoint stops the work."""
     restart_s: float = Field(default=300.0, ge=0)
     """From a failure until work goes on."""
 

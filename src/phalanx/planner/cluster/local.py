@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device, Pool
 
 MICROBATCH_S = 1e-3
-"""What torch's pipeline costs for each microbatch and stage on a CPU, as this project has measured it."""
+"""Cost of torch's pipeline for each microbatch and stage on a CPU, as measured in this project."""
 
 _SIZE = 768
 _SECONDS = 0.15

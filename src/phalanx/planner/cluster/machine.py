@@ -15,7 +15,7 @@ Shares = tuple[float, float, float]
 """Of a block's seconds: its forward pass, the way back to its inputs, and the gradients of its weights."""
 
 THIRDS: Shares = (1 / 3, 1 / 3, 1 / 3)
-"""Where all of it is products of matrices."""
+"""Shares where all work is products of matrices."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Machine:
     apart: Link | None = None
 
     def crowd(self, ranks: int) -> float:
-        """How many times longer work takes while so many ranks of all nodes do it at once."""
+        """Return the factor by which work takes longer while so many ranks of all nodes do it at once."""
         if self.cores is None:
             return 1.0
         return max(1.0, min(ranks, self.per_node) / self.cores)

@@ -53,7 +53,7 @@ def play_sharing(every: Sequence[Order], times: Sequence[StageTimes], cores: flo
 
 
 def _inputs_ready(work: Work, ended: Mapping[Work, float], num_stages: int, latency_s: float) -> float | None:
-    """When everything is there that a piece of work needs; None when something has not been done yet."""
+    """Return the time when all inputs of a piece of work are there; None while one is not computed."""
     needs: list[tuple[tuple[Kind, ...], int]] = []
     if work.kind == "forward":
         needs += [(("forward",), work.stage - 1)] if work.stage else []

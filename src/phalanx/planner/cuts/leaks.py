@@ -60,7 +60,7 @@ class Leak:
 
     @property
     def beyond_chance(self) -> float:
-        """What the host gains by looking."""
+        """The host's gain over guessing."""
         return max(0.0, self.seen - self.chance)
 
 

@@ -112,7 +112,7 @@ class AuditRates:
 
     @property
     def whole(self) -> float:
-        """How likely a step of one stage is recomputed as a whole, by its shadow or by the owner."""
+        """Chance that a step of one stage is recomputed as a whole, by its shadow or by the owner."""
         return 1.0 - (1.0 - self.step_audit_rate) * (1.0 - self.owner_audit_rate)
 
 
@@ -177,7 +177,7 @@ def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
 
 
 def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
-    """What it costs, from shares that were measured.
+    """Return the cost of verification, from measured shares.
 
     Args:
         untrusted_share: Work of the stages in other hands, as a share of the model's.

@@ -108,7 +108,7 @@ def moment_names(kind: str) -> tuple[str, ...]:
 
 
 def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
-    """What an optimizer keeps for a parameter.
+    """Return the shapes of an optimizer's state for a parameter.
 
     Args:
         kind: Name in ``[optimizer]``.

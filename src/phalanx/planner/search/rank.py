@@ -18,7 +18,7 @@ from phalanx.planner.validity import why_not
 
 By = Literal["speed", "cost"]
 PLAYED = 24
-"""How many of the best are played through; the order behind them rests on formulas."""
+"""Number of the best layouts that are simulated; the order behind them rests on formulas."""
 
 TOO_LARGE = "no order of the devices has the memory for its layers"
 

@@ -25,7 +25,7 @@ from phalanx.security.crypto import Identity, Peer, digest_hex
 
 
 class SumPhase(IntEnum):
-    """What a client waits for."""
+    """The message that a client waits for."""
 
     TERMS = 0
     ADVERTS = 1
@@ -37,7 +37,7 @@ class SumPhase(IntEnum):
 
 @dataclass(frozen=True)
 class ExpectedRound:
-    """What a client knows of a round from elsewhere, and takes no party's word for.
+    """A client's facts about a round from elsewhere, for which it takes no party's word.
 
     Attributes:
         run_digest: Digest of its run file.
@@ -81,7 +81,7 @@ class ExpectedRound:
 
 @dataclass(frozen=True)
 class MaskedDeposit:
-    """What a client sends in the third phase.
+    """A client's message of the third phase.
 
     Attributes:
         values: The masked values, 4 bytes each, little-endian.

@@ -25,7 +25,7 @@ from phalanx.security.crypto import Identity, Peer, digest_hex
 
 
 class ServerPhase(IntEnum):
-    """What a server collects."""
+    """The messages that a server collects."""
 
     ADVERTS = 0
     BOXES = 1

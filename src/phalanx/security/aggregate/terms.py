@@ -98,7 +98,7 @@ class SumTerms(StrictModel):
 
     @property
     def encoding(self) -> RingEncoding:
-        """How values become elements of the ring."""
+        """The encoding of values as elements of the ring."""
         return RingEncoding(len(self.cohort), self.clip, self.max_weight)
 
     @cached_property

@@ -77,7 +77,7 @@ class AuditLog(Closeable):
 
     @property
     def head(self) -> LogHead:
-        """Where the log ends now; `verify_log` compares a log with it."""
+        """Present end of the log; `verify_log` compares a log with it."""
         return self._head
 
     @property

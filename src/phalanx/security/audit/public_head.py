@@ -94,7 +94,7 @@ class PublicLines:
         self._num_forced = number
 
     def head(self) -> PublicHead | None:
-        """Where the log ends now, as workers are told; None while it has no public line."""
+        """Present end of the log, for workers; None while it has no public line."""
         last, forced = self._public_line(len(self._digests)), self._public_line(self._num_forced)
         if last is None:
             return None

@@ -82,7 +82,7 @@ class HomomorphicTerms:
 
 @dataclass(frozen=True)
 class EncryptedSum:
-    """What a sum says once it is open.
+    """The contents of an opened sum.
 
     Attributes:
         total: The exact sum of their integers, int64 ``[length]``.

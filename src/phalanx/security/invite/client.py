@@ -30,7 +30,7 @@ _MOST_ASKS = 20
 
 @dataclass(frozen=True)
 class JoinAnswer:
-    """What an invited machine is told when it is certified.
+    """The owner's message to an invited machine that is certified.
 
     Attributes:
         owner: ``host:port`` of the owner during the run.
@@ -51,7 +51,7 @@ class JoinAnswer:
 
 @dataclass(frozen=True)
 class JoinOffer:
-    """What an invited machine says of itself; to the owner all but the address is a claim for people.
+    """An invited machine's description of itself; to the owner all but the address is a claim for people.
 
     Attributes:
         port: Port at which the machine will be reached; an `OpenDoor` answers there now.

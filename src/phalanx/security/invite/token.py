@@ -97,7 +97,7 @@ class JoinToken:
 
     @property
     def expires_at(self) -> datetime:
-        """When it ends, UTC."""
+        """End of the token's validity, UTC."""
         return datetime.fromtimestamp(self.expires, UTC)
 
     def __repr__(self) -> str:

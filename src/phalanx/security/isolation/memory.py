@@ -43,7 +43,7 @@ class SecretMemory(Closeable):
 
     @property
     def address(self) -> int:
-        """Where it lies in this process."""
+        """Address in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from phalanx.security.isolation.sandbox import Program, Sandbox, SandboxArgument
 _HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM")
 _STOP_S = 5.0
 _OWN_PLACE = str(Path(__file__).resolve().parents[3])
-"""Where this very package is imported from."""
+"""Directory that this very package is imported from."""
 
 
 class IsolatedProcess(Closeable):

@@ -1,4 +1,4 @@
-"""What steps of a Gaussian mechanism on Poisson samples spend, by the accountant PRV of Opacus.
+"""Epsilon of steps of a Gaussian mechanism on Poisson samples, by the accountant PRV of Opacus.
 
 An upper bound by Gopi et al. 2021. A second one, PLD of dp-accounting, is compared with it in tests. Opacus's `gdp` is
 an approximation that can lie below the truth, and is not used.

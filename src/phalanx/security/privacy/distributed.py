@@ -69,7 +69,7 @@ class NoisySum:
 
     @property
     def encoding(self) -> RingEncoding:
-        """How values become integers; the clip does not matter for counting."""
+        """The encoding of values as integers; the clip does not matter for counting."""
         return RingEncoding(self.clients, 1.0, self.max_weight)
 
     @property
@@ -178,7 +178,7 @@ class NoisyRounds:
 
     @cached_property
     def rho(self) -> float:
-        """What one sum spends, of zero-concentrated differential privacy, in which what sums spend adds up."""
+        """The rho of one sum in zero-concentrated differential privacy, where the rho of sums add up."""
         return max(self.of(clients).concentrated(1) for clients in range(self.fewest, self.most + 1))
 
     def _with_multiplier(self, thousandths: int) -> "NoisyRounds":

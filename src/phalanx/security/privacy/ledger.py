@@ -18,7 +18,7 @@ _GROWTH = 1.25
 
 
 class PrivateMechanism(Protocol):
-    """What every charge of a run pays for, and what so many of them spend."""
+    """The mechanism of every charge of a run, and the epsilon of many charges."""
 
     @property
     def noise_multiplier(self) -> float:
@@ -150,12 +150,12 @@ class BudgetLedger:
 
     @property
     def num_left(self) -> int:
-        """How many further batches the budget pays for."""
+        """Number of further batches that the budget pays for."""
         return max(0, self.affordable - self.charges)
 
     @property
     def charges(self) -> int:
-        """How many batches were charged."""
+        """Number of charged batches."""
         return self.past.count
 
     @property

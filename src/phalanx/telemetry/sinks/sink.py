@@ -18,12 +18,12 @@ class SinkSettings(StrictModel):
 
     kind: str
     flush_s: float = Field(default=30.0, gt=0, le=600, allow_inf_nan=False)
-    """How long the end of a run waits for what is still under way to the sink, seconds."""
+    """Seconds that the end of a run waits for values on their way to the sink."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a sink is told of the run.
+    """Facts of the run for a sink.
 
     Attributes:
         id: Random name of the run, the same after a resume.

@@ -8,7 +8,7 @@ from phalanx.planner.model.config_keys import ConfigKeys
 from phalanx.planner.model.shape import ModelShape
 
 Feed = Literal["first", "mixed", "second", "inner"]
-"""What a matrix multiplies: what the first norm gave, what attention gave, the second norm, or the MLP's middle."""
+"""Input of a matrix: output of the first norm, of attention, of the second norm, or the MLP's middle."""
 
 Width = Literal["all", "queries", "shared", "inner", "both", "stream"]
 """What a matrix gives: queries, keys and values in one, queries, keys or values, the MLP's middle, that and its gate in
@@ -24,7 +24,7 @@ def no_rows(keys: ConfigKeys) -> int:
 
 @dataclass(frozen=True)
 class SlicingRule:
-    """What the stages of a model must know beside transformers' own pipeline plan for it.
+    """Facts that the stages of a model need beside transformers' own pipeline plan for it.
 
     Attributes:
         trunk: Name of the model without head.

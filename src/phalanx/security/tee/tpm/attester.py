@@ -16,7 +16,7 @@ from phalanx.security.tee.tpm.wire import TpmCommand
 
 DEFAULT_PCRS = (0, 1, 2, 3, 4, 5, 6, 7)
 EK_CERTIFICATE_INDEX = 0x01C00002
-"""Where the TCG's profile puts the certificate of the RSA 2048 endorsement key."""
+"""NV index of the certificate of the RSA 2048 endorsement key, by the TCG's profile."""
 _ATTEMPTS = 3
 
 
