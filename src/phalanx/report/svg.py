@@ -14,7 +14,7 @@ _EMPTY_ELEMENTS = frozenset({"meta", "br", "circle", "line", "path", "rect"})
 
 
 class Markup(str):
-    """Text that is markup already, made by `element`; every other string is escaped."""
+    """Text that is markup already, made by `make_element`; every other string is escaped."""
 
     __slots__ = ()
 

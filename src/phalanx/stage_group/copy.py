@@ -56,7 +56,7 @@ class GroupLink:
         frozen = {
             name: parameter for name, parameter in self._module.all_parameters().items() if not parameter.requires_grad
         }
-        version = sum(parameter._weights_version for parameter in frozen.values())
+        version = sum(parameter._version for parameter in frozen.values())
         if frozen and version != self._frozen_sent:
             self.order(GroupCommand(deed="frozen", copy_id=0), frozen)
             self._frozen_sent = version
@@ -70,7 +70,7 @@ class GroupLink:
 
     def _weights_version(self, num_steps: int) -> tuple[int, int]:
         # a write in place raises a tensor's version, but that of torch's fused optimizers does not
-        return num_steps, sum(parameter._weights_version for parameter in self._module.trainable().values())
+        return num_steps, sum(parameter._version for parameter in self._module.trainable().values())
 
 
 class GroupCopy(StageCopy):

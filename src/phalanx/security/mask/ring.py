@@ -17,7 +17,7 @@ P = 2**31 - 1
 HALF = P // 2
 """Largest absolute value of a centred residue."""
 LIMIT = 2**53 - P
-"""Largest absolute value that `reduced` takes: the multiple of p next to it is still exact in float64."""
+"""Largest absolute value that `reduce_mod_p` takes: the multiple of p next to it is still exact in float64."""
 MOST_INNER = LIMIT // (2 * HALF)
 """Largest inner dimension of a product of any two matrices: its limbs then have 2 bits."""
 
