@@ -34,7 +34,7 @@ def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked
 
     Source: Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4 (both orders).
     """
-    asking = constitution.that("choose")
+    asking = constitution.with_texts("choose")
 
     def under(principle: Principle, prompt: AskedPrompt, first: str, second: str) -> Verdict:
         sure = [
@@ -103,7 +103,7 @@ class PairChoice:
             **self._told,
         }
 
-    def rows(self, numbers: range) -> list[dict[str, Any]]:
+    def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Make the rows of a batch of prompts: pairs, or why there is none."""
         prompts = [self._prompts[number] for number in numbers]
         chats = [prompt.chat for prompt in prompts]

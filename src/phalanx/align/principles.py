@@ -86,7 +86,7 @@ class Constitution(StrictModel):
         """SHA-256 in hex over all that it says."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
-    def only(self, name: str | None) -> "Constitution":
+    def with_principle(self, name: str | None) -> "Constitution":
         """Return the same with one principle; with all of them where no name is given.
 
         Raises:
@@ -100,7 +100,7 @@ class Constitution(StrictModel):
             raise ConfigError(f"--principle {name}: there is none; choices: {names}")
         return self.model_copy(update={"principle": matching})
 
-    def that(self, *texts: str) -> "Constitution":
+    def with_texts(self, *texts: str) -> "Constitution":
         """Return the same with the principles that have some texts.
 
         Raises:

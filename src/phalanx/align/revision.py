@@ -27,7 +27,7 @@ class Revision:
     def __init__(
         self, writer: Writer, constitution: Constitution, prompts: Sequence[AskedPrompt], *, rounds: int, seed: int
     ) -> None:
-        self._writer, self._constitution = writer, constitution.that("critique", "revise")
+        self._writer, self._constitution = writer, constitution.with_texts("critique", "revise")
         self._prompts, self._rounds, self._seed = prompts, rounds, seed
         check_prompts(writer, prompts)
 
@@ -44,7 +44,7 @@ class Revision:
             "seed": self._seed,
         }
 
-    def rows(self, numbers: range) -> list[dict[str, Any]]:
+    def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Make the rows of a batch of prompts: ``messages``, and how they came about."""
         prompts = [self._prompts[number] for number in numbers]
         answers = self._writer.write(

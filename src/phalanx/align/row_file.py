@@ -32,7 +32,7 @@ class ResumableRows:
         self._unfinished = path.with_name(f"{path.name}.unfinished")
         self._about = path.with_name(f"{path.name}.lineage.json")
 
-    def make(self, count: int, make: Make, told: RowsTold) -> list[dict[str, Any]]:
+    def make_all(self, count: int, make: Make, told: RowsTold) -> list[dict[str, Any]]:
         """Return all rows: existing ones, and new ones.
 
         A batch is always of the same rows, so rows have the same bits wherever an earlier call was interrupted.

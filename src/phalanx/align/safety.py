@@ -123,7 +123,7 @@ class SafetyCheck:
             "seed": self._seed,
         }
 
-    def rows(self, numbers: range) -> list[dict[str, Any]]:
+    def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Return the outcomes of a batch of prompts: their lines with ``answer``, ``refused`` and ``violates``."""
         prompts = [self._prompts[number] for number in numbers]
         seed = drawn_seed(self._seed, "safety", numbers.start)

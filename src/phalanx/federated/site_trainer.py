@@ -305,7 +305,9 @@ class _LocalOptimizer:
         for gradient in gradients.values():
             gradient.mul_(clipped)
         weights = {name: parameter.detach() for name, parameter in self._weights.items()}
-        rule.correct({name: gradient for name, gradient in gradients.items() if name in self._shared}, weights)
+        rule.correct_gradients(
+            {name: gradient for name, gradient in gradients.items() if name in self._shared}, weights
+        )
         if self._adamw is not None:
             self._adamw.step(gradients, rate, 1.0)
             return

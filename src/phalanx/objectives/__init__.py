@@ -83,12 +83,16 @@ def _preference_objective(
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
-    "denoisers": Objective(causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.of, attention="prefix"),
-    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.of),
-    "masked": Objective(causal_lm, settings=MaskedSettings, rewriting=MaskedRows.of, attention="bidirectional"),
-    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.of, attention="prefix"),
+    "denoisers": Objective(
+        causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.from_tokens, attention="prefix"
+    ),
+    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.from_tokens),
+    "masked": Objective(
+        causal_lm, settings=MaskedSettings, rewriting=MaskedRows.from_tokens, attention="bidirectional"
+    ),
+    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.from_tokens, attention="prefix"),
     "span_corruption": Objective(
-        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
+        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.from_tokens, attention="prefix"
     ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
     "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence", by_label=True),

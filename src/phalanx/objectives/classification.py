@@ -100,7 +100,7 @@ class Confusion:
     counts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> Confusion:
+    def count_answers(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> Confusion:
         """Count.
 
         Raises:

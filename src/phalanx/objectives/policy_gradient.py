@@ -85,7 +85,7 @@ class RolloutSettings(ObjectiveSettings):
         """Return the extra rows that the loss reads, at the places of the sampled tokens."""
         gone = drawn.divergence.sum(dim=1)
         earned = drawn.rewards - drawn.kl * gone if self.kl_in_reward else drawn.rewards
-        advantages = self.advantages(earned.view(-1, self.group)).flatten()
+        advantages = self.compute_advantages(earned.view(-1, self.group)).flatten()
         return {
             ADVANTAGES: advantages[:, None].expand_as(drawn.old),
             OLD_LOG_PROBS: drawn.old,
@@ -101,7 +101,7 @@ class RolloutSettings(ObjectiveSettings):
         """
         return kl
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Return how much better each text was than was to be expected."""
         raise NotImplementedError
 
@@ -111,7 +111,7 @@ class GrpoSettings(RolloutSettings):
 
     kind: Literal["grpo"] = "grpo"
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """In standard deviations of the group."""
         return group_advantages(rewards, scaled=True)
 
@@ -121,7 +121,7 @@ class DrGrpoSettings(RolloutSettings):
 
     kind: Literal["dr_grpo"] = "dr_grpo"
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Over the group's mean."""
         return group_advantages(rewards, scaled=False)
 
@@ -132,7 +132,7 @@ class RlooSettings(RolloutSettings):
     kind: Literal["rloo"] = "rloo"
     kl_in_reward: ClassVar[bool] = True
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Over the mean of the others."""
         return leave_one_out_advantages(rewards)
 

@@ -97,10 +97,10 @@ class Share:
                 return self._compute_order(order, cargo)
             case "gradients":
                 self.gradients.hand_back()
-                return self.gradients.collect(self.runner.gradients())
+                return self.gradients.collect_sums(self.runner.gradients())
             case "abandon":
                 self.runner.abandon()
-                self.gradients.clear()
+                self.gradients.clear_sums()
             case "weights":
                 self._spread_weights(given, is_everywhere=False)
             case "frozen":
@@ -132,9 +132,9 @@ class Share:
         """Read or change the state that the ranks keep together."""
         match order.deed:
             case "load":
-                shards.load(order.step, given)
+                shards.load_state(order.step, given)
             case "update":
-                shards.update(order.learning_rate, order.clip_coefficient, order.is_recorded, given or {})
+                shards.update_shards(order.learning_rate, order.clip_coefficient, order.is_recorded, given or {})
                 return self._spread_weights(None, is_everywhere=True)
             case "snapshot":
                 shards.optimizer.snapshot()
@@ -144,7 +144,7 @@ class Share:
             case "forget":
                 shards.history.forget_from(order.step)
             case _:
-                return shards.collect(order.names, order.source, order.step)
+                return shards.collect_state(order.names, order.source, order.step)
         return {}
 
     def _hand_out(self, weights: Tensors | None) -> None:

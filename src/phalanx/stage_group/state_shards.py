@@ -44,7 +44,7 @@ class StateShards:
         """This rank's whole parameter of a name; None where another rank keeps it."""
         return self._weights.get(name)
 
-    def load(self, num_steps: int, state: Mapping[str, Tensor] | None) -> None:
+    def load_state(self, num_steps: int, state: Mapping[str, Tensor] | None) -> None:
         """Take the state that rank 0 has.
 
         Args:
@@ -60,7 +60,9 @@ class StateShards:
                     loaded[key] = came
         self.optimizer.load_state(loaded, num_steps)
 
-    def update(self, lr: float, clip_coefficient: float, is_recorded: bool, gradients: Mapping[str, Tensor]) -> None:
+    def update_shards(
+        self, lr: float, clip_coefficient: float, is_recorded: bool, gradients: Mapping[str, Tensor]
+    ) -> None:
         """Make one optimizer step, each rank with its own tensors.
 
         Args:
@@ -74,7 +76,7 @@ class StateShards:
             self.history.record(self.optimizer, entry)
         self.optimizer.step(entry.gradients, lr, clip_coefficient)
 
-    def collect(self, names: Sequence[str], source: StateSource, step: int) -> dict[str, Tensor]:
+    def collect_state(self, names: Sequence[str], source: StateSource, step: int) -> dict[str, Tensor]:
         """Bring tensors of the state to rank 0, on the CPU; other ranks get none.
 
         Args:

@@ -21,14 +21,14 @@ class WeightGradients(Protocol):
     def hand_back(self) -> None:
         """Put the sums that are kept here where a runner looks for them."""
 
-    def collect(self, slices: Slices) -> dict[str, Tensor]:
+    def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
         """Bring whole sums to rank 0, on the CPU; all ranks call this together, and rank 0 alone has all of them.
 
         Args:
             slices: This rank's slices of the sums, by its runner.
         """
 
-    def clear(self) -> None:
+    def clear_sums(self) -> None:
         """Forget the sums of a step that will be done again."""
 
 
@@ -42,7 +42,7 @@ class JoinedGradients:
     def hand_back(self) -> None:
         """A runner has them anyway."""
 
-    def collect(self, slices: Slices) -> dict[str, Tensor]:
+    def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
         domain = self._domain
         totals = {}
@@ -54,7 +54,7 @@ class JoinedGradients:
                 totals[entry.name] = total
         return totals
 
-    def clear(self) -> None:
+    def clear_sums(self) -> None:
         """Nothing is kept here."""
 
 
@@ -80,7 +80,7 @@ class SharedGradients:
         for entry, _ in self._list_keepers():
             entry.parameter.grad = self._sums.pop(entry.name, None)
 
-    def collect(self, slices: Slices) -> dict[str, Tensor]:
+    def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
         """As `WeightGradients.collect`."""
         domain = self._domain
         totals = {}
@@ -93,7 +93,7 @@ class SharedGradients:
                 totals[entry.name] = self._receive_sum(entry, keeper)
         return totals
 
-    def clear(self) -> None:
+    def clear_sums(self) -> None:
         """As `WeightGradients.clear`."""
         self._sums.clear()
 

@@ -29,7 +29,7 @@ class ServerStep(Protocol):
 class LocalRule(Protocol):
     """A site's part, during one round."""
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Change the gradients of one local step, in place."""
         ...
 
@@ -54,5 +54,5 @@ class PlainRule:
     def __init__(self, config: object, start: Mapping[str, Tensor]) -> None:
         del config, start
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Leave them."""

@@ -24,7 +24,7 @@ class ControlRule:
         for name, correction in self._correction.items():
             torch.sub(of_all[name], own[name], out=correction)
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Add the correction."""
         del weights
         for name, gradient in gradients.items():

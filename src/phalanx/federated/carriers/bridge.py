@@ -117,7 +117,7 @@ class BridgeCarrier:
             raise TransportError(str(exc)).about(code="PHX-T002", found=str(post.path)) from exc
         threading.Thread(target=self._await_engines, daemon=True).start()
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """As `Carrier` says; a site with a certificate that was revoked meanwhile is there no more."""
         self._process_messages()
         present = frozenset(name for name, contact in self._contacts.items() if contact.conversation.is_met)
@@ -129,11 +129,11 @@ class BridgeCarrier:
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
         """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
-        while len(present := self.present()) < least and time.monotonic() < deadline:
+        while len(present := self.present_sites()) < least and time.monotonic() < deadline:
             self._wait_message(_LOOK_EVERY_S)
         return present
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
         for site, sent in orders.items():
             try:
@@ -145,7 +145,7 @@ class BridgeCarrier:
                 continue
             self._deliver_frame(site, asked, raw)
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says."""
         deadline = time.monotonic() + timeout_s
         while True:

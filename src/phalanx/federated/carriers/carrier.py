@@ -53,15 +53,15 @@ class Carrier(Protocol):
     brings back sites that come again.
     """
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """The sites that can be asked now."""
         ...
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """Send each site its order; one that cannot be reached is told of by `collect`."""
         ...
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """Return the next reply of any site, or word that there will be none; None when neither is there in time."""
         ...
 

@@ -74,7 +74,7 @@ class LoopbackCarrier:
         """Look after these processes from now on."""
         self._processes = processes
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """As `Carrier` says; a site with a certificate that was revoked meanwhile is there no more."""
         self._meet_processes()
         for site in self._names.keys() & set(self._revoked()):
@@ -85,12 +85,12 @@ class LoopbackCarrier:
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
         """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
-        while len(present := self.present()) < least and time.monotonic() < deadline:
+        while len(present := self.present_sites()) < least and time.monotonic() < deadline:
             # None for as long as nothing of that name calls: a pause that ends with the wire
             self._wire.wait_joined("", _LOOK_EVERY_S)
         return present
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
         for site, sent in orders.items():
             try:
@@ -99,7 +99,7 @@ class LoopbackCarrier:
             except (KeyError, TransportError) as exc:
                 self._lose_site(site, "gone" if isinstance(exc, KeyError) else type(exc).__name__)
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -17,15 +17,15 @@ class MemoryCarrier:
         self.sites = sites
         self._sent: deque[tuple[str, SentOrder]] = deque()
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """As `Carrier` says."""
         return frozenset(self.sites)
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
         self._sent.extend(orders.items())
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says; nothing is ever waited for."""
         del timeout_s
         if not self._sent:

@@ -62,7 +62,7 @@ class Fleet:
 
     def idle(self) -> frozenset[str]:
         """The sites that are there and have answered all that they were asked."""
-        return frozenset(self._carrier.present() - self._open.keys() - self._given_up.keys())
+        return frozenset(self._carrier.present_sites() - self._open.keys() - self._given_up.keys())
 
     def ask(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
         """Give each of some idle sites an order, which is to be answered by a reply of this kind."""
@@ -72,7 +72,7 @@ class Fleet:
             self._open[site], self._due[site] = self._last_ticket, due
             sent[site] = make(self._last_ticket)
             self.bytes_out[site] += memoryview(sent[site].payload).nbytes
-        self._carrier.broadcast(sent)
+        self._carrier.broadcast_orders(sent)
 
     def waited_for(self) -> frozenset[str]:
         """The sites with an open ticket."""
@@ -88,7 +88,7 @@ class Fleet:
         until = self._clock() + deadline_s
         while self._open.keys() & (self._open.keys() if among is None else among):
             left_s = until - self._clock()
-            reply = self._carrier.collect(left_s) if left_s > 0 else None
+            reply = self._carrier.collect_reply(left_s) if left_s > 0 else None
             if reply is None:
                 return
             answer = self._lost_answer(reply) if isinstance(reply, LostSite) else self._parse_answer(reply)
@@ -102,8 +102,8 @@ class Fleet:
 
     def end(self) -> None:
         """Tell all that the run is over."""
-        orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present()}
-        self._carrier.broadcast(orders)
+        orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present_sites()}
+        self._carrier.broadcast_orders(orders)
 
     def _lost_answer(self, found: LostSite) -> SiteAnswer | None:
         # what it was asked is gone with it; a process that comes back begins without a ticket

@@ -34,10 +34,10 @@ class DenoisingTask(NamedTuple):
 TASKS: Mapping[str, DenoisingTask] = MappingProxyType(
     {
         "causal_lm": DenoisingTask(None, _as_it_is),
-        "masked": DenoisingTask(MaskedSettings, MaskedRows.of),
-        "prefix_lm": DenoisingTask(None, PrefixRows.of),
-        "span_corruption": DenoisingTask(SpanCorruptionSettings, CorruptedRows.of),
-        "fill_in_the_middle": DenoisingTask(FillInTheMiddleSettings, MiddleRows.of),
+        "masked": DenoisingTask(MaskedSettings, MaskedRows.from_tokens),
+        "prefix_lm": DenoisingTask(None, PrefixRows.from_tokens),
+        "span_corruption": DenoisingTask(SpanCorruptionSettings, CorruptedRows.from_tokens),
+        "fill_in_the_middle": DenoisingTask(FillInTheMiddleSettings, MiddleRows.from_tokens),
     }
 )
 """By the names of `OBJECTIVES`."""
@@ -146,7 +146,7 @@ class DenoisedRows:
     tokens: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, settings: DenoisersSettings, table: TokenTable, length: int) -> "DenoisedRows":
+    def from_tokens(cls, settings: DenoisersSettings, table: TokenTable, length: int) -> "DenoisedRows":
         """Make every task's rewriting.
 
         Raises:

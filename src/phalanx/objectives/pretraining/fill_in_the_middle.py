@@ -44,7 +44,7 @@ class MiddleRows:
     special: NDArray[np.bool_] = field(compare=False)
 
     @classmethod
-    def of(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
+    def from_tokens(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
         """Look the three tokens up.
 
         Raises:

@@ -50,7 +50,7 @@ class MaskedRows:
     mask_id: int
 
     @classmethod
-    def of(cls, settings: MaskedSettings, table: TokenTable, length: int) -> "MaskedRows":
+    def from_tokens(cls, settings: MaskedSettings, table: TokenTable, length: int) -> "MaskedRows":
         """Look the mask up.
 
         Raises:

@@ -18,7 +18,7 @@ class PrefixRows:
     table: TokenTable
 
     @classmethod
-    def of(cls, table: TokenTable, length: int) -> "PrefixRows":
+    def from_tokens(cls, table: TokenTable, length: int) -> "PrefixRows":
         """Look nothing up."""
         del length
         return cls(table)

@@ -48,7 +48,7 @@ class CorruptedRows:
     sentinel_ids: Tokens
 
     @classmethod
-    def of(cls, settings: SpanCorruptionSettings, table: TokenTable, length: int) -> "CorruptedRows":
+    def from_tokens(cls, settings: SpanCorruptionSettings, table: TokenTable, length: int) -> "CorruptedRows":
         """Look up as many sentinels as a row of so many tokens needs.
 
         Raises:
