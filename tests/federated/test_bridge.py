@@ -117,7 +117,7 @@ def test_with_the_checks_off_a_stolen_answer_is_believed(scene, monkeypatch):
     def unchecked(self, raw, place):
         return conversation.parse_frame(raw, self.limits)
 
-    monkeypatch.setattr(conversation.Speaker, "hear", unchecked)
+    monkeypatch.setattr(conversation.Speaker, "check_frame", unchecked)
     scene.serve("north", lambda order, payload: (reply(order, payload)[0], b"of north"))
     scene.serve("south", lambda order, payload: (reply(order, payload)[0], b"of south"))
     meet(scene, *SITES)

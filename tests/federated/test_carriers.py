@@ -245,8 +245,8 @@ def test_a_malformed_reply_is_carried_as_a_claim_and_is_no_answer(over):
     await_sites(over.carrier, "north")
     fleet = Fleet(over.carrier)
 
-    fleet.ask({"north": measure}, m.MeasuredReply)
-    answers = list(fleet.answers(LONG_S))
+    fleet.ask_sites({"north": measure}, m.MeasuredReply)
+    answers = list(fleet.yield_answers(LONG_S))
 
     assert [(one.site, one.fault) for one in answers] == [("north", "malformed")]
 

@@ -157,11 +157,11 @@ class UpdateAdmission:
         self._first_rounds: dict[str, int] = {}
         self._entered: set[tuple[int, str, str]] = set()
 
-    def exclude(self, site: str, reason: str) -> None:
+    def exclude_site(self, site: str, reason: str) -> None:
         """Let a site in no more."""
         self._excluded.setdefault(site, reason)
 
-    def recall(self, headers: Iterable[bytes]) -> None:
+    def recall_updates(self, headers: Iterable[bytes]) -> None:
         """Count updates of earlier sessions, by their signed headers, as updates that have come.
 
         Raises:
@@ -175,7 +175,7 @@ class UpdateAdmission:
         """The sites that are let in no more, with the reasons."""
         return dict(self._excluded)
 
-    def admit(self, bringer: str, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
+    def admit_update(self, bringer: str, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
         """Check an update, and count it as its site's update of the round.
 
         Args:

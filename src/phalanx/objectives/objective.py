@@ -150,14 +150,14 @@ class Objective:
             DataError: Rows are missing, too many, or of another type or shape; or as the loss does.
         """
         rows_given = extras or {}
-        self.check(rows_given, *labels.shape[:2])
+        self.check_extras(rows_given, *labels.shape[:2])
         if self.with_extras is not None:
             return self.with_extras(logits, labels, rows_given)
         if self.loss is None:
             raise DataError("objective: has no loss")
         return self.loss(logits, labels)
 
-    def check(self, extras: Mapping[str, Tensor], rows: int, seq: int) -> None:
+    def check_extras(self, extras: Mapping[str, Tensor], rows: int, seq: int) -> None:
         """Return where a microbatch has exactly the extra rows that the objective reads.
 
         Raises:

@@ -81,7 +81,7 @@ class RolloutSettings(ObjectiveSettings):
     has_critic: ClassVar[bool] = False
     """Whether the model says of each token what it expects from there on, and learns that too."""
 
-    def columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
+    def extra_columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
         """Return the extra rows that the loss reads, at the places of the sampled tokens."""
         gone = drawn.divergence.sum(dim=1)
         earned = drawn.rewards - drawn.kl * gone if self.kl_in_reward else drawn.rewards

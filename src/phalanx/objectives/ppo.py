@@ -71,7 +71,7 @@ class PpoSettings(RolloutSettings):
             raise ValueError("kl_target says where the weight kl goes from where it begins, and kl = 0; set kl")
         return self
 
-    def columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
+    def extra_columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
         """Advantages by `generalised_advantages`, in standard deviations of the whole draw, and returns before that.
 
         Each token costs the divergence that it adds; a text's reward follows its last token.

@@ -18,13 +18,13 @@ class Workers(Protocol):
     def shares_state(self) -> bool:
         """Whether the ranks keep the optimizer's state together; rank 0 has it alone otherwise."""
 
-    def build(self, plan: StepPlan, stage: int) -> int:
+    def build_copy(self, plan: StepPlan, stage: int) -> int:
         """Have every rank make its share of a copy; returns the copy's number."""
 
-    def drop(self, copy_id: int) -> None:
+    def drop_copy(self, copy_id: int) -> None:
         """Note that a copy is no longer used; may be called at any moment."""
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done by all ranks."""
 
 
@@ -38,16 +38,16 @@ class GroupLink:
     def __init__(self, plain: StageCopy, group: Workers) -> None:
         self._module = plain.module
         self._group = group
-        self._id = group.build(plain.plan, plain.spec.index)
+        self._id = group.build_copy(plain.plan, plain.spec.index)
         self._sent: tuple[int, int] | None = None
         self._frozen_sent: int | None = None
-        weakref.finalize(self, group.drop, self._id)
+        weakref.finalize(self, group.drop_copy, self._id)
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done with this copy."""
-        return self._group.order(command.model_copy(update={"copy_id": self._id}), given)
+        return self._group.give_order(command.model_copy(update={"copy_id": self._id}), given)
 
-    def refresh(self, num_steps: int) -> None:
+    def refresh_weights(self, num_steps: int) -> None:
         """Give the ranks the parameters, if these were written since the ranks last had them.
 
         Args:
@@ -58,10 +58,10 @@ class GroupLink:
         }
         version = sum(parameter._version for parameter in frozen.values())
         if frozen and version != self._frozen_sent:
-            self.order(GroupCommand(deed="frozen", copy_id=0), frozen)
+            self.give_order(GroupCommand(deed="frozen", copy_id=0), frozen)
             self._frozen_sent = version
         if self._weights_version(num_steps) != self._sent:
-            self.order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
+            self.give_order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
             self.are_fresh(num_steps)
 
     def are_fresh(self, num_steps: int) -> None:
@@ -119,18 +119,18 @@ class GroupRunner(StageRunner):
 
     def gradients(self) -> dict[str, Tensor]:
         """As `StageRunner.gradients`."""
-        return self._link.order(GroupCommand(deed="gradients", copy_id=0), {})
+        return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
 
     def abandon(self) -> None:
         """As `StageRunner.abandon`."""
         if not self._is_idle:
-            self._link.order(GroupCommand(deed="abandon", copy_id=0), {})
+            self._link.give_order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True
 
     def _perform_order(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        self._link.refresh(self._optimizer.num_steps)
+        self._link.refresh_weights(self._optimizer.num_steps)
         self._is_idle = False
         cargo = {name: cargo_of(tensor) for name, tensor in present.items()}
         order = GroupCommand(deed=deed, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
-        return self._link.order(order, present)
+        return self._link.give_order(order, present)

@@ -85,7 +85,7 @@ class StageGroup:
         """Whether the ranks keep the optimizer's state together."""
         return self._layout.zero > 0
 
-    def build(self, plan: StepPlan, stage: int) -> int:
+    def build_copy(self, plan: StepPlan, stage: int) -> int:
         """Have every rank make its share of a copy; returns the copy's number.
 
         Raises:
@@ -99,11 +99,11 @@ class StageGroup:
             self._shares[copy_id] = Share(plan, stage, self._domain)
         return copy_id
 
-    def drop(self, copy_id: int) -> None:
+    def drop_copy(self, copy_id: int) -> None:
         """Note that a copy is no longer used: the ranks forget it before the next deed."""
         self._dropped.append(copy_id)
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done by all ranks.
 
         Args:

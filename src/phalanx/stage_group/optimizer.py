@@ -19,10 +19,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class GroupOrders(Protocol):
     """The part of a copy's link to the group that an optimizer needs."""
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done with this copy."""
 
-    def refresh(self, num_steps: int) -> None:
+    def refresh_weights(self, num_steps: int) -> None:
         """Give the ranks the parameters, if these were written since."""
 
     def are_fresh(self, num_steps: int) -> None:
@@ -49,7 +49,7 @@ class GroupOptimizer(StageOptimizer):
         self._ordered(gradients)
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        self._link.refresh(self.num_steps)
+        self._link.refresh_weights(self.num_steps)
         order = GroupCommand(
             deed="update",
             copy_id=0,
@@ -58,7 +58,7 @@ class GroupOptimizer(StageOptimizer):
             is_recorded=self._is_recorded,
         )
         self._is_recorded = False
-        self._take_weights(self._link.order(order, gradients), self.num_steps + 1)
+        self._take_weights(self._link.give_order(order, gradients), self.num_steps + 1)
 
     def record_next(self) -> None:
         """Make the ranks store the data for undoing the next step."""
@@ -86,12 +86,12 @@ class GroupOptimizer(StageOptimizer):
             weight.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
-        self._link.order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
+        self._link.give_order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
 
     def snapshot(self) -> None:
         """As `StageOptimizer.snapshot`; each rank keeps its part."""
-        self._link.refresh(self.num_steps)
-        self._link.order(GroupCommand(deed="snapshot", copy_id=0), {})
+        self._link.refresh_weights(self.num_steps)
+        self._link.give_order(GroupCommand(deed="snapshot", copy_id=0), {})
         self._undo_steps = self.num_steps
 
     def restore(self) -> None:
@@ -119,11 +119,11 @@ class GroupOptimizer(StageOptimizer):
         Raises:
             StaleReplicaError: It is not kept. Nothing was changed.
         """
-        self._take_weights(self._link.order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
+        self._take_weights(self._link.give_order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
 
     def forget_from(self, step: int) -> None:
         """Have the ranks let go of this step and later ones."""
-        self._link.order(GroupCommand(deed="forget", copy_id=0, step=step), {})
+        self._link.give_order(GroupCommand(deed="forget", copy_id=0, step=step), {})
 
     @torch.no_grad()
     def _take_weights(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
@@ -137,7 +137,7 @@ class GroupOptimizer(StageOptimizer):
         self, names: tuple[str, ...], source: StateSource = "present", step: int = 0
     ) -> dict[str, Tensor]:
         order = GroupCommand(deed="collect", copy_id=0, names=names, source=source, step=step)
-        return self._link.order(order, {})
+        return self._link.give_order(order, {})
 
 
 class GroupHistory:

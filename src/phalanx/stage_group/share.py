@@ -78,7 +78,7 @@ class Share:
         shapes = {entry.name: whole_shape(entry, domain) for entry in self._held}
         self.shards = StateShards(plan, shapes, domain.device) if domain.config.zero else None
 
-    def obey(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+    def obey_order(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
         """Do this rank's part of a deed.
 
         Args:

@@ -40,11 +40,11 @@ class TensorBoardWriter(Closeable):
         except (ImportError, OSError) as exc:
             self._switch_off(f"off ({exc})")
 
-    def scalar(self, name: str, value: float, step: int) -> None:
+    def add_scalar(self, name: str, value: float, step: int) -> None:
         """Add one point of one curve; NaN and infinity are left out, TensorBoard has no place for them."""
-        self.scalars({name: value}, step)
+        self.add_scalars({name: value}, step)
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add one point to each named curve at `step`."""
         if self._writer is None or self._protos is None:
             return
@@ -57,7 +57,7 @@ class TensorBoardWriter(Closeable):
         if points:
             self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points)))
 
-    def histograms(self, drawn: Sequence[Histogram], step: int) -> None:
+    def add_histograms(self, drawn: Sequence[Histogram], step: int) -> None:
         """Add a histogram of each tensor at `step`."""
         if self._writer is None or self._protos is None or not drawn:
             return
@@ -68,7 +68,7 @@ class TensorBoardWriter(Closeable):
         ]
         self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=values)))
 
-    def text(self, name: str, value: str, step: int) -> None:
+    def add_text(self, name: str, value: str, step: int) -> None:
         """Add one text at `step`; TensorBoard shows it as Markdown, so it is quoted as code."""
         if self._writer is None or self._protos is None:
             return

@@ -144,22 +144,22 @@ class CurveWriter(Closeable):
         self._sinks = list(sinks)
         self._status: RunStatus = "completed"
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add one point to each named curve; a NaN or an infinity is left out. Never waits for a sink."""
-        self._board.scalars(values, step)
+        self._board.add_scalars(values, step)
         for sink in self._sinks:
             sink.send(values, step)
 
-    def histograms(self, drawn: Sequence[Histogram], step: int) -> None:
+    def add_histograms(self, drawn: Sequence[Histogram], step: int) -> None:
         """Add histograms; sinks that have none leave them out. Never waits for a sink."""
-        self._board.histograms(drawn, step)
+        self._board.add_histograms(drawn, step)
         for sink in self._sinks:
             for histogram in drawn:
                 sink.draw(histogram, step)
 
-    def text(self, name: str, value: str, step: int) -> None:
+    def add_text(self, name: str, value: str, step: int) -> None:
         """Add one text to TensorBoard; trackers get figures alone."""
-        self._board.text(name, value, step)
+        self._board.add_text(name, value, step)
 
     def close(self) -> None:
         """End all sinks at once, each within its time."""

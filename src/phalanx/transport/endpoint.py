@@ -326,7 +326,7 @@ class Endpoint(Closeable):
         if link is None or name in self._evicted or name in self._cut:
             unknown = "is no party of this run; its run file names workers in pipeline.remote_workers and may_join"
             raise PeerRefusedError(f"{tls_peer}: {unknown if link is None else 'is evicted'}")
-        excess = self.allowances.spend(name, memoryview(raw).nbytes)
+        excess = self.allowances.spend_frame(name, memoryview(raw).nbytes)
         if excess is not None:
             self._cut_off(name, excess)
             raise PeerRefusedError(f"{tls_peer}: sent {excess}")

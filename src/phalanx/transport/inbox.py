@@ -187,18 +187,18 @@ class Allowances:
         self._exempt: set[str] = set()
         self._lock = threading.Lock()
 
-    def renew(self) -> None:
+    def renew_all(self) -> None:
         """Begin to count anew, for another step or another attempt at one."""
         with self._lock:
             for count in (self._messages, self._bytes, self._refusals):
                 count.clear()
 
-    def exempt(self, peer: str) -> None:
+    def exempt_peer(self, peer: str) -> None:
         """Let a peer send without a bound: a worker's owner, which the worker trusts."""
         with self._lock:
             self._exempt.add(peer)
 
-    def grant(self, peer: str, messages: int, size_bytes: int) -> None:
+    def grant_frames(self, peer: str, messages: int, size_bytes: int) -> None:
         """Let a peer send more, after a request to it; the allowance lasts until it is used."""
         with self._lock:
             self._granted_messages[peer] += messages
@@ -216,7 +216,7 @@ class Allowances:
                 f"at most {MAX_SHOWN_HEADER_BYTES} are taken"
             )
 
-    def spend(self, peer: str, size_bytes: int) -> str | None:
+    def spend_frame(self, peer: str, size_bytes: int) -> str | None:
         """Count one frame.
 
         Returns:

@@ -62,7 +62,7 @@ class Speaker:
     peer: Peer
     limits: TransportConfig
 
-    def say(
+    def sign_frame(
         self, place: tuple[str, int, str], kind: str, body: Body, payload: Payload = b""
     ) -> tuple[SignedHeader, bytes]:
         """Sign one frame.
@@ -96,7 +96,7 @@ class Speaker:
             )
         return header, encode_frame(header, parts)
 
-    def hear(self, raw: bytes, place: tuple[str, int, str]) -> Frame:
+    def check_frame(self, raw: bytes, place: tuple[str, int, str]) -> Frame:
         """Check one frame of the other end.
 
         Raises:
@@ -141,7 +141,7 @@ class SiteAsked:
         """Begin the conversation anew."""
         self.end()
         start = genesis(self._run, self._speaker.identity.name, self._speaker.peer.name)
-        return self._speaker.say((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
+        return self._speaker.sign_frame((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
 
     def order(self, kind: str, body: Body, payload: Payload) -> tuple[SignedHeader, bytes]:
         """Sign the next order.
@@ -153,7 +153,7 @@ class SiteAsked:
         if self._last is None:
             raise PeerRefusedError(f"{self._speaker.peer.name}: has not answered the greeting")
         number, previous = self._last
-        header, raw = self._speaker.say((self._run, number + 1, previous), kind, body, payload)
+        header, raw = self._speaker.sign_frame((self._run, number + 1, previous), kind, body, payload)
         self._last = number + 1, header.digest
         return header, raw
 
@@ -163,7 +163,7 @@ class SiteAsked:
         Raises:
             TransportError, VerificationError: It is none.
         """
-        frame = self._speaker.hear(raw, (self._run, asked.fields.sequence, asked.digest))
+        frame = self._speaker.check_frame(raw, (self._run, asked.fields.sequence, asked.digest))
         if asked.fields.kind == SiteGreeting.kind:
             parse_body({SiteHere.kind: SiteHere}, frame.header.fields.kind, frame.header.fields.body)
             self._last = 0, frame.header.digest
@@ -210,15 +210,15 @@ class OwnerHeard:
                     f"{OWNER}: greets for run {fields.run[:20]}, this site agrees to {self._session[:20]}"
                 )
             start = genesis(fields.run, self._speaker.peer.name, self._speaker.identity.name)
-            return self._speaker.hear(raw, (fields.run, 0, start))
+            return self._speaker.check_frame(raw, (fields.run, 0, start))
         if self._due is None:
             raise OrderError(f"{OWNER}: has not greeted this process")
-        return self._speaker.hear(raw, self._due)
+        return self._speaker.check_frame(raw, self._due)
 
     def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
         """Sign the answer to a frame; the next order is to follow both."""
         fields = heard.header.fields
-        header, raw = self._speaker.say((fields.run, fields.sequence, heard.header.digest), kind, body, payload)
+        header, raw = self._speaker.sign_frame((fields.run, fields.sequence, heard.header.digest), kind, body, payload)
         is_greeting = fields.kind == SiteGreeting.kind
         self._due = fields.run, fields.sequence + 1, header.digest if is_greeting else heard.header.digest
         self._answered = heard.header.digest, raw

@@ -175,7 +175,7 @@ class EnclaveAggregator:
         for site in sorted(sealed):
             try:
                 place = SealedPlace(SEAL, self._bound, number, model, site)
-                admitted = door.admit(site, *_part_update(unseal(place, self._state.private, sealed[site])), due)
+                admitted = door.admit_update(site, *_part_update(unseal(place, self._state.private, sealed[site])), due)
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)
                 continue

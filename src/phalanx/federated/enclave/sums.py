@@ -24,7 +24,7 @@ class EnclaveSumMaker:
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, aggregator: AggregatorPort) -> None:
         self._terms, self._fleet, self._journal, self._aggregator = terms, fleet, journal, aggregator
 
-    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+    def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
         """Have the round's updates aggregated; refused sites are moved to the excluded ones.
 
         Raises:
@@ -37,7 +37,7 @@ class EnclaveSumMaker:
         sealed = self._collect_sealed(record, model, walk)
         outcome = self._aggregator.aggregate(record.number, model, sealed)
         # the aggregator's own book holds through a crash before this line; this one says whom to wait for
-        self._journal.releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), outcome.members))
+        self._journal.note_releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), outcome.members))
         record.left_out |= outcome.refused
         for site in [site for site in record.shares if site not in outcome.members]:
             del record.shares[site]
@@ -46,7 +46,7 @@ class EnclaveSumMaker:
 
     def _collect_sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
         """Have each site appraise the aggregator, and return its sealed update."""
-        sums = self._journal.released(record.number, model)
+        sums = self._journal.released_sums(record.number, model)
         asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]
         evidence: dict[str, bytes] = {}
 
@@ -60,8 +60,8 @@ class EnclaveSumMaker:
             sealed[site] = payload
             return site
 
-        walk.phase("attest", dict.fromkeys(asked, b""), attest)
-        walk.phase("seal", evidence, take)
+        walk.run_phase("attest", dict.fromkeys(asked, b""), attest)
+        walk.run_phase("seal", evidence, take)
         if gone := sorted({site for released in sums for site in released.members} - sealed.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,

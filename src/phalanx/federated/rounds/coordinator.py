@@ -110,14 +110,14 @@ class RoundCoordinator:
 
     def recall(self, finished: int) -> None:
         """Go on after so many finished rounds, with the journal's entries for the round after them."""
-        recalled = self._journal.recall(finished)
-        self._admission.recall(recalled.headers)
+        recalled = self._journal.recall_rounds(finished)
+        self._admission.recall_updates(recalled.headers)
         self._counted, self._models, self._recalled = recalled.counted, recalled.models, recalled.open
         self.spent = recalled.spent
         for site in recalled.refused:
             self._records.note_refusal(site)
         for site, reason in recalled.excluded.items():
-            self._admission.exclude(site, reason)
+            self._admission.exclude_site(site, reason)
 
     def state(self) -> Named:
         """Everything beside the weights that later rounds depend on."""
@@ -156,7 +156,7 @@ class RoundCoordinator:
             with self.timer.phase("update"):
                 self._apply_update(record, update)
         counted = {site: updates[site].round if site in updates else number for site in record.shares}
-        self._journal.closed(number, counted)
+        self._journal.note_closed(number, counted)
         self._counted |= counted
         for site in sorted(site for site, share in record.shares.items() if share.rounds_left == 0):
             self._exclude_site(site, BUDGET_SPENT)
@@ -175,14 +175,14 @@ class RoundCoordinator:
             return {}
         payload = self._weights_payload()
         # what is held out costs no budget, so a site that trains no more still measures
-        sites = self._fleet.idle() - {site for site, why in self.excluded.items() if why != BUDGET_SPENT}
+        sites = self._fleet.idle_sites() - {site for site, why in self.excluded.items() if why != BUDGET_SPENT}
         scores: dict[str, SiteScores] = {}
         with self.timer.phase("measure"):
-            self._fleet.ask(
+            self._fleet.ask_sites(
                 {site: lambda ticket: SentOrder(m.MeasureOrder(ticket=ticket), payload) for site in sorted(sites)},
                 m.MeasuredReply,
             )
-            for answer in self._fleet.answers(self._config.deadline_s, sites):
+            for answer in self._fleet.yield_answers(self._config.deadline_s, sites):
                 if isinstance(answer.reply, m.MeasuredReply):
                     reply = answer.reply
                     scores[answer.site] = SiteScores(reply.loss, reply.num_targets, reply.classes)
@@ -197,7 +197,7 @@ class RoundCoordinator:
         recalled, self._recalled = self._recalled, {}
         if self._models.get(number) != model:
             self._models[number] = model
-            self._journal.opened(number, model)
+            self._journal.note_opened(number, model)
             self._held = (number, {})
             return self._held[1]
         if self._held[0] != number:
@@ -205,7 +205,7 @@ class RoundCoordinator:
         updates = self._held[1]
         for site, (header, values) in recalled.items():
             try:
-                admitted = self._admission.admit(site, header, values, self._due_updates(number))
+                admitted = self._admission.admit_update(site, header, values, self._due_updates(number))
             except UpdateRefusedError:
                 # of a site that was shut out after it was let in
                 continue
@@ -216,7 +216,7 @@ class RoundCoordinator:
 
     def _draw_cohort(self, number: int, num_held: int) -> tuple[str, ...]:
         """Draw the sites of a round among the reachable ones."""
-        present = self._fleet.idle() - self.excluded.keys() - self._held[1].keys()
+        present = self._fleet.idle_sites() - self.excluded.keys() - self._held[1].keys()
         drawn = random.Random(hashlib.sha256(f"cohort {self._terms.seed} {number}".encode()).digest())  # noqa: S311
         order = sorted(self._config.sites, key=lambda site: drawn.random())
         return tuple([site for site in order if site in present][: self._config.num_asked - num_held])
@@ -232,13 +232,13 @@ class RoundCoordinator:
             )
             return SentOrder(order, payload)
 
-        self._fleet.ask({site: partial(order, site) for site in asked}, m.TrainedReply)
+        self._fleet.ask_sites({site: partial(order, site) for site in asked}, m.TrainedReply)
         self._asked_in |= dict.fromkeys(asked, record.number)
         record.shares |= {site: update.share for site, update in held.items()}
         algorithm = self._config.algorithm
         enough = algorithm.buffer if algorithm.kind == "fedbuff" else len(self._config.sites)
         if len(record.shares) < enough:
-            for answer in self._fleet.answers(self._config.deadline_s):
+            for answer in self._fleet.yield_answers(self._config.deadline_s):
                 self._take_answer(answer, record, held)
                 if len(record.shares) >= enough:
                     break
@@ -275,7 +275,7 @@ class RoundCoordinator:
         share = SiteShare(reply.loss, reply.num_targets, reply.samples, None, reply.scaled, reply.train_s)
         share.epsilon, share.rounds_left = reply.epsilon, reply.rounds_left
         if reply.epsilon is not None and reply.epsilon > self.spent.get(answer.site, -1.0):
-            self._journal.spent(answer.site, reply.epsilon)
+            self._journal.note_spent(answer.site, reply.epsilon)
             self.spent[answer.site] = reply.epsilon
         if self._config.secure:
             record.shares[answer.site] = share
@@ -287,16 +287,16 @@ class RoundCoordinator:
             return
         header, values = reply.header.encode("utf-8"), bytes(answer.payload)
         try:
-            admitted = self._admission.admit(answer.site, header, values, self._due_updates(trained_in))
+            admitted = self._admission.admit_update(answer.site, header, values, self._due_updates(trained_in))
         except UpdateRefusedError as exc:
             record.left_out[answer.site] = exc.reason
             if exc.reason in PROVEN:
-                self._journal.refused(record.number, answer.site, exc.reason, header)
+                self._journal.note_refused(record.number, answer.site, exc.reason, header)
                 if self._records.note_refusal(answer.site):
                     self._exclude_site(answer.site, f"refused again: {exc.reason}")
             return
         share.norm, share.samples = admitted.norm, admitted.samples
-        self._journal.admitted(record.number, answer.site, header, values)
+        self._journal.note_admitted(record.number, answer.site, header, values)
         held[answer.site] = HeldUpdate(trained_in, header, flatten_tensors(admitted.tensors), share)
         record.shares[answer.site] = share
 
@@ -315,19 +315,21 @@ class RoundCoordinator:
 
     def _aggregate_updates(self, record: RoundRecord, held: Mapping[str, HeldUpdate], model: str) -> Tensor | None:
         """Return one update from the held ones, or from the secure sums; None where the round is lost."""
-        earlier = self._journal.released(record.number, model)
+        earlier = self._journal.released_sums(record.number, model)
         try:
             if self._config.secure:
                 if self._budget is not None:
                     record.charge = self._budget.charge()
                 with self.timer.phase("sum"):
-                    update = self._sums.update(record, model, self._exclude_site)
+                    update = self._sums.make_update(record, model, self._exclude_site)
             else:
                 with self.timer.phase("aggregate"):
                     update = self._update_of(record, held)
         except (AggregationError, ConfigError) as exc:
             # too few sites are left for a sum, or for a rule that stands those that may lie
-            members = {site for released in self._journal.released(record.number, model) for site in released.members}
+            members = {
+                site for released in self._journal.released_sums(record.number, model) for site in released.members
+            }
             # beside noise each sum is paid for, and another one may be of other sites
             is_bound = self._budget is None and (earlier or members & self.excluded.keys())
             if not is_bound:
@@ -354,8 +356,8 @@ class RoundCoordinator:
         return (samples / samples.sum() * stale) @ vectors
 
     def _exclude_site(self, site: str, reason: str) -> None:
-        self._admission.exclude(site, reason)
-        self._journal.excluded(site, reason)
+        self._admission.exclude_site(site, reason)
+        self._journal.note_excluded(site, reason)
 
     def _apply_update(self, record: RoundRecord, update: Tensor) -> None:
         """Move weights, and the controls beside them."""

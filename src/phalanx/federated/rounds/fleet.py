@@ -60,11 +60,11 @@ class Fleet:
         self.bytes_in: Counter[str] = Counter()
         self.late: Counter[str] = Counter()
 
-    def idle(self) -> frozenset[str]:
+    def idle_sites(self) -> frozenset[str]:
         """The sites that are there and have answered all that they were asked."""
         return frozenset(self._carrier.present_sites() - self._open.keys() - self._given_up.keys())
 
-    def ask(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
+    def ask_sites(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
         """Give each of some idle sites an order, which is to be answered by a reply of this kind."""
         sent: dict[str, SentOrder] = {}
         for site, make in orders.items():
@@ -78,7 +78,7 @@ class Fleet:
         """The sites with an open ticket."""
         return frozenset(self._open)
 
-    def answers(self, deadline_s: float, among: frozenset[str] | None = None) -> Iterator[SiteAnswer]:
+    def yield_answers(self, deadline_s: float, among: frozenset[str] | None = None) -> Iterator[SiteAnswer]:
         """Yield answers as they come, until none of these sites is waited for, or the deadline is over.
 
         Args:
@@ -100,7 +100,7 @@ class Fleet:
         for site in sites & self._open.keys():
             self._given_up[site] = self._open.pop(site)
 
-    def end(self) -> None:
+    def end_sites(self) -> None:
         """Tell all that the run is over."""
         orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present_sites()}
         self._carrier.broadcast_orders(orders)

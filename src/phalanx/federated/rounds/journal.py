@@ -79,13 +79,13 @@ class RoundJournal:
                 released = ReleasedSum(tuple(entry["cohort"]), tuple(entry["released"]))
                 self._released.setdefault((entry["of"], entry["by"]), []).append(released)
 
-    def opened(self, number: int, model: str) -> None:
+    def note_opened(self, number: int, model: str) -> None:
         """A round begins with these weights."""
         for path in self._values.iterdir():
             path.unlink()
         self._append_entry({"round": number, "model": model})
 
-    def admitted(self, number: int, site: str, header: bytes, values: bytes) -> None:
+    def note_admitted(self, number: int, site: str, header: bytes, values: bytes) -> None:
         """An update is let into a round."""
         path = self._values / site
         path.write_bytes(values)
@@ -102,7 +102,7 @@ class RoundJournal:
         self._next_sum += 1
         return number
 
-    def releasing(self, number: int, model: str, found: ReleasedSum) -> None:
+    def note_releasing(self, number: int, model: str, found: ReleasedSum) -> None:
         """The masks of a sum are about to be taken off."""
         sums = self._released.setdefault((number, model), [])
         if found not in sums:
@@ -110,28 +110,28 @@ class RoundJournal:
             self._append_entry({"of": number, "by": model, **lists})
             sums.append(found)
 
-    def released(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
+    def released_sums(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
         """Return all sums that `releasing` has noted of a round from these weights."""
         return tuple(self._released.get((number, model), ()))
 
-    def excluded(self, site: str, reason: str) -> None:
+    def note_excluded(self, site: str, reason: str) -> None:
         """A site is shut out."""
         self._append_entry({"excluded": site, "reason": reason})
 
-    def refused(self, number: int, site: str, reason: str, header: bytes) -> None:
+    def note_refused(self, number: int, site: str, reason: str, header: bytes) -> None:
         """An update was refused; its signed header is the evidence against the site."""
         entry = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
         self._append_entry(entry)
 
-    def spent(self, site: str, epsilon: float) -> None:
+    def note_spent(self, site: str, epsilon: float) -> None:
         """A site has told what its private rows have spent."""
         self._append_entry({"spent": epsilon, "told_by": site})
 
-    def closed(self, number: int, sites: dict[str, int]) -> None:
+    def note_closed(self, number: int, sites: dict[str, int]) -> None:
         """A round is over; `sites` have counted, each with the round that its update was trained in."""
         self._append_entry({"closed": number, "sites": sites})
 
-    def recall(self, finished: int) -> RecalledRounds:
+    def recall_rounds(self, finished: int) -> RecalledRounds:
         """Return what holds after so many finished rounds, whatever was done after them and is lost."""
         rounds = RecalledRounds(last_sum=self._next_sum - 1)
         for entry in self._read_entries():

@@ -41,7 +41,7 @@ class KeptSumMaker:
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, length: int) -> None:
         self._terms, self._fleet, self._journal, self._length = terms, fleet, journal, length
 
-    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+    def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
         """Sum the updates of the round's shares; sites without an accepted part are moved to the excluded ones.
 
         Raises:
@@ -55,7 +55,7 @@ class KeptSumMaker:
         parts = self._collect_parts(record, SumPlace(record.number, model, number), walk, keys)
         parts = self._accepted_parts(record, model, walk, parts)
         members = tuple(sorted(parts))
-        self._journal.releasing(record.number, model, ReleasedSum(members, members))
+        self._journal.note_releasing(record.number, model, ReleasedSum(members, members))
         sums = self._open_sums(walk, members)
         for site in [site for site in record.shares if site not in parts]:
             del record.shares[site]
@@ -73,7 +73,7 @@ class KeptSumMaker:
             keys[site] = item
             return site
 
-        walk.phase("key", dict.fromkeys(keepers, b""), take)
+        walk.run_phase("key", dict.fromkeys(keepers, b""), take)
         self._check_all(keys, "gave no key")
         return {keeper: keys[keeper] for keeper in keepers}
 
@@ -81,7 +81,7 @@ class KeptSumMaker:
         self, record: RoundRecord, place: SumPlace, walk: SumWalk, keys: Mapping[str, Item]
     ) -> dict[str, dict[str, Item]]:
         """Return each site's part for each keeper; the owner cannot read it."""
-        sums = self._journal.released(place.round, place.model)
+        sums = self._journal.released_sums(place.round, place.model)
         asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]
         parts_by_site: dict[str, dict[str, Item]] = {}
 
@@ -95,7 +95,7 @@ class KeptSumMaker:
             parts_by_site[site] = parts
             return site
 
-        walk.phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
+        walk.run_phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
         return parts_by_site
 
     def _accepted_parts(
@@ -109,7 +109,7 @@ class KeptSumMaker:
             return site
 
         due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
-        walk.phase("check", due, take)
+        walk.run_phase("check", due, take)
         self._check_all(fit_by_keeper, "checked nothing")
         fit = {
             site: items for site, items in parts.items() if all(site in accepted for accepted in fit_by_keeper.values())
@@ -117,7 +117,7 @@ class KeptSumMaker:
         for site in parts.keys() - fit.keys():
             unfit = [keeper for keeper in keepers if site not in fit_by_keeper[keeper]]
             record.left_out[site] = f"unfit for {', '.join(unfit)}"
-        sums = self._journal.released(record.number, model)
+        sums = self._journal.released_sums(record.number, model)
         if gone := sorted({site for released in sums for site in released.members} - fit.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
@@ -144,7 +144,7 @@ class KeptSumMaker:
             opened[site] = numbers
             return site
 
-        walk.phase("open", dict.fromkeys(keepers, SiteNames(sites=members).to_bytes()), take)
+        walk.run_phase("open", dict.fromkeys(keepers, SiteNames(sites=members).to_bytes()), take)
         self._check_all(opened, "opened nothing")
         return [opened[keeper] for keeper in keepers]
 

@@ -33,7 +33,7 @@ class SumMaker:
         self._noisy = terms.noisy_rounds(length)
         self._fleet, self._journal = fleet, journal
 
-    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+    def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
         """Sum the updates of the round's shares; sites that drop out meanwhile are moved to the excluded ones.
 
         Args:
@@ -75,7 +75,7 @@ class SumMaker:
         and honest sites release none.
         """
         config, sites = self._terms.config, sorted(record.shares)
-        released = () if self._noisy is not None else self._journal.released(record.number, model)
+        released = () if self._noisy is not None else self._journal.released_sums(record.number, model)
         sites_before = {site for earlier in released for site in earlier.members}
         if gone := sorted(sites_before - set(sites)):
             raise AggregationError(
@@ -112,23 +112,23 @@ class SumMaker:
         server = SumServer(terms, self._identity)
         walk = SumWalk(self._fleet, record, (model, number), config.deadline_s)
         try:
-            sites_left = walk.phase(
+            sites_left = walk.run_phase(
                 "join", dict.fromkeys(due.members, server.invitation), lambda site, r, p: server.take_advert(p, site)
             )
-            sites_left = walk.phase(
+            sites_left = walk.run_phase(
                 "share", dict.fromkeys(sites_left, server.adverts()), lambda site, r, p: server.take_boxes(p, site)
             )
             delivered = server.deliveries()
-            sites_left = walk.phase(
+            sites_left = walk.run_phase(
                 "mask",
                 {site: delivered[site] for site in sites_left},
                 lambda site, r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4"), site),
             )
-            sites_left = walk.phase(
+            sites_left = walk.run_phase(
                 "consent", dict.fromkeys(sites_left, server.deposits()), lambda site, r, p: server.take_consent(p, site)
             )
-            self._journal.releasing(record.number, model, ReleasedSum(due.cohort, server.included))
-            walk.phase(
+            self._journal.note_releasing(record.number, model, ReleasedSum(due.cohort, server.included))
+            walk.run_phase(
                 "release", dict.fromkeys(sites_left, server.consents()), lambda site, r, p: server.take_release(p, site)
             )
             result = server.result()

@@ -26,7 +26,7 @@ class SumWalk:
         self._model, self._number = place
         self.accusers: dict[str, set[str]] = {}
 
-    def phase(self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Take) -> tuple[str, ...]:
+    def run_phase(self, name: m.SumPhaseName, messages: Mapping[str, bytes], take: Take) -> tuple[str, ...]:
         """Send each site its message, and give the answers to the server; return the sites that are left."""
         answering: list[str] = []
         sites = frozenset(messages)
@@ -37,8 +37,8 @@ class SumWalk:
             )
             return SentOrder(order, messages[site])
 
-        self._fleet.ask({site: _bind_order(order, site) for site in sorted(sites)}, m.SumReply)
-        for answer in self._fleet.answers(self._deadline_s, sites):
+        self._fleet.ask_sites({site: _bind_order(order, site) for site in sorted(sites)}, m.SumReply)
+        for answer in self._fleet.yield_answers(self._deadline_s, sites):
             if not isinstance(answer.reply, m.SumReply):
                 self._record.left_out[answer.site] = answer.fault
                 if answer.culprit:

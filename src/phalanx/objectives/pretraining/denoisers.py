@@ -67,27 +67,27 @@ class DenoiserConfig(StrictModel):
         if TASKS[self.kind].settings is None and self.settings:
             raise ValueError(f"settings: {self.kind} has none; leave them out")
         try:
-            self.parsed()
+            self.parse_settings()
         except ValidationError as exc:
             error = exc.errors()[0]
             raise ValueError(f"settings of {self.kind}: {'.'.join(map(str, error['loc']))}: {error['msg']}") from exc
         return self
 
-    def parsed(self) -> ObjectiveSettings | None:
+    def parse_settings(self) -> ObjectiveSettings | None:
         """Return the settings as the objective has them; None where it has none."""
         settings_class = TASKS[self.kind].settings
         return None if settings_class is None else settings_class.model_validate({**self.settings, "kind": self.kind})
 
-    def rows(self, table: TokenTable, length: int) -> RowRewriting:
+    def build_rows(self, table: TokenTable, length: int) -> RowRewriting:
         """Return the objective's rewriting.
 
         Raises:
             ConfigError: The tokenizer lacks a token of it.
         """
-        settings, make = self.parsed(), TASKS[self.kind].rewriting
+        settings, make = self.parse_settings(), TASKS[self.kind].rewriting
         return make(table, length) if settings is None else make(settings, table, length)
 
-    def share(self, phase: int) -> float:
+    def phase_weight(self, phase: int) -> float:
         """Return its weight in a phase."""
         return self.weights[phase] if self.weights else self.weight
 
@@ -128,7 +128,7 @@ class DenoisersSettings(ObjectiveSettings):
         if len(phases) > 1:
             raise ValueError(f"tasks: weights are of {sorted(phases)} phases; give each task as many")
         for phase in range(max(phases, default=1)):
-            if not any(part.share(phase) for part in self.parts):
+            if not any(part.phase_weight(phase) for part in self.parts):
                 raise ValueError(f"tasks: no task has a weight above 0 in phase {phase}; give one of them")
         return self
 
@@ -152,7 +152,7 @@ class DenoisedRows:
         Raises:
             ConfigError: The tokenizer lacks a token of one.
         """
-        rewritings = tuple(part.rows(table, length) for part in settings.parts)
+        rewritings = tuple(part.build_rows(table, length) for part in settings.parts)
         key = "train.objective.tasks.token"
         tokens = tuple(None if part.token is None else table.id_of(part.token, key) for part in settings.parts)
         return cls(settings, rewritings, tokens)
@@ -180,8 +180,8 @@ class DenoisedRows:
                 f"train.objective.tasks.weights: are of {len(shares[0])} phases, and data.phases has a phase number "
                 f"{place.phase}, counted from 0; give a weight for each"
             )
-        weights = np.array([part.share(place.phase) for part in self.settings.parts])
+        weights = np.array([part.phase_weight(place.phase) for part in self.settings.parts])
         edges = np.cumsum(weights) / weights.sum()
-        drawn = place.draw("task").fractions(1)
+        drawn = place.draw("task").draw_fractions(1)
         # the last edge can round to below 1, and a task without a weight is never drawn
         return int(min(np.searchsorted(edges, drawn, side="right")[0], np.flatnonzero(weights)[-1]))

@@ -69,8 +69,8 @@ class MiddleRows:
         body, tail = (document[:-1], document[-1:]) if is_whole else (document, document[:0])
         num_first = int(np.argmin([*self.special[body], False]))
         begin, body = body[:num_first], body[num_first:]
-        turns, suffix_first = draw.fractions(2)
-        first, second = sorted(draw.below(len(body) + 1, 2).tolist())
+        turns, suffix_first = draw.draw_fractions(2)
+        first, second = sorted(draw.draw_below(len(body) + 1, 2).tolist())
         if turns >= self.settings.rate:
             return document
         prefix, middle, suffix = body[:first], body[first:second], body[second:]

@@ -75,9 +75,9 @@ class MaskedRows:
         if settings.whole_words:
             chosen = self._choose_words(row.ids, open_places, num_masked, draw)
         else:
-            chosen = np.sort(open_places[draw.order(len(open_places))[:num_masked]])
-        fates, ordinary = draw.fractions(len(chosen)), self.table.ordinary
-        others = ordinary[draw.below(len(ordinary), len(chosen))]
+            chosen = np.sort(open_places[draw.draw_order(len(open_places))[:num_masked]])
+        fates, ordinary = draw.draw_fractions(len(chosen)), self.table.ordinary
+        others = ordinary[draw.draw_below(len(ordinary), len(chosen))]
         shown = np.where(fates < settings.masked + settings.random, others, row.ids[chosen])
         ids = row.ids.copy()
         ids[chosen] = np.where(fates < settings.masked, self.mask_id, shown)
@@ -94,7 +94,7 @@ class MaskedRows:
         groups = np.split(open_places, np.flatnonzero(begins)[1:])
         chosen: list[Tokens] = []
         remaining = wanted
-        for number in draw.order(len(groups)).tolist():
+        for number in draw.draw_order(len(groups)).tolist():
             if len(groups[number]) <= remaining or not chosen:
                 chosen.append(groups[number])
                 remaining -= len(groups[number])

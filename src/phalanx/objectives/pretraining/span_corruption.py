@@ -26,7 +26,7 @@ class SpanCorruptionSettings(ObjectiveSettings):
     mean_span: float = Field(default=3.0, ge=1.0, le=10_000.0, allow_inf_nan=False)
     sentinels: str = Field(default="<extra_id_{}>", pattern=r"^[^{}]*\{\}[^{}]*$", max_length=100)
 
-    def sizes(self, num_tokens: int) -> tuple[int, int]:
+    def span_sizes(self, num_tokens: int) -> tuple[int, int]:
         """Return how many of so many tokens, at least 2, are cut out, and in how many spans."""
         noise = min(max(round(num_tokens * self.rate), 1), num_tokens - 1)
         spans = min(max(round(noise / self.mean_span), 1), noise, num_tokens - noise)
@@ -57,7 +57,7 @@ class CorruptedRows:
         longest = longest_text(settings, length + 1, length)
         if longest < _FEWEST:
             raise ConfigError(f"data.sequence_length = {length}: is too short for span corruption; make it 8 or more")
-        needed = max(settings.sizes(size)[1] for size in range(_FEWEST, longest + 1))
+        needed = max(settings.span_sizes(size)[1] for size in range(_FEWEST, longest + 1))
         names = [settings.sentinels.replace("{}", str(number)) for number in range(needed)]
         return cls(
             settings, table, np.array([table.id_of(sentinel, "train.objective.sentinels") for sentinel in names])
@@ -69,15 +69,15 @@ class CorruptedRows:
         size = longest_text(self.settings, len(text), len(row.ids))
         if size < _FEWEST:
             return fitted_row(text[:0], len(row.ids), self.table.eos_id)
-        start = int(draw.below(len(text) - size + 1, 1)[0])
-        inputs, targets = self.corrupted(text[start : start + size], draw)
+        start = int(draw.draw_below(len(text) - size + 1, 1)[0])
+        inputs, targets = self.corrupt_text(text[start : start + size], draw)
         eos = np.array([self.table.eos_id])
         tokens = np.concatenate([inputs, eos, targets, eos])
         return fitted_row(tokens, len(row.ids), self.table.eos_id, prefix=len(inputs) + 1, has_borders=False)
 
-    def corrupted(self, text: Tokens, draw: Draw) -> tuple[Tokens, Tokens]:
+    def corrupt_text(self, text: Tokens, draw: Draw) -> tuple[Tokens, Tokens]:
         """Return a text with sentinels in the place of spans, and the spans, each behind its sentinel."""
-        noise, spans = self.settings.sizes(len(text))
+        noise, spans = self.settings.span_sizes(len(text))
         cut = _cut_segments(noise, spans, draw)
         plain = _cut_segments(len(text) - noise, spans, draw)
         inputs: list[Tokens] = []
@@ -95,13 +95,13 @@ def longest_text(settings: SpanCorruptionSettings, available: int, length: int) 
     """Return how many of so many tokens a row of `length` inputs has room for; below 2 where for none."""
     # text, a sentinel twice for each span, and two ends, the last of which is no input
     size = available
-    while size >= _FEWEST and size + 2 * settings.sizes(size)[1] + 1 > length:
+    while size >= _FEWEST and size + 2 * settings.span_sizes(size)[1] + 1 > length:
         size -= 1
     return size
 
 
 def _cut_segments(num_items: int, num_segments: int, draw: Draw) -> list[int]:
     """Cut so many items into segments of at least one each, every cut equally likely."""
-    breaks = np.sort(draw.order(num_items - 1)[: num_segments - 1]) + 1
+    breaks = np.sort(draw.draw_order(num_items - 1)[: num_segments - 1]) + 1
     edges = np.concatenate([[0], breaks, [num_items]])
     return [int(size) for size in np.diff(edges)]

@@ -109,7 +109,7 @@ class Controller:
             PeerLostError: A rank has ended.
         """
         # checked first: an error must not leave the others waiting
-        self._member.objective.check(extras, *ids.shape)
+        self._member.objective.check_extras(extras, *ids.shape)
         with self._all_there():
             _tell_ranks(RankCommand.STEP, step, *ids.shape)
             with self._member.timer.phase("batch"):

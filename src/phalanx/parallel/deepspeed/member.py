@@ -118,7 +118,7 @@ class DeepSpeedMember:
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
                 updated.
         """
-        self.objective.check(extras, *labels.shape)
+        self.objective.check_extras(extras, *labels.shape)
         all_targets = int((labels != IGNORE).sum())
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
@@ -141,7 +141,7 @@ class DeepSpeedMember:
         Raises:
             DataError: There are extra rows, which attention does not read here.
         """
-        self.objective.check(extras, *labels.shape)
+        self.objective.check_extras(extras, *labels.shape)
         self._engine.eval()
         own_labels = self._own_rows(labels)
         loss, _ = causal_lm(self._engine(self._own_rows(ids)), own_labels)
