@@ -114,7 +114,7 @@ class StageGroup:
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """
         with self._order_and_join(command):
-            return self._shares[command.copy_id].obey(command, given)
+            return self._shares[command.copy_id].obey_order(command, given)
 
     @contextlib.contextmanager
     def _order_and_join(self, order: GroupCommand) -> Iterator[None]:

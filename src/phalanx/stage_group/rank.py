@@ -65,7 +65,7 @@ def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share)
             continue
         # rank 0 has found the same, and says so to its owner
         with contextlib.suppress(StaleReplicaError):
-            shares[order.copy_id].obey(order, None)
+            shares[order.copy_id].obey_order(order, None)
 
 
 def domain_config(layout: PartyLayout) -> ParallelConfig:

@@ -43,7 +43,7 @@ class JoinedGradients:
         """A runner has them anyway."""
 
     def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
-        """As `WeightGradients.collect`."""
+        """As `WeightGradients.collect_sums`."""
         domain = self._domain
         totals = {}
         for entry in self._held:
@@ -81,7 +81,7 @@ class SharedGradients:
             entry.parameter.grad = self._sums.pop(entry.name, None)
 
     def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
-        """As `WeightGradients.collect`."""
+        """As `WeightGradients.collect_sums`."""
         domain = self._domain
         totals = {}
         for entry, keeper in self._list_keepers():
@@ -94,7 +94,7 @@ class SharedGradients:
         return totals
 
     def clear_sums(self) -> None:
-        """As `WeightGradients.clear`."""
+        """As `WeightGradients.clear_sums`."""
         self._sums.clear()
 
     def _make_hook(self, name: str, keeper: int) -> Callable[[Tensor], None]:

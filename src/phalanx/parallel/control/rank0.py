@@ -129,7 +129,7 @@ class Controller:
             DataError: They are missing, or not asked for.
             PeerLostError: A rank has ended.
         """
-        Objective(extras=_of_attention(self._member)).check(extras, *ids.shape)
+        Objective(extras=_of_attention(self._member)).check_extras(extras, *ids.shape)
         with self._all_there():
             _tell_ranks(RankCommand.EVALUATE, 0, *ids.shape)
             _share_batch(ids, labels)
