@@ -13,7 +13,7 @@ from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.launch.domain import DomainLaunch, rank_environment
 from phalanx.launch.torchrun import Nodes, start_torchrun
-from phalanx.parallel.groups.network import check_private, own_address, resolved
+from phalanx.parallel.groups.network import check_private, own_address, resolve_host
 from phalanx.parallel.groups.rank_env import MEETINGS
 
 _SOMEWHERE = "PRIVATE_DIRECTORY"
@@ -54,7 +54,7 @@ def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
     if not all(part.isdecimal() and int(part) for part in nodes.count.split(":")):
         raise ConfigError(f"--nnodes {nodes.count}: expected a number, or MIN:MAX")
     host = _host(nodes)
-    check_private(resolved(host), f"--rdzv-endpoint {host}", unsafe=launch.config.unsafe_public_network)
+    check_private(resolve_host(host), f"--rdzv-endpoint {host}", unsafe=launch.config.unsafe_public_network)
     ranks_per_machine(launch, nodes)
 
 

@@ -22,7 +22,6 @@ class StageOptimizer:
     for bit; with `single_rounding`, any two holders. The moments live where the parameters are when this is made.
 
     Args:
-        parameters: By name.
         config: Learning rate and the rest.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
         single_rounding: Make updates as `UpdateRule` does, with the same bits on every processor, at a lower speed.
@@ -71,8 +70,7 @@ class StageOptimizer:
 
         Args:
             gradients: One for each parameter, of its shape and dtype; they are not changed.
-            lr: Of this step.
-            clip_coefficient: Multiplies the gradients.
+            clip_coefficient: Number that all gradients are multiplied by.
 
         Raises:
             TrainingError: A gradient is missing, unknown or of another shape or dtype, or a number is not
@@ -83,11 +81,11 @@ class StageOptimizer:
             raise TrainingError("optimizer: has weights and no moments; it follows another one and makes no step")
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        wanted = self._scale(self._ordered(gradients), clip_coefficient)
+        scaled = self._scale_gradients(self._ordered(gradients), clip_coefficient)
         if self._single_rounding or self._in_bytes:
-            self._step_one_by_one(wanted, lr)
+            self._step_one_by_one(scaled, lr)
         else:
-            self._step_fused(wanted, lr)
+            self._step_fused(scaled, lr)
         self.num_steps += 1
 
     def _step_one_by_one(self, wanted: list[torch.Tensor], lr: float) -> None:
@@ -147,9 +145,9 @@ class StageOptimizer:
             CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
                 Nothing was changed.
         """
-        own = self.state()
-        expect_state(tensors, own, num_steps)
-        for name, mine in own.items():
+        state = self.state()
+        expect_state(tensors, state, num_steps)
+        for name, mine in state.items():
             mine.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
@@ -221,12 +219,12 @@ class StageOptimizer:
                 "give exactly one for each parameter, zeros for an unused one"
             )
         for name, weight in zip(self._names, self._weights, strict=True):
-            found = _mismatch(gradients[name], weight)
-            if found:
-                raise TrainingError(f"optimizer: gradient of {name}: {found}")
+            mismatch = _describe_mismatch(gradients[name], weight)
+            if mismatch:
+                raise TrainingError(f"optimizer: gradient of {name}: {mismatch}")
         return [gradients[name].detach() for name in self._names]
 
-    def _scale(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
+    def _scale_gradients(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
         if coefficient == 1.0:
             return gradients
         if not self._scaled:
@@ -240,8 +238,7 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     """Refuse a state that is not like the one of an optimizer.
 
     Args:
-        tensors: The state.
-        own: What the optimizer has, by the same names.
+        own: State of the optimizer, by the same names.
         num_steps: Steps that were made to get there.
 
     Raises:
@@ -255,12 +252,12 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     if num_steps < 0:
         raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
     for name, mine in own.items():
-        found = _mismatch(tensors[name], mine)
-        if found:
-            raise CheckpointError(f"optimizer state: {name}: {found}; it is from another stage or model")
+        mismatch = _describe_mismatch(tensors[name], mine)
+        if mismatch:
+            raise CheckpointError(f"optimizer state: {name}: {mismatch}; it is from another stage or model")
 
 
-def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+def _describe_mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
     if found.shape == expected.shape and found.dtype == expected.dtype:
         return None
     return f"found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
@@ -284,7 +281,7 @@ def gradient_norm_squared(gradients: Mapping[str, torch.Tensor]) -> float:
 
 
 def clip_coefficient(total_norm: float, clip_norm: float | None) -> float:
-    """What every gradient is multiplied by, at most 1, so that the whole norm is at most `clip_norm`.
+    """Return the factor of every gradient, at most 1, so that the whole norm is at most `clip_norm`.
 
     Raises:
         NonFiniteLossError: The norm is NaN, infinite or negative, whether clipping is on or not.

@@ -75,7 +75,7 @@ class Mailbox:
 
     def renew_allowances(self) -> None:
         """Let every party send as much again: another step, or another attempt at one, begins."""
-        self._endpoint.allowances.renew()
+        self._endpoint.allowances.renew_all()
         self.carried.renew()
 
     def refused(self, received: ReceivedMessage) -> None:

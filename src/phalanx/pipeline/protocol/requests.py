@@ -223,7 +223,7 @@ class Requests:
             return self.order(need.party, need.request, need.expected)
         party, request = need.party, need.request
         self._asked_before.add((party, request.source, request.direction))
-        self._allowances.grant(party, 1, self._answer_bytes)
+        self._allowances.grant_frames(party, 1, self._answer_bytes)
         number = self._next_number()
         pending = PendingRequest(self._clock.now(), party, number)
         self._fetches[number] = request, pending
@@ -235,7 +235,7 @@ class Requests:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
         num_parts = size_bytes // PART_BYTES + 1
         self._asked_before.add((party, request.stage, request.purpose))
-        self._allowances.grant(party, num_parts, size_bytes + num_parts * self._answer_bytes)
+        self._allowances.grant_frames(party, num_parts, size_bytes + num_parts * self._answer_bytes)
         number = self._next_number()
         pending = PendingRequest(self._clock.now(), party, number, bulk=BulkReceiver(expected))
         self._bulks[number] = request, pending

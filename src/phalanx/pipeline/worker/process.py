@@ -270,7 +270,7 @@ class Worker:
             self.story.admitted(len(plan.stages))
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
             self._endpoint.allowances.each = allowance_of(plan)
-            self._endpoint.allowances.exempt(self._config.owner_name)
+            self._endpoint.allowances.exempt_peer(self._config.owner_name)
             if self._journal is not None:
                 self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
 

@@ -1,7 +1,7 @@
 """The outlook of a run's guard: what it finds, and when, and what it costs, printed before anything is trained."""
 
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price
+from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price_guard
 from phalanx.train.config import RunConfig
 
 
@@ -37,7 +37,7 @@ def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds]
     watch, costs = watch_of(run), measured_costs()
     if watch is None:
         return None
-    return findings(watch, costs), price(watch, costs, untrusted_share, run.guard.upkeep.bytes_sent)
+    return findings(watch, costs), price_guard(watch, costs, untrusted_share, run.guard.upkeep.bytes_sent)
 
 
 def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
