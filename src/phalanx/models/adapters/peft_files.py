@@ -45,16 +45,10 @@ _TOLD = {
 }
 """Keys that are read, or that change nothing of what a loaded adapter computes."""
 _MERGED = frozenset(
-    [
-        "target_modules",
-        "target_parameters",
-        "rank_pattern",
-        "alpha_pattern",
-        "layers_to_transform",
-        "layers_pattern",
-        "exclude_modules",
-        "init_lora_weights",
-    ]
+    {
+        *("target_modules", "target_parameters", "layers_to_transform", "layers_pattern", "exclude_modules"),
+        *("rank_pattern", "alpha_pattern", "init_lora_weights"),
+    }
 )
 """Keys that say on which layers an adapter is, and how strong it is there."""
 _IN_BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)", re.ASCII)
