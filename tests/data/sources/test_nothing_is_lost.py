@@ -137,7 +137,7 @@ def tree(home, suffix, content, draw):
             if draw.randrange(4) == 0:
                 # how much of it can be unpacked is not known here
                 stored, size = plain(whole), -1
-                stored = stored[: draw.randrange(1, len(stored))] + draw.choice((b"", b"more"))
+                stored = draw.choice((stored[: draw.randrange(1, len(stored))], stored + b"more"))
             else:
                 stored = draw.choice((plain, other))(whole)
         (home / name).parent.mkdir(parents=True, exist_ok=True)

@@ -139,8 +139,9 @@ class _Item:
 
 def _spellings(folder: str, href: str) -> list[str]:
     """Return what a reference may mean: with its escapes as they should be, and as they stand."""
-    path = href.partition("#")[0].replace("\\", "/")
-    found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in (urllib.parse.unquote(path), path))
+    path = href.strip().partition("#")[0].replace("\\", "/")
+    forms = (urllib.parse.unquote(path), path, urllib.parse.unquote(path.partition("?")[0]))
+    found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in forms)
     return list(dict.fromkeys(found))
 
 

@@ -25,6 +25,8 @@ from phalanx.data.sources.reader_process import ReaderProcess
 from phalanx.data.sources.xhtml import as_html
 from phalanx.errors import DataError
 
+_READING = "charsets and XHTML 1"
+"""Changes where the same bytes come to another text, so that no cache gives the older one."""
 Extractor = Literal["resiliparse", "trafilatura"]
 
 
@@ -79,8 +81,9 @@ class TextExtractor:
             raise DataError(f"source kind {kind!r} needs {config.extractor}; install phalanx-train[{extra}]") from exc
 
     def versions(self) -> list[str]:
-        """Names and versions of the libraries that decide on the text."""
-        return [f"{name} {importlib.metadata.version(name)}" for name in {"resiliparse", self._config.extractor}]
+        """Names and versions of what decides on the text."""
+        libraries = sorted({"resiliparse", self._config.extractor})
+        return [_READING, *(f"{name} {importlib.metadata.version(name)}" for name in libraries)]
 
     def text_of(self, page: bytes, declared: str | None, where: str, *, is_xhtml: bool = False) -> str:
         """Return the text of a page.
