@@ -20,9 +20,10 @@ from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, read_jso
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
+from phalanx.models.weights import split_experts
 
 _WEIGHT = "weight/"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+_TOKENIZER_CONFIG, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _METADATA = {"format": "pt"}
 
 
@@ -36,6 +37,7 @@ class RunTokenizer:
         of_model: It came with the model; config and generation defaults of the model then name its tokens.
         template: The chat template that the run rendered conversations by; None of a run without conversations.
         end_of_turn: The token that ends an answer by it.
+        mask_token: What the run hid tokens behind; None of a run that hides none.
     """
 
     file: Path
@@ -43,6 +45,7 @@ class RunTokenizer:
     of_model: bool
     template: Path | None = None
     end_of_turn: int | None = None
+    mask_token: str | None = None
 
     @classmethod
     def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
@@ -138,7 +141,11 @@ def write_model(
         _end_answers(target / GENERATION, tokenizer.end_of_turn, config.get("eos_token_id"))
     _write_json(target / "config.json", config)
     names = source.family.stored_names
-    tensors = {names.get(name, name): tensor.contiguous() for name, tensor in weights.items()}
+    tensors = {
+        names.get(piece, piece): part.contiguous()
+        for name, tensor in weights.items()
+        for piece, part in split_experts(source.family, name, tensor)
+    }
     save_file(tensors, target / "model.safetensors", _METADATA)
 
 
@@ -163,11 +170,23 @@ def copy_run_tokenizer(tokenizer: RunTokenizer, target: Path) -> None:
 
 def _write_tokenizer(target: Path, tokenizer: RunTokenizer) -> None:
     copy_run_tokenizer(tokenizer, target)
-    if (target / _TOKENIZER_CONFIG).is_file():
+    if not (target / _TOKENIZER_CONFIG).is_file():
+        end = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
+        named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+        _write_json(target / _TOKENIZER_CONFIG, named)
+    if tokenizer.mask_token is not None:
+        for name in (_TOKENIZER_CONFIG, _SPECIAL_TOKENS):
+            _name_mask(target / name, tokenizer.mask_token)
+
+
+def _name_mask(path: Path, mask_token: str) -> None:
+    """Name the mask in a tokenizer's file, in the place of another one; a model's own description of it stays."""
+    written = read_json(path) if path.is_file() else None
+    if not isinstance(written, dict):
         return
-    eos = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": eos, "eos_token": eos}
-    _write_json(target / _TOKENIZER_CONFIG, named)
+    named = written.get("mask_token")
+    if (named.get("content") if isinstance(named, dict) else named) != mask_token:
+        _write_json(path, {**written, "mask_token": mask_token})
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phalanx.checkpoint.export import write_model
-from phalanx.checkpoint.export_adapter import merged
-from phalanx.errors import CheckpointError
-from phalanx.models import LoraConfig, ModelSource, parameter_names, trained_shapes, weights_digest
-from phalanx.models.adapters.peft_files import read_adapter, read_adapter_config
+from phalanx.checkpoint.export_adapter import add_updates, read_weights
+from phalanx.errors import CheckpointError, ModelError
+from phalanx.models import ModelSource, parameter_names, parameter_shapes, weights_digest
+from phalanx.models.adapters.peft_files import read_adapter_keys, read_tensors
+from phalanx.models.adapters.updates import LowRankUpdate, updates_of
+from phalanx.models.family import SCORE_WEIGHT
 
 KEPT = "phalanx_merge"
 """Directory, inside a merged model, of what it takes to go back."""
 
+_BASE = ".base_layer.weight"
 _RECORD, _MATRICES = "record.json", "base.safetensors"
 
 
@@ -40,16 +44,19 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         CheckpointError: `out` exists, or the adapter cannot be a part of weights.
         ModelError: One of them cannot be read, or they do not belong together.
     """
-    source, config = ModelSource(base), read_adapter_config(adapter)
-    trained = read_adapter(adapter, trained_shapes(source.hub_config, config))
-    after = merged(trained, source, config)
-    before = {name: source.read(name) for name in after}
+    source = ModelSource(base)
+    trained, updates = _read_updates(adapter, source)
+    before = read_weights(source)
+    after = {name: values.clone() if name in updates else values for name, values in before.items()}
+    add_updates(after, updates, source)
+    if SCORE_WEIGHT in trained:
+        after[SCORE_WEIGHT] = trained[SCORE_WEIGHT]
     changed = {name: values for name, values in before.items() if not torch.equal(values, after[name])}
     record = {
         "base": weights_digest(before.items()),
         "adapter": weights_digest(trained.items()),
         "merged": weights_digest(after.items()),
-        "rounding": _rounding_error(before, after, trained, source, config),
+        "rounding": _rounding_error(before, after, updates, source),
     }
 
     def write(target: Path) -> None:
@@ -88,19 +95,33 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
     return {"base": record["base"], "matrices": len(stored)}
 
 
+def _read_updates(adapter: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[str, LowRankUpdate]]:
+    """Return the tensors of an adapter, and what they add to each weight."""
+    keys = read_adapter_keys(adapter, to_merge=True)
+    if keys["peft_type"] != "LORA":
+        raise CheckpointError(f"{adapter}: {keys['peft_type']}: virtual tokens are no weights of the model; load both")
+    tensors = read_tensors(adapter)
+    for name in [name for name in tensors if name.endswith(_BASE)]:
+        # of a head or an embedding peft saves the model's own weight beside the adapter
+        weight = f"{name.removesuffix(_BASE)}.weight"
+        if not torch.equal(tensors.pop(name), source.read(weight)):
+            raise ModelError(f"{adapter}: brings a {weight} of its own, which differs from that of {source.directory}")
+    turned = source.family.fan_in_fan_out
+    return tensors, updates_of(tensors, keys, parameter_shapes(source.hub_config), adapter, is_turned=turned)
+
+
 def _rounding_error(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
-    trained: Mapping[str, Tensor],
+    updates: Mapping[str, LowRankUpdate],
     source: ModelSource,
-    config: Any,
 ) -> float | None:
     """Return the error of unmerging without the stored data; None for DoRA, whose magnitudes are lost for good."""
-    if not isinstance(config, LoraConfig) or config.dora:
+    if any(update.sizes is not None for update in updates.values()):
         return None
-    negated = {name: -values if ".lora_B." in name else values for name, values in trained.items()}
-    back = merged(negated, source, config, weights={name: values.clone() for name, values in after.items()})
-    return max(float((back[name] - values).abs().max()) for name, values in before.items())
+    back = {name: after[name].clone() for name in updates}
+    add_updates(back, {name: replace(update, scale=-update.scale) for name, update in updates.items()}, source)
+    return max((float((values - before[name]).abs().max()) for name, values in back.items()), default=0.0)
 
 
 def _read_kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:

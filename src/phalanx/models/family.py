@@ -205,6 +205,7 @@ class Family(ABC):
             head shares.
         scoring: Modules beside the trunk that the last stage alone has; one behind the other they give logits.
         stored_names: Names in the hub's files of tensors that transformers' modules call otherwise.
+        other_embeddings: Further names under which files may hold the embedding.
     """
 
     model_type: str
@@ -217,6 +218,7 @@ class Family(ABC):
     old_keys: tuple[str, ...] = ()
     attention_kinds: frozenset[AttentionKind] = ALL_KINDS
     stored_names: Mapping[str, str] = MappingProxyType({})
+    other_embeddings: tuple[str, ...] = ()
     head: str = HEAD
     scoring: tuple[str, ...] = (HEAD,)
 
@@ -224,6 +226,17 @@ class Family(ABC):
     def head_weight(self) -> str:
         """Full name of the weight of the head."""
         return f"{self.head}.weight"
+
+    def expert_pieces(self, name: str) -> tuple[str, ...]:
+        """Return the names, with ``{}`` for the expert, of the pieces in which the hub's files hold a tensor.
+
+        Args:
+            name: Of a tensor of transformers' modules, ``[experts, rows, columns]``.
+
+        Returns:
+            The pieces whose rows follow each other in one expert's matrix; none where the files hold the tensor whole.
+        """
+        return ()
 
     def whole_model(self, hub_config: Any, **options: Any) -> Any:
         """Return transformers' whole model with its head, by the rules of transformers alone."""

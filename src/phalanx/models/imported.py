@@ -13,7 +13,7 @@ from phalanx.models.directory import TOKENIZER
 from phalanx.models.gguf_reader import SUFFIX
 from phalanx.models.hub_files import GENERATION, tokenizer_companions
 from phalanx.models.source import ModelSource, read_hub_config
-from phalanx.models.unpickle import GGUF, REFUSAL, WEIGHTS, pickled_files
+from phalanx.models.unpickle import GGUF, INDEX, REFUSAL, WEIGHTS, pickled_files
 from phalanx.models.unpickle import TOKENIZER as MAKE_TOKENIZER
 from phalanx.security.isolation import Measure, Program, Sandbox, start_isolated
 
@@ -53,13 +53,44 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         spare = Path(tempfile.mkdtemp(prefix=".importing-", dir=out.parent))
         try:
             _fill(source, spare, makes_tokenizer)
-            check_shapes(ModelSource(spare))
+            _check_copy(source, spare)
             spare.chmod(0o755)
             spare.rename(out)
         finally:
             shutil.rmtree(spare, ignore_errors=True)
     except OSError as exc:
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+
+
+def _check_copy(source: Path, spare: Path) -> None:
+    """Compare what was written with its config; an error names the user's file that it was made of.
+
+    Raises:
+        ModelError: As `check_shapes`, and as a model directory that is opened.
+    """
+    try:
+        check_shapes(ModelSource(spare))
+    except ModelError as exc:
+        names = _origins(source, spare)
+        raise ModelError(_renamed(str(exc), names)).about(
+            **{fact: _renamed(value, names) for fact, value in exc.facts.items()}
+        ) from exc
+
+
+def _origins(source: Path, spare: Path) -> list[tuple[str, str]]:
+    """List the paths of files that were written with those of the user's files that they were made of."""
+    if source.suffix == SUFFIX:
+        return [(str(path), str(source)) for path in (*spare.iterdir(), spare)]
+    pickles = [] if any(source.glob("*.safetensors")) else pickled_files(source)
+    made = [(spare / "model.safetensors.index.json", source / INDEX)] if len(pickles) > 1 else []
+    made += zip(sorted(spare.glob("*.safetensors")), pickles, strict=False)
+    return [(str(path), str(origin)) for path, origin in (*made, (spare, source))]
+
+
+def _renamed(text: str, names: list[tuple[str, str]]) -> str:
+    for written, origin in names:
+        text = text.replace(written, origin)
+    return text
 
 
 def check_shapes(source: ModelSource) -> None:
@@ -145,6 +176,7 @@ def _take(made: Path, source: Path, target: Path, code: int) -> None:
         reason = (
             refusal.read_text(encoding="utf-8", errors="replace")[:2000] if refusal in files else f"exit code {code}"
         )
+        reason = _renamed(reason, [(str(place), str(source)) for place in (made.resolve(), made)])
         refused = ModelError(f"{source}: cannot be converted: {reason}")
         raise refused.about(code="PHX-I038", file=str(source)) if source.suffix == SUFFIX else refused
     weights = {path for path in files if path.name.endswith((".safetensors", ".safetensors.index.json"))}

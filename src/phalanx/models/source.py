@@ -40,7 +40,8 @@ class ModelSource:
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
         path = directory / TOKENIZER
         self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else path if path.is_file() else None
-        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names, weightless=weightless)
+        ties_head = self.family.ties_head(self.hub_config)
+        self._weights = WeightFiles(directory, self.family, ties_head=ties_head, weightless=weightless)
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:
@@ -144,7 +145,8 @@ class ModelSource:
             ModelError: Both tensors are there and differ.
         """
         embedding, head = self.family.embedding_weight, self.family.head_weight
-        if not (self._weights.has(head) and self._weights.has(embedding)):
+        if self._weights.stored_name(head) == self._weights.stored_name(embedding):
+            # the files hold one of the two
             return
         if not torch.equal(self.read(head), self.read(embedding)):
             raise ModelError(

@@ -16,7 +16,12 @@ from phalanx.config import printable
 from phalanx.data.sources.files import PACKED, PassedOver, SourceFile, list_objects, unreadable
 from phalanx.errors import DataError
 
-_LEFT_BY_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin"})
+_LEFT_BY_SYSTEMS = frozenset(
+    {
+        *("__macosx", "icon\r", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin"),
+        *("system volume information", "lost+found", "@eadir", "__pycache__"),
+    }
+)
 _LEFT_BY_EDITORS = ("~", ".swp", ".swo", ".bak", ".orig", ".tmp", ".part", ".crdownload")
 _SHOWN = 200
 _MAX_COUNTED = 1_000_000

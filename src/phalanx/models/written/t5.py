@@ -76,6 +76,7 @@ class T5(Family):
     first_parts = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
     last_parts = ("decoder.final_layer_norm",)
     embedding_weight = "shared.weight"
+    other_embeddings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     attention_kinds = frozenset({"prefix"})
     attention_inputs = ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v")
     feed_forward_inputs = ("layer.1.DenseReluDense.wi",)

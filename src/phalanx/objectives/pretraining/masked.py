@@ -35,6 +35,13 @@ class MaskedSettings(ObjectiveSettings):
         return self
 
 
+def mask_token_of(choice: str | ObjectiveSettings) -> str | None:
+    """Return the text of the mask that a run's objective hides tokens behind; None where it hides none."""
+    if isinstance(choice, MaskedSettings):
+        return choice.mask_token
+    return MaskedSettings(kind=choice).mask_token if choice == "masked" else None
+
+
 @dataclass(frozen=True)
 class MaskedRows:
     """A rewriting that hides tokens; labels stand where the hidden tokens stood.

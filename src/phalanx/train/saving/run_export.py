@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.checkpoint import Checkpoint
@@ -9,6 +10,7 @@ from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.checkpoint.kept_model import check_kept, open_kept
 from phalanx.data import prepare
 from phalanx.models import ModelSource, open_model
+from phalanx.objectives.pretraining import mask_token_of
 from phalanx.train.config import RunConfig
 from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.run_directory import cache_beside
@@ -46,7 +48,8 @@ def export_run(
     """
     config = load_past_code(past.config, past.path, allowed=own_code)
     found = past.open(step, best=best)
-    with _open_model(config, past, found) as (source, tokenizer):
+    with _open_model(config, past, found) as (source, of_run):
+        tokenizer = replace(of_run, mask_token=mask_token_of(config.train.objective))
         export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
     return found.step
 
