@@ -13,9 +13,6 @@ from phalanx.optimizers.few_bits import apply_in_few_bits, new_moments
 from phalanx.optimizers.single_rounding import UpdateRule
 from phalanx.planner.model.optimizers import OPTIMIZERS
 
-UPDATES = "updates"
-"""Name in a state of how many updates its moments have seen, where that is not the number of steps."""
-
 
 class StageOptimizer:
     """AdamW with a state that exists from the start, has names, and can be undone by one step.
@@ -26,14 +23,13 @@ class StageOptimizer:
 
     Args:
         config: Learning rate and the rest.
-        can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
         single_rounding: Make updates as `UpdateRule` does, with the same bits on every processor, at a lower speed.
         renewed_every: Steps after which a state with zero moments is loaded, from which moments count anew; None where
             an optimizer is never new again.
 
     Attributes:
-        num_steps: Steps made so far, skipped ones included.
+        num_steps: Steps made so far.
 
     With ``adamw8bit`` moments of large tensors are kept in bytes, by bitsandbytes' operator.
 
@@ -45,7 +41,6 @@ class StageOptimizer:
         parameters: Mapping[str, torch.nn.Parameter],
         config: OptimizerConfig,
         *,
-        can_skip: bool = False,
         has_moments: bool = True,
         single_rounding: bool = False,
         renewed_every: int | None = None,
@@ -53,7 +48,6 @@ class StageOptimizer:
         self.num_steps = 0
         self._renewed_every = renewed_every
         self._single_rounding = single_rounding
-        self._updates = torch.zeros(()) if can_skip else None
         self._has_moments = has_moments
         self._config = config
         self._names = sorted(parameters)
@@ -93,8 +87,6 @@ class StageOptimizer:
         else:
             self._step_fused(scaled, lr)
         self.num_steps += 1
-        if self._updates is not None:
-            self._updates += 1
 
     def _step_one_by_one(self, wanted: list[torch.Tensor], lr: float) -> None:
         rule = UpdateRule(lr, self._config.betas, self._config.eps, self._num_updates + 1)
@@ -124,19 +116,8 @@ class StageOptimizer:
                 weight_decay=self._config.weight_decay if is_decayed else 0.0,
             )
 
-    def skip(self) -> None:
-        """Count a step in which weights and moments stay as they are.
-
-        Raises:
-            TrainingError: This optimizer was made without `can_skip`; its state could not tell.
-        """
-        if self._updates is None:
-            raise TrainingError("optimizer: cannot skip a step; make it with can_skip")
-        self.snapshot()
-        self.num_steps += 1
-
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors themselves, not copies: ``weight/`` and each of `moment_names` plus the name; `UPDATES`.
+        """The tensors themselves, not copies: ``weight/`` and each of `moment_names` plus the name.
 
         With `num_steps` this is all that decides the next step. The order depends on the names only.
         """
@@ -145,7 +126,7 @@ class StageOptimizer:
             tensors[f"weight/{name}"] = self._weights[i].detach()
             if self._has_moments:
                 tensors.update({f"{kind}/{name}": moment for kind, moment in self._moments[i].items()})
-        return tensors if self._updates is None else {**tensors, UPDATES: self._updates}
+        return tensors
 
     def reading(self) -> Mapping[str, torch.Tensor]:
         """As `state`, to be read tensor by tensor: one that lies elsewhere comes when it is asked for."""
@@ -225,8 +206,6 @@ class StageOptimizer:
 
     @property
     def _num_updates(self) -> int:
-        if self._updates is not None:
-            return int(self._updates)
         return self.num_steps if self._renewed_every is None else self.num_steps % self._renewed_every
 
     def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

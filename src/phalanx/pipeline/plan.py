@@ -1,11 +1,10 @@
 """Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, ValidationError, model_serializer
+from pydantic import AfterValidator, Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
@@ -87,20 +86,6 @@ class StepPlan(StrictModel):
     rounds."""
     privacy: RowPrivacy | None = None
     """How single rows are hidden; None where they are not."""
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out what is usual and what parties of an earlier version do not know."""
-        usual = (
-            ("objective", DEFAULT_OBJECTIVE),
-            ("family", None),
-            ("document_attention", False),
-            ("neftune_alpha", None),
-            ("attention_kind", "causal"),
-            ("steps_a_round", None),
-            ("privacy", None),
-        )
-        return {name: value for name, value in write(self).items() if (name, value) not in usual}
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""

@@ -16,7 +16,6 @@ _MOST = 64
 _KINDS = {
     "messages": "Drawn messages",
     "whole_step": "Whole step",
-    "third_party": "Third party",
     "owner": "Owner",
     "state": "State agreed",
 }

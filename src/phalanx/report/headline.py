@@ -30,11 +30,6 @@ def headline(record: RunRecord) -> str:
     lost = number(summary.get("steps_lost"))
     if lost is not None:
         parts.append(f"{format_plural(lost, 'step')} lost")
-    parts += [
-        f"{format_plural(number_of, 'step')} {what}"
-        for what in ("restarted", "skipped")
-        if (number_of := _positive_number(summary, what))
-    ]
     sentence = ", ".join(part for part in parts if part)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -190,10 +185,6 @@ def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
     if false is not None:
         parts.append(format_plural(false, "false accusation"))
     return parts
-
-
-def _positive_number(summary: dict[str, Any], what: str) -> float:
-    return number(summary.get(f"steps_{what}")) or 0
 
 
 def _is_named(party: Any, stages: dict[str, Any]) -> bool:

@@ -77,7 +77,6 @@ _SENTENCES = {
     "gradient_doubted": "step {step}: {auditor} finds the weight gradient of stage {stage} odd ({reason})",
     "doubts_not_followed": "step {step}: {auditor} doubts stage {stage} too often without a cause; one step in "
     "{steps_per_doubt} is recomputed for it",
-    "replayed": "stage {stage}: {party}'s steps from {from} to before {to} were done again by the owner, and are right",
     "in_doubt": "stage {stage}: steps {steps} are the work of {party}, and nobody recomputed them in full",
     "verdict": "step {step}: {party} is guilty: {reason}",
     "verdict_refused": "step {step}: the evidence against {party} does not hold, nobody is evicted: {why}",
@@ -95,10 +94,8 @@ _SENTENCES = {
     "round_begun": "round {round} of the federation, from step {step} on",
     "fell_back": "from step {from_step} to the checkpoint of step {to_step}, {steps_lost} steps are lost: {reason}",
     "step_redone": "step {step} begins again",
-    "step_restarted": "step {step} begins again with everybody, time {attempt}",
     "step_repeated": "step {step} is done once more by everybody: {reason}",
     "batch_skipped": "step {step}: batch {number} is given up: {reason}",
-    "step_skipped": "step {step} went without stages {left_out}; stages {frozen} learnt nothing from it",
     "checkpoint": "after {step} steps",
     "checkpoint_saved": "of step {step} is on disk; manifest {manifest}",
     "checkpoint_failed": "of step {step}: {reason}",

@@ -19,7 +19,6 @@ _OFFENCES = {
     "forgery": "committed to an input that nobody sent",
     "gradient": "another weight gradient or norm than it sent or computed",
     "state": "a state that the agreed update does not lead to",
-    "statistics": "sent odd-looking tensors again and again; nothing was recomputed",
     "shape": "sent another shape or type than the run has",
     "transfer": "did not bring what it had committed to",
 }

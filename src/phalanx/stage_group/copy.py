@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.optimizer import GroupHistory, GroupOptimizer
+from phalanx.stage_group.optimizer import GroupOptimizer
 from phalanx.stage_group.orders import Deed, GroupCommand, cargo_of
 
 
@@ -85,14 +85,7 @@ class GroupCopy(StageCopy):
         shares_state = group.shares_state and plain.optimizer.has_moments
         optimizer = GroupOptimizer(plain, link) if shares_state else plain.optimizer
         super().__init__(plain.plan, plain.spec, plain.module, optimizer)
-        self.history = GroupHistory(optimizer) if isinstance(optimizer, GroupOptimizer) else plain.history
-        self._group = group
         self.runner = GroupRunner(self, link)
-
-    def past(self, step: int) -> StageCopy:
-        """Return the state before some step, computed by the group, as the reference of the comparison was."""
-        copy = super().past(step)
-        return copy if copy is self else GroupCopy(copy, self._group)
 
 
 class GroupRunner(StageRunner):

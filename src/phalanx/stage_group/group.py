@@ -161,8 +161,6 @@ def _refusal_reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
         yield fault
     if plan.privacy is not None:
         yield "[privacy]: each rank would clip a row by a part of its gradient in the stage; set the axes to 1"
-    if plan.guard.recovery == "skip_layer":
-        yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
     rows_apart = layout.copies > 1 or layout.sequence_parallel
     for name in (*_ATTENTION_DROPOUT, *(_HIDDEN_DROPOUT if rows_apart else ())):
         if plan.hub_config.get(name):

@@ -10,7 +10,6 @@ from torch import Tensor
 from phalanx.errors import TrainingError
 from phalanx.optimizers import StageOptimizer, expect_state
 from phalanx.pipeline import StageCopy
-from phalanx.pipeline.stage.undo_log import UndoEntry
 from phalanx.stage_group.orders import GroupCommand, StateSource
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -39,7 +38,6 @@ class GroupOptimizer(StageOptimizer):
     def __init__(self, plain: StageCopy, link: GroupOrders) -> None:
         super().__init__(plain.module.trainable(), plain.plan.optimizer, has_moments=False)
         self._link = link
-        self._is_recorded = False
         if plain.step > 0:
             self.load_state(plain.optimizer.state(), plain.step)
 
@@ -55,14 +53,8 @@ class GroupOptimizer(StageOptimizer):
             copy_id=0,
             learning_rate=lr,
             clip_coefficient=clip_coefficient,
-            is_recorded=self._is_recorded,
         )
-        self._is_recorded = False
         self._take_weights(self._link.give_order(order, gradients), self.num_steps + 1)
-
-    def record_next(self) -> None:
-        """Make the ranks store the data for undoing the next step."""
-        self._is_recorded = True
 
     def state(self) -> dict[str, Tensor]:
         """As `StageOptimizer.state`; weights are the tensors themselves, moments are copies."""
@@ -105,26 +97,6 @@ class GroupOptimizer(StageOptimizer):
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
         return self._collect_moments(_with_moments(super().state()), "snapshot")
 
-    def state_before(self, step: int) -> dict[str, Tensor]:
-        """The whole state before an earlier step; copies.
-
-        Raises:
-            StaleReplicaError: It is not kept.
-        """
-        return self._collect_moments(_with_moments(super().state()), "past", step)
-
-    def go_back(self, step: int) -> None:
-        """Return to the state before an earlier step.
-
-        Raises:
-            StaleReplicaError: It is not kept. Nothing was changed.
-        """
-        self._take_weights(self._link.give_order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
-
-    def forget_from(self, step: int) -> None:
-        """Have the ranks let go of this step and later ones."""
-        self._link.give_order(GroupCommand(deed="forget", copy_id=0, step=step), {})
-
     @torch.no_grad()
     def _take_weights(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
         state = super().state()
@@ -133,34 +105,9 @@ class GroupOptimizer(StageOptimizer):
         self._set_num_steps(num_steps)
         self._link.are_fresh(num_steps)
 
-    def _collect_moments(
-        self, names: tuple[str, ...], source: StateSource = "present", step: int = 0
-    ) -> dict[str, Tensor]:
-        order = GroupCommand(deed="collect", copy_id=0, names=names, source=source, step=step)
+    def _collect_moments(self, names: tuple[str, ...], source: StateSource = "present") -> dict[str, Tensor]:
+        order = GroupCommand(deed="collect", copy_id=0, names=names, source=source)
         return self._link.give_order(order, {})
-
-
-class GroupHistory:
-    """The state that the ranks of a group keep together in order to go back; used in place of an `UndoLog`."""
-
-    def __init__(self, optimizer: GroupOptimizer) -> None:
-        self._own = optimizer
-
-    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
-        """Store the data for undoing the next update."""
-        del optimizer, update
-        self._own.record_next()
-
-    def restore(self, optimizer: StageOptimizer, step: int) -> None:
-        """As `Past.restore`; another optimizer than the group's own is given the whole state."""
-        if optimizer is self._own:
-            self._own.go_back(step)
-        else:
-            optimizer.load_state(self._own.state_before(step), step)
-
-    def forget_from(self, step: int) -> None:
-        """As `Past.forget_from`."""
-        self._own.forget_from(step)
 
 
 class _DistributedState(Mapping[str, Tensor]):

@@ -22,12 +22,10 @@ Deed = Literal[
     "load",
     "update",
     "snapshot",
-    "restore",
-    "forget",
     "collect",
 ]
-StateSource = Literal["present", "snapshot", "past"]
-"""State of a stage: the present one, the last snapshot's, or the one before an earlier step."""
+StateSource = Literal["present", "snapshot"]
+"""State of a stage: the present one, or the last snapshot's."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 
@@ -53,7 +51,6 @@ class GroupCommand(StrictModel):
         names: Tensors of the state that are asked for.
         learning_rate: Learning rate of an update.
         clip_coefficient: Multiplies the gradients of an update.
-        is_recorded: Whether the update is kept, so that it can be undone.
     """
 
     deed: Deed
@@ -68,7 +65,6 @@ class GroupCommand(StrictModel):
     source: StateSource = "present"
     learning_rate: float = 0.0
     clip_coefficient: float = 1.0
-    is_recorded: bool = False
 
 
 def read_order(line: bytes) -> GroupCommand:

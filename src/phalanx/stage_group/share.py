@@ -134,17 +134,12 @@ class Share:
             case "load":
                 shards.load_state(order.step, given)
             case "update":
-                shards.update_shards(order.learning_rate, order.clip_coefficient, order.is_recorded, given or {})
+                shards.update_shards(order.learning_rate, order.clip_coefficient, given or {})
                 return self._spread_weights(None, is_everywhere=True)
             case "snapshot":
                 shards.optimizer.snapshot()
-            case "restore":
-                shards.history.restore(shards.optimizer, order.step)
-                return self._spread_weights(None, is_everywhere=True)
-            case "forget":
-                shards.history.forget_from(order.step)
             case _:
-                return shards.collect_state(order.names, order.source, order.step)
+                return shards.collect_state(order.names, order.source)
         return {}
 
     def _hand_out(self, weights: Tensors | None) -> None:

@@ -8,7 +8,6 @@ from torch import distributed as dist
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import StepPlan
-from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 from phalanx.stage_group.orders import StateSource
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -27,7 +26,6 @@ class StateShards:
     Attributes:
         keepers: Rank that has the state, by parameter.
         optimizer: Moves this rank's parameters, which it has in memory of their own.
-        history: Stored states for undoing steps.
     """
 
     def __init__(self, plan: StepPlan, shapes: Shapes, device: torch.device) -> None:
@@ -38,7 +36,6 @@ class StateShards:
         self.keepers = keepers_of(shapes, dist.get_world_size())
         self._weights = self._state_room()
         self.optimizer = self._make_optimizer(self._weights)
-        self.history = past_of(plan.guard)
 
     def own(self, name: str) -> nn.Parameter | None:
         """This rank's whole parameter of a name; None where another rank keeps it."""
@@ -60,33 +57,24 @@ class StateShards:
                     loaded[key] = came
         self.optimizer.load_state(loaded, num_steps)
 
-    def update_shards(
-        self, lr: float, clip_coefficient: float, is_recorded: bool, gradients: Mapping[str, Tensor]
-    ) -> None:
+    def update_shards(self, lr: float, clip_coefficient: float, gradients: Mapping[str, Tensor]) -> None:
         """Make one optimizer step, each rank with its own tensors.
 
         Args:
             clip_coefficient: Number that all gradients are multiplied by.
-            is_recorded: Whether it is kept, so that it can be undone.
             gradients: Whole ones, at rank 0 alone.
         """
         came = {name: self._to_keeper(gradients.get(name), name, keeper) for name, keeper in self.keepers.items()}
-        entry = UndoEntry({name: tensor for name, tensor in came.items() if tensor is not None}, lr, clip_coefficient)
-        if is_recorded:
-            self.history.record(self.optimizer, entry)
-        self.optimizer.step(entry.gradients, lr, clip_coefficient)
+        received = {name: tensor for name, tensor in came.items() if tensor is not None}
+        self.optimizer.step(received, lr, clip_coefficient)
 
-    def collect_state(self, names: Sequence[str], source: StateSource, step: int) -> dict[str, Tensor]:
+    def collect_state(self, names: Sequence[str], source: StateSource) -> dict[str, Tensor]:
         """Bring tensors of the state to rank 0, on the CPU; other ranks get none.
 
         Args:
             names: Names such as ``exp_avg/...``.
-            step: Before which step, where the source is the past.
-
-        Raises:
-            StaleReplicaError: That step is not kept; on every rank alike, before anything was sent.
         """
-        state = self._state_at(source, step)
+        state = self.optimizer.undo_state() if source == "snapshot" else self.optimizer.state()
         tensors = {}
         for key in names:
             name = key.partition("/")[2]
@@ -96,15 +84,6 @@ class StateShards:
             elif self._rank == keeper:
                 dist.send(state[key].to(self._device).contiguous(), dst=0)
         return tensors
-
-    def _state_at(self, source: StateSource, step: int) -> Mapping[str, Tensor]:
-        if source == "snapshot":
-            return self.optimizer.undo_state()
-        if source == "present":
-            return self.optimizer.state()
-        earlier = self._make_optimizer(self._state_room())
-        self.history.restore(earlier, step)
-        return earlier.state()
 
     def _state_room(self) -> dict[str, nn.Parameter]:
         mine = [name for name, keeper in self.keepers.items() if keeper == self._rank]

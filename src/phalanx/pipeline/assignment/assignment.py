@@ -58,7 +58,6 @@ def without(
     workers: Sequence[str],
     *,
     guarded: bool,
-    has_successors: bool = True,
     memory: Memory = UNBOUNDED,
 ) -> Assignment:
     """Promote the shadows of what `gone` held, and find new shadows where they are missing then.
@@ -68,22 +67,16 @@ def without(
         gone: The party that was evicted or lost.
         workers: The workers that remain.
         guarded: Whether stages are shadowed at all.
-        has_successors: Whether a shadow can take over.
         memory: The parties' room for the stages without a shadow.
 
     Raises:
-        NoHolderError: A stage of `gone` had no shadow, or one that cannot take over.
+        NoHolderError: A stage of `gone` had no shadow.
     """
     holders = dict(assignment.holders)
     for stage, holder in assignment.holders.items():
         if holder != gone:
             continue
         successor = assignment.shadows.get(stage)
-        if not has_successors and guarded:
-            raise NoHolderError(
-                f"stage {stage}: {gone} is gone and its shadow has no optimizer state to take over with; "
-                "resume from the last checkpoint with --resume"
-            )
         if successor is None or successor == gone:
             raise NoHolderError(
                 f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"

@@ -20,7 +20,6 @@ from phalanx.pipeline.evidence.recompute import (
     weights_vouched_by,
 )
 from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient, weigh_update
-from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Activation, Apply, Commit, GradientHeld, StateDigest, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, statements_in
@@ -282,13 +281,8 @@ def _vouched_gradient(checked: CheckedEvidence) -> _Explained:
 
 
 def _state(checked: CheckedEvidence) -> _Explained:
-    """Explain a dispute about a state: sent weights, an altered copy, or a wrong update."""
-    if part_name(0) in checked.headers:
-        facts, believed, what = explain_sent_weights(checked)
-        return {**facts, **_proved(checked, what, believed)}
-    if "agreed" in checked.headers:
-        return _altered_copy(checked)
-    return _wrong_update(checked)
+    """Explain a dispute about a state: an altered copy, or a wrong update."""
+    return _altered_copy(checked) if "agreed" in checked.headers else _wrong_update(checked)
 
 
 def _altered_copy(checked: CheckedEvidence) -> _Explained:
@@ -301,7 +295,7 @@ def _altered_copy(checked: CheckedEvidence) -> _Explained:
     if agreed is None or ready is None or (agreed.weights, agreed.moments) == (ready.weights, ready.moments):
         raise checked.refuse(f"{party} signed no two states of stage {stage}")
     if ready.step == agreed.step + 1:
-        return _believed(f"that stage {stage} took no update in step {agreed.step}")
+        return _believed(f"which state of stage {stage} step {agreed.step} leads to: the owner made that update")
     if ready.step != agreed.step:
         raise checked.refuse(f"{party} signed no two states of stage {stage} after the same steps")
     what = "signed another state of a copy that it kept than it had signed before"
@@ -389,5 +383,4 @@ _EXPLAIN: Mapping[Offence, Callable[[CheckedEvidence], _Explained]] = {
     "state": _state,
     "shape": _shape,
     "transfer": _unproved,
-    "statistics": _unproved,
 }

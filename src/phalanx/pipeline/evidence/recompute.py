@@ -10,7 +10,7 @@ from phalanx.errors import FrameError, ModelError, SignatureError
 from phalanx.models import made_one_by_one, shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, STAGE_PREFIX, TRUTH_PREFIX
-from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport, WeightsHeld
+from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport
 from phalanx.pipeline.protocol.signed import Statement
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
@@ -51,9 +51,6 @@ def said_state(checked: CheckedEvidence, role: str) -> StateDigest | None:
     """
     stage, header = checked.record.verdict.stage, checked.headers.get(role)
     kind = None if header is None else header.fields.kind
-    if kind == WeightsHeld.kind:
-        held = checked.said(role, WeightsHeld).message
-        return held.state if held.stage == stage else None
     if kind == UpdateReport.kind:
         return checked.said(role, UpdateReport).message.states.get(str(stage))
     return checked.said(role, Ready).message.states.get(str(stage))

@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping, Sequence
 from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames, PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
@@ -86,13 +85,12 @@ class Coordinator:
 
     # --- a step's life ------------------------------------------------------------------------------
 
-    def open_epoch(self, epoch: int, step: int, assignment: Assignment, attempt: Attempt = PLAIN) -> None:
+    def open_epoch(self, epoch: int, step: int, assignment: Assignment) -> None:
         """Start again with a new assignment; what was agreed about states stays."""
-        self.facts.assignment, self.facts.resting = attempt.serving(assignment), attempt.resting(assignment)
+        self.facts.assignment = assignment
         self._referee.epoch = epoch
         self.ready.clear()
         self._reset(StepLedger(step, epoch, agreed=self.facts.agreed))
-        self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:
         """Start the next step; states after the last update are still to be agreed on."""
@@ -198,7 +196,7 @@ class Coordinator:
             Whether there is anything that it has not redone yet.
         """
         facts, ledger = self.facts, self.ledger
-        if facts.plan.guard.mode != "phalanx":
+        if not facts.plan.guard.enabled:
             return False
         ledger.owners_audits |= set(facts.watched) - ledger.owner_audited
         self._claims.has_news = True
@@ -242,10 +240,9 @@ class Coordinator:
             for stage in facts.watched
             for party in (facts.holder(stage), facts.shadow(stage))
             if stage not in facts.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
-            if party == facts.holder(stage) or not facts.plan.guard.one_optimizer
         ]
         audits = self._audits
-        return MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
+        return MissingFacts(late, list(audits.screened.values()), audits.said)
 
     def waiting_for(self) -> str:
         """Say what is still missing, for a message to the user."""

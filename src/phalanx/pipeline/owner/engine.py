@@ -187,12 +187,11 @@ class PipelineEngine:
         if not (self._newcomers.prepared or failover.leaving or unsound):
             return
         await self._verified_step.settle()
-        if failover.rollback.is_turning_point(step):
-            newcomers = self._newcomers.admit()
-            if newcomers or failover.leaving or unsound:
-                self._books.duplicates.abandon("stages move")
-                await failover.regroup(newcomers, step, self._balance)
-                await self._verified_step.redo_until(step)
+        newcomers = self._newcomers.admit()
+        if newcomers or failover.leaving or unsound:
+            self._books.duplicates.abandon("stages move")
+            await failover.regroup(newcomers, step, self._balance)
+            await self._verified_step.redo_until(step)
 
     # a caller that asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
@@ -327,9 +326,7 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
         VerificationError: The bytes are not those of the agreed state.
         PeerLostError: No answer came in time.
     """
-    # a shadow that could take over has the same state
-    has_heir = stage in facts.assignment.shadows and not facts.plan.guard.one_optimizer
-    parties = (facts.holder(stage), *((facts.shadow(stage),) if has_heir else ()))
+    parties = (facts.holder(stage), *((facts.shadow(stage),) if stage in facts.assignment.shadows else ()))
     reason: PeerLostError | VerificationError = PeerLostError(
         f"stage {stage}: {facts.holder(stage)} did not send its {purpose} in time"
     )

@@ -12,8 +12,6 @@ GUARANTEES: dict[str, str] = {
     "owner-shadowed": "as bit-equal, with the owner as the only other party that has a copy",
     "bounded": "messages and weight gradients are compared within rounding, updates bit by bit",
     "messages-only": "messages and updates are compared, weight gradients are taken on the stage's word",
-    "verify-only": "the stage alone makes its updates, and only audits by the owner can tell a wrong one",
-    "statistics": "nothing is recomputed; odd numbers condemn",
     "unguarded": "what the stage sends is used as it comes",
 }
 """Names and meanings; a later one is weaker."""
@@ -35,14 +33,12 @@ def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
         stage: Which stage.
     """
     guard, holder, shadow = facts.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)
-    rates = (guard.step_audit_rate, guard.owner_audit_rate, guard.third_party_audit_rate)
+    rates = (guard.step_audit_rate, guard.owner_audit_rate)
     alike = shadow is not None and facts.bits_decide(holder) and facts.bits_decide(shadow)
     # the first that applies
     found = {
         "own": holder == OWNER,
         "unguarded": shadow is None or not guard.enabled,
-        "statistics": guard.mode == "statistics",
-        "verify-only": guard.one_optimizer,
         "messages-only": not guard.upkeep.in_lockstep and not any(rates),
         "bounded": not alike,
         "owner-shadowed": shadow == OWNER,

@@ -55,8 +55,7 @@ class Placement:
             NoHolderError: A stage has no party that can take over.
         """
         guard, memory = self._plan.guard, self.memory
-        has_successors = not guard.verify_only
-        successors = without(old, gone, workers, guarded=guard.enabled, has_successors=has_successors, memory=memory)
+        successors = without(old, gone, workers, guarded=guard.enabled, memory=memory)
         return self._paired(fitting(successors, workers, memory, holders_stay=True), workers)
 
     def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:

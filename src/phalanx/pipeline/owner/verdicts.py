@@ -38,13 +38,12 @@ class Verdicts:
         self._files = files
         self._refused: Counter[str] = Counter()
 
-    def judge(self, judgement: Judgement, silent: Collection[str] = (), *, excludes: bool) -> Verdict | None:
+    def judge(self, judgement: Judgement, silent: Collection[str] = ()) -> Verdict | None:
         """Write a judgement down and have it judged again from what was written.
 
         Args:
             judgement: What the run found.
             silent: Parties that have left a request of this attempt unanswered.
-            excludes: Whether the guilty party leaves the run; for the log.
 
         Returns:
             The verdict; None when it names the owner, or its evidence does not hold.
@@ -76,7 +75,7 @@ class Verdicts:
             self._refuse(judgement, "it brought no answer, and silence is no lie", path)
             return None
         self.passed.append(verdict)
-        about = {"excludes": excludes, "referee": judgement.work.model_dump()}
+        about: dict[str, object] = {"referee": judgement.work.model_dump()}
         about |= {"undone": True} if judgement.is_undone else {}
         self._files.observe("verdict", verdict.model_dump(mode="json") | about)
         return verdict

@@ -8,7 +8,7 @@ from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.replay import PastStep
+from phalanx.pipeline.owner.rollback import PastStep
 from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
@@ -290,7 +290,7 @@ class VerifiedStep:
         await OwnMail()
         self.party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
         self.party.finish_applies()
-        attempt, moved = await self.failover.finish(step), books.costs.take(coordinator.bytes_sent)
+        moved = books.costs.take(coordinator.bytes_sent)
         return StepResult(
             step=step,
             loss=self.outcome.mean_loss(inputs),
@@ -305,8 +305,6 @@ class VerifiedStep:
                 num_audits=effort[1],
                 num_alarms=len(verdicts) + self._take_refused(),
                 verdicts=tuple(verdicts),
-                restarts=attempt.number,
-                skipped=tuple(sorted(attempt.bypassed)),
                 steps_redone=self.steps_redone - redone_before,
             ),
         )

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from phalanx.errors import AuditLogError, CertificateError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.config import OWNER, GuardConfig
 from phalanx.pipeline.proof.step_record import (
     AttemptLeaf,
     AuditLeaf,
@@ -20,7 +20,6 @@ from phalanx.pipeline.proof.step_record import (
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, Statements
-from phalanx.pipeline.upkeep import Upkeep
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Peer, certified_name
 
@@ -37,11 +36,7 @@ class Rules:
         run: Name of the run; every session's name begins with it.
         num_stages: Stages of the model.
         microbatches: Microbatches of a step.
-        audits: Whether the guard recomputes anything.
-        upkeep: How shadows stay fresh, by `guard.shadow`.
-        classes: `guard.classes`: with `one` no party may be of another numeric class than the owner; without a word, as
-            before there was a choice, weight gradients of unlike copies are not audited.
-        may_leave_out: Whether a step may be done without some stage, `guard.recovery = "skip_layer"`.
+        guard: How steps are audited; with `classes` "one" no party may be of another numeric class than the owner.
         peers: Keys of the parties, by the name in their certificates.
         draw: Draws with the revealed key; None while it is secret.
     """
@@ -49,10 +44,7 @@ class Rules:
     run: str
     num_stages: int
     microbatches: int
-    audits: bool
-    upkeep: Upkeep
-    classes: str | None
-    may_leave_out: bool
+    guard: GuardConfig
     peers: Mapping[str, Peer]
     draw: AuditDraw | None
 
@@ -115,7 +107,7 @@ class _StepJudge:
         self._attempt = attempts[0]
         if not self._attempt.session.startswith(f"{rules.run}-"):
             raise AuditLogError("its leaves are those of another run")
-        if self._attempt.classes and rules.classes == "one":
+        if self._attempt.classes and rules.guard.classes == "one":
             raise AuditLogError(f"{min(self._attempt.classes)} is of another numeric class, and the run has one")
         self._assignment = _assignment(self._attempt)
         self._statements = Statements(self._attempt.session, self._peer)
@@ -127,7 +119,7 @@ class _StepJudge:
         self._check_done(
             _Demand(leaf.stage, leaf.auditor, leaf.microbatches, leaf.whole) for leaf in self._of(DrawLeaf)
         )
-        if self._rules.draw is not None and self._rules.audits:
+        if self._rules.draw is not None and self._rules.guard.enabled:
             self._check_drawn(self._rules.draw)
         signed = owners = unlike = 0
         for leaf in self._audits.values():
@@ -150,7 +142,7 @@ class _StepJudge:
     def _check_stages(self) -> None:
         """Check that every worker's stage has a shadow, commitments and an agreed state."""
         assignment, rules = self._assignment, self._rules
-        if set(assignment.holders) != set(range(rules.num_stages)) and not rules.may_leave_out:
+        if set(assignment.holders) != set(range(rules.num_stages)):
             raise AuditLogError(f"has stages {sorted(assignment.holders)}, the run has {rules.num_stages}")
         commits = {leaf.stage: leaf.party for leaf in self._of(CommitLeaf)}
         states = {leaf.stage for leaf in self._of(StateLeaf)}
@@ -174,7 +166,7 @@ class _StepJudge:
                 )
         self._check_done(demands)
         owned = {leaf.stage for leaf in self._of(OwnerAuditLeaf)}
-        for stage in sorted({stage for stage in self._watched if self._weighs_gradients(stage)} - owned):
+        for stage in sorted(set(self._watched) - owned):
             if draw.owners_step(step=self._attempt.step, epoch=self._attempt.epoch, stage=stage):
                 raise AuditLogError(f"stage {stage}: is drawn for the owner's own audit, which was not made")
 
@@ -202,34 +194,17 @@ class _StepJudge:
             return
         where = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
         everything = tuple(range(num_microbatches))
-        alike, lockstep = self._weighs_gradients(stage), self._rules.upkeep.in_lockstep
-        whole = alike and not lockstep and draw.whole_step(**where)
-        if lockstep or whole:
-            drawn = everything
-        elif self._rules.upkeep.sends == "state":
-            drawn = everything if draw.all_messages(**where) else ()
-        else:
-            drawn = draw.microbatches(**where, num_microbatches=num_microbatches)
+        lockstep = self._rules.guard.upkeep.in_lockstep
+        whole = not lockstep and draw.whole_step(**where)
+        drawn = everything if lockstep or whole else draw.microbatches(**where, num_microbatches=num_microbatches)
         yield _Demand(stage, assignment.shadows[stage], drawn, whole)
-        present = {*assignment.holders.values(), *assignment.shadows.values()}
-        among = sorted(present - {OWNER, assignment.holders[stage], assignment.shadows[stage]})
-        third = draw.third_party(**where, among=among)
-        if third is not None:
-            alike = self._alike(assignment.holders[stage], OWNER) and self._alike(third, OWNER)
-            weights = self._rules.classes is not None or alike
-            yield _Demand(stage, third, everything, weights)
-
-    def _weighs_gradients(self, stage: int) -> bool:
-        """Whether the weight gradients of a stage are audited."""
-        copies = (self._assignment.holders[stage], self._assignment.shadows[stage])
-        return self._rules.classes is not None or all(self._alike(party, OWNER) for party in copies)
 
     def _alike(self, one: str, other: str) -> bool:
         return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)
 
     def _bits_decide(self, one: str, other: str) -> bool:
         """As `StepFacts.bits_decide`: where several classes are let in, parties are compared within tau."""
-        return self._rules.classes != "mixed" and self._alike(one, other)
+        return self._rules.guard.classes != "mixed" and self._alike(one, other)
 
     def _reported(self, leaf: AuditLeaf) -> Mapping[str, str]:
         """The digests that an auditor got."""

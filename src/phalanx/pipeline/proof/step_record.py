@@ -26,11 +26,9 @@ class AttemptLeaf(StrictModel):
         step: The step.
         epoch: The attempt's epoch, which the draws depend on.
         stages: Holder and shadow of each stage, by its number.
-        lanes: 1; it was 2 where both copies of a stage served, which ADR 70 has removed.
         classes: Numeric class of each party that is not of the owner's, as a number from 1: the bits of two classes
             cannot be compared.
         clip: What every gradient was multiplied with.
-        frozen: Stages that took no update.
     """
 
     leaf: Literal["attempt"] = "attempt"
@@ -38,10 +36,8 @@ class AttemptLeaf(StrictModel):
     step: int = Field(ge=0)
     epoch: int = Field(ge=0)
     stages: dict[str, tuple[str, str | None]]
-    lanes: Literal[1] = 1
     classes: dict[str, int]
     clip: float
-    frozen: tuple[Stage, ...]
 
 
 class CommitLeaf(StrictModel):
@@ -49,7 +45,6 @@ class CommitLeaf(StrictModel):
 
     leaf: Literal["commit"] = "commit"
     stage: Stage
-    lane: Literal[0] = 0
     party: str
     header: str | None
     gradient: str
@@ -108,7 +103,6 @@ class StepAuditLeaf(StrictModel):
 
     leaf: Literal["step_audit"] = "step_audit"
     stage: Stage
-    lane: Literal[0] = 0
     auditor: str
     report: PassedOnHeader | None
     gradient: str | None
@@ -222,7 +216,6 @@ class StepRecords:
             stages={str(s): (holder, assignment.shadows.get(s)) for s, holder in assignment.holders.items()},
             classes=past.classes,
             clip=ledger.clip_coefficient,
-            frozen=tuple(sorted(ledger.frozen)),
         )
         for stage, commit in sorted(ledger.commits.items()):
             header = ledger.commit_headers[stage]
@@ -276,11 +269,10 @@ def _header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
     return None if found is None else found.header
 
 
-Check = Literal["messages", "whole_step", "third_party", "owner", "state"]
+Check = Literal["messages", "whole_step", "owner", "state"]
 CHECKS: dict[Check, str] = {
     "messages": "drawn messages were recomputed by the other copy of the stage",
     "whole_step": "all messages and the weight gradient were recomputed by the other copy of the stage",
-    "third_party": "the same by a worker without a copy of the stage",
     "owner": "the same by the owner itself, with the update",
     "state": "both copies agreed on the weights and the optimizer's state that the step began with",
 }
@@ -320,39 +312,20 @@ def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
     ledger = facts.ledger
     if stage not in facts.watched:
         return frozenset()
-    auditors = {auditor for audited, _, auditor in ledger.awaited_audits if audited == stage}
-    near = {auditor for auditor in auditors if facts.has_copy(auditor, stage)}
-    whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
+    shadow, guard = facts.shadow(stage), facts.plan.guard
     made: dict[Check, bool] = {
-        "messages": bool(near),
-        "whole_step": bool(whole & near) or _in_lockstep(facts),
-        "third_party": bool(auditors - near),
+        "messages": any((audited, auditor) == (stage, shadow) for audited, _, auditor in ledger.awaited_audits),
+        "whole_step": guard.upkeep.in_lockstep or (stage, shadow) in ledger.awaited_step_audits,
         "owner": stage in ledger.owner_audited,
-        "state": _compares_states(facts, stage),
+        # two parties of one class must have signed the same state for the step to be applied
+        "state": facts.same_class(facts.holder(stage), shadow),
     }
     return frozenset(check for check, is_made in made.items() if is_made)
 
 
 def _rests_on(facts: StepFacts, stage: int) -> frozenset[str] | None:
-    ledger = facts.ledger
-    if stage in ledger.owner_audited:
+    made = _made(facts, stage)
+    if "owner" in made:
         return frozenset()
     # the update is the other copy's to check, and where it is not compared the owner alone can
-    if stage not in facts.watched or facts.plan.guard.one_optimizer or not _compares_states(facts, stage):
-        return None
-    whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
-    other = facts.shadow(stage)
-    if other in whole or _in_lockstep(facts):
-        return frozenset({other} - {OWNER})
-    return frozenset({other, *whole} - {OWNER}) if any(not facts.has_copy(name, stage) for name in whole) else None
-
-
-def _in_lockstep(facts: StepFacts) -> bool:
-    """Whether the other copy recomputes everything in every step."""
-    return facts.plan.guard.audits and facts.plan.guard.upkeep.in_lockstep
-
-
-def _compares_states(facts: StepFacts, stage: int) -> bool:
-    """Whether two parties must have signed the same state for the step to be applied."""
-    guard, holder, shadow = facts.plan.guard, facts.holder(stage), facts.shadow(stage)
-    return facts.same_class(holder, shadow) and (not guard.keeps_snapshots or guard.hands_on(facts.ledger.step))
+    return frozenset({facts.shadow(stage)} - {OWNER}) if made >= {"whole_step", "state"} else None

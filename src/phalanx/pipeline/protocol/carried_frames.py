@@ -57,8 +57,8 @@ class CarriedFrames:
         return False
 
     def requests(self, link: PartyLink, request: Fetch) -> bool:
-        """Whether a party asked for a tensor; the permit that it showed is not read."""
-        return any(said.model_copy(update={"permit": None}) == request for said, _ in self._of(link, Fetch))
+        """Whether a party asked for a tensor."""
+        return any(said == request for said, _ in self._of(link, Fetch))
 
     def answers(self, link: PartyLink, request: Fetch) -> list[tuple[FetchReply, str]]:
         """The answers to such a request, with the digests of their payloads."""

@@ -17,7 +17,6 @@ from phalanx.pipeline.protocol.messages import (
     Ready,
     StepAudited,
     UpdateReport,
-    WeightsHeld,
     parse_message,
 )
 from phalanx.security.audit import PublicHead
@@ -195,8 +194,6 @@ class StatementKey(NamedTuple):
 def statements_in(author: str, message: Message) -> list[tuple[StatementKey, object]]:
     """Return what a message states that verdicts may rest on, by identity: nothing for most kinds."""
     match message:
-        case WeightsHeld(state=state):
-            return [(StatementKey(STATE, author, message.epoch, state.step, message.stage), state)]
         case UpdateReport() | Ready():
             return [
                 (StatementKey(STATE, author, message.epoch, state.step, int(name)), state)

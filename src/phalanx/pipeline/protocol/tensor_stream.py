@@ -97,18 +97,14 @@ def tensors_digest(tensors: Mapping[str, Tensor], names: Iterable[str] | None = 
 class BulkReceiver:
     """The receiver of one transfer: its parts become tensors of known names and shapes, each in its own memory."""
 
-    def __init__(self, expected: Mapping[str, Tensor], *, in_place: bool = False) -> None:
+    def __init__(self, expected: Mapping[str, Tensor]) -> None:
         """Make room.
 
         Args:
             expected: Names, shapes and types; values are not read and may be on the meta device.
-            in_place: Write over these very tensors where they are on the CPU, part by part: no second copy.
         """
         self._tensors = {
-            name: expected[name]
-            if in_place and expected[name].device.type == "cpu"
-            else torch.empty(expected[name].shape, dtype=expected[name].dtype)
-            for name in sorted(expected)
+            name: torch.empty(expected[name].shape, dtype=expected[name].dtype) for name in sorted(expected)
         }
         self._rooms = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
         self.total = sum(len(room) for room in self._rooms)

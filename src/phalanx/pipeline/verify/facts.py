@@ -35,8 +35,6 @@ MessageKey = tuple[int, Direction, int]
 AuditKey = tuple[int, int, str]
 """(stage, microbatch, auditor)."""
 
-FACTOR = 4.0
-"""How many times larger or smaller than the last one that the owner computed itself a stage's norm may be unseen."""
 _NORM_TOLERANCE = 1e-5
 """Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
 
@@ -59,30 +57,6 @@ class CommittedMessage:
     def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """Return the message that a statement announces."""
         return cls(said.digest, to_signed(said.header), shown_by)
-
-
-class KnownNorms:
-    """The squared norm of each stage's gradient as the owner computed it last.
-
-    Where the holder alone has the gradient (`GuardConfig.one_optimizer`), its word sets the clip coefficient of every
-    stage. A norm that is far from the known one has the owner redo that very step before anything is updated.
-
-    Guarantees:
-        A norm that was not checked is within `FACTOR` of one that the owner has computed for that stage, inside one
-        numeric class: no lie about it moves the clip coefficient by more, and none grows from step to step.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, float | None] = {}
-
-    def note(self, stage: int, norm_squared: float | None) -> None:
-        """Take what the owner has computed."""
-        self._known[stage] = norm_squared
-
-    def is_odd(self, stage: int, norm_squared: float) -> bool:
-        """Whether a stage's word must be looked into before it is used: the first one, and one far from the known."""
-        known = self._known.get(stage)
-        return known is None or not known / FACTOR**2 <= norm_squared <= known * FACTOR**2
 
 
 def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
@@ -122,11 +96,9 @@ class StepLedger:
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
     audits_drawn: bool = False
     may_lag: bool = False
-    """Whether it may be applied before its audits are in: no party but shadows was asked for any."""
+    """Whether it may be applied before its audits are in: the owner redoes no stage of it."""
     num_audits: int = 0
     clip_coefficient: float = 1.0
-    frozen: frozenset[int] = frozenset()
-    """Stages that take no update in this step; their gradients do not count."""
     sample: Sample = field(default_factory=Sample)
     """Which of many like events of a party are written down."""
 
@@ -185,11 +157,11 @@ class StepLedger:
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
     def norms(self) -> dict[int, float | None]:
-        """Squared norm of the gradient of each stage that takes an update; None where it is not finite."""
-        return {stage: commit.norm_squared for stage, commit in self.commits.items() if stage not in self.frozen}
+        """Squared norm of the gradient of each stage; None where it is not finite."""
+        return {stage: commit.norm_squared for stage, commit in self.commits.items()}
 
     def total_norm(self) -> float:
-        """Norm of the gradient of all stages that take an update; NaN when one's is not finite."""
+        """Norm of the gradient of all stages; NaN when one's is not finite."""
         known = self.norms()
         # ascending stages, so that every run adds in the same order
         squares = [known[stage] for stage in sorted(known)]
@@ -253,13 +225,11 @@ class StepFacts:
         statements: Opens what parties pass on.
         observe: Writes to the audit log.
         assignment: Holders and shadows in the present attempt.
-        resting: The same of the stages that are left out of it.
         classes: Numeric class of each party.
         sources: The party that sends the state of each stage to newcomers in the present epoch.
         ledger: The present attempt at the present step.
         previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
-        norms: What the owner has computed of stages' gradients itself.
         unanswered: Parties that have left a request of this attempt without an answer.
         record: What parties have signed about the open steps.
         updated_by: The assignment in which the last update was made.
@@ -272,13 +242,11 @@ class StepFacts:
     statements: Statements
     observe: Observe
     assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
-    resting: Assignment = field(default_factory=lambda: Assignment({}, {}))
     classes: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[int, str] = field(default_factory=dict)
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None
     proved: list[Judgement] = field(default_factory=list)
-    norms: KnownNorms = field(default_factory=KnownNorms)
     unanswered: set[str] = field(default_factory=set)
     record: StatementRecord = field(default_factory=StatementRecord)
     updated_by: Assignment = field(default_factory=lambda: Assignment({}, {}))
@@ -335,14 +303,6 @@ class StepFacts:
     def shadow(self, stage: int) -> str:
         """The shadow of a stage."""
         return self.assignment.shadows[stage]
-
-    def has_copy(self, party: str, stage: int) -> bool:
-        """Whether a party is one of the two with a copy of a stage."""
-        return party in (self.holder(stage), self.shadow(stage))
-
-    def has_weights(self, party: str, stage: int) -> bool:
-        """Whether a party has the weights of a stage at hand; a shadow that keeps snapshots has old ones."""
-        return party == self.holder(stage) or (party == self.shadow(stage) and not self.plan.guard.keeps_snapshots)
 
     def same_class(self, one: str, other: str = OWNER) -> bool:
         """Whether two parties got the same bits where their classes were measured."""

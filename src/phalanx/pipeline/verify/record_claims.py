@@ -1,7 +1,6 @@
 """The record of what parties claim about a step, if the sender is one that may claim it."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from phalanx.errors import FrameError, SignatureError
@@ -19,11 +18,9 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
     StepMessage,
     UpdateReport,
-    WeightsHeld,
 )
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
-from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits, target_of
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.state_judgement import StateJudgement
@@ -104,10 +101,6 @@ class FaultReports:
         return self._facts.judgement("forgery", fault.about, stage, reason, headers=headers)
 
 
-_STRIKES = 3
-"""Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
-
-
 class ClaimRecorder:
     """A recorder of messages to the coordinator; conclusions are drawn elsewhere.
 
@@ -131,7 +124,6 @@ class ClaimRecorder:
         self._audits = audits
         self._updates = updates
         self._faults = faults
-        self._strikes: Counter[str] = Counter()
         self._since = time.monotonic()
 
     @property
@@ -158,11 +150,11 @@ class ClaimRecorder:
                     self._add_audit(received, message)
             case Commit() if _is_about(message, self._ledger):
                 self._add_commit(received, message)
-            case GradientHeld() | WeightsHeld() if _is_about(message, self._ledger):
-                self._add_shadows_word(received, message)
+            case GradientHeld() if _is_about(message, self._ledger):
+                self._add_held(received, message)
             case ScreenHit() if _is_about(message, self._ledger):
                 self._add_screen_hit(sender, message)
-            case Commit() | GradientHeld() | WeightsHeld() | ScreenHit():
+            case Commit() | GradientHeld() | ScreenHit():
                 pass
             case _:
                 return False
@@ -200,9 +192,7 @@ class ClaimRecorder:
             return
         for name, state in due.items():
             stage = int(name)
-            follows = self._facts.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
-            if not follows:
-                self._updates.said.setdefault(stage, {}).setdefault(sender, state)
+            self._updates.said.setdefault(stage, {}).setdefault(sender, state)
 
     def _take_costs(self, sender: str, message: UpdateReport) -> None:
         """Take what a party claims to have cost.
@@ -223,9 +213,7 @@ class ClaimRecorder:
         sender = received.sender
         if message.epoch != self._ledger.epoch:
             return
-        present = (self._facts.assignment, self._facts.resting)
-        held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
-        stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
+        stray = sorted(message.states.keys() - {str(stage) for stage in self._facts.assignment.copies_of(sender)})
         if stray:
             raise FrameError(f"{sender!r} got ready with stage {stray[0]}, which it does not have")
         # a state of another step is not what the party was asked for, and is not stored
@@ -242,15 +230,14 @@ class ClaimRecorder:
         if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
             raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
         self._audits.doubt(message)
-        self._ask_for_urgent_audit(message)
+        party = self._facts.holder(message.source)
+        self._facts.observe("screen_hit", {**message.model_dump(mode="json"), "party": party})
+        self._audits.ask_urgently(message)
 
-    def _add_shadows_word(self, received: ReceivedMessage, message: GradientHeld | WeightsHeld) -> None:
+    def _add_held(self, received: ReceivedMessage, message: GradientHeld) -> None:
         """Record what a shadow has received."""
         _expect(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
-        if isinstance(message, WeightsHeld):
-            if self._store(received):
-                self._updates.take(received.sender, message)
-        elif message.stage in self._ledger.held:
+        if message.stage in self._ledger.held:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
         elif self._store(received):
             self._ledger.held[message.stage] = message
@@ -301,23 +288,6 @@ class ClaimRecorder:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
         elif self._store(received):
             ledger.step_audits[key] = message
-
-    def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        party = self._facts.holder(hit.source)
-        self._facts.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
-        if not self._facts.plan.guard.audits:
-            self._count_strike(party, hit)
-            return
-        self._audits.ask_urgently(hit)
-
-    def _count_strike(self, party: str, hit: ScreenHit) -> None:
-        """Count an odd message in mode `statistics`, which cannot recompute: it is used, but several convict."""
-        self._strikes[party] += 1
-        if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
-            self._audits.release(hit)
-            return
-        reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
-        self.convictions.append(self._facts.judgement("statistics", party, hit.source, reason))
 
 
 def _refuse_repeated_input(opened: Sequence[Statement[Activation]]) -> None:

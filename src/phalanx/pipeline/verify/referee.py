@@ -206,18 +206,12 @@ class Referee:
         return None
 
     @task
-    async def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
-        """Fetch a shadow's snapshot of a stage after so many steps; None when it does not bring it."""
-        request = FetchBulk(epoch=self.epoch, step=step, stage=stage, purpose="snapshot")
-        found = await TensorsNeed(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
-        return None if found is None else found[0]
-
-    @task
     async def inputs(
         self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment
     ) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when no party brings one of them."""
-        found = [await self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
+        keys: tuple[MessageKey, ...] = ((stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch))
+        found = [await self.committed(ledger, key, assignment, stage) for key in keys]
         tensors = [tensor for tensor in found if tensor is not None]
         return tensors if len(tensors) == len(found) else None
 
@@ -442,7 +436,3 @@ class Referee:
                 "accuser": dispute.accuser,
             }
         )
-
-
-def _inputs_of(stage: int, microbatch: int) -> tuple[MessageKey, MessageKey]:
-    return (stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed
 from phalanx.pipeline.protocol.carried_frames import PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
@@ -17,10 +16,8 @@ from phalanx.pipeline.protocol.messages import (
     FetchReply,
     PassedOnHeader,
     ProgressReport,
-    Purpose,
     Relay,
     ScreenHit,
-    StateDigest,
 )
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -69,8 +66,6 @@ class StallDiagnosis:
             return await self._without_audit(lagging, missing.said)
         if missing.states:
             return missing.states[0]
-        if missing.weights:
-            return await self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
             return await self._without_urgent_report(missing.screened[0])
         num_handed = len(self._handed)
@@ -199,21 +194,6 @@ class StallDiagnosis:
         owing = {(of, party) for of, _, party in ledger.unreported}
         return ledger.audits_drawn and auditor != OWNER and (stage, auditor) not in owing
 
-    async def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
-        """Hand on what a shadow lacks after an update, if it is what the holder signed."""
-        facts, ledger = self.facts, self.facts.ledger
-        holder, shadow = facts.holder(stage), facts.shadow(stage)
-        mark = ("update", shadow, stage)
-        if mark in self._handed:
-            return holder if shadow == OWNER else shadow
-        whole = facts.plan.guard.keeps_snapshots
-        purpose: Purpose = "snapshot" if whole else "update"
-        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        expected = StageCopy.empty(facts.plan, stage, has_moments=whole).optimizer.state()
-        return await self._hand_transfer_on(
-            (holder, shadow), request, expected, lambda found: is_what_was_signed(found, signed), mark
-        )
-
     async def _hand_transfer_on(
         self,
         link: PartyLink,
@@ -277,8 +257,6 @@ class StallDiagnosis:
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
-        if not facts.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
-            return holder
         keys: list[MessageKey] = [(stage + (-1 if way == "forward" else 1), way, microbatch) for way in directions]
         liars = [self._liar_about_input(key, auditor, ledger) for key in keys]
         if liars and None not in liars:
@@ -302,27 +280,6 @@ class StallDiagnosis:
             # what the owner was asked for it has sent, and what a party has itself it need not be sent
             return auditor if link[0] == auditor else None
         return self.links.liar_about_answer(link, Fetch.of(ledger.epoch, ledger.step, key))
-
-    async def _hand_weights(self, stage: int, auditor: str) -> bool:
-        """Give an auditor the agreed weights of a stage that it lacks; False when no party brings them."""
-        facts, ledger = self.facts, self.facts.ledger
-        mark = ("weights", auditor, stage)
-        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="weights")
-        for party in (facts.shadow(stage), facts.holder(stage)):
-            if mark in self._handed:
-                break
-            if not facts.has_weights(party, stage):
-                continue
-            copy = StageCopy.empty(facts.plan, stage)
-            found = await TensorsNeed(party, request, copy.weights())
-            if found is None:
-                continue
-            copy.load_weights(found[0])
-            if copy.weights_digest() == facts.agreed[stage].weights:
-                self._handed.add(mark)
-                self._note(auditor, request)
-                await TensorsDelivery(auditor, request, copy.weights(), ledger.step)
-        return mark in self._handed
 
     async def _fetch(
         self, party: str, key: MessageKey, ledger: StepLedger

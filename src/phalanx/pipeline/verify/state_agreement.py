@@ -56,21 +56,11 @@ class StateAgreement:
         facts = self._facts
         self.to_weigh.clear()
         self.unwitnessed.clear()
-        covered = [
-            (roles.holders[stage], stage, shadow)
-            for roles in (facts.assignment, facts.resting)
-            for stage, shadow in roles.shadows.items()
-        ]
-        for holder, stage, shadow in covered:
+        for stage, shadow in facts.assignment.shadows.items():
+            holder = facts.assignment.holders[stage]
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = (facts.agreed.get(stage) or self._frozen(stage)) if known is None else known.get(stage)
-            follows = facts.plan.guard.verify_only
-            if known is None and expected is None and facts.plan.guard.one_optimizer:
-                if not follows or _is(states[shadow], states[holder], follows):
-                    self.to_weigh[stage] = states
-                    continue
-                expected = states[holder]
-            elif known is None and expected is None:
+            expected = facts.agreed.get(stage) if known is None else known.get(stage)
+            if known is None and expected is None:
                 signed = self._own_updates(stage, states)
                 if signed.keys() == states.keys():
                     self.to_weigh[stage] = states
@@ -79,7 +69,7 @@ class StateAgreement:
                 if expected is None:
                     self.unwitnessed[stage] = {name: state for name, state in signed.items() if state is not None}
                     continue
-            wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
+            wrong = [name for name, state in states.items() if state != expected]
             if not wrong and expected is not None:
                 facts.agreed[stage] = expected
                 continue
@@ -88,13 +78,6 @@ class StateAgreement:
                 return Unready(wrong[0] if wrong else holder, reason)
             return self._blame(stage, wrong[0], old, reason)
         return None
-
-    def _frozen(self, stage: int) -> StateDigest | None:
-        """Return the state after a step in which a stage took no update: nobody needs to witness that."""
-        facts, before = self._facts, self._facts.before.get(stage)
-        if facts.previous is None or before is None or stage not in facts.previous.frozen:
-            return None
-        return before.model_copy(update={"step": before.step + 1})
 
     def _both(self, name: str, stage: int) -> Mapping[str, Signed]:
         """Return the state that is expected of a party as it signed it, and what it signed instead now."""
@@ -134,7 +117,7 @@ class StateAgreement:
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
         """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
-        kept = {old.holders[stage], None if self._facts.plan.guard.verify_only else old.shadows.get(stage)}
+        kept = {old.holders[stage], old.shadows.get(stage)}
         if name in kept and name != OWNER:
             judgement = self._facts.judgement("state", name, stage, reason, headers=self._both(name, stage))
             return Unready(name, reason, judgement)
@@ -152,10 +135,3 @@ def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | Non
         return signed[OWNER]
     states = list(signed.values())
     return states[0] if len(states) > 1 and states[0] == states[1] else None
-
-
-def _is(found: StateDigest | None, expected: StateDigest | None, follows: bool) -> bool:
-    """Whether a copy is the expected one; one that follows has no moments."""
-    if not follows or found is None or expected is None:
-        return found == expected
-    return (found.step, found.weights) == (expected.step, expected.weights)

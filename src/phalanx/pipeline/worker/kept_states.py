@@ -52,7 +52,8 @@ def fetch_kept(
             message = parse_message(frame.kind, frame.body)
             if isinstance(message, Fault):
                 raise CheckpointError(f"stage {stage}: {party} has no state of step {step}: {message.reason}")
-            if not isinstance(message, Bulk) or not _is_part(message, about):
+            place = (about.purpose, about.stage, about.step)
+            if not isinstance(message, Bulk) or (message.purpose, message.stage, message.step) != place:
                 continue
             tensors = receiver.add(message.offset, message.total, frame.payload)
         except FrameError as exc:
@@ -61,10 +62,6 @@ def fetch_kept(
         if tensors is not None:
             return tensors
     raise CheckpointError(f"stage {stage}: {party} did not send its kept state within {patience_s:.0f} s")
-
-
-def _is_part(part: Bulk, about: FetchBulk) -> bool:
-    return (part.purpose, part.stage, part.step) == (about.purpose, about.stage, about.step)
 
 
 def send_kept(post: Post, owner: str, about: FetchBulk, directory: Path | None, party: str) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.child import die_with_parent
+from phalanx.config import code_key, open_own_code
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.models.families import ADOPTED, adopt_family
 from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.plan import StepPlan, parse_plan
@@ -28,7 +30,6 @@ from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.pipeline.worker.narration import Narration, WorkerOutcome
-from phalanx.pipeline.worker.own_code import check_code, load_code
 from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -244,7 +245,7 @@ class Worker:
             self._sample = Sample()
             if self._party is not None:
                 roles = self._party.roles
-                self.story.has_roles(roles.hosted, {**roles.shadows, **roles.kept}, roles.step)
+                self.story.has_roles(roles.hosted, roles.shadows, roles.step)
                 self.story.company_has(roles.assignment.holders, roles.assignment.shadows, roles.step)
                 self.story.at_step(roles.step)
 
@@ -388,3 +389,37 @@ def requested_file(file: Path) -> Path | None:
         # a child of the fork server has that for its parent, and the kernel forgets over a fork what was asked of it
         die_with_parent()
     return forked
+
+
+def load_code(config: WorkerConfig) -> None:
+    """Load the families that a worker's own file names.
+
+    Raises:
+        ConfigError: One cannot be had, or is no family.
+    """
+    for own in config.code:
+        open_own_code(own.kind, Path(config.code_home or ""))
+        adopt_family(own.kind)
+
+
+def check_code(plan: StepPlan, config: WorkerConfig) -> None:
+    """Return where a worker runs a plan's model by the very code that the owner does.
+
+    Args:
+        plan: The owner's; what it names is a claim, and loads nothing.
+        config: The worker's own file.
+
+    Raises:
+        ConfigError: The plan has a family of the owner's own that the file does not name, or another; or the file has
+            one for this model and the plan none.
+    """
+    wanted = () if plan.family is None else (code_key(plan.family),)
+    mine = {code_key(own.kind): own.kind for own in config.code}
+    own_type = plan.hub_config.get("model_type") in ADOPTED
+    if all(key in mine for key in wanted) and (wanted or not own_type):
+        return
+    named = ", ".join(mine.values()) or "none"
+    raise ConfigError(
+        f"code: the owner's model is cut by {plan.family or 'a family of the package'}, this worker's file names "
+        f"{named}; if you trust that code, put the very file beside the worker file and name it in [[code]]"
+    )

@@ -90,7 +90,6 @@ class AuditRates:
         step_audit_rate: p: how often the shadow recomputes a whole step.
         owner_audit_rate: r: how often the owner does.
         gradient_screen: Whether an audited microbatch screens the claimed weight gradient.
-        states_agree: Whether holder and shadow both make each update and compare the results.
         reach: Minimum number of steps that a conviction goes back.
         kept_every: Steps from one state that the owner keeps to the next; 0 where it keeps none.
     """
@@ -101,7 +100,6 @@ class AuditRates:
     step_audit_rate: float
     owner_audit_rate: float
     gradient_screen: bool
-    states_agree: bool = True
     reach: int = 0
     kept_every: int = 0
 
@@ -141,13 +139,11 @@ class GuardPrice:
     Attributes:
         extra_compute: Share of the unguarded run's work, of all parties together.
         bytes_per_number: Bytes a step for each number that is trained in other hands.
-        memory_per_number: Bytes of memory for each trained number at each copy of its stage, to go back with.
         disk_per_number: Bytes on the owner's disk for each trained number and kept state.
     """
 
     extra_compute: float
     bytes_per_number: float
-    memory_per_number: float
     disk_per_number: float
 
 
@@ -169,7 +165,7 @@ def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
         f"messages of 1 of {watch.microbatches} microbatches": few,
         "weight gradient, gross (sign, largest numbers, ten times)": gross,
         "weight gradient, subtle": watch.whole,
-        "optimizer or state": 1.0 if watch.states_agree else watch.owner_audit_rate,
+        "optimizer or state": 1.0,
         "anything, holder and shadow in league": watch.owner_audit_rate,
         "anything, all workers in league": watch.owner_audit_rate,
     }
@@ -194,7 +190,6 @@ def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, up
         bytes_per_number=upkeep_bytes
         + state * watch.owner_audit_rate
         + (state / watch.kept_every if watch.kept_every else 0.0),
-        memory_per_number=2 * state if watch.reach and not watch.kept_every else 0.0,
         disk_per_number=state if watch.kept_every else 0.0,
     )
 
