@@ -204,7 +204,7 @@ def _with_preset(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class GuardConfig(StrictModel):
-    """The guard: what is checked, how often, and how a shadow stays fresh."""
+    """The guard: its checks, their rates, and the upkeep of shadows."""
 
     mode: Literal["phalanx", "off"] = "phalanx"
     preset: Preset | None = None
@@ -318,9 +318,9 @@ class AttackConfig(StrictModel):
         if not self.also:
             return self
         together = (self, *self.also)
-        if any(one.kind == "none" for one in together) or any(one.also for one in self.also):
+        if any(attacker.kind == "none" for attacker in together) or any(attacker.also for attacker in self.also):
             raise ValueError('of several attacks each has a kind other than "none", and only the first one has also')
-        stages = [stage for one in together for stage in one.stages]
+        stages = [stage for attacker in together for stage in attacker.stages]
         twice = sorted({stage for stage in stages if stages.count(stage) > 1})
         if twice:
             raise ValueError(

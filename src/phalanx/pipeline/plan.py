@@ -37,7 +37,7 @@ class RowPrivacy(StrictModel):
     """How stages hide single training rows; each microbatch is one row, or none.
 
     Attributes:
-        clip_norm: How far one row may move the sum of its step, all stages together.
+        clip_norm: Largest distance by which one row may move the sum of its step, all stages together.
         noise_multiplier: Standard deviation of the noise on each number of the sum, in units of `clip_norm`.
         mean_rows: Rows that a step has in the mean, by which the noisy sum is divided.
     """
@@ -89,8 +89,8 @@ class StepPlan(StrictModel):
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""
-        each = self.steps_a_round or 1
-        return learning_rate(self.optimizer, step // each, self.total_steps // each)
+        round_steps = self.steps_a_round or 1
+        return learning_rate(self.optimizer, step // round_steps, self.total_steps // round_steps)
 
     @property
     def attends(self) -> AttentionKind:

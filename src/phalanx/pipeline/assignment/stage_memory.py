@@ -34,7 +34,7 @@ def stage_counts(plan: StepPlan, stage: int) -> StageRow:
 
 
 def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
-    """Return what each stage needs, the middle ones with everything that the guard asks of holder and shadow.
+    """Return the memory of each stage; of middle ones with everything that the guard asks of holder and shadow.
 
     Counted are weights, moments, gradients, the optimizer's buffer for clipping, what is kept in order to go back,
     activations of the microbatches in flight, and messages that are kept until the step is decided. Not counted are

@@ -31,17 +31,14 @@ class Failover:
     """The failover excludes parties and gives their stages to the shadows.
 
     Attributes:
-        alive: Workers that take part.
         lost: Those among them that are known to be gone and are still to be replaced.
         reasons: Why each party that was ever lost was lost.
         leaving: Those among them that hand over at the end of the step.
         revoked: Names in the certificates that the owner has taken back in this session.
-        epoch: Of the present roles; -1 before the first.
+        epoch: Epoch of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
-        takeovers: Stages that changed hands.
-        rollback: How far back the run can go.
-        guarantees: Tells what is promised of each stage.
-        placing: Makes assignments.
+        rollback: Decides how far back the run can go.
+        guarantees: Announces the guarantee of each stage.
         known: Digest of each stage's state where all parties begin, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
     """
@@ -177,7 +174,7 @@ class Failover:
         """Exclude a party that is guilty or gone; its shadow serves the stage and the step starts again.
 
         Args:
-            judgement: What was decided; None when the first of `lost` is to be replaced.
+            judgement: The verdict; None when the first of `lost` is to be replaced.
             step: The step that was interrupted.
 
         Raises:
@@ -194,11 +191,11 @@ class Failover:
 
     async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
         """Go on where a finding does not hold: the accuser's word counts as false, and the step is done again."""
-        found = self.verdicts.to_replace(judgement, self._facts.unanswered)
-        if found is None or found[0] not in self.alive:
+        replacement = self.verdicts.to_replace(judgement, self._facts.unanswered)
+        if replacement is None or replacement[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found, "refused")
+        self.suspect(*replacement, "refused")
         await self.recover(None, step)
 
     @task
@@ -217,8 +214,7 @@ class Failover:
 
         Args:
             newcomers: Members by now, without a role.
-            step: The next one.
-            balance: How much work each stage is, and which parties are slow.
+            balance: Work of each stage, and slow parties.
 
         Raises:
             NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
@@ -287,7 +283,6 @@ class Failover:
         Args:
             new: Holders and shadows from now on.
             old: The same until now; None when all parties begin anew.
-            step: The next optimizer step.
 
         Raises:
             PeerLostError: `old` is None and a party was lost; or the owner is not ready in time.
@@ -395,21 +390,21 @@ class Failover:
 
     async def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with: convict one that altered a kept copy, give up others."""
-        found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
-        if old is None and found is not None:
-            self.suspect(found.party, found.reason)
-            raise VerificationError(found.reason)
+        unready = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
+        if old is None and unready is not None:
+            self.suspect(unready.party, unready.reason)
+            raise VerificationError(unready.reason)
         for stage, states in self._readiness.to_weigh.items():
             self._coordinator.said_ready(stage, states)
-        if found is None:
+        if unready is None:
             if self._readiness.unwitnessed:
                 await self._undo_unwitnessed(step)
             return
-        if found.judgement is None:
-            self.suspect(found.party, found.reason)
+        if unready.judgement is None:
+            self.suspect(unready.party, unready.reason)
         if old is not None:
             self._standing = self._settled(new, old)
-        await self.recover(found.judgement, step)
+        await self.recover(unready.judgement, step)
 
 
 def _tell_noise_keys(
@@ -422,11 +417,9 @@ def _tell_noise_keys(
 
     Args:
         facts: Have the secret; without one nothing is said.
-        post: Sends a message.
         new: Holders and shadows of the epoch.
         parties: All that take part, the owner included.
         epoch: The epoch, which has just been announced to them.
-        step: With which it begins.
     """
     keys = {stage: facts.noise_key(epoch, stage) for stage in sorted(new.holders)}
     known = {stage: key for stage, key in keys.items() if key is not None}

@@ -1,4 +1,4 @@
-"""The rollback (L5): a run goes back to before what a distrusted party did unchecked, and does all since again."""
+"""The rollback (L5): a run goes back to before a distrusted party's first unchecked step, and redoes all since."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,6 @@ class PastStep:
     Attributes:
         ledger: What every party had committed to.
         assignment: Holders and shadows at the time.
-        inputs: The owner's batch.
         checks: The parties on which each stage's work rests.
     """
 
@@ -69,7 +68,6 @@ class StepHistory:
     """The last applied steps, without a gap.
 
     Args:
-        undoable_steps: At least so many.
         max_bytes: More of them where all together take no more memory than this.
     """
 
@@ -106,18 +104,18 @@ class StepHistory:
 
 
 class Rollback:
-    """The rollback knows how far back each copy reaches, and remembers what is needed to go there.
+    """The rollback knows how far back each copy reaches, and remembers the batches to go there.
 
     Args:
-        facts: The present step.
         kept: The states to go back to with `keep_states`.
         past_bytes: Memory for batches of more than the 2 `keep_states` steps that are always remembered.
 
     Attributes:
         undone: Batches of steps that were undone and are to be done again, by step.
         kept: The states to go back to with `keep_states`.
-        distrusted: Parties that are to be replaced for what they did, and are not convicted.
-        restored: The kept point that all parties are about to begin at; None where they begin with what they have.
+        distrusted: Parties that are to be replaced for their acts, and are not convicted.
+        restored: The kept point at which all parties are about to begin; None where they begin with their present
+            states.
     """
 
     def __init__(self, facts: StepFacts, kept: KeptStates, past_bytes: int = PAST_BYTES) -> None:
@@ -154,8 +152,7 @@ class Rollback:
         trusted party recomputed in full, in any life of its certificate. A step that lags counts as bad without it.
 
         Args:
-            gone: The party.
-            verdict: What it was convicted of; None where it was not.
+            verdict: Its conviction; None where it was not convicted.
         """
         step, trusted = self._facts.ledger.step, verdict is None and gone not in self.distrusted
         if verdict is None and not trusted:
@@ -228,5 +225,5 @@ class Rollback:
     def note_copies(self, new: Assignment, step: int) -> None:
         """From which step on each party has had each stage: it can go back no further."""
         pairs = {(party, stage) for roles in (new.holders, new.shadows) for stage, party in roles.items()}
-        known = {} if self.restored is not None else self._since
-        self._since = {pair: known.get(pair, step) for pair in pairs}
+        known_since = {} if self.restored is not None else self._since
+        self._since = {pair: known_since.get(pair, step) for pair in pairs}

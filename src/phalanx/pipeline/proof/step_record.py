@@ -23,12 +23,11 @@ class AttemptLeaf(StrictModel):
 
     Attributes:
         session: Name of the session, which every signed header has.
-        step: The step.
         epoch: The attempt's epoch, which the draws depend on.
         stages: Holder and shadow of each stage, by its number.
         classes: Numeric class of each party that is not of the owner's, as a number from 1: the bits of two classes
             cannot be compared.
-        clip: What every gradient was multiplied with.
+        clip: Clip coefficient of every gradient.
     """
 
     leaf: Literal["attempt"] = "attempt"
@@ -61,7 +60,7 @@ class StateLeaf(StrictModel):
 
 
 class DrawLeaf(StrictModel):
-    """A draw: what one auditor was asked to recompute; `whole`: the weight gradient as well."""
+    """A draw: the work that one auditor was asked to recompute; `whole`: the weight gradient as well."""
 
     leaf: Literal["draw"] = "draw"
     stage: Stage
@@ -81,11 +80,9 @@ class AuditLeaf(StrictModel):
     """One recomputed microbatch.
 
     Attributes:
-        stage: Its stage.
-        microbatch: Its number.
         auditor: The party that recomputed it.
         report: The header that the auditor signed; None where it was the owner.
-        digests: What the owner got, by direction; None where `report` says it.
+        digests: The owner's digests by direction; None where `report` has them.
         outputs: Headers under which the stage sent its activation and its gradient; None where it sent none.
     """
 
@@ -141,8 +138,7 @@ class StepRecord:
     """One applied step with all its audits in.
 
     Attributes:
-        step: Its number.
-        epoch: Of the attempt that was applied.
+        epoch: Epoch of the applied attempt.
         leaves: Canonical JSON objects; `docs/audit_log.md` has their fields.
     """
 
@@ -200,12 +196,12 @@ class StepRecords:
 
     def _classes(self) -> dict[str, int]:
         """Numeric classes of the present parties, as numbers; a party with the owner's bits is not listed."""
-        facts, found = self._facts, dict[str, int]()
+        facts, by_party = self._facts, dict[str, int]()
         numbers = {facts.classes.get(OWNER, ""): 0}
         for party in sorted(facts.present):
             number = numbers.setdefault(facts.classes.get(party, ""), len(numbers))
-            found |= {party: number} if number else {}
-        return found
+            by_party |= {party: number} if number else {}
+        return by_party
 
     def _leaves(self, past: _Applied) -> Iterator[Leaf]:
         ledger, assignment = past.ledger, past.assignment
@@ -232,8 +228,8 @@ class StepRecords:
         for stage, microbatch, auditor in sorted(ledger.awaited_audits):
             drawn.setdefault((stage, auditor), []).append(microbatch)
         for (stage, auditor), microbatches in drawn.items():
-            whole = (stage, auditor) in ledger.awaited_step_audits
-            yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=whole)
+            is_whole = (stage, auditor) in ledger.awaited_step_audits
+            yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=is_whole)
         for stage in sorted(ledger.owner_audited):
             yield OwnerAuditLeaf(stage=stage)
         yield from self._audits(ledger)
@@ -241,32 +237,32 @@ class StepRecords:
     def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
         record = self._facts.record
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
-            said = record.header_of(auditor, report)
+            report_header = record.header_of(auditor, report)
             forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
             yield AuditLeaf(
                 stage=stage,
                 microbatch=microbatch,
                 auditor=auditor,
-                report=said,
-                digests=report.digests if said is None else None,
+                report=report_header,
+                digests=report.digests if report_header is None else None,
                 outputs=(forward, backward),
             )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
-            said = record.header_of(auditor, audited)
+            report_header = record.header_of(auditor, audited)
             yield StepAuditLeaf(
                 stage=stage,
                 auditor=auditor,
-                report=said,
-                gradient=audited.gradient if said is None else None,
-                norm_squared=audited.norm_squared if said is None else None,
+                report=report_header,
+                gradient=audited.gradient if report_header is None else None,
+                norm_squared=audited.norm_squared if report_header is None else None,
                 commit=ledger.commit_header(stage),
             )
 
 
 def _header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
     """The header under which a message was sent; None where the owner sent it to itself."""
-    found = ledger.messages.get(key)
-    return None if found is None else found.header
+    message = ledger.messages.get(key)
+    return None if message is None else message.header
 
 
 Check = Literal["messages", "whole_step", "owner", "state"]
@@ -284,7 +280,6 @@ class StageChecks:
     """The checks of one worker's stage in one step.
 
     Attributes:
-        made: Which checks.
         party: The party that served the stage.
         rests_on: The parties on which it rests that all of its work was recomputed, update included. Empty where the
             owner did so itself, None where no party did.
@@ -313,14 +308,14 @@ def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
     if stage not in facts.watched:
         return frozenset()
     shadow, guard = facts.shadow(stage), facts.plan.guard
-    made: dict[Check, bool] = {
+    checks: dict[Check, bool] = {
         "messages": any((audited, auditor) == (stage, shadow) for audited, _, auditor in ledger.awaited_audits),
         "whole_step": guard.upkeep.in_lockstep or (stage, shadow) in ledger.awaited_step_audits,
         "owner": stage in ledger.owner_audited,
         # two parties of one class must have signed the same state for the step to be applied
         "state": facts.same_class(facts.holder(stage), shadow),
     }
-    return frozenset(check for check, is_made in made.items() if is_made)
+    return frozenset(check for check, is_made in checks.items() if is_made)
 
 
 def _rests_on(facts: StepFacts, stage: int) -> frozenset[str] | None:

@@ -87,7 +87,7 @@ class Role(StrictModel):
 
 
 class Assign(StepMessage):
-    """A new epoch: abandon what is in flight, take these roles, be ready for this step."""
+    """A new epoch: abandon the work in flight, take these roles, be ready for this step."""
 
     kind: ClassVar[str] = "assign"
     roles: tuple[Role, ...] = Field(max_length=MOST_STAGES)
@@ -165,7 +165,7 @@ def _without_repetition(sent: tuple[SentDigest, ...]) -> tuple[SentDigest, ...]:
 
 
 class Commit(StageMessage):
-    """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
+    """A stage's commitment to a whole step: its inputs, its outputs, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
     received: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
@@ -278,7 +278,7 @@ class Place(StrictModel):
 
 
 class Progress(StrictModel):
-    """The progress of one stage: the tensors of this step that it has got and those that it has sent."""
+    """The progress of one stage: its received and sent tensors of this step."""
 
     received: tuple[Place, ...] = Field(max_length=MOST_PLACES)
     sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
@@ -342,7 +342,7 @@ class Carry(Message):
 
 
 class Detour(Message):
-    """The owner ends a link of the party that gets this: what it has for the receiver goes by way of the owner."""
+    """The owner ends a link of this party: its messages to the receiver go by way of the owner."""
 
     kind: ClassVar[str] = "detour"
     receiver: PartyName

@@ -113,8 +113,7 @@ class StageCopy:
         """Return the gradient of a step with microbatches that have all run, as it is committed to and applied.
 
         Args:
-            step: Which step.
-            noise_key: Of the stage in this epoch; None where rows are not hidden.
+            noise_key: Noise key of the stage in this epoch; None where rows are not hidden.
 
         Raises:
             TrainingError: Rows are to be hidden, and there is no key.
@@ -184,7 +183,7 @@ WrapCopy = Callable[[StageCopy, bool], StageCopy]
 
 
 def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
-    """The copy itself: what every honest party works with."""
+    """Return the wrapped copy itself, with which honest parties work."""
     del held
     return copy
 
@@ -199,7 +198,7 @@ def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDi
 
 
 def trained_digest(state: StateDigest) -> str:
-    """The part of a state's digest that trained weights decide; what is frozen comes before it."""
+    """Return the part of a state's digest that trained weights decide; frozen ones come before it."""
     return state.weights[-_DIGEST_CHARACTERS:]
 
 

@@ -1,4 +1,4 @@
-"""The audits of a step (L2): what is being audited, what was reported, and which messages are withheld until then."""
+"""The audits of a step (L2): orders, reports, and the messages that are withheld until then."""
 
 from collections.abc import Collection
 
@@ -19,7 +19,7 @@ BOTH: tuple[Direction, Direction] = ("forward", "backward")
 
 
 class AuditRequests:
-    """The requests for audits, with what is awaited noted in the ledger."""
+    """The requests for audits, with awaited reports noted in the ledger."""
 
     def __init__(self, facts: StepFacts, post: Post, draw: AuditDraw) -> None:
         self._facts = facts
@@ -29,27 +29,27 @@ class AuditRequests:
         self._num_orders = 0
 
     def draw(self, leaning: Collection[int]) -> None:
-        """Draw what is audited; no party may know that before every stage has committed to the whole step."""
+        """Draw the audits; no party may know them before every stage has committed to the whole step."""
         ledger, facts = self._facts.ledger, self._facts
         ledger.audits_drawn = True
         self._doubts.pass_step()
         everything = tuple(range(facts.plan.microbatches))
         lockstep = facts.plan.guard.upkeep.in_lockstep
         for stage in facts.watched:
-            auditor, where = facts.shadow(stage), {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
-            if self._draw.owners_step(**where):
+            auditor, place = facts.shadow(stage), {"step": ledger.step, "epoch": ledger.epoch, "stage": stage}
+            if self._draw.owners_step(**place):
                 ledger.owners_audits.add(stage)
             if facts.holder(stage) == OWNER:
                 # an interrupted change of roles can leave a shadow to a stage of the owner, which needs no audit
                 continue
-            whole = not lockstep and self._draw.whole_step(**where)
-            if whole:
+            is_whole = not lockstep and self._draw.whole_step(**place)
+            if is_whole:
                 ledger.awaited_step_audits.add((stage, auditor))
             drawn = everything
-            if not (lockstep or whole or stage in leaning):
-                drawn = self._draw.microbatches(**where, num_microbatches=facts.plan.microbatches)
+            if not (lockstep or is_whole or stage in leaning):
+                drawn = self._draw.microbatches(**place, num_microbatches=facts.plan.microbatches)
             ledger.awaited_audits |= {(stage, m, auditor) for m in drawn}
-            ledger.orders[(stage, auditor)] = self._ask(stage, drawn, BOTH, urgent=False, weights=whole)
+            ledger.orders[(stage, auditor)] = self._ask(stage, drawn, BOTH, urgent=False, weights=is_whole)
         ledger.may_lag = facts.plan.guard.commit_lag > 0 and not ledger.owners_audits
 
     def urgent(self, hit: ScreenHit) -> int:
@@ -59,8 +59,8 @@ class AuditRequests:
     def look_closer(self, ledger: StepLedger, stage: int, auditor: str, doubt: Doubt) -> None:
         """Ask an auditor to which a stage's weight gradient looks odd to recompute all of the step, once.
 
-        That costs the auditor as much as any other audit; what it then finds is compared, and disputed, as ever. Of an
-        auditor that doubts more often than the screen errs, only so many doubts are followed.
+        That costs the auditor as much as any other audit; its findings are compared, and disputed, as ever. Of an
+        auditor that doubts more often than the screen errs, only a bounded number of doubts are followed.
         """
         facts = self._facts
         is_screened = facts.plan.guard.screens_gradients and auditor == facts.shadow(stage)
@@ -168,7 +168,7 @@ class Audits:
         """Orders to audit a screened message, by number."""
 
     def reset(self) -> None:
-        """Forget what belongs to another attempt, and keep what was said about a step that lags."""
+        """Forget what belongs to another attempt, and keep reports on a step that lags."""
         lagging = self._facts.lagging
         self.screened.clear()
         # an urgent report is of the attempt that is over
@@ -198,17 +198,17 @@ class Audits:
 
     @property
     def progress(self) -> tuple[int, ...]:
-        """Grows with what is said for the first time, and with nothing else."""
-        said = (
+        """Return numbers that grow with new statements, and with nothing else."""
+        counts = (
             number for ledger in self._facts.open_ledgers for number in (len(ledger.reports), len(ledger.step_audits))
         )
-        return (len(self._doubted), len(self._unweighed), *said)
+        return (len(self._doubted), len(self._unweighed), *counts)
 
     @property
     def said(self) -> set[tuple[int, AuditKey]]:
         """Drawn audits, by step, that were reported on and are not weighed yet."""
-        reports = [(party, said) for party, said in self._unweighed if said.order not in self._urgent_orders]
-        return {(said.step, (said.stage, said.microbatch, party)) for party, said in reports}
+        reports = [(party, report) for party, report in self._unweighed if report.order not in self._urgent_orders]
+        return {(report.step, (report.stage, report.microbatch, party)) for party, report in reports}
 
     def ask_urgently(self, hit: ScreenHit) -> None:
         """Have the very microbatch recomputed that looked odd to its receiver."""
@@ -262,7 +262,7 @@ class Audits:
 
     @task
     async def weigh(self) -> Judgement | None:
-        """Weigh what has come; the first guilty party ends it."""
+        """Weigh received reports; the first guilty party ends it."""
         for auditor, report in list(self._unweighed):
             # a dispute needs weights that both sides have signed
             if report.stage not in self._facts.ledger_of(report.step).agreed:
@@ -287,8 +287,8 @@ class Audits:
         hit = self._urgent_orders[report.order]
         if message_of(hit) not in self.screened:
             return None
-        known = await self._reports.committed_early(hit)
-        judgement = await self._reports.weigh(auditor, report, known, directions_of(hit))
+        messages = await self._reports.committed_early(hit)
+        judgement = await self._reports.weigh(auditor, report, messages, directions_of(hit))
         if judgement is None and report.order not in self._reports.undecided:
             self._audit_requests.release(self.screened.pop(message_of(hit)))
         return judgement

@@ -21,15 +21,15 @@ class AuditDraw:
 
     Args:
         key: Secret of the run, 32 bytes.
-        nonce: Of this session, 32 bytes from `fresh_nonce`; no secret.
+        nonce: Nonce of this session, 32 bytes from `fresh_nonce`; no secret.
         rate: q, the share of microbatches that is drawn per stage and attempt.
         step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
         owner_rate: The share of (stage, attempt) pairs that the owner itself redoes.
 
     Guarantees:
-        Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many
-        equal strata; without the key a draw tells nothing about any other, and a session's draws tell
-        nothing about those of the same steps in another session.
+        Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many equal strata; without
+        the key a draw reveals nothing about any other, and a session's draws reveal nothing about the same steps in
+        another session.
     """
 
     def __init__(

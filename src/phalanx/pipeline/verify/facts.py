@@ -44,8 +44,6 @@ class CommittedMessage:
     """One message between stages as its receiver showed it, under its sender's signature.
 
     Attributes:
-        digest: Of the tensor.
-        header: The sender's.
         shown_by: The party that showed it under its own signature.
     """
 
@@ -108,14 +106,15 @@ class StepLedger:
         """Take the commitment to a stage's work.
 
         Args:
-            commit: What was said.
-            header: The frame that carried it; None for what the owner says to itself.
-            received: The headers of what the stage received, opened.
+            header: Frame that carried it; None for the owner's messages to itself.
+            received: Opened headers of the stage's inputs.
         """
-        for said in received:
-            message = said.message
-            shown_by = said.header.fields.receiver
-            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(said, shown_by)
+        for statement in received:
+            message = statement.message
+            shown_by = statement.header.fields.receiver
+            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(
+                statement, shown_by
+            )
         self.commits[commit.stage] = commit
         self.commit_headers[commit.stage] = header
 
@@ -162,9 +161,9 @@ class StepLedger:
 
     def total_norm(self) -> float:
         """Norm of the gradient of all stages; NaN when one's is not finite."""
-        known = self.norms()
+        norms = self.norms()
         # ascending stages, so that every run adds in the same order
-        squares = [known[stage] for stage in sorted(known)]
+        squares = [norms[stage] for stage in sorted(norms)]
         finite = [square for square in squares if square is not None]
         return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 
@@ -191,7 +190,7 @@ class RefereeWork(StrictModel):
 
 @dataclass
 class Judgement:
-    """A verdict with what it rests on."""
+    """A verdict with its basis."""
 
     verdict: Verdict
     compared: ComparedTensors = field(default_factory=ComparedTensors)
@@ -208,7 +207,7 @@ class UnwitnessedUpdate:
     Attributes:
         signed: The state after it, by the parties that made it.
         gradient: Digest of the committed gradient, and the clip coefficient.
-        headers: What shows it, by role in evidence.
+        headers: Proof by role in evidence.
     """
 
     signed: Mapping[str, StateDigest]
@@ -221,20 +220,18 @@ class StepFacts:
     """The facts about a step that every comparison needs.
 
     Attributes:
-        plan: The run.
         statements: Opens what parties pass on.
         observe: Writes to the audit log.
         assignment: Holders and shadows in the present attempt.
         classes: Numeric class of each party.
         sources: The party that sends the state of each stage to newcomers in the present epoch.
         ledger: The present attempt at the present step.
-        previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
         unanswered: Parties that have left a request of this attempt without an answer.
-        record: What parties have signed about the open steps.
+        record: Signed statements about the open steps.
         updated_by: The assignment in which the last update was made.
         copied: Stages, with parties that got their copy from another one after that update.
-        unwitnessed: Updates that were undone, by stage: they are compared with the one that is made in their place.
+        unwitnessed: Undone updates by stage: each is compared with the one that is made in its place.
         noise: The secret of the noise that hides single rows; None where they are not hidden.
     """
 
@@ -372,15 +369,11 @@ class StepFacts:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
 
         Args:
-            offence: What was done.
-            party: The guilty one.
-            stage: Which stage it is about.
-            reason: In words.
+            stage: Stage of the verdict.
             step: Left out, the present one.
             accuser: The party that found it.
-            headers: What proves it, by role in evidence; None where the owner told itself.
-            work: What the referee spent on it.
-            compared: What it recomputed.
+            headers: Proof by role in evidence; None for the owner's messages to itself.
+            work: The referee's work on it.
         """
         verdict = Verdict.model_validate(
             {

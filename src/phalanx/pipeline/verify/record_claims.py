@@ -54,8 +54,8 @@ class FaultReports:
         # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
         number = self._facts.ledger.sample.number("fault", fault.about if sender == OWNER else sender)
         if number is not None:
-            said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
-            self._facts.observe("fault", {"party": sender, **said, "number": number})
+            details = {"about": fault.about, "error": fault.error, "reason": fault.reason}
+            self._facts.observe("fault", {"party": sender, **details, "number": number})
 
     def _judge(self, received: ReceivedMessage, fault: Fault) -> Judgement | None:
         """Name the sender of a tensor that is wrong whatever its bytes are, or the party that shows a forged header."""
@@ -107,9 +107,9 @@ class ClaimRecorder:
     Attributes:
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each claims them.
-        busy: Seconds in which each party claims to have worked since it was started, at most those of the run.
+        busy: Claimed working seconds of each party since its start, at most those of the run.
         bytes_sent: Bytes by party and receiver, as each claims them.
-        convictions: What a message alone proves against its sender.
+        convictions: Judgements that a message alone proves against its sender.
         has_news: Whether anything was recorded since this was last set to False.
     """
 
@@ -134,7 +134,7 @@ class ClaimRecorder:
         """Record a message to the coordinator; False when it is not for it.
 
         Raises:
-            FrameError: The sender has no part in what it reports.
+            FrameError: The sender has no part in the reported matter.
         """
         message, sender = received.message, received.sender
         match message:
@@ -162,7 +162,7 @@ class ClaimRecorder:
         return True
 
     def _store(self, received: ReceivedMessage, message: Message | None = None) -> bool:
-        """Store what a message states; False where its author has signed something else about the same before."""
+        """Store a message's statements; False where its author has signed another statement of the same identity."""
         message = received.message if message is None else message
         first = self._facts.record.add_message(received.sender, message, received.header)
         if first is None or received.header is None:
@@ -175,7 +175,7 @@ class ClaimRecorder:
         return False
 
     def _refuse_repetition(self, received: ReceivedMessage, where: str) -> None:
-        """Refuse what was heard before; convict its author where it contradicts what was heard."""
+        """Refuse a repeated message; convict its author where it contradicts the first."""
         if self._store(received):
             raise FrameError(f"{received.sender!r} sent {received.message.kind!r} of {where} twice")
 
@@ -195,15 +195,15 @@ class ClaimRecorder:
             self._updates.said.setdefault(stage, {}).setdefault(sender, state)
 
     def _take_costs(self, sender: str, message: UpdateReport) -> None:
-        """Take what a party claims to have cost.
+        """Take the costs that a party claims.
 
         Bytes count for links to parties of this run and never fall; no party has worked longer than the run lasts.
         Apart from that seconds and bytes are claims: no check of the guard rests on them.
         """
-        known = {party for party in (OWNER, *self._facts.classes) if party != sender}
+        parties = {party for party in (OWNER, *self._facts.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
         self.bytes_sent[sender] = {
-            party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}
+            party: max(now.get(party, 0), before.get(party, 0)) for party in parties & {*now, *before}
         }
         usage = dict(message.usage)
         self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
@@ -275,9 +275,9 @@ class ClaimRecorder:
         sender, ledger = received.sender, self._facts.ledger_of(message.step)
         if isinstance(message, AuditReport):
             self._audits.check_asked(sender, message)
-            where = f"stage {message.stage}, microbatch {message.microbatch}, order {message.order}"
+            place = f"stage {message.stage}, microbatch {message.microbatch}, order {message.order}"
             if self._audits.has(sender, message):
-                self._refuse_repetition(received, where)
+                self._refuse_repetition(received, place)
             elif self._store(received):
                 self._audits.add(sender, message)
             return

@@ -1,4 +1,4 @@
-"""L3 after a change of roles: every copy of a stage must be the one that was agreed on."""
+"""L3 after a change of roles: every copy of a stage must be the agreed one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class StateAgreement:
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are
             weighed like any state after an update.
-        unwitnessed: Stages with a last update that must be undone, because no two parties made it and signed the
-            same: what each that made it has signed.
+        unwitnessed: Stages whose last update must be undone, because no two parties made it and signed the same: the
+            signed states of those that made it.
     """
 
     def __init__(self, facts: StepFacts) -> None:
@@ -46,7 +46,6 @@ class StateAgreement:
         """Agree on every stage's state, or find the party that stands in the way.
 
         Args:
-            ready: What each party said.
             known: When all parties begin anew: each stage's digest as the owner knows it.
             old: The assignment before; None when all parties begin anew.
 
@@ -80,7 +79,7 @@ class StateAgreement:
         return None
 
     def _both(self, name: str, stage: int) -> Mapping[str, Signed]:
-        """Return the state that is expected of a party as it signed it, and what it signed instead now."""
+        """Return the expected state of a party as it signed it, and the state that it signed now."""
         facts = self._facts
         agreed = facts.agreed.get(stage) or facts.before.get(stage)
         ready = facts.record.get(StatementKey(STATE, name, facts.ledger.epoch, facts.ledger.step, stage))
@@ -117,8 +116,8 @@ class StateAgreement:
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
         """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
-        kept = {old.holders[stage], old.shadows.get(stage)}
-        if name in kept and name != OWNER:
+        former_parties = {old.holders[stage], old.shadows.get(stage)}
+        if name in former_parties and name != OWNER:
             judgement = self._facts.judgement("state", name, stage, reason, headers=self._both(name, stage))
             return Unready(name, reason, judgement)
         source = self._facts.sources[stage]

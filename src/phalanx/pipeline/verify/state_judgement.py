@@ -1,4 +1,4 @@
-"""The owner's half of state checks (L3): what a stage and its shadow must agree on, and audits by the owner itself."""
+"""The owner's half of state checks (L3): states that a stage and its shadow must agree on, and audits by the owner."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ from phalanx.transport.tensors import tensor_buffers
 
 
 class StateJudgement:
-    """A comparison of holder and shadow; where they differ, the referee redoes what they dispute."""
+    """A comparison of holder and shadow; the referee redoes their disputes."""
 
     def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
         self._facts = facts
@@ -46,7 +46,7 @@ class StateJudgement:
         """State digests of the present step, by stage and party."""
 
     def forget(self) -> None:
-        """Forget what was said: another step or attempt begins."""
+        """Forget all reports: another step or attempt begins."""
         self.said.clear()
 
     @task
@@ -55,18 +55,18 @@ class StateJudgement:
         facts = self._facts
         for stage in facts.watched:
             holder, shadow = facts.holder(stage), facts.shadow(stage)
-            said = self.said.get(stage, {})
-            if stage in facts.agreed or holder not in said:
+            reports = self.said.get(stage, {})
+            if stage in facts.agreed or holder not in reports:
                 continue
-            if shadow not in said:
+            if shadow not in reports:
                 continue
-            if said[holder] == said[shadow]:
-                facts.agreed[stage] = said[holder]
+            if reports[holder] == reports[shadow]:
+                facts.agreed[stage] = reports[holder]
                 judgement = await self._weigh_undone(stage)
                 if judgement is not None:
                     return judgement
                 continue
-            judgement = await self._judge_state(stage, said)
+            judgement = await self._judge_state(stage, reports)
             if judgement is not None:
                 return judgement
         return None
@@ -76,20 +76,20 @@ class StateJudgement:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         facts, ledger = self._facts, self._facts.ledger
         for stage in facts.watched:
-            commit, held = ledger.commits.get(stage), ledger.held.get(stage)
-            if commit is None or held is None or stage in ledger.gradients_agreed or stage not in facts.agreed:
+            commit, report = ledger.commits.get(stage), ledger.held.get(stage)
+            if commit is None or report is None or stage in ledger.gradients_agreed or stage not in facts.agreed:
                 continue
             holder, shadow = facts.holder(stage), facts.shadow(stage)
             alike = facts.bits_decide(holder, shadow)
-            if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):
+            if commit.gradient == report.gradient and same_norm(commit.norm_squared, report.norm_squared, alike=alike):
                 ledger.gradients_agreed.add(stage)
                 continue
-            ruling = await self._judge_held(stage, held)
+            ruling = await self._judge_held(stage, report)
             guilty = ruling.party or shadow
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
             headers = {
                 "commit": ledger.commit_header(stage),
-                "gradient_held": facts.record.header_of(shadow, held),
+                "gradient_held": facts.record.header_of(shadow, report),
                 **facts.agreed_headers(stage, ledger),
             }
             return facts.judgement(
@@ -106,7 +106,7 @@ class StateJudgement:
 
     @task
     async def weigh_step_audits(self) -> Judgement | None:
-        """Compare each recomputed weight gradient with the one that the stage committed to."""
+        """Compare each recomputed weight gradient with the stage's committed one."""
         for ledger in self._facts.open_ledgers:
             judgement = await self._weigh_recomputed(ledger)
             if judgement is not None:
@@ -195,12 +195,20 @@ class StateJudgement:
         )
 
     async def _weigh_undone(self, stage: int) -> Judgement | None:
-        """Compare the state after an update with what a party signed when it had made that update alone."""
+        """Compare the state after an update with the one that a party signed when it had made that update alone."""
         facts, undone = self._facts, self._facts.unwitnessed.pop(stage, None)
         before, state = facts.before.get(stage), facts.agreed[stage]
-        if undone is None or before is None or any(each.step != state.step for each in undone.signed.values()):
+        if (
+            undone is None
+            or before is None
+            or any(state_signed.step != state.step for state_signed in undone.signed.values())
+        ):
             return None
-        present = {party: each for party, each in undone.signed.items() if party in facts.present and each != state}
+        present = {
+            party: signed_state
+            for party, signed_state in undone.signed.items()
+            if party in facts.present and signed_state != state
+        }
         if not present:
             return None
         parties = (facts.shadow(stage), facts.holder(stage))
@@ -231,7 +239,7 @@ class StateJudgement:
 
 
 def unwitnessed_update(facts: StepFacts, stage: int, signed: Mapping[str, StateDigest]) -> UnwitnessedUpdate | None:
-    """Return what is to be kept of an update before it is undone; None where nothing was committed to."""
+    """Return the record of an update before it is undone; None where nothing was committed to."""
     commit = None if facts.previous is None else facts.previous.commits.get(stage)
     if facts.previous is None or commit is None:
         return None
@@ -244,7 +252,6 @@ def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest
 
     Args:
         facts: The step after the update.
-        stage: Which stage.
         after: The state that each party signed.
     """
     previous = facts.previous
@@ -369,7 +376,7 @@ class OwnerAudits:
         return guilty
 
     async def _find_wrong(self, stage: int, redone: RedoneStep) -> list["_Wrong"]:
-        """Return the messages of a stage that are not what was committed to."""
+        """Return the messages of a stage that are not the committed ones."""
         messages = self._facts.ledger.messages
         digests = {place: digest_hex(tensor_buffers(y.contiguous())) for place, y in redone.outputs.items()}
         return [
@@ -385,8 +392,8 @@ class OwnerAudits:
         if facts.bits_decide(facts.holder(stage)):
             return False
         target = stage + (1 if direction == "forward" else -1)
-        said = await self._referee.committed(facts.ledger, key, facts.assignment, target)
-        return said is not None and distance_to_truth(said, truth) <= facts.plan.guard.tolerance
+        committed = await self._referee.committed(facts.ledger, key, facts.assignment, target)
+        return committed is not None and distance_to_truth(committed, truth) <= facts.plan.guard.tolerance
 
     def forget(self) -> None:
         """Let go of redone steps: the run goes back before them."""
@@ -447,7 +454,7 @@ class OwnerAudits:
         if direction == "backward":
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
         place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
-        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "order": 0})
+        report = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "order": 0})
         dispute = Dispute(
             step=ledger.step,
             epoch=ledger.epoch,
@@ -459,7 +466,7 @@ class OwnerAudits:
             assignment=facts.assignment,
             inputs=inputs,
             output=ledger.messages[(stage, direction, microbatch)],
-            report=own,
+            report=report,
             state=facts.agreed[stage],
         )
         verdict, compared = await self._referee.judge_message(dispute, copy)

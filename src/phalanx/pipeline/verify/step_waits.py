@@ -1,4 +1,4 @@
-"""The waits of a step: what is missing at one moment, and which parties and links that is owed to."""
+"""The waits of a step: what is missing at one moment, and which parties and links owe it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,9 +57,8 @@ class StepWaits:
     """What a step waits for by what parties report; nothing is done about it.
 
     Attributes:
-        facts: Commitments and assignment.
         links: Know which end of a link is to blame.
-        handed: Marks of what the owner has handed on in this attempt.
+        handed: Marks of the messages that the owner has handed on in this attempt.
     """
 
     facts: StepFacts
@@ -77,9 +76,9 @@ class StepWaits:
         if len(ledger.commits) < len(facts.assignment.holders):
             return self._roots(standings)
         audits = self._audit_waits(ledger, missing.said)
-        held = {stage for party, report in standings.items() if party != OWNER for stage in report.gradients}
+        shadowed_stages = {stage for party, report in standings.items() if party != OWNER for stage in report.gradients}
         unheld = [stage for stage in facts.watched if stage not in ledger.held and facts.plan.guard.sends_gradient]
-        gradients = self._gradient_waits(unheld, held)
+        gradients = self._gradient_waits(unheld, shadowed_stages)
         return Waits([*audits.parties, *gradients.parties], [*audits.links, *gradients.links])
 
     def _gradient_waits(self, stages: Iterable[int], arrived: Collection[int]) -> Waits:

@@ -52,8 +52,8 @@ class AuditTask:
 
     def headers(self) -> tuple[PassedOnHeader, ...]:
         """Headers of all inputs that came with one."""
-        found = (self.inputs[key].header for key in self.needs)
-        return tuple(header for header in found if header is not None)
+        headers = (self.inputs[key].header for key in self.needs)
+        return tuple(header for header in headers if header is not None)
 
 
 class AuditQueue:
@@ -74,9 +74,9 @@ class AuditQueue:
                 audit.step, audit.stage, microbatch, audit.directions, audit.order, audit.urgent, audit.weights
             )
             for key in task.needs:
-                found = local(key)
-                if found is not None:
-                    task.inputs[key] = found
+                statement = local(key)
+                if statement is not None:
+                    task.inputs[key] = statement
                 else:
                     missing.append(key)
             self._tasks.append(task)
@@ -104,7 +104,6 @@ class AuditQueue:
 
         Args:
             can_audit: Whether a stage can be audited at a step.
-            urgent: Which kind of task.
         """
         waiting: set[int] = set()
         for n, task in enumerate(self._tasks):

@@ -54,12 +54,10 @@ class Party:
     """A party: the stages and shadows of one process, driven by messages.
 
     Args:
-        name: This party's name.
-        plan: The run.
         post: Sends a message; a message to oneself is delivered to oneself.
         statements: Opens what others pass on.
-        timer: Where CPU and wall time of each phase are added up.
-        wrap_copy: How a drill puts an attacker in the place of an honest copy.
+        timer: Adds up CPU and wall time of each phase.
+        wrap_copy: Wraps honest copies, for attackers in a drill.
     """
 
     def __init__(
@@ -252,7 +250,7 @@ class Party:
         return worked or self._uploads.send_next()
 
     def finish_applies(self) -> None:
-        """Let every optimizer take the step that was verified; what came early for the next one is then in time."""
+        """Let every optimizer take the verified step; early messages of the next one are then in time."""
         before = self.roles.step
         for holder in self.hosted.values():
             self._serving.apply(holder)

@@ -1,4 +1,4 @@
-"""Answers to requests for tensors: what this party sent, received, recomputed or holds."""
+"""Answers to requests for tensors that this party sent, received, recomputed or holds."""
 
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
@@ -84,8 +84,8 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
         )
-    found = _claim(context.roles, message) if message.claim else _message(context.roles, message)
-    if found is None and sender != OWNER:
+    tensor = _claim(context.roles, message) if message.claim else _message(context.roles, message)
+    if tensor is None and sender != OWNER:
         return
     answer = FetchReply(
         epoch=message.epoch,
@@ -94,11 +94,11 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
         direction=message.direction,
         source=message.source,
         claim=message.claim,
-        evidence=None if found is None else found.header,
+        evidence=None if tensor is None else tensor.header,
         request=message.request,
     )
     # the owner asks several parties in turn: an empty answer spares it the wait
-    context.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
+    context.post(sender, answer, () if tensor is None else (tensor_buffers(tensor.tensor),))
 
 
 def answer_ask(context: PartyContext, message: Ask) -> None:

@@ -87,8 +87,8 @@ class Roles:
             FrameError: They are of other stages, came before, or are not as long as keys are.
         """
         mine = set(self.assignment.copies_of(self.name))
-        whole = payload.nbytes == SEED_BYTES * len(message.stages)
-        if self._plan.privacy is None or self.noise_keys or {*message.stages} != mine or not whole:
+        is_whole = payload.nbytes == SEED_BYTES * len(message.stages)
+        if self._plan.privacy is None or self.noise_keys or {*message.stages} != mine or not is_whole:
             raise FrameError(
                 f"{self.name}: noise keys of stages {list(message.stages)} in {payload.nbytes} bytes; expected one of "
                 f"{SEED_BYTES} bytes for each of {sorted(mine)}, once an epoch"
@@ -100,7 +100,7 @@ class Roles:
         """Take a part of a state that this party waits for; True when a copy became complete.
 
         Raises:
-            FrameError: It is not awaited, or not what was expected.
+            FrameError: It is not awaited, or not the expected one.
         """
         if message.stage not in self.loading:
             raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
@@ -128,8 +128,8 @@ class Roles:
 
     def all(self) -> list[HostedStage | ShadowStage]:
         """Every copy that this party has, in order of stages."""
-        both: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
-        return [both[stage] for stage in sorted(both)]
+        stages: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
+        return [stages[stage] for stage in sorted(stages)]
 
     def copy_of(self, stage: int) -> StageCopy:
         """This party's copy of a stage, held or shadowed.
@@ -137,23 +137,23 @@ class Roles:
         Raises:
             NoHolderError: It has none.
         """
-        found = self.hosted.get(stage) or self.shadows.get(stage)
-        if found is None:
+        hosted = self.hosted.get(stage) or self.shadows.get(stage)
+        if hosted is None:
             raise NoHolderError(
                 f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}"
             )
-        return found.copy
+        return hosted.copy
 
     def forget_copies(self) -> None:
-        """Have no stage any more: all parties begin anew, and what was here is of another timeline."""
+        """Drop all stages: all parties begin anew, and these states are of another timeline."""
         for mine in (self.hosted, self.shadows, self.loading):
             mine.clear()
         self.forget_given_up()
 
     def _take_back(self) -> None:
-        """Have again what was given up in a change of roles that may not have gone well."""
-        held, shadowed = self.given_up
-        self.hosted.update(held)
+        """Take back stages that were given up in a change of roles that may have failed."""
+        hosted, shadowed = self.given_up
+        self.hosted.update(hosted)
         self.shadows.update(shadowed)
         self.forget_given_up()
 
@@ -222,9 +222,9 @@ class Roles:
             copy = self.library(role.stage)
         else:
             raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
-        about = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
+        request = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
         for target in targets:
-            send_bulk(self._post, target, about, copy.state(), copy.step)
+            send_bulk(self._post, target, request, copy.state(), copy.step)
 
 
 @dataclass(frozen=True)
@@ -232,12 +232,10 @@ class PartyContext:
     """Handed to the parts of a party.
 
     Attributes:
-        name: This party.
-        plan: The run.
-        roles: What it holds and shadows, and the present epoch and step.
+        roles: Its stages and shadows, and the present epoch and step.
         post: Sends a message; one to oneself is delivered to oneself.
         statements: Opens what others pass on.
-        timer: Where CPU and wall time of each phase are added up.
+        timer: Adds up CPU and wall time of each phase.
     """
 
     name: str

@@ -76,13 +76,13 @@ class ServedStages:
             self._hosted[target].withheld.discard((message.step, message.direction, message.microbatch))
 
     def _read(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
-        """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
+        """Read the payload in the expected shape; a signed header with another one proves itself wrong."""
         shape, dtype = self._shape, BOUNDARY_DTYPE
         as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
         if as_expected and received.payload.nbytes == self._size_bytes:
             return tensor_from(received.payload, dtype, shape)
-        found = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
-        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._size_bytes}"
+        actual = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
+        reason = f"message has {actual}, expected {dtype}{list(shape)} in {self._size_bytes}"
         evidence = None if received.header is None else to_signed(received.header)
         fault = Fault(epoch=message.epoch, about=received.sender, error="FrameError", reason=reason, evidence=evidence)
         self._context.post(OWNER, fault, ())
@@ -185,5 +185,5 @@ class ServedStages:
         """Give the weight gradient to the other copy, where that is what keeps it fresh, and return its digest."""
         if not self._context.plan.guard.sends_gradient:
             return transfer_digest(gradients)
-        about = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
-        return send_bulk(self._context.post, shadow, about, gradients, holder.step)
+        request = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
+        return send_bulk(self._context.post, shadow, request, gradients, holder.step)

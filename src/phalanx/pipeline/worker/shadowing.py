@@ -30,7 +30,7 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
 class ShadowedStages:
-    """The shadowed stages of a party, kept at the step of their stage; they recompute what the owner asks for."""
+    """The shadowed stages of a party, kept at the step of their stage; they recompute ordered audits."""
 
     def __init__(self, context: PartyContext) -> None:
         self._context = context
@@ -76,7 +76,7 @@ class ShadowedStages:
 
     def _report_held(self, shadow: ShadowStage, gradients: dict[str, Tensor]) -> None:
         """Tell the owner that the gradient of a stage is here."""
-        held = GradientHeld(
+        report = GradientHeld(
             epoch=self._context.roles.epoch,
             step=self._context.roles.step,
             stage=shadow.index,
@@ -84,7 +84,7 @@ class ShadowedStages:
             gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
             parts=tuple(to_signed(part) for part in shadow.parts),
         )
-        self._context.post(OWNER, held, ())
+        self._context.post(OWNER, report, ())
 
     def apply(self, shadow: ShadowStage) -> bool:
         """Let a shadow's own optimizer take the step that was decided; the state before it is kept.
@@ -119,7 +119,7 @@ class ShadowedStages:
         return shadow is not None and shadow.pending_apply is not None and message.step == shadow.copy.step + 1
 
     def has_moved(self) -> bool:
-        """Whether a shadow has taken a step since this was last asked: what came early may be in time now."""
+        """Whether a shadow has taken a step since the last call: early messages may be in time now."""
         moved, self._moved = self._moved, False
         return moved
 
@@ -175,7 +175,7 @@ class ShadowedStages:
         self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
 
     def audit_next(self, *, urgent: bool) -> bool:
-        """Do one audit and report what came out; False when none is ready."""
+        """Do one audit and report the result; False when none is ready."""
         context = self._context
         for behind in self._shadows.values():
             if self._audits.concerns(behind.index, behind.copy.step + 1):
@@ -224,12 +224,12 @@ class ShadowedStages:
         if self._context.plan.guard.classes == "mixed":
             shadow.audited = gradients
         place = {"epoch": self._context.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
-        found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
+        fields = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
         if self._context.plan.guard.upkeep.in_lockstep:
             shadow.gradients = gradients
-            self._context.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
+            self._context.post(OWNER, GradientHeld.model_validate({**fields, "parts": ()}), ())
             return
-        self._context.post(OWNER, StepAudited.model_validate({**found, "order": order}), ())
+        self._context.post(OWNER, StepAudited.model_validate({**fields, "order": order}), ())
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
         """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""

@@ -69,9 +69,9 @@ class HostedStage:
         self.step, self.batch, self.gradients = step, batch, None
         self.sent.clear()
         self.losses.clear()
-        for kept in (self.inputs, self.headers):
-            for slot in [slot for slot in kept if slot[0] < step - self.plan.guard.commit_lag]:
-                del kept[slot]
+        for table in (self.inputs, self.headers):
+            for slot in [slot for slot in table if slot[0] < step - self.plan.guard.commit_lag]:
+                del table[slot]
         self._todo = list(reversed(self._order))
 
     @cached_property
@@ -86,15 +86,15 @@ class HostedStage:
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:
             self.past[self.step] = dict(self.sent)
-        kept = range(step - self.plan.guard.commit_lag, step)
-        self.past = {number: sent for number, sent in self.past.items() if number in kept}
+        steps = range(step - self.plan.guard.commit_lag, step)
+        self.past = {number: sent for number, sent in self.past.items() if number in steps}
 
     def sent_in(self, step: int) -> dict[tuple[Direction, int], SentTensor]:
         """Return the tensors sent in a step, as far as they are kept."""
         return self.sent if step == self.step else self.past.get(step, {})
 
     def discard_inputs(self) -> None:
-        """Forget every message and what is left of the step: the epoch has changed, nothing runs before `begin`."""
+        """Forget every message and the rest of the step: the epoch has changed, nothing runs before `begin`."""
         self.runner.abandon()
         if self.plan.guard.commit_lag and 0 <= self.step < self.copy.step:
             self._keep_sent(self.step + 1)
@@ -192,12 +192,12 @@ class ShadowStage:
         self.copy.runner.abandon()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
         self.doubt, self.order = None, "none"
-        kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
-        self.claims = {place: claim for place, claim in self.claims.items() if place[0] in kept}
+        steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
+        self.claims = {place: claim for place, claim in self.claims.items() if place[0] in steps}
         self.parts.clear()
 
     def restart(self, source: str) -> None:
-        """Forget what has come of a transfer so far: `source` begins it."""
+        """Forget the received parts of a transfer: `source` begins it."""
         self.incoming, self.source = None, source
         self.parts.clear()
 
@@ -223,10 +223,10 @@ class ShadowStage:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        y, x_gradient, own = self.copy.runner.redo(step, microbatch, x, gradient)
+        y, x_gradient, own_gradients = self.copy.runner.redo(step, microbatch, x, gradient)
         self._claim(step, microbatch, y, x_gradient)
         if self.doubt is None and self.gradients is not None:
-            self.doubt = doubt_about(self.gradients, own, self.copy.plan.microbatches)
+            self.doubt = doubt_about(self.gradients, own_gradients, self.copy.plan.microbatches)
 
     def _expect_step(self, step: int) -> None:
         if self.copy.step != step:
