@@ -86,7 +86,7 @@ BOUNDS = {
     "models": Rates(1, 2, 5, 0, 45),
     "objectives": Rates(1, 2, 9, 0, 35),
     "parallel": Rates(1, 2, 5, 0, 36),
-    "pipeline": Rates(7, 20, 25, 160, 54),
+    "pipeline": Rates(1, 4, 5, 10, 54),
     "rewards": Rates(2, 2, 5, 0, 35),
     "serve": Rates(2, 2, 5, 0, 76),
     "split": Rates(1, 2, 5, 13, 67),
