@@ -111,8 +111,8 @@ MUTANTS = (
     Mutant(
         "mask: a number that no product can be",
         "security/mask/fixed_point.py",
-        "-whole.min(initial=0)) > LARGEST:",
-        "-whole.min(initial=0)) > LARGEST + LARGEST:",
+        "-integers.min(initial=0)) > LARGEST:",
+        "-integers.min(initial=0)) > LARGEST + LARGEST:",
         MASK + "test_fixed_point.py::test_a_number_that_no_product_can_be_is_refused",
     ),
     Mutant(

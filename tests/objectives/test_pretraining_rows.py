@@ -205,7 +205,7 @@ def test_a_sentence_is_corrupted_as_in_the_paper():
     class Chosen(Draw):
         """Cuts ten tokens as figure 2 of Raffel et al. 2020 does: for inviting, last."""
 
-        def order(self, size):
+        def draw_order(self, size):
             # spans of 2 and 1; between them 2 and 5
             return np.array({2: [1, 0], 6: [1, 0, 2, 3, 4, 5]}[size])
 

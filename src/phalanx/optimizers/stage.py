@@ -28,9 +28,6 @@ class StageOptimizer:
         renewed_every: Steps after which a state with zero moments is loaded, from which moments count anew; None where
             an optimizer is never new again.
 
-    Attributes:
-        num_steps: Steps made so far.
-
     With ``adamw8bit`` moments of large tensors are kept in bytes, by bitsandbytes' operator.
 
     Source: Loshchilov and Hutter 2019 (decoupled weight decay); torch's fused kernel does the arithmetic.
