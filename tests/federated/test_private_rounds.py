@@ -268,12 +268,25 @@ def test_what_noise_in_sums_does_not_cover_is_refused_by_name(changed, words):
         "sites": ["a", "b", "c", "d", "e"],
         "secure": True,
         "min_cohort": 4,
+        "max_norm": 1.0,
         "privacy": {"epsilon": 8.0, "delta": DELTA},
     }
 
     assert FederatedConfig.model_validate_json(json.dumps(written)).privacy is not None
     with pytest.raises(ValidationError, match=words):
         FederatedConfig.model_validate_json(json.dumps(written | changed))
+
+
+def test_noise_without_a_bound_that_it_is_measured_in_is_refused_and_a_config_that_was_written_down_has_one():
+    section = {"sites": ["a", "b", "c"], "secure": True, "min_cohort": 3, "privacy": {"epsilon": 8.0, "delta": DELTA}}
+
+    with pytest.raises(ValidationError, match="max_norm: missing; noise is measured in it"):
+        FederatedConfig.model_validate_json(json.dumps(section))
+
+    config = FederatedConfig.model_validate_json(json.dumps({**section, "max_norm": 10.0}))
+    assert FederatedConfig.model_validate_json(config.model_dump_json()) == config
+    # without noise the default stays: it is a bound, and nothing is measured in it
+    assert FederatedConfig.model_validate_json(json.dumps({"sites": ["a", "b"]})).max_norm == 10.0
 
 
 def test_a_rule_over_buckets_of_noisy_sums_is_charged_once_a_round(tmp_path):

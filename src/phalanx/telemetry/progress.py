@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
 from rich.console import Console, RenderableType
@@ -36,17 +36,17 @@ class StepReading:
     Args:
         loss: Mean training loss of the step, in nats a token.
         tokens_per_s: Training tokens a second.
-        audits: Audits so far.
+        audits: Audits so far; None where nobody audits.
         alarms: Alarms so far.
-        accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms, which such
-            runs do not have; None of anything else.
+        accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms; None of
+            anything else.
         update_norm: Of a step that tells no loss, for its sites show noisy sums alone; shown in place of it.
         epsilon: Of a private run, spent so far.
     """
 
     loss: float
     tokens_per_s: float
-    audits: int = 0
+    audits: int | None = 0
     alarms: int = 0
     accuracy: float | None = None
     update_norm: float | None = None
@@ -57,11 +57,24 @@ class StepReading:
         parts = [known, f"{self.tokens_per_s:,.0f} tokens/s"]
         if self.epsilon is not None:
             parts.append(f"epsilon {self.epsilon:.3f}")
-        if self.accuracy is None:
-            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
-        else:
+        if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
+        elif self.audits is not None:
+            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
         return "  ".join(parts)
+
+
+@dataclass(frozen=True)
+class ShownProgress:
+    """The words for the steps of a run.
+
+    Attributes:
+        unit: What a step is called.
+        has_guard: Whether there are audits and alarms to speak of.
+    """
+
+    unit: str = "step"
+    has_guard: bool = True
 
 
 class ShownParties(Protocol):
@@ -94,6 +107,7 @@ class ProgressDisplay:
         total_steps: Steps of the whole run.
         start_step: Steps that were done before, when a run is resumed.
         every: A plain line every so many steps where the console is no terminal.
+        shown: What a step is called, and whether audits are shown.
         console: Where to show it; standard output when left out.
         clock: Monotonic seconds.
     """
@@ -104,9 +118,11 @@ class ProgressDisplay:
         start_step: int = 0,
         *,
         every: int = 10,
+        shown: ShownProgress | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._shown = shown or ShownProgress()
         self._total = total_steps
         self._start = start_step
         self._every = max(1, every)
@@ -146,11 +162,12 @@ class ProgressDisplay:
 
     def update(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
+        reading = reading if self._shown.has_guard else replace(reading, audits=None)
         left = self._time_left(step)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, reading=str(reading), left=left)
         elif step % self._every == 0 or step in (self._start + 1, self._total):
-            self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
+            self._console.print(Text(f"{self._shown.unit} {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
             for line in parties_lines(self._parties.news()) if self._parties is not None else ():
                 self._console.print(Text(f"  {printable(line)}"), soft_wrap=True)
 
