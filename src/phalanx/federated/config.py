@@ -305,8 +305,8 @@ class FederatedConfig(StrictModel):
             )
         if "max_norm" not in self.model_fields_set:
             raise ValueError(
-                "max_norm: missing; noise is measured in it, so no default fits every model: give about the update_norm "
-                "of a run without privacy (metrics.jsonl), and see the ratio in `phalanx train RUN.toml --dry-run`"
+                "max_norm: missing; noise is measured in it, so no default fits every model: give about the "
+                "update_norm of a run without privacy (metrics.jsonl); `phalanx train RUN.toml --dry-run` judges it"
             )
         if self.privacy.delta * len(self.sites) >= 1:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.report.bars import Bar, bins, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
 from phalanx.report.figures import amount, count, duration, number, plural, size, words
-from phalanx.report.headline import STATUS_WORDS, ends, headline, status, tiles
+from phalanx.report.headline import STATUS_WORDS, ends, has_guard, headline, status, tiles, worse_facts
 from phalanx.report.histograms import histograms_section
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.read import Row, RunRecord, read_run
@@ -62,12 +62,7 @@ def render(record: RunRecord) -> str:
         _samples(record),
         sites_section(record),
         histograms_section(record),
-        section(
-            "Verdicts",
-            "Who was found guilty of what; open one to see what it rests on.",
-            verdict_list(record),
-        ),
-        _audits(record),
+        *(_found(record) if has_guard(record) else ()),
         checks_section(record),
         _phases(record),
         _costs(record),
@@ -84,6 +79,7 @@ def _top(record: RunRecord) -> Markup:
     pill = element("span", {"class": f"status {found}"}, STATUS_WORDS.get(found, "Not finished"))
     steps = num_in_doubt(record)
     doubt = [" ", element("span", {"class": "status failed"}, f"{plural(steps, 'step')} in doubt")] if steps else []
+    doubt += [" ", element("span", {"class": "status failed"}, "worse than before")] if worse_facts(record) else []
     cards = [
         element(
             "div",
@@ -110,7 +106,8 @@ def _loss(record: RunRecord) -> Markup | None:
     if drawn is None:
         return _absent("Loss", "No finite loss was recorded.")
     sets = validation_table(record)
-    remark = " ".join(["Attacked steps are marked; a repaired step used the exact gradient.", *ends(record)])
+    marks = ["Attacked steps are marked; a repaired step used the exact gradient."] if has_guard(record) else []
+    remark = " ".join([*marks, *ends(record)])
     return section("Loss", remark, drawn, "" if sets is None else sets)
 
 
@@ -123,6 +120,12 @@ def _samples(record: RunRecord) -> Markup | None:
     rows = [[words(one.get("prompt"), 1000), words(one.get("text"), 4000)] for one in texts]
     remark = f"After step {count(found[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
     return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
+
+
+def _found(record: RunRecord) -> list[Markup | None]:
+    """What the guard found, and how often it looked."""
+    remark = "Who was found guilty of what; open one to see what it rests on."
+    return [section("Verdicts", remark, verdict_list(record)), _audits(record)]
 
 
 def _audits(record: RunRecord) -> Markup | None:

@@ -164,7 +164,9 @@ class Site:
             epsilon=None if update.spent is None else update.spent.epsilon,
             rounds_left=None if update.spent is None else update.spent.rounds_left,
         )
-        self._tell(f"{self._round(order.round)}: {_trained_in_words(update, norm, config.max_norm)}{self._spent(update)}")
+        self._tell(
+            f"{self._round(order.round)}: {_trained_in_words(update, norm, config.max_norm)}{self._spent(update)}"
+        )
         return _Trained(order.round, order.model, values, reply)
 
     def _round(self, number: int) -> str:

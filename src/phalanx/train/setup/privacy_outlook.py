@@ -1,4 +1,4 @@
-"""The privacy of a federated run before it trains: noise beside the largest update, and how many rounds are paid for."""
+"""The privacy of a federated run before it trains: noise beside the largest update, and rounds that are paid for."""
 
 import math
 from dataclasses import dataclass
