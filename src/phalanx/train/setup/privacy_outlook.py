@@ -77,7 +77,7 @@ def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOut
     # each site brings its share, also those on which the bound does not count
     noise = math.sqrt(float(plan.share) * length / section.num_asked)
     return NoiseOutlook(
-        protected=f"all data of one site, against the owner and {colluding} of {clients} sites that collude with it",
+        protected=f"all data of one site, against the owner {_with_sites(colluding, clients)}",
         ratio=noise / plan.encoding.levels,
         largest=f"max_norm = {section.max_norm:g}",
         num_values=length,
@@ -88,6 +88,10 @@ def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOut
         cure="have more sites, train fewer values (a smaller model.adapter.rank), take fewer rounds, or raise "
         "federated.privacy.epsilon; beside updates that are smaller than max_norm the noise is larger still",
     )
+
+
+def _with_sites(colluding: int, sites: int) -> str:
+    return f"and {colluding} of {sites} sites that collude with it" if colluding else "without any site's help"
 
 
 def rows_outlook(run: RunConfig, wanted: PrivacyConfig, rows: int, length: int) -> NoiseOutlook:
