@@ -92,7 +92,7 @@ ROWS = f"{ROUNDS}[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
 )
 def test_the_dry_run_says_what_is_protected_the_ratio_and_the_rounds_paid_for(tmp_path, sections, whose, width):
     if "[privacy]" in sections:
-        pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+        pytest.importorskip("opacus", reason="needs the extra `dp`")
     text = io.StringIO()
 
     Console(file=text, width=width).print(describe(run_with(tmp_path, sections), tmp_path / "run"))
@@ -116,7 +116,7 @@ def test_a_run_without_noise_says_nothing_of_privacy(tmp_path):
 
 
 def test_the_ratio_of_private_rows_is_that_of_the_mean_of_all_sites_and_steps(tmp_path):
-    pytest.importorskip("dp_accounting", reason="needs the extra `dp`")
+    pytest.importorskip("opacus", reason="needs the extra `dp`")
     run = run_with(tmp_path, ADAPTER + ROWS, "privacy.noise_multiplier=2.0")
     length, generator = 5000, torch.Generator().manual_seed(1)
     steps, sites, rows = 2, 3, run.train.batch_size

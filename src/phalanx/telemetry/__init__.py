@@ -3,6 +3,7 @@
 from phalanx.telemetry.fitted_table import FittedTable
 from phalanx.telemetry.histogram import Histogram
 from phalanx.telemetry.metrics import MetricsFile, read_metrics
+from phalanx.telemetry.missing import MissingNotice
 from phalanx.telemetry.parties import PEERS_FILE, PartyRow, PeersFile
 from phalanx.telemetry.phases import BUSY, PhaseTimer, known_cost
 from phalanx.telemetry.progress import ProgressDisplay, RowsTold, ShownProgress, StepReading, row_bar
@@ -16,6 +17,7 @@ __all__ = [
     "FittedTable",
     "Histogram",
     "MetricsFile",
+    "MissingNotice",
     "PartyRow",
     "PeersFile",
     "PhaseTimer",

@@ -33,7 +33,7 @@ from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.sessions.site_carriers import open_carrier, where_to_look
+from phalanx.train.sessions.site_carriers import await_all, open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
 from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
@@ -180,7 +180,7 @@ class FederatedSetup:
                 engine.load(opening.checkpoint)
             coordinator.recall(opening.start)
             context.say(f"waiting for {', '.join(section.sites)}")
-            there = carrier.await_sites(len(section.sites), _JOIN_S)
+            there = await_all(carrier, section.sites, _JOIN_S, context.say)
             if len(there) < section.min_cohort:
                 missing = ", ".join(sorted(set(section.sites) - there))
                 raise PeerLostError(f"{missing}: no call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume")
