@@ -56,13 +56,19 @@ def glossary() -> dict[str, Term]:
     return {_words(term.term): term for term in (Term(*row) for row in _TERM.findall(text))}
 
 
+def _completions(incomplete: str) -> list[str]:
+    codes = [code for code in error_pages() if code.startswith(incomplete.upper())]
+    terms = [term.term for term in glossary().values() if term.term.startswith(incomplete.lower())]
+    return codes + (terms if incomplete else [])
+
+
 def explain(
     word: Annotated[
         str | None,
         typer.Argument(
             metavar="CODE|TERM",
             help="A code as an error ends with, or a word such as shadow; left out: list all.",
-            autocompletion=lambda incomplete: _completions(incomplete),
+            autocompletion=_completions,
         ),
     ] = None,
 ) -> Answer:
@@ -114,12 +120,6 @@ def _near(key: str, terms: dict[str, Term]) -> list[str]:
 def _words(text: str) -> str:
     """Return a term as it is looked up: gradient_doubted, Gradient-doubted and gradient doubted are one."""
     return re.sub(r"[\s_-]+", " ", text.strip().lower())
-
-
-def _completions(incomplete: str) -> list[str]:
-    codes = [code for code in error_pages() if code.startswith(incomplete.upper())]
-    terms = [term.term for term in glossary().values() if term.term.startswith(incomplete.lower())]
-    return codes + (terms if incomplete else [])
 
 
 def _packaged(name: str) -> Path:

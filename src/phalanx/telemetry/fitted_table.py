@@ -1,7 +1,8 @@
-"""A table where the terminal has room for it, else a list: no name is cut, and no number is broken."""
+"""A table where the terminal has room for it, else a list: no name is cut, and no figure is broken."""
 
 from collections.abc import Collection, Iterator, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -11,10 +12,11 @@ from rich.text import Text
 from phalanx.config import printable
 
 _MAX_CHARACTERS = 10_000
+_INDENT, _GAP = 2, "  "
 
 
 class FittedTable:
-    """Rows under heads; where the widest row does not fit, a list with a line for each cell.
+    """Rows under heads; where the widest row does not fit, without lines around cells, and else as a list.
 
     Args:
         heads: Names of the columns; the first one names a row.
@@ -22,7 +24,7 @@ class FittedTable:
         title: Stands above.
         left: Heads of columns with words; the others have figures and are set to the right.
         frame: Whether the table has lines around its cells.
-        lines: What stands there where the table does not fit; left out, a line for each cell.
+        lines: The list where the table does not fit; left out, each row's first cell, and below it the others.
     """
 
     def __init__(
@@ -43,34 +45,47 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the rows out for the width that there is."""
-        table = self._table()
-        if Measurement.get(console, options.update(width=_MAX_CHARACTERS), table).maximum <= options.max_width:
-            yield table
-        elif self._instead is not None:
-            yield from self._instead
-        else:
-            yield from self._list()
+        for table in (self._table(frame=frame) for frame in (self._frame, False)):
+            if Measurement.get(console, options.update(width=_MAX_CHARACTERS), table).maximum <= options.max_width:
+                yield table
+                return
+        yield from self._list(options.max_width) if self._instead is None else self._instead
 
-    def _table(self) -> Table:
+    def _table(self, *, frame: bool) -> Table:
         columns = [
             Column(head, justify="left" if number in self._left else "right", no_wrap=True)
             for number, head in enumerate(self._heads)
         ]
         table = Table(*columns, title=self._title if self._title.plain else None)
-        if not self._frame:
+        if not frame:
             table.box, table.pad_edge = None, False
+            # a table that was to have a frame has no room to spare
+            table.collapse_padding = self._frame
         for row in self._rows:
             table.add_row(*row)
         return table
 
-    def _list(self) -> Iterator[Text | Padding]:
+    def _list(self, width: int) -> Iterator[Text | Padding]:
         if self._title.plain:
             yield Text(self._title.plain, style="italic")
         for row in self._rows:
             yield Text(f"{self._heads[0].plain} {row[0].plain}", overflow="fold")
-            for head, cell in zip(self._heads[1:], row[1:], strict=True):
-                if cell.plain:
-                    yield Padding(Text(f"{head.plain}: {cell.plain}", overflow="fold"), (0, 0, 0, 2))
+            cells = [
+                f"{head.plain}: {cell.plain}" for head, cell in zip(self._heads[1:], row[1:], strict=True) if cell.plain
+            ]
+            for line in _packed(cells, width - _INDENT):
+                yield Padding(Text(line, overflow="fold"), (0, 0, 0, _INDENT), expand=False)
+
+
+def _packed(parts: Sequence[str], width: int) -> list[str]:
+    """Put as many parts into each line as it has room for; none is broken by this."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and cell_len(lines[-1]) + len(_GAP) + cell_len(part) <= width:
+            lines[-1] += f"{_GAP}{part}"
+        else:
+            lines.append(part)
+    return lines
 
 
 def _text(words: str) -> Text:

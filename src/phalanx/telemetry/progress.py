@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Table
 from rich.text import Text
 
 from phalanx.config import printable
@@ -90,14 +92,31 @@ class ShownParties(Protocol):
 
 
 class _Bar(RichProgress):
-    """A progress bar below a table of the parties, where there are any."""
+    """A progress bar below a table of the parties, where there are any; figures without room beside it come below."""
 
     parties: ShownParties | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.parties is not None:
             yield parties_table(self.parties.rows())
-        yield from super().get_renderables()
+        yield _FittedTasks(self.make_tasks_table(self.tasks), self.tasks)
+
+
+class _FittedTasks:
+    """Bars with their figures in one line each, or in lines of their own where the terminal is too narrow."""
+
+    def __init__(self, whole: Table, tasks: Sequence[Task]) -> None:
+        self._whole, self._tasks = whole, tasks
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widest = Measurement.get(console, options.update(width=_MOST_CHARACTERS), self._whole).maximum
+        if widest <= options.max_width:
+            yield self._whole
+            return
+        for task in self._tasks:
+            yield Text(f"{int(task.completed)}/{int(task.total or 0)}  {task.fields['left']}")
+            # no figure of it is cut: it goes on in the next line
+            yield Text(task.fields["reading"], overflow="fold")
 
 
 class ProgressDisplay:
