@@ -58,7 +58,8 @@ def measures_of_scores(
 
 def measures_of_perplexity(name: str, first: float | None, last: float | None) -> list[HeldOutMeasure]:
     """Return what held-out text is compared by."""
-    return [HeldOutMeasure(name, *(None if value is None else loss_of(value) for value in (first, last)))]
+    before, after = (None if value is None else loss_of(value) for value in (first, last))
+    return [HeldOutMeasure(name, before, after)]
 
 
 def worse(measures: Iterable[HeldOutMeasure]) -> list[str]:
