@@ -145,6 +145,7 @@ class FederatedConfig(StrictModel):
             the mean "product" and cuts it to the rank.
         personal: Patterns of the names of weights that each site trains for itself and never sends.
         max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.
+            Beside `privacy` it must be given, for noise is measured in it.
         deadline_s: Seconds that sites may take for an answer; the round goes on without late ones.
         respawns: Number of restarts of a site's process after its end.
         carrier: Transport of orders to sites: "loopback", to processes of this machine that the run starts; or
@@ -301,6 +302,11 @@ class FederatedConfig(StrictModel):
             raise ValueError(
                 f'weights = "{self.weights}": a weight would raise what one site counts for against the noise; set '
                 'weights = "equal" beside privacy'
+            )
+        if "max_norm" not in self.model_fields_set:
+            raise ValueError(
+                "max_norm: missing; noise is measured in it, so no default fits every model: give about the "
+                "update_norm of a run without privacy (metrics.jsonl); `phalanx train RUN.toml --dry-run` judges it"
             )
         if self.privacy.delta * len(self.sites) >= 1:
             raise ValueError(

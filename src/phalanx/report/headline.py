@@ -18,18 +18,21 @@ def status(record: RunRecord) -> str:
 
 
 def headline(record: RunRecord) -> str:
-    """Return one sentence: the attack, its detection, the repair, and the cost."""
+    """Return one sentence: what was found and repaired, what it cost, and no more than is known."""
     summary = record.summary
     if not summary:
         steps = len({row["step"] for row in record.metrics})
         return f"No final figures: {format_plural(steps, 'step')} recorded so far."
     split = split_facts(record)
     has_workers = not split or split.get("workers_see") is not None
-    parts = [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
-    parts += [_format_attacks(summary, record), *_blame_sentences(summary, record)] if has_workers else []
-    lost = number(summary.get("steps_lost"))
+    parts = [_worse(summary)]
+    parts += [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
+    attacks = _format_attacks(summary, record) if has_workers and not rounds_facts(record) else ""
+    parts += [*_rounds(record), attacks or _trained(record), _pairs(summary)]
+    parts += _blame_sentences(summary, record) if has_workers else []
+    lost, unit = number(summary.get("steps_lost")), "round" if rounds_facts(record) else "step"
     if lost is not None:
-        parts.append(f"{format_plural(lost, 'step')} lost")
+        parts.append(f"{format_plural(lost, unit)} lost")
     sentence = ", ".join(part for part in parts if part)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
@@ -43,12 +46,21 @@ def headline_tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     unigram = number(summary.get("unigram_perplexity"))
     remarks = [f"{before:.4g} before training"] if before is not None else []
     remarks += [f"unigram model {unigram:.4g}"] if unigram is not None else []
+    rounds, pairs = rounds_facts(record), _object(summary.get("preferences"))
+    if classes:
+        measured = _accuracy_tile(classes)
+    elif pairs:
+        measured = _pair_accuracy(pairs)
+    else:
+        measured = ("Validation perplexity", perplexity, ", ".join(remarks))
+    last = [_sites(record)] if rounds else [_guard_tile(record)] if has_guard(record) or split_facts(record) else []
+    unit = "pair" if pairs else "text" if classes else "token"
     return [
-        ("Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
-        ("Training loss", loss, f"nats a {'text' if classes else 'token'}, first → last"),
-        _accuracy_tile(classes) if classes else ("Validation perplexity", perplexity, ", ".join(remarks)),
+        ("Rounds" if rounds else "Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
+        ("Training loss", loss, f"nats a {unit}, first → last"),
+        measured,
         ("Speed", _format_speed(summary), format_duration(summary.get("wall_s"))),
-        _guard_tile(record),
+        *last,
         ("World", _format_world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
     ]
 
@@ -84,8 +96,101 @@ def classification_facts(record: RunRecord) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
+def rounds_facts(record: RunRecord) -> dict[str, Any]:
+    """Return what the summary says of the rounds of a federated run; empty for other runs."""
+    return _object(record.summary.get("federated"))
+
+
+def has_guard(record: RunRecord) -> bool:
+    """Whether anybody checked what other parties computed, as far as summary and run file say."""
+    mode = record.summary.get("guard")
+    return (mode if isinstance(mode, str) else guard_mode(record)) != "off"
+
+
+def worse_facts(record: RunRecord) -> list[str]:
+    """Return by which figures the model is worse than before training; empty where it is not, or nobody measured."""
+    found = record.summary.get("worse_than_before")
+    return [words(one, 120) for one in found[:8]] if isinstance(found, list) else []
+
+
+def _worse(summary: dict[str, Any]) -> str:
+    found = summary.get("worse_than_before")
+    named = ", ".join(words(one, 120) for one in found[:8]) if isinstance(found, list) else ""
+    return f"the model is worse than before training ({named})" if named else ""
+
+
+def _trained(record: RunRecord) -> str:
+    """What there is to say where nobody checked anybody: how long it trained."""
+    if rounds_facts(record) or split_facts(record):
+        return ""
+    steps = number(record.summary.get("steps"))
+    return "" if steps is None else f"{format_plural(steps, 'step')} trained"
+
+
+def _rounds(record: RunRecord) -> list[str]:
+    """The rounds, sites and privacy of a federated run; nothing of other runs."""
+    facts = rounds_facts(record)
+    if not facts:
+        return []
+    sites, out = facts.get("sites"), _object(facts.get("excluded"))
+    number_of = len(sites) if isinstance(sites, list) else 0
+    rounds = number(record.summary.get("steps"))
+    parts = [f"{format_plural(rounds or 0, 'round')} of {format_plural(number_of, 'site')}"]
+    parts.append(f"the owner sees {words(facts.get('owner_sees'), 160)}")
+    parts += [f"{words(site, 60)} is asked no more ({words(reason, 80)})" for site, reason in list(out.items())[:8]]
+    return [*parts, _spent(record)]
+
+
+def _spent(record: RunRecord) -> str:
+    """What of a privacy budget is spent, and whose data it protects."""
+    told = _object(record.summary.get("privacy"))
+    if not told:
+        return ""
+    bound = f"epsilon {format_amount(told.get('epsilon_spent'))} of {format_amount(told.get('epsilon'))}"
+    return f"{bound} spent, which protects {words(told.get('example'), 80)}"
+
+
+def _pairs(summary: dict[str, Any]) -> str:
+    pairs = _object(summary.get("preferences"))
+    if number(pairs.get("accuracy")) is None:
+        return ""
+    return (
+        f"accuracy {format_amount(pairs['accuracy'])} and margin {format_amount(pairs.get('margin'))} on held-out pairs"
+    )
+
+
+def _pair_accuracy(pairs: dict[str, Any]) -> tuple[str, str, str]:
+    """How often the better answer of a held-out pair is worth more, and by how much."""
+    names = {
+        "margin": "margin",
+        "before training": "accuracy_first",
+        "margin before": "margin_first",
+        "loss of a pair": "loss",
+    }
+    remarks = [
+        f"{name} {format_amount(pairs[key])}" for name, key in names.items() if number(pairs.get(key)) is not None
+    ]
+    return ("Accuracy on pairs", format_amount(pairs.get("accuracy")), ", ".join(remarks))
+
+
+def _sites(record: RunRecord) -> tuple[str, str, str]:
+    facts = rounds_facts(record)
+    sites, out = facts.get("sites"), _object(facts.get("excluded"))
+    total = len(sites) if isinstance(sites, list) else 0
+    remarks = [
+        words(sites, 240),
+        f"{words(facts.get('algorithm'), 20)}, {words(facts.get('aggregator'), 20)}",
+        _spent(record),
+    ]
+    return ("Sites", f"{total - len(out)} of {total}", ", ".join(remark for remark in remarks if remark))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def _accuracy_tile(facts: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the accuracy on held-out texts, with and without a model."""
+    """How often the class of a held-out text was found, and how often without a model."""
     names = {
         "macro-F1": "macro_f1",
         "before training": "accuracy_first",
@@ -159,15 +264,17 @@ def _format_world(world: Any) -> str:
 
 
 def _format_attacks(summary: dict[str, Any], record: RunRecord) -> str:
-    injected, detections = number(summary.get("attacks_injected")), number(summary.get("detections"))
-    off = " (the guard was off)" if guard_mode(record) == "off" else ""
-    if injected is None:
-        return f"whether anybody attacked is not known{off}"
-    if injected == 0:
-        return f"nobody attacked{off}"
-    if detections is None:
-        return f"{format_plural(injected, 'step')} attacked, nobody checked{off}"
-    return f"{count(detections)} of {count(injected)} attacked steps detected{off}"
+    """What of attacks was found; of a run without a drill, what audits have shown, and nothing where nobody audits."""
+    injected, found = number(summary.get("attacks_injected")), number(summary.get("detections"))
+    if injected:
+        off = " (the guard was off)" if guard_mode(record) == "off" else ""
+        if found is None:
+            return f"{format_plural(injected, 'step')} attacked, nobody checked{off}"
+        return f"{count(found)} of {count(injected)} attacked steps detected{off}"
+    if not has_guard(record) or summary.get("evicted") or summary.get("verdicts"):
+        return ""
+    audits = number(summary.get("audits"))
+    return f"no lie was found in {format_plural(audits, 'audit')}" if audits else "nothing was audited"
 
 
 def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
@@ -182,7 +289,8 @@ def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
         more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
         parts.append(f"{', '.join(named)}{more} evicted")
     false = number(summary.get("false_accusations"))
-    if false is not None:
+    # who lied is known of a drill alone
+    if false is not None and (false or number(summary.get("attacks_injected"))):
         parts.append(format_plural(false, "false accusation"))
     return parts
 

@@ -7,7 +7,7 @@ from typing import Any
 from phalanx.report.bars import Bar, bin_rows, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
 from phalanx.report.figures import count, format_amount, format_duration, format_plural, number, size, words
-from phalanx.report.headline import STATUS_WORDS, ends, headline, headline_tiles, status
+from phalanx.report.headline import STATUS_WORDS, ends, has_guard, headline, headline_tiles, status, worse_facts
 from phalanx.report.histograms import histograms_section
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.read import Row, RunRecord, read_run
@@ -62,12 +62,7 @@ def render(record: RunRecord) -> str:
         _sample_section(record),
         sites_section(record),
         histograms_section(record),
-        section(
-            "Verdicts",
-            "Who was found guilty of what; open one to see what it rests on.",
-            verdict_list(record),
-        ),
-        _audit_section(record),
+        *(_found(record) if has_guard(record) else ()),
         checks_section(record),
         _phase_section(record),
         _cost_section(record),
@@ -88,6 +83,7 @@ def _page_top(record: RunRecord) -> Markup:
         if steps
         else []
     )
+    doubt += [" ", make_element("span", {"class": "status failed"}, "worse than before")] if worse_facts(record) else []
     cards = [
         make_element(
             "div",
@@ -116,7 +112,8 @@ def _loss_section(record: RunRecord) -> Markup | None:
     if drawn is None:
         return _absent_section("Loss", "No finite loss was recorded.")
     sets = validation_table(record)
-    remark = " ".join(["Attacked steps are marked; a repaired step used the exact gradient.", *ends(record)])
+    marks = ["Attacked steps are marked; a repaired step used the exact gradient."] if has_guard(record) else []
+    remark = " ".join([*marks, *ends(record)])
     return section("Loss", remark, drawn, "" if sets is None else sets)
 
 
@@ -129,6 +126,12 @@ def _sample_section(record: RunRecord) -> Markup | None:
     rows = [[words(sample.get("prompt"), 1000), words(sample.get("text"), 4000)] for sample in texts]
     remark = f"After step {count(recorded[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
     return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
+
+
+def _found(record: RunRecord) -> list[Markup | None]:
+    """What the guard found, and how often it looked."""
+    remark = "Who was found guilty of what; open one to see what it rests on."
+    return [section("Verdicts", remark, verdict_list(record)), _audit_section(record)]
 
 
 def _audit_section(record: RunRecord) -> Markup | None:

@@ -70,12 +70,13 @@ _SENTENCES = {
     "client_refused": "step {step}: what {client} sent does not count: {reason}, {figure} of at most {bound}",
     "client_excluded": "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}",
     "guarantees": "from step {step} on: {said}",
-    "guarantee_weaker": "step {step}: stage {stage} is no longer {before} but {now}: {meaning}",
+    "guarantee_weaker": "step {step}: stage {stage} is checked less than before ({now}, before {before}): {meaning}",
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
     "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
     "drift": "step {step}: {party} leans to one side at stage {stage}, {direction}; audited in full from now on",
-    "gradient_doubted": "step {step}: {auditor} finds the weight gradient of stage {stage} odd ({reason})",
-    "doubts_not_followed": "step {step}: {auditor} doubts stage {stage} too often without a cause; one step in "
+    "gradient_doubted": "step {step}: {auditor} has the weight gradient of stage {stage} recomputed, as unusual ones "
+    "are, honest ones as well ({reason})",
+    "doubts_not_followed": "step {step}: {auditor} had stage {stage} recomputed often, and it was right; one step in "
     "{steps_per_doubt} is recomputed for it",
     "in_doubt": "stage {stage}: steps {steps} are the work of {party}, and nobody recomputed them in full",
     "verdict": "step {step}: {party} is guilty: {reason}",

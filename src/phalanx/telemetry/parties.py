@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from phalanx.closing import Closeable
 from phalanx.config import StrictModel, printable
 from phalanx.errors import InputError
+from phalanx.telemetry.fitted_table import FittedTable
 
 PEERS_FILE = "peers.json"
 PERIOD_S = 1.0
@@ -29,7 +28,6 @@ MOST_VERDICTS, LONGEST_TEXT = 8, 200
 _LONGEST_NAME = 80
 _MOST_BYTES = 4 << 20
 _RENEW_S = 5
-_CELL = 40
 
 PartyState = Literal[
     "invited",
@@ -164,12 +162,14 @@ def read_peers(path: Path) -> PartiesStatus | None:
         raise InputError(f"{path}: is no status of parties; the next start of the run writes it anew") from exc
 
 
-def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> Table:
-    """Return the rows as a table for a terminal; no text in it is read as markup or can steer the terminal."""
-    table = Table("party", "state", "since", "steps", "audited", "from it", "to it", "heard", box=None, pad_edge=False)
-    for cells in _table_cells(rows, now):
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> RenderableType:
+    """Return the rows as a table for a terminal, or as lines where it is too narrow for one.
+
+    No text in it is read as markup or can steer the terminal, and no name is cut.
+    """
+    moment = time.time() if now is None else now
+    heads = ("party", "state", "since", "steps", "audited", "from it", "to it", "heard")
+    return FittedTable(heads, _table_cells(rows, moment), left=heads, frame=False, lines=parties_lines(rows, moment))
 
 
 def live_parties(console: Console, rows: Callable[[], Sequence[PartyRow]]) -> contextlib.AbstractContextManager[object]:
@@ -192,8 +192,8 @@ def _table_cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = 
         since = _time_ago(row.since, moment) if row.since_step is None else f"step {row.since_step}"
         audited = max(row.audits.values(), default=0)
         cells = (
-            printable(row.name, _CELL),
-            printable(row.in_words, _CELL),
+            printable(row.name, _LONGEST_NAME),
+            printable(row.in_words, LONGEST_TEXT),
             f"since {since}" if labels and since else since,
             _label_value(str(row.steps or ""), "steps", labels),
             _label_value(str(audited or ""), "audited", labels),

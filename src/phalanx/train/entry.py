@@ -134,11 +134,11 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     given, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
     told = length_told(given, run)
-    page = _description(run, source)
+    page = _description(run, source, cache)
     return page if told is None else Group(page, Text(told))
 
 
-def _description(run: RunConfig, source: ModelSource) -> RenderableType:
+def _description(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
     if run.split is not None:
         from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 
@@ -146,7 +146,7 @@ def _description(run: RunConfig, source: ModelSource) -> RenderableType:
     if run.federated is not None:
         from phalanx.train.sessions.federated import describe_federated  # noqa: PLC0415 - other runs have no use for it
 
-        return describe_federated(run, source)
+        return describe_federated(run, source, cache)
     if run.parallel is None:
         return describe_stages(run, source)
     from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +46,7 @@ _STOP_S = 10.0
 _MAX_CALLS_PER_PEER = 2
 _MAX_CACHED_CERTIFICATES = 1024
 _MAX_ADDRESS_CHARACTERS = 300
+_MAX_AWAITED, _MAX_NAME = 50, 63
 _RETRY_PAUSE_S = 0.1
 _REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
 # the words of BoringSSL and of gRPC's own check of names: a certificate will not get better by waiting
@@ -62,6 +63,7 @@ class JoinedPeer:
         peer: The party, from its certificate.
         run: The run that it serves; empty for a party that came to join.
         calls_us: Our name in its session.
+        awaited: Parties that it reports to wait for; empty where it reports none.
     """
 
     peer: Peer
@@ -69,6 +71,7 @@ class JoinedPeer:
     run: str
     calls_us: str = ""
     certificate: bytes = b""
+    awaited: tuple[str, ...] = ()
 
 
 class GrpcWire:
@@ -82,6 +85,7 @@ class GrpcWire:
         address: Listening address, with the port that the system chose.
         name_of: Returns the session name of a certificate's party, or None while it is not known; its argument says
             whether the peer is a process that begins.
+        awaited: Parties that it still waits for, for callers to show.
 
     Raises:
         CertificateError: The identity has no certificate.
@@ -95,6 +99,7 @@ class GrpcWire:
     def __init__(self, identity: Identity, config: TransportConfig) -> None:
         self._identity, self._config = identity, config
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
+        self.awaited: Callable[[], Sequence[str]] = tuple
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable]] = {}
@@ -204,7 +209,8 @@ class GrpcWire:
             self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
         answer = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
-        return canonical_json(answer)
+        awaited = list(self.awaited())[:_MAX_AWAITED]
+        return canonical_json(answer | ({"awaited": awaited} if awaited else {}))
 
     def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
         try:
@@ -289,9 +295,15 @@ def describe(
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
     if peer.name != party or _read_text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
-    return JoinedPeer(
-        peer, address, _read_text(values, "run"), check_session_name(_read_text(values, "you")), certificate
-    )
+    run, calls_us = _read_text(values, "run"), check_session_name(_read_text(values, "you"))
+    return JoinedPeer(peer, address, run, calls_us, certificate, _awaited(values))
+
+
+def _awaited(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the parties that another one claims to wait for; anything but a short list of names is left out."""
+    awaited = values.get("awaited")
+    names = awaited[:_MAX_AWAITED] if isinstance(awaited, list) else []
+    return tuple(name for name in names if isinstance(name, str) and len(name) <= _MAX_NAME)
 
 
 def _pem_of(context: grpc.ServicerContext) -> bytes:

@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -94,6 +95,21 @@ class RoundCoordinator:
     def excluded(self) -> dict[str, str]:
         """Sites that are asked no more, with reasons."""
         return self._admission.excluded
+
+    def told(self) -> dict[str, Any]:
+        """Return what a person must know of sites and of what the owner saw of them."""
+        config = self._config
+        sees = f"sums of updates ({config.sums}), and no single one" if config.secure else "each site's update"
+        if config.sums == "enclave" and config.secure:
+            sees = "one update a round, which an aggregator in an enclave makes of the sites' own"
+        return {
+            "sites": list(config.sites),
+            "asked": config.num_asked,
+            "algorithm": config.algorithm.kind,
+            "aggregator": config.aggregator,
+            "owner_sees": sees,
+            "excluded": dict(sorted(self.excluded.items())),
+        }
 
     @property
     def is_spent(self) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Local
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
 from phalanx.federated.enclave.site import SealingSite
-from phalanx.federated.local import LocalTrainer, LocalUpdate
+from phalanx.federated.local import LocalTrainer, LocalUpdate, SiteScores
 from phalanx.federated.rounds.keepers import KeptSumSite
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
@@ -45,6 +46,7 @@ class Site:
         trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and books of sums.
+        tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
 
     Guarantees:
         An update leaves within `max_norm`, signed for its run, round and model; with ``secure`` it leaves only in sums
@@ -56,8 +58,15 @@ class Site:
     """
 
     def __init__(
-        self, identity: Identity, terms: RunTerms, trainer: LocalTrainer, rounds: EnteredRounds, directory: Path
+        self,
+        identity: Identity,
+        terms: RunTerms,
+        trainer: LocalTrainer,
+        rounds: EnteredRounds,
+        directory: Path,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._tell = tell
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.shapes()
         self._controls = _Controls(directory, self._shapes)
@@ -74,7 +83,7 @@ class Site:
 
     def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
         """Fulfil one order."""
-        culprit = ""
+        culprit, said = "", ""
         try:
             if isinstance(order, m.TrainOrder):
                 return self._train_round(order, payload)
@@ -82,19 +91,23 @@ class Site:
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
                 scores = self._trainer.measure(self._exchanged_weights(payload))
+                self._tell(_measured_in_words(scores))
                 return m.MeasuredReply(
                     ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
                 ), b""
             reason: m.FaultReason = "failed"
-        except FailedBatchError:
-            reason = "not_finite"
-        except PrivacyBudgetError:
+        except FailedBatchError as exc:
+            reason, said = "not_finite", str(exc)
+        except PrivacyBudgetError as exc:
             # of noisy sums one is refused, of private rows every further round is
-            reason = "refused" if self._terms.rows is None else "budget_spent"
+            reason, said = "refused" if self._terms.rows is None else "budget_spent", str(exc)
         except AggregationError as exc:
-            reason, culprit = "refused", exc.culprit
-        except FrameError:
-            reason = "refused"
+            reason, culprit, said = "refused", exc.culprit, str(exc)
+        except FrameError as exc:
+            reason, said = "refused", str(exc)
+        if said:
+            number = getattr(order, "round", None)
+            self._tell(f"{self._round(number) if number else 'an order'}: not done: {said}")
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
     def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
@@ -132,7 +145,8 @@ class Site:
         if isinstance(rule, ControlRule):
             own_next = next_control(own_control, of_all, update.delta, update.steps * order.rate)
             values |= {CONTROL + name: tensor - own_control[name] for name, tensor in own_next.items()}
-        scaled = min(1.0, config.max_norm / max(norm_of(values), 1e-30))
+        norm = norm_of(values)
+        scaled = min(1.0, config.max_norm / max(norm, 1e-30))
         values = {name: (tensor * scaled if scaled < 1.0 else tensor).contiguous() for name, tensor in values.items()}
         if isinstance(rule, ControlRule):
             self._controls.prepare(
@@ -150,7 +164,22 @@ class Site:
             epsilon=None if update.spent is None else update.spent.epsilon,
             rounds_left=None if update.spent is None else update.spent.rounds_left,
         )
+        self._tell(
+            f"{self._round(order.round)}: {_trained_in_words(update, norm, config.max_norm)}{self._spent(update)}"
+        )
         return _Trained(order.round, order.model, values, reply)
+
+    def _round(self, number: int) -> str:
+        return f"round {number}/{self._terms.rounds}"
+
+    def _spent(self, update: LocalUpdate | None = None) -> str:
+        """Describe what this site's own privacy budgets have spent; empty where it has none."""
+        parts, rows, privacy = [], self._terms.rows, self._terms.config.privacy
+        if update is not None and update.spent is not None and rows is not None:
+            parts.append(f"  epsilon {update.spent.epsilon:.3f} of {rows.epsilon:g} spent of its rows")
+        if self._budget is not None and privacy is not None:
+            parts.append(f"  epsilon {self._budget.epsilon_spent:.3f} of {privacy.epsilon:g} spent of this site")
+        return "".join(parts)
 
     def _local_update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
         """Train; beside noise an update that failed is one of zeros, for a failure would tell of the data."""
@@ -191,6 +220,8 @@ class Site:
         if order.phase == "mask":
             values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             noise = None if self._budget is None else self._budget.noise_for(client.terms)
+            if noise is not None:
+                self._tell(f"{self._round(order.round)}: brings noise to sum {order.number}{self._spent()}")
             deposit = client.mask(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
@@ -229,6 +260,22 @@ class Site:
         if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             raise FrameError("weights: one is NaN or infinite")
         return tensors
+
+
+def _trained_in_words(update: LocalUpdate, norm: float, max_norm: float) -> str:
+    """Say what one round of this site came to."""
+    loss = "" if update.loss is None else f"loss {update.loss:.4f} on {update.num_targets} targets  "
+    scaled = f", scaled down to max_norm {max_norm:g}" if norm > max_norm else ""
+    return f"{loss}update norm {norm:.4g}{scaled}"
+
+
+def _measured_in_words(scores: SiteScores) -> str:
+    """Say what this site's held-out rows said of the model."""
+    if not scores.num_targets:
+        return "measured: this site holds out no rows"
+    right = sum(one[2] for one in scores.classes)
+    accuracy = f"  accuracy {right / scores.num_targets:.3f}" if scores.classes else ""
+    return f"measured on its held-out rows: loss {scores.loss / scores.num_targets:.4f}{accuracy}"
 
 
 class _Controls:

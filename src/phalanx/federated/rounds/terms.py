@@ -44,13 +44,22 @@ class RunTerms:
         Raises:
             ConfigError: No noise keeps the run's rounds within its budget.
         """
-        privacy, sizes = self.config.privacy, self.config.cohort_sizes
-        if privacy is None:
-            return None
-        sums = NoisyRounds(sizes[0], sizes[-1], self.config.min_cohort, length, privacy.noise_multiplier or 1.0)
-        if privacy.noise_multiplier is not None:
-            return sums
-        return sums.enough_for(self.rounds, privacy.epsilon, privacy.delta)
+        return noisy_rounds(self.config, self.rounds, length)
+
+
+def noisy_rounds(config: FederatedConfig, rounds: int, length: int) -> NoisyRounds | None:
+    """Return the noisy sums of this many rounds, of `length` values; None where sites bring no noise.
+
+    Raises:
+        ConfigError: No noise keeps the rounds within their budget.
+    """
+    privacy, sizes = config.privacy, config.cohort_sizes
+    if privacy is None:
+        return None
+    sums = NoisyRounds(sizes[0], sizes[-1], config.min_cohort, length, privacy.noise_multiplier or 1.0)
+    if privacy.noise_multiplier is not None:
+        return sums
+    return sums.enough_for(rounds, privacy.epsilon, privacy.delta)
 
 
 _BUDGET = "spent_pico_rho"
@@ -104,6 +113,11 @@ class SiteBudget:
                 )
             write_number(self._path, _BUDGET, after)
         return plan.draw()
+
+    @property
+    def epsilon_spent(self) -> float:
+        """Epsilon that the sums of this directory have spent so far."""
+        return self._spent_epsilon(read_number(self._path, _BUDGET) or 0)
 
     def _spent_epsilon(self, spent: int) -> float:
         return epsilon_of_rho(spent / _PICO, self._config.delta) if spent else 0.0

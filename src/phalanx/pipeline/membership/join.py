@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, TransportError
@@ -36,6 +36,7 @@ class ExpectedWorkers:
         may_be_absent: Whether to go on, after that time, without the missing workers, which may come later.
         incarnations: Told which have come: a second process of a certificate waits until the first is given up.
         witnesses: Exchange of audit log heads with the workers.
+        waits_for: Called, again and again while it waits, with the missing workers.
     """
 
     certificates: Mapping[str, str]
@@ -46,6 +47,7 @@ class ExpectedWorkers:
     may_be_absent: bool = False
     incarnations: Incarnations | None = None
     witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
+    waits_for: Callable[[Collection[str]], None] = lambda names: None
 
     @property
     def known(self) -> dict[str, str]:
@@ -121,6 +123,7 @@ class _JoinState:
         expected = self._expected
         while missing():
             names = sorted(missing())
+            expected.waits_for(names)
             dead = [name for name in names if not expected.is_alive(name)]
             if dead:
                 raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}").about(

@@ -9,7 +9,7 @@ from phalanx.pipeline.verify.facts import StepFacts
 GUARANTEES: dict[str, str] = {
     "own": "the owner serves the stage itself",
     "bit-equal": "stage, shadow and owner compute the same bits, and any other bit is a lie",
-    "owner-shadowed": "as bit-equal, with the owner as the only other party that has a copy",
+    "owner-shadowed": "stage and owner compute the same bits, and the owner alone has another copy",
     "bounded": "messages and weight gradients are compared within rounding, updates bit by bit",
     "messages-only": "messages and updates are compared, weight gradients are taken on the stage's word",
     "unguarded": "what the stage sends is used as it comes",
@@ -44,6 +44,29 @@ def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
     return next((name for name, applies in applicable.items() if applies), "bit-equal")
 
 
+_IN_WORDS = {
+    "own": "served by the owner",
+    "bit-equal": "compared bit for bit with a second copy",
+    "owner-shadowed": "compared bit for bit with the owner's copy",
+    "bounded": "compared within rounding with a second copy",
+    "messages-only": "compared by messages, with weight gradients on its word",
+    "verify-only": "audited by the owner alone",
+    "statistics": "judged by statistics alone",
+    "unguarded": "not checked",
+}
+
+
+def in_words(guarantees: Mapping[int, str]) -> str:
+    """Say how stages are checked, by stage; `phalanx explain` has the names."""
+    groups: dict[str, list[str]] = {}
+    for stage, name in guarantees.items():
+        groups.setdefault(name, []).append(str(stage))
+    return "; ".join(
+        f"{'stage' if len(stages) == 1 else 'stages'} {', '.join(stages)}: {_IN_WORDS[name]} ({name})"
+        for name, stages in groups.items()
+    )
+
+
 class Guarantees:
     """The announcer of every stage's guarantee, at the start and whenever roles have changed it.
 
@@ -61,9 +84,8 @@ class Guarantees:
         if now == before:
             return
         self.present = now
-        description = ", ".join(f"stage {stage} {name}" for stage, name in now.items())
         stages = {str(stage): name for stage, name in now.items()}
-        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": description})
+        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": in_words(now)})
         for stage, name in now.items():
             if name != before.get(stage, name) and weaker(name, before[stage]) == name:
                 body = {"step": step, "stage": stage, "before": before[stage], "now": name}

@@ -63,18 +63,15 @@ class Invitations:
     def invite(self, name: str, address: str, lasts: timedelta) -> JoinToken:
         """Make a token for a party; an earlier one for the same name is void from now on.
 
+        One that is certified already is invited to a further run so: its own keys alone are let in with the token.
+
         Raises:
-            CertificateError: No authority, a malformed name, or it is certified already, or was revoked.
+            CertificateError: No authority, a malformed name, or one that was revoked.
             ConfigError: The address is malformed.
         """
         check_party_name(name)
         authority = fingerprint(load_authority(self._directory / "authority.pem"))
         RevokedParties(self._directory).check(name)
-        if (self._directory / name / "certificate.pem").exists():
-            raise CertificateError(
-                f"{name} is certified already and needs no invitation: it joins with the keys that it has; choose "
-                f"another name, or move {self._directory / name} away if its keys are lost"
-            )
         token = JoinToken.new(name, address, authority, self._now() + lasts)
         with self._lock_entries():
             self._write_entry(name, _Entry(secret_digest=secret_digest(token.secret), expires=token.expires))

@@ -96,6 +96,11 @@ class JoinToken:
         return _PREFIX + base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
 
     @property
+    def digest(self) -> str:
+        """What may be kept of the token: it tells nothing of its secret."""
+        return secret_digest(self.secret)
+
+    @property
     def expires_at(self) -> datetime:
         """End of the token's validity, UTC."""
         return datetime.fromtimestamp(self.expires, UTC)

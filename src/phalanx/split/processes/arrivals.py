@@ -48,6 +48,11 @@ class Arrivals:
                 self._tell(f"{certified} has called")
             return certified
 
+    def missing(self) -> list[str]:
+        """Return the parties that have not called."""
+        with self._lock:
+            return [name for name in self._names if name not in self._came]
+
     def look(self) -> None:
         """Return while every party is the process that it was.
 

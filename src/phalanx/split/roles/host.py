@@ -77,7 +77,7 @@ class EnclaveHost:
         with contextlib.ExitStack() as stack:
             wire = GrpcWire(place.identity, place.transport)
             stack.callback(wire.close)
-            wire.name_of = arrivals.name_of
+            wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing
             self._say(f"listening at {wire.address} for {', '.join(place.parties)}")
             serve = self._serve_confined if place.is_confined else self._serve_here
             serve(stack, session, wire, arrivals)

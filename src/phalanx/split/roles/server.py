@@ -163,7 +163,8 @@ class EnclaveServer:
             raise PeerRefusedError(f"{sender}: is no client")
         if self._keeper.has_kept and not self._is_current:
             raise RollbackError(
-                "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
+                "the enclave has a state of this run to go on from and was given none; --resume from the newest "
+                "checkpoint, or, to begin anew, change the run file or give the enclave another directory"
             )
         self._handshakes.check(sender)
         if self._turns is not None:

@@ -17,6 +17,9 @@ from phalanx.train.batches.samples import TextSample
 _FEWEST = 2
 """Classes that a logistic regression can tell apart."""
 
+_MAX_PLAIN = 1e7
+"""Perplexity from which on its digits say less than its size."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -149,7 +152,7 @@ def say_validation(value: Validation) -> str:
         return f"validation accuracy {value.accuracy:.3f}, margin {value.margin:.3f}{divergence}"
     if isinstance(value, MeanReward):
         return f"validation reward {value.reward:.3f}"
-    return f"validation perplexity {value:.1f}"
+    return f"validation perplexity {value:.1f}" if value < _MAX_PLAIN else f"validation perplexity {value:.2e}"
 
 
 def validation_row(value: Validation | None) -> dict[str, float | None]:

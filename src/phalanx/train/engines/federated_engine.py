@@ -97,6 +97,10 @@ class FederatedEngine:
         self._model.load(self._coordinator.weights)
         return [_validation(self._model.measure(batches)) for batches in sets]
 
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say of sites and sums."""
+        return self._coordinator.told()
+
     def settle(self) -> None:
         """Nothing of a finished round is under way."""
 

@@ -153,8 +153,11 @@ def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
             f"{client.identity}: is of {name!r}, which {client.run} does not name; its clients are "
             f"{', '.join(split.remote_clients)}"
         )
-    client.policy_now(split)
-    client.check_attester(split.client_policies.get(name), name)
+    try:
+        client.policy_now(split)
+        client.check_attester(split.client_policies.get(name), name)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc}").about(**exc.facts | {"file": str(path)}) from exc
     if run.data.conversations is None:
         load_own(Path(client.train), Path(client.test), client.columns(run))
     else:

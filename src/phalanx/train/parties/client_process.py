@@ -98,7 +98,12 @@ class ClientProcess:
         split, client = split_of(self._run), self._client
         self._tell(f"looking for the enclave at {split.remote_enclave}")
         call = EnclaveCall(
-            self._identity, split.remote_enclave or "", client.transport, client.join_timeout_s, client.advertise
+            self._identity,
+            split.remote_enclave or "",
+            client.transport,
+            client.join_timeout_s,
+            client.advertise,
+            self._tell,
         )
         with call_enclave(call) as called:
             try:

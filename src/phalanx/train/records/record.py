@@ -58,13 +58,13 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
     "not_let_in": ("eviction", "{party} is not let in: {reason}"),
     "guarantees": ("note", "from step {step} on: {said}"),
-    "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
+    "guarantee_weaker": ("alarm", "stage {stage} is checked less than before ({now}): {meaning}"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
     "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "doubts_not_followed": (
         "alarm",
-        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, and recomputed it is "
-        "right; from now on one step in {steps_per_doubt} is recomputed for it",
+        "step {step}: {auditor} had the weight gradient of stage {stage} recomputed again and again, and it was right "
+        "each time; from now on one step in {steps_per_doubt} is recomputed for it",
     ),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (

@@ -20,9 +20,18 @@ from phalanx.train.batches.scores import (
 )
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.comparison import HeldOutMeasure, measures_of_perplexity, measures_of_scores, worse
 from phalanx.train.records.early_stopping import StoppingRecord
 from phalanx.train.records.record import GroundTruth, RunningTotals
 from phalanx.train.records.trust import Drifts, trust_figures
+
+
+class ToldRounds(Protocol):
+    """The rounds of a federated run."""
+
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say."""
+        ...
 
 
 class SpentBudget(Protocol):
@@ -96,6 +105,8 @@ class Figures:
     """Steps of the checkpoints that are there."""
     budget: SpentBudget | None = None
     """What the run's steps are charged to; None of a run without ``[privacy]``."""
+    rounds: ToldRounds | None = None
+    """Of a federated run; None of any other."""
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
@@ -121,6 +132,17 @@ class Figures:
         elif found.own is not None:
             setattr(self, f"validation_{which}", found.own)
         setattr(self, f"named_{which}", dict(found.named))
+
+    def measures(self) -> list[HeldOutMeasure]:
+        """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
+        found = measures_of_scores(self.scores_first, self.scores_last)
+        found.append(HeldOutMeasure("held-out reward", self.reward_first, self.reward_last, is_better_low=False))
+        if self.validation_first is not None:
+            found += measures_of_perplexity("held-out loss", self.validation_first, self.validation_last)
+        elif self.scores_first is None and self.reward_first is None:
+            for name, first in self.named_first.items():
+                found += measures_of_perplexity(f"loss on {name}", first, self.named_last.get(name))
+        return found
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
         """Count what the guard decided."""
@@ -204,6 +226,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "validation_perplexity": _finite(figures.validation_last),
         **(_rewards(figures) if run.rewards else {}),
         **({"validation_sets": _named(figures)} if run.data.validation else {}),
+        "worse_than_before": worse(figures.measures()),
         **_ends(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
         "wall_s": figures.wall_s,
@@ -239,6 +262,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.told()}),
+        **({} if figures.rounds is None else {"federated": figures.rounds.told()}),
     }
 
 
@@ -291,6 +315,11 @@ def _best(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:
     first = min((doubt.steps[0][0] for doubt in figures.checks.doubts()), default=None)
     # its model has all steps before its number
     return {**best.to_json(), "in_doubt": first is not None and first < best.step}
+
+
+def has_guard(run: RunConfig) -> bool:
+    """Whether somebody checks what other parties of a run compute."""
+    return run.has_stages and run.guard.enabled
 
 
 def _guarded(run: RunConfig) -> bool | None:

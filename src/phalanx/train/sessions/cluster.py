@@ -37,6 +37,7 @@ from phalanx.pipeline import (
 )
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import RevokedParties, certified_name
+from phalanx.telemetry import MissingNotice
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import rules
 from phalanx.train.records.history import RunHistory
@@ -177,6 +178,7 @@ def gathered(
             may_be_absent=bool(run.pipeline.remote_workers),
             incarnations=incarnations,
             witnesses=witnesses,
+            waits_for=MissingNotice(say, _JOIN_TIMEOUT_S, names).waits_for,
         )
         try:
             members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
-from rich.table import Table
 
 from phalanx.checkpoint import Checkpoint, Shard
 from phalanx.config import digest, dump_toml
@@ -37,6 +36,7 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.privacy import BudgetLedger
+from phalanx.telemetry import FittedTable
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
@@ -125,13 +125,18 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     recipe = recipe_of(run, config, source)
     check_objective(recipe)
     check_deepspeed(run, config, source, None)
-    table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
-    for name in ("stage", "layers", "parameters", "pipeline rank"):
-        table.add_column(name, justify="right")
     specs = recipe.stages(source)
-    for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
-        layers = f"{spec.first_layer}-{spec.end_layer - 1}"
-        table.add_row(str(spec.index), layers, f"{row.parameters:,}", str(spec.index % config.pp))
+    cells = [
+        (
+            str(spec.index),
+            f"{spec.first_layer}-{spec.end_layer - 1}",
+            f"{row.parameters:,}",
+            str(spec.index % config.pp),
+        )
+        for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True)
+    ]
+    title = f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches"
+    table = FittedTable(("stage", "layers", "parameters", "pipeline rank"), cells, title=title)
     return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
 
 

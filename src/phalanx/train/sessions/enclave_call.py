@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from phalanx.errors import PeerLostError, PeerRefusedError
 from phalanx.security.crypto import Identity, Peer
 from phalanx.split import ENCLAVE
+from phalanx.telemetry import MissingNotice
 from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig, describe
 
 _LOOK_EVERY_S = 5.0
@@ -25,6 +26,7 @@ class EnclaveCall:
         transport: Where the caller listens, deadlines and bounds.
         patience_s: How long to look for an enclave that does not answer.
         advertise: Host under which the caller is reached; None for the address that leads to the enclave.
+        say: Takes one line about parties that are missing.
     """
 
     identity: Identity
@@ -32,6 +34,7 @@ class EnclaveCall:
     transport: TransportConfig
     patience_s: float
     advertise: str | None = None
+    say: Callable[[str], None] = lambda line: None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         address = reached_at(wire.address, call)
-        met = describe(call.identity, ENCLAVE, call.enclave, address, call.transport, call.patience_s, begins=True)
+        met = _first_answer(call, address)
         if expected is not None and met.peer != expected:
             raise PeerRefusedError(
                 f"{call.enclave}: answers with another key than the enclave's certificate here has; have the request "
@@ -81,6 +84,24 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
         endpoint.add_peer(met.peer, call.enclave)
         watch = _Watch(call, address, met)
         yield CalledEnclave(met.peer, met.certificate, met.run, endpoint, watch.look)
+
+
+def _first_answer(call: EnclaveCall, address: str) -> JoinedPeer:
+    """Call until the enclave answers, and say meanwhile that it does not.
+
+    Raises:
+        PeerLostError: It does not answer in time.
+    """
+    deadline = time.monotonic() + call.patience_s
+    notice = MissingNotice(call.say, call.patience_s, (f"{ENCLAVE} at {call.enclave}",))
+    while True:
+        patience_s = min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))
+        try:
+            return describe(call.identity, ENCLAVE, call.enclave, address, call.transport, patience_s, begins=True)
+        except PeerLostError:
+            if time.monotonic() >= deadline:
+                raise
+        notice.waits_for((f"{ENCLAVE} at {call.enclave}",))
 
 
 def reached_at(bound: str, call: EnclaveCall) -> str:
@@ -113,6 +134,8 @@ class _Watch:
         self._call, self._address, self._session = call, address, met.run
         self._next = time.monotonic() + _LOOK_EVERY_S
         self._silent_since: float | None = None
+        self._notice = MissingNotice(call.say, call.patience_s)
+        self._notice.waits_for(met.awaited)
 
     def look(self) -> None:
         """Return while the session goes on, as far as this side can tell.
@@ -133,5 +156,6 @@ class _Watch:
                 raise PeerLostError(f"the enclave at {call.enclave} is gone: {exc}") from exc
             return
         self._silent_since = None
+        self._notice.waits_for(met.awaited)
         if met.run != self._session:
             raise PeerLostError(f"the enclave at {call.enclave} has begun another session; go on with --resume")

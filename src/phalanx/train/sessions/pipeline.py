@@ -225,7 +225,9 @@ class PipelineSetup:
         if guard.enabled:
             context.history.committed.add(facts["audit_key_commitment"])
         if context.history.head is not None and guard.enabled:
-            context.console.print("audits: a new nonce is in force, nobody can know them from an earlier session")
+            context.console.print(
+                "audits are drawn anew from here on: nobody can know from an earlier session what comes next"
+            )
 
 
 class PipelineEvents:

@@ -36,7 +36,7 @@ def remote_company(
     split = split_of(run)
     names = ", ".join(split.client_names)
     tell(f"calling the enclave at {split.remote_enclave} and waiting for {names}, at most {split.step_timeout_s:g} s")
-    call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s)
+    call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s, say=tell)
     with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
         watch = WaitNotice(split.step_timeout_s, tell)
 

@@ -11,17 +11,25 @@ from rich.console import Console
 from phalanx.config import escape_controls
 from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError, StaleRolloutsError
 from phalanx.optimizers import OptimizerConfig, learning_rate
-from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, TensorBoardWriter, open_tracking
+from phalanx.telemetry import (
+    CurveWriter,
+    MetricsFile,
+    ProgressDisplay,
+    ShownProgress,
+    TensorBoardWriter,
+    open_tracking,
+)
 from phalanx.telemetry.sinks import TrackedRun
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.comparison import say_worse
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory, cache_beside
-from phalanx.train.records.summary import Figures, summarise
+from phalanx.train.records.summary import Figures, has_guard, summarise
 from phalanx.train.records.trust import say_trust
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
@@ -118,7 +126,7 @@ class Session:
         figures.signed_log_head = log.signed_head
         summary = summarise(context.run, figures, context.totals, self._truth)
         summary["run_dir"] = str(self._home.path)
-        for line in say_trust(summary):
+        for line in (*say_trust(summary), *say_worse(summary)):
             self._console.print(escape_controls(line), markup=False, highlight=False)
         try:
             self._home.write_summary(summary)
@@ -156,7 +164,8 @@ class Session:
             stack.enter_context(metrics)
             board = stack.enter_context(_tracked(context))
             figures.tracking = board.report
-            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
+            shown = ShownProgress("step" if run.federated is None else "round", has_guard=has_guard(run))
+            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, shown=shown, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
             trained = running.trained

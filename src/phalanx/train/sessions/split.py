@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
-from rich.table import Table
 from safetensors.torch import save_file
 
 from phalanx.config import dump_toml
@@ -23,6 +22,7 @@ from phalanx.split.channel.message import SplitMessage
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
 from phalanx.split.roles.remote_lead import RemoteLead
+from phalanx.telemetry import FittedTable
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.batches.remote_turns import RemoteTurns
@@ -56,17 +56,17 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
     _check(run, source)
     split = split_of(run)
     title = f"{split.mode} split, {split.clients} clients; {worth(split)}"
-    table = Table(title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
-    for name in ("part", "layers", "parameters", "trained", "bytes a step"):
-        table.add_column(name, justify="right")
     specs = cut_model(source.num_layers, split.cut)
     item_bytes = 4 if split.wire == "fp32" else 2
     crossing = run.train.batch_size * run.data.sequence_length * (source.hidden_size * item_bytes + 8)
     rows = stage_table(source.hub_config, specs, run.model.adapter)
+    cells = []
     for name, row, trained, size in (("client", rows[0], 0, f"{crossing:,} out"), ("enclave", rows[1], None, "")):
         layers = f"{row.first_layer}-{row.end_layer - 1}"
         count = row.trainable if trained is None else trained
-        table.add_row(name, layers, f"{row.parameters:,}", f"{count:,}", size)
+        cells.append((name, layers, f"{row.parameters:,}", f"{count:,}", size))
+    heads = ("part", "layers", "parameters", "trained", "bytes a step")
+    table = FittedTable(heads, cells, title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
     toml = Syntax(dump_toml(run), "toml", background_color="default")
     return Group(toml, table, stages_of(run, source)) if run.is_joined else Group(toml, table)
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
-from rich.table import Table
 from rich.text import Text
 
 from phalanx.config import digest, dump_toml
@@ -30,6 +29,7 @@ from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.pipeline.assignment.stage_memory import footprints, rank_bytes, stage_counts
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
+from phalanx.telemetry import FittedTable
 from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 from phalanx.train.setup.preflight import require_extras
@@ -310,16 +310,12 @@ def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
 
 def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
     """The stages with their parties and their memory, and what the guard finds and costs."""
-    table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
     rows = estimate_stages(run, source)
-    # a column that says nothing new would cut the others off on a terminal of 80 characters
+    # a column that says nothing new only takes room from the others
     some_are_frozen = any(row.trainable != row.parameters for row in rows)
     trained = ("trained",) if some_are_frozen else ()
-    for name in ("stage", "layers", "parameters", *trained, "size", "memory, expected", "holder", "shadow"):
-        # numbers that do not fit go on in the next line: half of one is another number
-        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             str(row.index),
             row.layers,
             f"{row.parameters:,}",
@@ -329,6 +325,14 @@ def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
+        for row in rows
+    ]
+    table = FittedTable(
+        ("stage", "layers", "parameters", *trained, "size", "memory, expected", "holder", "shadow"),
+        cells,
+        title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}",
+        left=("holder", "shadow"),
+    )
     forked = bool(run.pipeline.workers) and not run.pipeline.remote_workers and run.train.device == "cpu"
     return Group(
         table, _memory_note(rows, forked=forked), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source)
@@ -341,14 +345,18 @@ def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
     shared = [row for row in rows if row.holder != OWNER and run.pipeline.layout_of(row.holder).world > 1]
     if not shared:
         return []
-    table = Table(title=f"{run.world['processes']} processes; parties of several ranks")
-    for name in ("party", "stage", "layout", "processes", "memory of rank 0", "of each other"):
-        table.add_column(name, justify="left" if name in ("party", "layout") else "right")
+    cells = []
     for row in shared:
         layout = run.pipeline.layout_of(row.holder)
         needs = rank_bytes(plan, row.index, layout)
         sizes = (_mebibytes(needs.first), _mebibytes(needs.other))
-        table.add_row(row.holder, str(row.index), layout.label, str(layout.world), *sizes)
+        cells.append((row.holder, str(row.index), layout.label, str(layout.world), *sizes))
+    table = FittedTable(
+        ("party", "stage", "layout", "processes", "memory of rank 0", "of each other"),
+        cells,
+        title=f"{run.world['processes']} processes; parties of several ranks",
+        left=("party", "layout"),
+    )
     return [table]
 
 
@@ -364,12 +372,13 @@ def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
     found = outlook(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
     if found is None:
         return []
-    table = Table(title="one stage in other hands that lies in every step")
     lines = outlook_rows(found[0])
-    for name in lines[0]:
-        table.add_column(name)
-    for line in lines:
-        table.add_row(*line.values())
+    table = FittedTable(
+        tuple(lines[0]),
+        [tuple(line.values()) for line in lines],
+        title="one stage in other hands that lies in every step",
+        left=tuple(lines[0]),
+    )
     return [table, price_note(run.guard, found[1])]
 
 
