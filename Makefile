@@ -42,7 +42,6 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## train the example with a lying stage (about 4 minutes); print where the report is
 	@if [ -e $(RUN) ]; then rm -rf $(RUN).previous && mv $(RUN) $(RUN).previous; fi
 	$(BIN)/phalanx train examples/quickstart.toml --run-dir $(RUN)
-	@echo "report: $(CURDIR)/$(RUN)/report.html"
 
 lint: $(STAMP) ## ruff, mypy --strict, the import contracts
 	$(BIN)/ruff check .

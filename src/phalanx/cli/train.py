@@ -60,7 +60,7 @@ def train(
         die_with_parent()
     with one_blas_thread():
         from phalanx.report import write_report
-        from phalanx.train import describe, follow, plays_rank
+        from phalanx.train import describe, drill_result, follow, plays_rank
         from phalanx.train import train as train_run
 
     if run.attack.kind != "none":
@@ -88,4 +88,7 @@ def train(
     say_summary(summary)
     page = write_report(Path(summary["run_dir"]))
     typer.echo(f"report: {page}")
+    shown = drill_result(summary)
+    if shown is not None:
+        typer.echo(shown)
     return Answer({**summary, "report": page}, EXIT_CODE_OF[summary["status"]])

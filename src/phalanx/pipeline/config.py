@@ -229,6 +229,11 @@ class GuardConfig(StrictModel):
         return next((name for name, values in PRESETS.items() if own.items() <= values.items()), None)
 
     @property
+    def preset_values(self) -> dict[str, Any]:
+        """What the preset that is named says; nothing where none is."""
+        return {} if self.preset is None else dict(PRESETS[self.preset])
+
+    @property
     def upkeep(self) -> Upkeep:
         """How a shadow stays fresh."""
         return UPKEEPS[self.shadow]
@@ -357,8 +362,9 @@ class WorkerConfig(StrictModel):
     device: str = "cpu"
     memory_mib: int | None = Field(default=None, ge=1, le=2**40)
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
-    journal: str | None = None
-    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
+    journal: str | Literal[False] | None = None
+    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`); left out, `state` in
+    the directory of `identity` where `device` is "cpu". false: none are kept."""
     code: Annotated[tuple[WorkerCode, ...], Field(strict=False)] = ()
     """Model families that this worker runs although they are not in the package; no owner can have any loaded."""
     code_home: str | None = None

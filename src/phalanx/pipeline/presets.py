@@ -54,6 +54,15 @@ BASELINES: Mapping[object, Mapping[str, Any]] = {
 _WRITTEN_OUT = frozenset({*PRESETS["standard"], "keep_steps", "third_party_audit_rate"})
 
 
+def with_standard(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the preset ``standard`` to the ``[guard]`` of a run file that names none and leaves a key of a preset out.
+
+    A config that a run directory holds has every key written out, so it means what it meant when it was written.
+    """
+    is_open = section.get("mode", "phalanx") == "phalanx" and not PRESETS["standard"].keys() <= section.keys()
+    return {"preset": "standard", **section} if is_open else dict(section)
+
+
 def settled(found: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what a preset or a baseline decides and the run file does not say.
 

@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
@@ -19,6 +26,7 @@ from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
 from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.party_layout import unshared_adapter
+from phalanx.pipeline.presets import with_standard
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
 from phalanx.security.privacy.config import PrivacyConfig
@@ -57,6 +65,12 @@ class RunConfig(StrictModel):
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
     _home: Path = PrivateAttr(default=Path())
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _name_preset(cls, section: Any) -> Any:
+        """Give the preset `standard` to a guard that is written as a section and names none."""
+        return with_standard(section) if isinstance(section, dict) else section
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -213,7 +227,7 @@ class RunConfig(StrictModel):
             )
         if (fault := unshared_adapter(self.model.adapter) if shared else None) is not None:
             raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
-        if self.checkpoint.journal and not self._can_journal:
+        if self.checkpoint.journal and not self.can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
@@ -256,13 +270,12 @@ class RunConfig(StrictModel):
 
     @property
     def journals(self) -> bool:
-        """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
-        wanted = self.checkpoint.journal
-        # an operator with remote workers knows whether their files name a directory
-        return (self._can_journal and not self.pipeline.remote_workers) if wanted is None else wanted
+        """Whether the owner keeps a journal and every process its states: wherever it can, unless it is switched off."""
+        return self.can_journal if self.checkpoint.journal is None else self.checkpoint.journal
 
     @property
-    def _can_journal(self) -> bool:
+    def can_journal(self) -> bool:
+        """Whether states of single steps can be kept: on CPUs, in the clear, and verified where workers are remote."""
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
         elsewhere = self.train.device != "cpu" or any(getattr(self, name) is not None for name in ENGINES)
         return not (unverified or elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
