@@ -235,7 +235,7 @@ class RunConfig(StrictModel):
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
-                f"train.steps = {self.train.steps}; lower it"
+                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place"
             )
         return self
 
