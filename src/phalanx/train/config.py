@@ -15,7 +15,14 @@ from pydantic import (
 )
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
+from phalanx.config import (
+    StrictModel,
+    check_relative_paths,
+    load_config,
+    own_references,
+    pin_own_code,
+    printable,
+)
 from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
 from phalanx.federated.config import FederatedConfig
@@ -37,6 +44,8 @@ from phalanx.train.federated_faults import federated_fault
 from phalanx.train.split_faults import split_fault
 from phalanx.train.train_section import TrainConfig
 
+RUN_RECORD = "run.json"
+"""The file of a run directory that says which run it is."""
 _FEWEST_JOINED = 3
 """Stages of the pipeline of an enclave, which has the first and the last one itself."""
 _THIRD_PARTY = 3
@@ -410,4 +419,7 @@ def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     run = load_config(Path(path), RunConfig, overrides, pin_own_code)
     run._name, run._home = Path(path).stem, Path(path).parent
+    if not (run.home / RUN_RECORD).exists():
+        # in the directory of a run they are those of the run file that it was begun with
+        check_relative_paths(run.model_dump(mode="json"), Path(path))
     return run

@@ -25,6 +25,7 @@ from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
+from phalanx.train.setup.data_outlook import data_outlook
 from phalanx.train.setup.layout import WORKER_BYTES, describe_stages, estimate_stages, make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic
@@ -126,7 +127,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
-    """The resolved config, the stage table and the expected memory; trains nothing."""
+    """The config where it differs from defaults, the stages with their memory, and what the data at hand come to."""
     check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
@@ -134,8 +135,8 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     given, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
     told = length_told(given, run)
-    page = _description(run, source)
-    return page if told is None else Group(page, Text(told))
+    lines = [] if told is None else [Text(told)]
+    return Group(_description(run, source), *lines, data_outlook(run, source, cache))
 
 
 def _description(run: RunConfig, source: ModelSource) -> RenderableType:

@@ -79,7 +79,7 @@ def _preferences(answers: Answers) -> str:
     if rows is None or rows.layout == "chat":
         raise ConfigError(f"data: {_found(answers, rows)}; {_PREFERENCE_ROWS}: give them with --data")
     tokens = min(_ROW_TOKENS, shape.positions)
-    data = _PREFERENCES.format(sources=rows.sources, share=_row_share(rows))
+    data = _PREFERENCES.format(sources=rows.sources, share=_row_share(rows), template=_template_of(answers.model))
     objective = f'objective = {{ kind = "{"kto" if rows.layout == "labelled" else "dpo"}", beta = 0.1 }}\n'
     values = {"what": "Which of two answers is better, learned by adapters.", "model": shape.section, "text": data}
     return _filled(values, tokens, _steps(rows.size_bytes, tokens), "5e-5", objective) + _LOCAL_PIPELINE.replace(
@@ -152,7 +152,9 @@ def _text_run(what: str, answers: Answers, engine: str) -> str:
         raise ConfigError(f"data: {_found(answers, rows)}, which are learned by --kind preferences")
     if rows is not None:
         tokens = min(_ROW_TOKENS, shape.positions)
-        text, size_bytes, vocabulary = _CHAT.format(sources=rows.sources, share=_row_share(rows)), rows.size_bytes, 0
+        template = _template_of(answers.model)
+        text = _CHAT.format(sources=rows.sources, share=_row_share(rows), template=template)
+        size_bytes, vocabulary = rows.size_bytes, 0
         what = f"{what}\n# It reads conversations: what the assistant says is learned, by the model's chat template."
     else:
         tokens = shape.tokens
@@ -169,6 +171,17 @@ def _filled(values: dict[str, str], tokens: int, steps: int, learning_rate: str,
     return _TEXT_RUN.format(
         **values, tokens=tokens, steps=steps, objective=objective, lr=learning_rate, often=often, kept=max(1, often // 2)
     )
+
+
+def _template_of(directory: Path | None) -> str:
+    """Return the key for messages of a model that has no chat template, nor the tokens of the one in its place."""
+    if directory is None or (directory / "chat_template.jinja").is_file():
+        return ""
+    texts = []
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        path = directory / name
+        texts.append(path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "")
+    return "" if "chat_template" in texts[0] or "<|im_end|>" in "".join(texts) else ', template = "plain"'
 
 
 def _row_share(rows: StarterRows) -> str:
@@ -316,13 +329,13 @@ keep = 2
 """
 
 _CHAT = """\
-conversations = {{ sources = [{sources}], too_long = "cut" }}
+conversations = {{ sources = [{sources}], too_long = "cut"{template} }}
 tokenizer = {{ kind = "model" }}
 attention = "document"           # several conversations a row, none of which sees another
 {share}"""
 
 _PREFERENCES = """\
-preferences = {{ sources = [{sources}], too_long = "drop" }}
+preferences = {{ sources = [{sources}], too_long = "drop"{template} }}
 tokenizer = {{ kind = "model" }}
 {share}"""
 

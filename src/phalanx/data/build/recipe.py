@@ -184,7 +184,9 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
     """
-    return load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    recipe = load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    check_relative_paths(recipe.model_dump(mode="json"), path)
+    return recipe
 
 
 def _plain(kind: str) -> str:

@@ -4,11 +4,9 @@ import contextlib
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
 from rich.table import Table
 
 from phalanx.checkpoint.export import RunTokenizer
-from phalanx.config import dump_toml
 from phalanx.errors import PeerLostError, TrainingError
 from phalanx.federated.enclave.aggregator import AggregatorPort
 from phalanx.federated.enclave.process import run_aggregator
@@ -36,6 +34,7 @@ from phalanx.train.sessions.site_carriers import open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
 from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.site_plan import pipeline_of
 
 _JOIN_S = 600.0
@@ -61,7 +60,7 @@ def describe_federated(run: RunConfig, source: ModelSource) -> RenderableType:
         f"{crossing:,}",
     )
     stages = [stages_of(pipeline_of(run), source)] if run.has_site_stages else []
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, *stages)
+    return Group(shown_config(run), table, *stages)
 
 
 class FederatedFactory:

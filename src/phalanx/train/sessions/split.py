@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
 from rich.table import Table
 from safetensors.torch import save_file
 
-from phalanx.config import dump_toml
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
 from phalanx.errors import ReleaseRefusedError, TrainingError
@@ -43,6 +41,7 @@ from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
 from phalanx.train.sessions.split_revocations import SplitRevocations
 from phalanx.train.setup.layout import attends_in_documents, stages_of
+from phalanx.train.setup.shown_config import shown_config
 
 ADAPTERS = "adapters.safetensors"
 
@@ -67,7 +66,7 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
         layers = f"{row.first_layer}-{row.end_layer - 1}"
         count = row.trainable if trained is None else trained
         table.add_row(name, layers, f"{row.parameters:,}", f"{count:,}", size)
-    toml = Syntax(dump_toml(run), "toml", background_color="default")
+    toml = shown_config(run)
     return Group(toml, table, stages_of(run, source)) if run.is_joined else Group(toml, table)
 
 
