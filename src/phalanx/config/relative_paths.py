@@ -47,5 +47,5 @@ def _paths(data: Any, name: str = "", key: str = "") -> Iterator[tuple[str, str]
     elif isinstance(data, list | tuple):
         for index, value in enumerate(data):
             yield from _paths(value, f"{name}.{index}", key)
-    elif isinstance(data, str | Path) and key in _PATH_KEYS and str(data):
+    elif isinstance(data, str) and data and key in _PATH_KEYS and (key != "template" or data.endswith(".jinja")):
         yield name, str(data)

@@ -42,7 +42,7 @@ def layout_of(row: Mapping[str, Any]) -> RowLayout | None:
     if "prompt" in row and "completion" in row and isinstance(row.get("label"), bool | int):
         return "labelled"
     try:
-        return "chat" if any(turns_of(row, "auto")) else None
+        return "chat" if list(turns_of(row, "auto")) else None
     except DataError:
         return None
 
