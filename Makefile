@@ -39,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 # A run directory is never written into twice: the last demo is kept as runs/quickstart.previous, older ones are
 # deleted.
-demo: $(STAMP) ## train the example with a lying stage (about 4 minutes); print where the report is
+demo: $(STAMP) ## train the example with a lying stage (2 to 3 minutes on two quiet cores); say what it shows
 	@if [ -e $(RUN) ]; then rm -rf $(RUN).previous && mv $(RUN) $(RUN).previous; fi
 	$(BIN)/phalanx train examples/quickstart.toml --run-dir $(RUN)
 

@@ -22,7 +22,11 @@ def home(tmp_path, monkeypatch):
     [
         ({"data": {"sources": [{"path": "here.jsonl"}, {"path": "rows.jsonl"}]}}, "data.sources.1.path", "rows.jsonl"),
         ({"data": {"prompts": ["rows.jsonl"]}}, "data.prompts.0", "rows.jsonl"),
-        ({"data": {"labelled": {"task": {"train": ["data/train.csv"]}}}}, "data.labelled.task.train.0", "data/train.csv"),
+        (
+            {"data": {"labelled": {"task": {"train": ["data/train.csv"]}}}},
+            "data.labelled.task.train.0",
+            "data/train.csv",
+        ),
         ({"data": {"conversations": {"template": "own.jinja"}}}, "data.conversations.template", "own.jinja"),
         ({"model": {"path": "data"}}, "model.path", "data"),
         ({"pipeline": {"pki": "data"}}, "pipeline.pki", "data"),

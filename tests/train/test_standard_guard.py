@@ -1,4 +1,4 @@
-"""A run file that names no preset is guarded by `standard`; one that says off is not guarded, and ranks have no guard."""
+"""A run file that names no preset is guarded by `standard`; one that says off is not, and ranks have no guard."""
 
 import pytest
 
@@ -21,10 +21,10 @@ def read(tmp_path):
     def read(lines="", *overrides):
         path = tmp_path / "run.toml"
         path.write_text(
-            "[model]\nfrom_scratch = true\n[model.architecture]\nmodel_type = 'gpt2'\nvocab_size = 300\nn_positions = 32\n"
-            "n_embd = 16\nn_layer = 4\nn_head = 2\n[data]\nsources = [{ kind = 'python_manual' }]\n"
-            "tokenizer = { kind = 'bpe', vocab_size = 300 }\nsequence_length = 32\n[train]\nsteps = 9\nbatch_size = 8\n"
-            f"[optimizer]\nlr = 0.1\n{lines}"
+            "[model]\nfrom_scratch = true\n[model.architecture]\nmodel_type = 'gpt2'\nvocab_size = 300\n"
+            "n_positions = 32\nn_embd = 16\nn_layer = 4\nn_head = 2\n[data]\nsources = [{ kind = 'python_manual' }]\n"
+            "tokenizer = { kind = 'bpe', vocab_size = 300 }\nsequence_length = 32\n[train]\nsteps = 9\n"
+            f"batch_size = 8\n[optimizer]\nlr = 0.1\n{lines}"
         )
         return load_run(path, overrides)
 

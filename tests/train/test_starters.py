@@ -194,7 +194,7 @@ CHAT_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", CHAT_ROWS, ids=lambda row: ",".join(row))
+@pytest.mark.parametrize("row", CHAT_ROWS, ids=",".join)
 @pytest.mark.parametrize("way", ["finetune", "chat", "remote", "cluster"])
 def test_conversations_are_learned_as_such_by_a_model(begun, model, tmp_path, way, row):
     path = rows(tmp_path / "chats.jsonl", row)
@@ -330,7 +330,11 @@ def test_data_that_no_source_reads_is_refused(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("way", "answers", "message"),
     [
-        ("forty", Answers(), "found 'forty'; expected one of scratch, finetune, chat, preferences, remote, cluster, split, federated"),
+        (
+            "forty",
+            Answers(),
+            "found 'forty'; expected one of scratch, finetune, chat, preferences, remote, cluster, split, federated",
+        ),
         ("finetune", Answers(), "give its directory with --model"),
         ("chat", Answers(), "give its directory with --model"),
         ("preferences", Answers(), "give its directory with --model"),

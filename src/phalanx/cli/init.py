@@ -15,14 +15,18 @@ def init(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file to write.")] = Path("run.toml"),
     *,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="What to begin with (scratch, finetune, chat, preferences, remote, cluster, split, federated); asked if left out.")
+        str | None,
+        typer.Option(
+            "--kind",
+            help="scratch, finetune, chat, preferences, remote, cluster, split or federated; asked for if left out.",
+        ),
     ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(
             "--data",
             metavar="PATH",
-            help="Files of text, conversations or preferences, or a dataset; of split and federated one a client or site, labelled.",
+            help="Text, conversations, preferences or a dataset; of split and federated labelled texts, one a client.",
         ),
     ] = None,
     model: Annotated[

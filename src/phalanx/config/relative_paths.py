@@ -1,4 +1,4 @@
-"""Relative paths of a run file or a recipe: they begin where phalanx was started, and an error says when that is wrong."""
+"""Relative paths of a run file begin where phalanx was started; an error says when they lie beside the file instead."""
 
 import os
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ def check_relative_paths(data: Any, file: Path) -> None:
             continue
         instead = os.path.relpath(home / path)
         raise ConfigError(
-            f"{file}: {key}: {value} is looked for in {Path.cwd()}, where phalanx was started, and is not there; it lies "
-            f"beside the run file: write {instead}, or start phalanx in {home}"
+            f"{file}: {key}: {value} is looked for in {Path.cwd()}, where phalanx was started, and is not there; "
+            f"it lies beside the run file: write {instead}, or start phalanx in {home}"
         ).about(
             code="PHX-C001",
             file=str(file),

@@ -97,7 +97,7 @@ class OptimizerConfig(StrictModel):
     def _check_warmup(self) -> Self:
         if self.warmup_steps and self.warmup_share:
             raise ValueError(
-                f"warmup_steps = {self.warmup_steps} and warmup_share = {self.warmup_share:g} say the same; leave one out"
+                f"warmup_steps = {self.warmup_steps} beside warmup_share = {self.warmup_share:g}; leave one of them out"
             )
         return self
 

@@ -16,6 +16,7 @@ from phalanx.pipeline import LocalWorkers
 from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_bytes
 from phalanx.security.invite import JoinTerms
 from phalanx.telemetry.parties import size_in_words
+from phalanx.train.batches.data_outlook import data_outlook
 from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
@@ -25,7 +26,6 @@ from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.data_outlook import data_outlook
 from phalanx.train.setup.layout import WORKER_BYTES, describe_stages, estimate_stages, make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic

@@ -169,7 +169,13 @@ def _filled(values: dict[str, str], tokens: int, steps: int, learning_rate: str,
     """Fill the run file of a pipeline or of ranks; what happens every so many steps happens several times in the run."""
     often = max(1, min(50, steps // 5))
     return _TEXT_RUN.format(
-        **values, tokens=tokens, steps=steps, objective=objective, lr=learning_rate, often=often, kept=max(1, often // 2)
+        **values,
+        tokens=tokens,
+        steps=steps,
+        objective=objective,
+        lr=learning_rate,
+        often=often,
+        kept=max(1, often // 2),
     )
 
 

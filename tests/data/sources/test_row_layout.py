@@ -42,7 +42,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("row", CHATS, ids=lambda row: ",".join(row))
+@pytest.mark.parametrize("row", CHATS, ids=",".join)
 def test_a_conversation_is_seen_by_its_fields(row):
     assert layout_of(row) == "chat"
 
@@ -52,7 +52,7 @@ def test_preferences_are_seen_with_their_shape(row, shape):
     assert layout_of(row) == shape
 
 
-@pytest.mark.parametrize("row", TEXTS, ids=lambda row: ",".join(row))
+@pytest.mark.parametrize("row", TEXTS, ids=",".join)
 def test_anything_else_is_text(row):
     assert layout_of(row) is None
 
@@ -99,8 +99,15 @@ def test_a_file_is_looked_at_whatever_it_is_written_as(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("a.jsonl", b"{"), ("a.jsonl", b"[1]\n"), ("a.jsonl", b""), ("a.parquet", b"PAR1"), ("a.txt", b"messages")]
-    + [("a.csv", b"\xff\xfe"), ("a.jsonl.gz", b"no gzip")],
+    [
+        ("a.jsonl", b"{"),
+        ("a.jsonl", b"[1]\n"),
+        ("a.jsonl", b""),
+        ("a.parquet", b"PAR1"),
+        ("a.txt", b"messages"),
+        ("a.csv", b"\xff\xfe"),
+        ("a.jsonl.gz", b"no gzip"),
+    ],
 )
 def test_what_cannot_be_read_is_left_to_the_source_that_says_why(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)

@@ -118,8 +118,8 @@ def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]
             continue
         what, section, way = _CURES["chat" if layout == "chat" else "preferences"]
         warnings.append(
-            f"WARNING: {key}.{number}: {printable(str(path))} holds {what} and is read as text: every token is learned, "
-            f"the users' words too, and no chat template is used. To learn what the assistant says, a run file has "
+            f"WARNING: {key}.{number}: {printable(str(path))} holds {what} and is read as text: every token is "
+            "learned, the users' words too, and no chat template is used. To learn what the assistant says, a run file has "
             f"data.{section} in place of data.sources; phalanx init --kind {way} writes one"
         )
     return warnings
@@ -133,7 +133,9 @@ _CURES = {
 
 def _layout_below(path: Path) -> RowLayout | None:
     try:
-        files = [Path(file.path) for file in list_files(path, tuple(end for ends in _SUFFIXES.values() for end in ends))]
+        files = [
+            Path(file.path) for file in list_files(path, tuple(end for ends in _SUFFIXES.values() for end in ends))
+        ]
     except DataError:
         return None
     return layout_of_file(files[0]) if files else None

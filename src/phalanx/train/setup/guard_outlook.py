@@ -74,7 +74,9 @@ def preset_in_words(guard: GuardConfig) -> str:
     """The preset that is in force, with the keys that the run file writes out in its place, or that there is none."""
     if guard.preset_in_force is not None or guard.preset is None:
         return guard.preset_in_force or "none, rates are written out"
-    changed = [f"{key} = {getattr(guard, key):g}" for key, value in guard.preset_values.items() if getattr(guard, key) != value]
+    changed = [
+        f"{key} = {getattr(guard, key):g}" for key, value in guard.preset_values.items() if getattr(guard, key) != value
+    ]
     return f"{guard.preset}, with {', '.join(changed)}"
 
 

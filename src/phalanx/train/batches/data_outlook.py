@@ -1,4 +1,4 @@
-"""The data at hand before a run begins: how many tokens and epochs, how much is held out; time and disk that it takes."""
+"""The data at hand before a run begins: tokens, epochs and held-out rows; the time and the disk that the run takes."""
 
 import math
 import os
@@ -69,8 +69,8 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
         each = 2 if counts.unit == "pairs" else 1
         most = each * counts.train * run.data.sequence_length
         lines.append(
-            f"data: {about}{counts.train:,} {counts.unit} to train on (at most {most:,} tokens), so {passes:.3g} epochs; "
-            f"{about}{counts.held_out:,} held out"
+            f"data: {about}{counts.train:,} {counts.unit} to train on (at most {most:,} tokens), so {passes:.3g} "
+            f"epochs; {about}{counts.held_out:,} held out"
         )
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     return Text("\n".join([*lines, _time(run, row, tokens * sites), _disk(run, row)]))
