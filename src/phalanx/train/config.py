@@ -279,7 +279,7 @@ class RunConfig(StrictModel):
 
     @property
     def journals(self) -> bool:
-        """Whether the owner keeps a journal and every process its states: wherever it can, unless it is switched off."""
+        """Whether the owner keeps a journal and every process its states: wherever it can, unless it is off."""
         return self.can_journal if self.checkpoint.journal is None else self.checkpoint.journal
 
     @property

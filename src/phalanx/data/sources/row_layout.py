@@ -119,8 +119,8 @@ def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]
         what, section, way = _CURES["chat" if layout == "chat" else "preferences"]
         warnings.append(
             f"WARNING: {key}.{number}: {printable(str(path))} holds {what} and is read as text: every token is "
-            "learned, the users' words too, and no chat template is used. To learn what the assistant says, a run file has "
-            f"data.{section} in place of data.sources; phalanx init --kind {way} writes one"
+            "learned, the users' words too, and no chat template is used. To learn what the assistant says, a run file "
+            f"has data.{section} in place of data.sources; phalanx init --kind {way} writes one"
         )
     return warnings
 

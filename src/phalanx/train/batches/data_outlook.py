@@ -121,14 +121,15 @@ def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
     work = 6 * row.parameters * tokens * (1 + (0.0 if price is None else price[1].extra_compute))
     at_once = max(1, min(run.world["processes"], len(os.sched_getaffinity(0))))
     seconds = work / (own_gflops() * 1e9) / at_once
+    least, most = (_duration(times * seconds) for times in _SLOWDOWN)
     return (
-        f"time: about {_duration(_SLOWDOWN[0] * seconds)} to {_duration(_SLOWDOWN[1] * seconds)} on {at_once} cores of this "
-        "machine as busy as it is now, without the preparation of text"
+        f"time: about {least} to {most} on {at_once} cores of this machine as busy as it is now, without the "
+        "preparation of text"
     )
 
 
 def _disk(run: RunConfig, row: StageRow) -> str:
-    """Estimate what a run writes: checkpoints, the journal while it runs, and the states that its owner goes back to."""
+    """Estimate what a run writes: checkpoints, and while it runs the journal and the states to go back to."""
     state = _STATE_BYTES * row.trainable
     every = run.checkpoint.every or run.train.steps
     written = max(1, math.ceil(run.train.steps / every))
