@@ -1,4 +1,4 @@
-"""A relative path begins where phalanx was started; one that lies beside the run file alone is refused with the cure."""
+"""A relative path begins where phalanx was started; one that lies beside the run file alone is refused."""
 
 import pytest
 

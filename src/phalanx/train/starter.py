@@ -92,7 +92,8 @@ def _federated(answers: Answers) -> str:
     if not answers.data:
         if answers.task not in TASKS:
             raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
-        sites, labelled = ("north", "south", "east", "west"), _TASK.format(task=answers.task)
+        sites: tuple[str, ...] = ("north", "south", "east", "west")
+        labelled = _TASK.format(task=answers.task)
     else:
         if len(answers.data) < _FEWEST_SITES:
             raise ConfigError(
@@ -117,7 +118,8 @@ def _require_model(answers: Answers) -> Path:
 def _found(answers: Answers, rows: StarterRows | None) -> str:
     if not answers.data:
         return "found none"
-    return f"{answers.data[0]} holds {'text' if rows is None else 'conversations' if rows.layout == 'chat' else 'preferences'}"
+    what = "text" if rows is None else "conversations" if rows.layout == "chat" else "preferences"
+    return f"{answers.data[0]} holds {what}"
 
 
 def _remote(answers: Answers) -> str:
@@ -154,19 +156,20 @@ def _text_run(what: str, answers: Answers, engine: str) -> str:
         tokens = min(_ROW_TOKENS, shape.positions)
         template = _template_of(answers.model)
         text = _CHAT.format(sources=rows.sources, share=_row_share(rows), template=template)
-        size_bytes, vocabulary = rows.size_bytes, 0
+        vocabulary = 0
         what = f"{what}\n# It reads conversations: what the assistant says is learned, by the model's chat template."
     else:
         tokens = shape.tokens
         text, size_bytes, vocabulary = _text_of(answers.data, shape)
     values = {"what": what, "model": shape.section.replace("VOCABULARY", str(vocabulary)), "text": text}
-    return _filled(values, tokens, _steps(size_bytes, tokens), shape.learning_rate) + engine.replace(
+    num_bytes = size_bytes if rows is None else rows.size_bytes
+    return _filled(values, tokens, _steps(num_bytes, tokens), shape.learning_rate) + engine.replace(
         "STAGES", str(shape.stages)
     )
 
 
 def _filled(values: dict[str, str], tokens: int, steps: int, learning_rate: str, objective: str = "") -> str:
-    """Fill the run file of a pipeline or of ranks; what happens every so many steps happens several times in the run."""
+    """Fill the run file of a pipeline or of ranks; it validates and saves several times, however short it is."""
     often = max(1, min(50, steps // 5))
     return _TEXT_RUN.format(
         **values,

@@ -140,8 +140,8 @@ def drill_result(summary: Mapping[str, Any]) -> str | None:
     else:
         left = "its lie was thrown away and the step done again, so that no lie is left in the weights"
     return (
-        f"What this run shows: of {lies} with a lie the guard found {summary['detections']} and named {named}; the party "
-        f"was shut out, {left}{accused}."
+        f"What this run shows: of {lies} with a lie the guard found {summary['detections']} and named {named}; the "
+        f"party was shut out, {left}{accused}."
     )
 
 

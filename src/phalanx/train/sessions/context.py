@@ -230,8 +230,8 @@ class SessionContext:
             self.tell(FELL_BACK, body)
             self.figures.observe(FELL_BACK, body)
             self.say(
-                f"goes back from step {reached} to step {start}, of which the last state is: {done} of the last session "
-                f"are lost and done again; {self._keep_more()}"
+                f"goes back from step {reached} to step {start}, of which the last state is: {done} of the last "
+                f"session are lost and done again; {self._keep_more()}"
             )
 
     def _keep_more(self) -> str:
