@@ -16,9 +16,9 @@ from phalanx.pipeline import LocalWorkers
 from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_bytes
 from phalanx.security.invite import JoinTerms
 from phalanx.telemetry.parties import size_in_words
-from phalanx.train.batches.data_outlook import data_outlook
 from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
+from phalanx.train.data_outlook import data_outlook
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
