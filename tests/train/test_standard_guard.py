@@ -41,7 +41,6 @@ def read(tmp_path):
         ("[guard]\nowner_audit_rate = 0.0\nstep_audit_rate = 0.5\n", {"owner_audit_rate": 0.0, "step_audit_rate": 0.5}),
         ("[guard]\ngradient_screen = false\n", {"gradient_screen": False}),
         ("[guard]\nkeep_states = 0\n", {"keep_states": 0}),
-        ("[guard]\nkeep_steps = 3\n", {"keep_states": 0}),
         ("[pipeline]\nstages = 4\n", {}),
     ],
 )
@@ -63,7 +62,7 @@ def test_a_preset_that_is_named_stays(read):
     assert values(read("[guard]\npreset = 'light'\n").guard) == PRESETS["light"]
 
 
-@pytest.mark.parametrize("mode", ["off", "paper", "statistics"])
+@pytest.mark.parametrize("mode", ["off"])
 def test_a_mode_that_is_asked_for_has_no_preset(read, mode):
     guard = read(f"[guard]\nmode = '{mode}'\n").guard
 

@@ -18,7 +18,7 @@ class RunHistory:
 
     Attributes:
         decisions: What the guard decided, as (kind, body), oldest first.
-        convicted: Parties that were found guilty; they never come back, unless the recovery excludes no party.
+        convicted: Parties that were found guilty; they never come back.
         revoked: Parties with a certificate that the owner has taken back; they never come back.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
@@ -72,7 +72,7 @@ FELL_BACK = "fell_back"
 UNDOINGS = ("rolled_back", FELL_BACK, "older_accepted")
 _DECISIONS = (
     *("verdict", "verdict_refused", "distrusted", "evicted", "lost", "replaced", "takeover"),
-    *(FELL_BACK, "step_restarted", "step_skipped", "batch_skipped"),
+    *(FELL_BACK, "batch_skipped"),
     "drift",
     "guarantees",
 )
@@ -115,7 +115,7 @@ def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
     history.opened = history.opened or kind in ("run_started", "run_resumed")
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
-    if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
+    if kind in ("evicted", "verdict"):
         history.convicted.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and isinstance(body.get("config_digest"), str):
         history.configs.add(body["config_digest"])
