@@ -52,6 +52,8 @@ class Recorder:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         looks = {
             "check_inputs": lambda run: None,
+            "text_warnings": lambda run: [],
+            "drill_result": lambda summary: None,
             "check_directory": lambda run_dir, resume: None,
             "default_directory": lambda run: Path("runs/run"),
         }

@@ -4,7 +4,7 @@ A program that asked for JSON gets the same figures as an object, so they are no
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,12 @@ def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
     say_page(FittedTable(columns, cells, left=columns))
+
+
+def say_warnings(lines: Iterable[str]) -> None:
+    """Print warnings where errors are printed: a program that reads the answer does not find them in it."""
+    for line in lines:
+        typer.echo(line, err=True)
 
 
 def say_page(page: "RenderableType") -> None:

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel, one_of
 from phalanx.errors import TrainingError
@@ -64,6 +64,7 @@ class OptimizerConfig(StrictModel):
         clip_norm: Largest Euclidean norm of the whole gradient over all stages; 1.0 when left out, and a very
             large number switches clipping off.
         warmup_steps: The learning rate rises linearly over so many steps.
+        warmup_share: In place of `warmup_steps`: over this share of the run's steps.
         schedule: Decay behind the warm-up: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step,
             "constant", or "wsd", which is constant first and then linear down to it.
         min_lr_ratio: See `schedule`.
@@ -78,6 +79,7 @@ class OptimizerConfig(StrictModel):
     weight_decay: float = Field(default=0.1, ge=0.0, allow_inf_nan=False)
     clip_norm: float | None = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     warmup_steps: int = Field(default=0, ge=0)
+    warmup_share: float = Field(default=0.0, ge=0.0, le=0.5, allow_inf_nan=False)
     schedule: Annotated[str, one_of(DECAYS)] = "cosine"
     min_lr_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
@@ -90,6 +92,23 @@ class OptimizerConfig(StrictModel):
         if not DECAYS[self.schedule].is_late and self._is_set("decay_share"):
             raise ValueError(f'decay_share has no meaning with schedule = "{self.schedule}"; leave it out')
         return self
+
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.warmup_steps and self.warmup_share:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} beside warmup_share = {self.warmup_share:g}; leave one of them out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the share out where there is none, so that an older run file keeps its digest."""
+        return {name: value for name, value in write(self).items() if name != "warmup_share" or value}
+
+    def num_warmup_steps(self, total_steps: int) -> int:
+        """Return over how many steps of a run of this length the learning rate rises."""
+        return self.warmup_steps or int(self.warmup_share * total_steps)
 
     def _is_set(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)
@@ -108,9 +127,9 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     """
     if step < 0 or total_steps < 1:
         raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    decay, start = DECAYS[config.schedule], config.warmup_steps
+    decay, start = DECAYS[config.schedule], config.num_warmup_steps(total_steps)
+    if step < start:
+        return config.lr * (step + 1) / start
     if decay.is_late:
         start = max(start, total_steps - 1 - max(1, round(config.decay_share * total_steps)))
     if decay.share is None or step < start:

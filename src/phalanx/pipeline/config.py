@@ -191,6 +191,15 @@ def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if key not in _REMOVED_KEYS}
 
 
+def with_standard(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the preset ``standard`` to the ``[guard]`` of a run file that names none and leaves a key of a preset out.
+
+    A config that a run directory holds has every key written out, so it means what it meant when it was written.
+    """
+    is_open = section.get("mode", "phalanx") == "phalanx" and not PRESETS["standard"].keys() <= section.keys()
+    return {"preset": "standard", **section} if is_open else dict(section)
+
+
 def _with_preset(section: Mapping[str, Any]) -> dict[str, Any]:
     """Fill in what a preset decides and the run file does not say.
 
@@ -273,6 +282,11 @@ class GuardConfig(StrictModel):
             return None
         holds = (name for name, values in PRESETS.items() if all(getattr(self, k) == v for k, v in values.items()))
         return next(holds, None)
+
+    @property
+    def preset_values(self) -> dict[str, Any]:
+        """What the preset that is named says; nothing where none is."""
+        return {} if self.preset is None else dict(PRESETS[self.preset])
 
     @property
     def upkeep(self) -> Upkeep:
@@ -363,8 +377,9 @@ class WorkerConfig(StrictModel):
     device: str = "cpu"
     memory_mib: int | None = Field(default=None, ge=1, le=2**40)
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
-    journal: str | None = None
-    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
+    journal: str | Literal[False] | None = None
+    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`); left out, `state` in
+    the directory of `identity` where `device` is "cpu". false: none are kept."""
     code: Annotated[tuple[WorkerCode, ...], Field(strict=False)] = ()
     """Model families that this worker runs although they are not in the package; no owner can have any loaded."""
     code_home: str | None = None

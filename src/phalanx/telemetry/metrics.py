@@ -49,6 +49,15 @@ class MetricsFile(Closeable):
         except OSError as exc:
             raise InputError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
 
+    @property
+    def next_step(self) -> int:
+        """The step after the last one that has a line; 0 where none has.
+
+        Raises:
+            InputError: A whole line is not JSON.
+        """
+        return max((record["step"] for record in read_metrics(self.path)), default=-1) + 1 if self.path.exists() else 0
+
     def truncate_after(self, step: int) -> None:
         """Drop every line of a later step, and half a line at the end; the file is replaced atomically.
 

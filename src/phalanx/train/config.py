@@ -5,10 +5,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
+from phalanx.config import (
+    StrictModel,
+    check_relative_paths,
+    load_config,
+    own_references,
+    pin_own_code,
+    printable,
+)
 from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
 from phalanx.federated.config import FederatedConfig
@@ -17,7 +31,7 @@ from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
-from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig, with_standard
 from phalanx.pipeline.party_layout import unshared_adapter
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
@@ -29,6 +43,8 @@ from phalanx.train.federated_faults import federated_fault
 from phalanx.train.split_faults import split_fault
 from phalanx.train.train_section import TrainConfig
 
+RUN_RECORD = "run.json"
+"""The file of a run directory that says which run it is."""
 _FEWEST_JOINED = 3
 """Stages of the pipeline of an enclave, which has the first and the last one itself."""
 _THIRD_PARTY = 3
@@ -57,6 +73,12 @@ class RunConfig(StrictModel):
     """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
     _name: str = PrivateAttr(default="run")
     _home: Path = PrivateAttr(default=Path())
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _name_preset(cls, section: Any) -> Any:
+        """Give the preset `standard` to a guard that is written as a section and names none."""
+        return with_standard(section) if isinstance(section, dict) else section
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
@@ -207,7 +229,7 @@ class RunConfig(StrictModel):
             )
         if (fault := unshared_adapter(self.model.adapter) if shared else None) is not None:
             raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
-        if self.checkpoint.journal and not self._can_journal:
+        if self.checkpoint.journal and not self.can_journal:
             raise ValueError(
                 'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, '
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
@@ -215,7 +237,7 @@ class RunConfig(StrictModel):
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
-                f"train.steps = {self.train.steps}; lower it"
+                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place"
             )
         return self
 
@@ -250,13 +272,12 @@ class RunConfig(StrictModel):
 
     @property
     def journals(self) -> bool:
-        """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
-        wanted = self.checkpoint.journal
-        # an operator with remote workers knows whether their files name a directory
-        return (self._can_journal and not self.pipeline.remote_workers) if wanted is None else wanted
+        """Whether the owner keeps a journal and every process its states: wherever it can, unless it is off."""
+        return self.can_journal if self.checkpoint.journal is None else self.checkpoint.journal
 
     @property
-    def _can_journal(self) -> bool:
+    def can_journal(self) -> bool:
+        """Whether states of single steps can be kept: on CPUs, in the clear, and verified where workers are remote."""
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
         elsewhere = self.train.device != "cpu" or any(getattr(self, name) is not None for name in ENGINES)
         return not (unverified or elsewhere or self.checkpoint.encrypt)
@@ -391,4 +412,7 @@ def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     run = load_config(Path(path), RunConfig, overrides, pin_own_code)
     run._name, run._home = Path(path).stem, Path(path).parent
+    if not (run.home / RUN_RECORD).exists():
+        # in the directory of a run they are those of the run file that it was begun with
+        check_relative_paths(run.model_dump(mode="json"), Path(path))
     return run

@@ -18,6 +18,7 @@ from phalanx.security.invite import JoinTerms
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
+from phalanx.train.data_outlook import data_outlook
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
@@ -126,7 +127,7 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
-    """The resolved config, the stage table and the expected memory; trains nothing."""
+    """The config where it differs from defaults, the stages with their memory, and what the data at hand come to."""
     check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
@@ -134,8 +135,8 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     given, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
     told = length_told(given, run)
-    page = _description(run, source, cache)
-    return page if told is None else Group(page, Text(told))
+    lines = [] if told is None else [Text(told)]
+    return Group(_description(run, source, cache), *lines, data_outlook(run, source, cache))
 
 
 def _description(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:

@@ -126,7 +126,13 @@ def rising(run: RunConfig, highest: float, steps: int) -> RunConfig:
     # a warm-up of the whole run is the rise; one step more, for a warm-up may not take all
     changes: dict[str, Any] = {"steps": steps + 1, "epochs": None, "validate_every": 0, "max_failed_batches": 0}
     train_section = {**run.train.model_dump(), **changes, "early_stopping": None, "samples": None, "histograms": None}
-    optimizer = {**run.optimizer.model_dump(), "lr": highest, "warmup_steps": steps, "schedule": "constant"}
+    optimizer = {
+        **run.optimizer.model_dump(),
+        "lr": highest,
+        "warmup_steps": steps,
+        "warmup_share": 0.0,
+        "schedule": "constant",
+    }
     optimizer["decay_share"] = OptimizerConfig.model_fields["decay_share"].default
     sections = {
         "train": TrainConfig.model_validate(train_section),

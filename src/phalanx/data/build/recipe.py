@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, create_model, model_validator
 
-from phalanx.config import StrictModel, any_kind, is_own, load_config, pin_own_code
+from phalanx.config import StrictModel, any_kind, check_relative_paths, is_own, load_config, pin_own_code
 from phalanx.data.build.steps import STEPS
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.rules import RuleSettings
@@ -184,7 +184,9 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     Raises:
         ConfigError: Names the file, the key, the value found and what was expected.
     """
-    return load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    recipe = load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    check_relative_paths(recipe.model_dump(mode="json"), path)
+    return recipe
 
 
 def _plain(kind: str) -> str:

@@ -106,7 +106,10 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
     else:
         found = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
     if found is None:
-        raise DataError(f"{location}: not found; give the path of a file or a directory").about(
+        begins = (
+            "" if isinstance(location, str) or location.is_absolute() else f"; relative paths begin in {Path.cwd()}"
+        )
+        raise DataError(f"{location}: not found; give the path of a file or a directory{begins}").about(
             code="PHX-I011", file=str(location), do="give the path of a file or a directory"
         )
     return sorted(found, key=lambda file: file.name)

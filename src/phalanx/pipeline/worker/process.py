@@ -122,7 +122,7 @@ class Worker:
         self._wants_to_leave = self._has_asked = False
         self._place: tuple[int, int] | None = None
         self._sample = Sample()
-        self._journal = None if config.journal is None else Path(config.journal)
+        self._journal = Path(config.journal) if config.journal else None
         heads = Path(config.identity) / "log_heads" if config.log_heads is None else Path(config.log_heads)
         self._memory = LogMemory(heads, self._mail.statements, self._mail.peer(config.owner_name))
 

@@ -66,10 +66,13 @@ ROUND_BEGUN = "round_begun"
 CONFIG_CHANGED = "config_changed"
 """Kind of the event that a resumed run writes when its run file has other values than before."""
 
-UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
+FELL_BACK = "fell_back"
+"""Kind of the event that says that applied steps are lost: there is no state of them to go on from."""
+
+UNDOINGS = ("rolled_back", FELL_BACK, "older_accepted")
 _DECISIONS = (
     *("verdict", "verdict_refused", "distrusted", "evicted", "lost", "replaced", "takeover"),
-    *("fell_back", "batch_skipped"),
+    *(FELL_BACK, "batch_skipped"),
     "drift",
     "guarantees",
 )

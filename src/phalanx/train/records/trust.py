@@ -115,6 +115,36 @@ def say_trust(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def drill_result(summary: Mapping[str, Any]) -> str | None:
+    """Say in one sentence what a completed drill has shown; None where no party was told to lie.
+
+    Args:
+        summary: As in ``summary.json``; what liars did is in it where they were started on this machine.
+    """
+    injected = summary.get("attacks_injected")
+    if not injected or summary.get("status") != "completed":
+        return None
+    lies = f"{injected} step{'s' if injected > 1 else ''}"
+    if summary["guard"] == "off":
+        return f"What this run shows: a party lied in {lies}, and without a guard nobody noticed."
+    verdicts = summary["verdicts"]
+    if not verdicts:
+        return f"What this run shows: a party lied in {lies}, and no party was named."
+    named = ", ".join(f"{one['party']} at stage {one['stage']} in step {one['step']}" for one in verdicts)
+    wrong = summary["false_accusations"]
+    accused = f"; {wrong} of the verdicts are against a party that did not lie" if wrong else ""
+    if summary["in_doubt"]:
+        left = "but steps of its work that nobody recomputed are left in the weights (IN DOUBT, above)"
+    elif summary["steps_redone"]:
+        left = f"{summary['steps_redone']} earlier steps were done again, and no lie is left in the weights"
+    else:
+        left = "its lie was thrown away and the step done again, so that no lie is left in the weights"
+    return (
+        f"What this run shows: of {lies} with a lie the guard found {summary['detections']} and named {named}; the "
+        f"party was shut out, {left}{accused}."
+    )
+
+
 def _fate(convicted_in: Sequence[int]) -> str:
     steps = ", ".join(map(str, convicted_in))
     return f"convicted in step {steps}" if steps else "replaced for what it did, without a conviction"

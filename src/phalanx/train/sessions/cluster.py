@@ -327,7 +327,7 @@ def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> 
         threads=run.train.threads,
         device=run.train.device,
         parallel=run.pipeline.layout_of(name),
-        journal=str(home.journal.resolve()) if run.journals else None,
+        journal=str(home.journal.resolve()) if run.journals else False,
         code=() if run.model.family is None else (WorkerCode(kind=run.model.family),),
         code_home=None if run.model.family is None else str(run.home.resolve()),
         # the port of the run file is the owner's

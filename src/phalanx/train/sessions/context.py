@@ -23,10 +23,11 @@ from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
-from phalanx.train.records.history import CONFIG_CHANGED, RunHistory
+from phalanx.train.records.history import CONFIG_CHANGED, FELL_BACK, RunHistory
 from phalanx.train.records.record import RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
+from phalanx.train.records.trust import in_words
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.continue_from import adopted_state
 from phalanx.train.setup.layout import check_head
@@ -203,6 +204,40 @@ class SessionContext:
             return
         savepoint.accept_older(step)
         self.tell("older_accepted", {"step": step})
+
+    def tell_return(self, reached: int, start: int) -> None:
+        """Say from which step to which a resumed run goes back, and count the steps that are lost by it.
+
+        A step whose states were not verified yet when a run with a journal stopped is none of them; nor are those that
+        the user gives up with ``--from-step``.
+
+        Args:
+            reached: The step after the last one that has metrics.
+            start: The next step.
+        """
+        earlier = [body["steps_lost"] for kind, body in self.history.decisions if kind == FELL_BACK]
+        self.figures.steps_lost = max(self.figures.steps_lost, sum(earlier))
+        if reached <= start or not self.goes_on:
+            return
+        done = in_words([(start, reached - 1)])
+        if self.beginning.from_step is not None:
+            self.say(f"goes back from step {reached} to step {start}, as --from-step says: {done} will be done again")
+        elif self.run.journals and reached - start <= 1 + self.run.guard.commit_lag:
+            self.say(f"goes back from step {reached} to step {start}: {done} had no verified state yet; done again")
+        else:
+            reason = "the run stopped, and its last state is of that step"
+            body = {"from_step": reached, "to_step": start, "steps_lost": reached - start, "reason": reason}
+            self.tell(FELL_BACK, body)
+            self.figures.observe(FELL_BACK, body)
+            self.say(
+                f"goes back from step {reached} to step {start}, of which the last state is: {done} of the last "
+                f"session are lost and done again; {self._keep_more()}"
+            )
+
+    def _keep_more(self) -> str:
+        """What to set, so that less is lost the next time."""
+        can_journal = self.run.checkpoint.journal is False and self.run.can_journal
+        return "checkpoint.journal = true loses none" if can_journal else "a smaller checkpoint.every loses fewer"
 
     def opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
 from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, rows_before, stage_table, weights_digest
 from phalanx.parallel import (
@@ -52,6 +51,7 @@ from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.sessions.texts import text_material
 from phalanx.train.setup.layout import attention_asked, attention_kind, check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.shown_config import shown_config
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
@@ -137,7 +137,7 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     ]
     title = f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches"
     table = FittedTable(("stage", "layers", "parameters", "pipeline rank"), cells, title=title)
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
+    return Group(shown_config(run), table)
 
 
 class DomainFactory:

@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
 from rich.text import Text
 
 from phalanx.checkpoint.export import RunTokenizer
-from phalanx.config import dump_toml
 from phalanx.errors import PeerLostError, TrainingError
 from phalanx.federated.enclave.aggregator import AggregatorPort
 from phalanx.federated.enclave.process import run_aggregator
@@ -38,6 +36,7 @@ from phalanx.train.sessions.site_file import terms_of
 from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.privacy_outlook import NoiseOutlook, outlooks
+from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.site_plan import pipeline_of
 
 _JOIN_S = 600.0
@@ -75,7 +74,7 @@ def describe_federated(run: RunConfig, source: ModelSource, cache: Path) -> Rend
             for outlook in _outlooks(run, whole_model(run, source, texts.num_classes), texts)
             for part in (*map(Text, outlook.lines()), *_warning(outlook))
         ]
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, *privacy, *stages)
+    return Group(shown_config(run), table, *privacy, *stages)
 
 
 def _outlooks(run: RunConfig, model: WholeModel, texts: SharedTexts) -> list[NoiseOutlook]:

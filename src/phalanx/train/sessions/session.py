@@ -156,7 +156,9 @@ class Session:
             metrics = MetricsFile(home.path / "metrics.jsonl")
             if material.tokenizer is not None:
                 savepoint.keep(material.source, material.tokenizer)
+            reached = metrics.next_step
             start = savepoint.rewind(checkpoint, metrics)
+            context.tell_return(reached, start)
             context.keep_changes(start)
             if context.goes_on:
                 figures.resumed_from = start

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
 from safetensors.torch import save_file
 
-from phalanx.config import dump_toml
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
 from phalanx.errors import ReleaseRefusedError, TrainingError
@@ -43,6 +41,7 @@ from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
 from phalanx.train.sessions.split_revocations import SplitRevocations
 from phalanx.train.setup.layout import attends_in_documents, stages_of
+from phalanx.train.setup.shown_config import shown_config
 
 ADAPTERS = "adapters.safetensors"
 
@@ -67,7 +66,7 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
         cells.append((name, layers, f"{row.parameters:,}", f"{count:,}", size))
     heads = ("part", "layers", "parameters", "trained", "bytes a step")
     table = FittedTable(heads, cells, title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
-    toml = Syntax(dump_toml(run), "toml", background_color="default")
+    toml = shown_config(run)
     return Group(toml, table, stages_of(run, source)) if run.is_joined else Group(toml, table)
 
 

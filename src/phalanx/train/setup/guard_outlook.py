@@ -65,8 +65,13 @@ def guarded_by_nobody(run: RunConfig) -> str | None:
 
 
 def preset_in_words(guard: GuardConfig) -> str:
-    """The preset that is in force, or that there is none."""
-    return guard.preset_in_force or "none, rates are written out"
+    """The preset that is in force, with the keys that the run file writes out in its place, or that there is none."""
+    if guard.preset_in_force is not None or guard.preset is None:
+        return guard.preset_in_force or "none, rates are written out"
+    changed = [
+        f"{key} = {getattr(guard, key):g}" for key, value in guard.preset_values.items() if getattr(guard, key) != value
+    ]
+    return f"{guard.preset}, with {', '.join(changed)}"
 
 
 def price_note(guard: GuardConfig, cost: GuardPrice) -> str:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
 from rich.text import Text
 
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.models import (
     FAMILIES,
@@ -34,6 +33,7 @@ from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.private_stages import check_private_model
+from phalanx.train.setup.shown_config import shown_config
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 WORKER_BYTES = 600 * 2**20
@@ -305,7 +305,7 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
 
 def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
     """The resolved config and the stage table, for the terminal."""
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), stages_of(run, source))
+    return Group(shown_config(run), stages_of(run, source))
 
 
 def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:

@@ -12,6 +12,7 @@ from phalanx.data import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokeni
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.run_dataset import open_groups
 from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.sources.row_layout import chats_read_as_text
 from phalanx.data.spool import Intake
 from phalanx.data.tasks import Columns, load_own
 from phalanx.data.tokenizers import load_tokenizer, train_bpe
@@ -53,6 +54,14 @@ def check_inputs(run: RunConfig) -> None:
     _check_tokenizer(run)
     _check_data(run.data)
     _check_small_text(run)
+
+
+def text_warnings(run: RunConfig) -> list[str]:
+    """Return a warning for each source of a run that reads conversations or preferences as text."""
+    warnings = chats_read_as_text(run.data.sources, "data.sources")
+    for one in run.data.validation:
+        warnings += chats_read_as_text(one.sources, f'data.validation "{one.name}"')
+    return warnings
 
 
 def _check_sizes(run: RunConfig) -> None:
