@@ -139,8 +139,8 @@ MUTANTS = (
     Mutant(
         "L0 jumping connection",
         "pipeline/verify/audit_judgement.py",
-        "if said == received.digest:",
-        "if said == received.digest or said is not None:",
+        "if sent_digest == received.digest:",
+        "if sent_digest == received.digest or sent_digest is not None:",
         PIPELINE + "verify/test_two_stories.py::test_a_stage_that_commits_to_another_tensor_than_it_sent_is_named",
     ),
     Mutant(
@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "L0 a class that the bits refute",
         "pipeline/membership/admission.py",
-        "return None if found == own else self._refusal(party, described, found, own)",
+        "return None if answer == owner_answer else self._refusal(party, described, answer, owner_answer)",
         "return None",
         PIPELINE
         + "membership/test_admission.py::"
@@ -290,14 +290,14 @@ MUTANTS = (
     Mutant(
         "L3 states of holder and shadow",
         "pipeline/verify/state_judgement.py",
-        "if said[holder] == said[shadow]:",
-        "if said[holder]:",
+        "if reports[holder] == reports[shadow]:",
+        "if reports[holder]:",
         PIPELINE + "verify/test_wrong_updates.py::test_a_stage_that_reports_a_wrong_state_is_named",
     ),
     Mutant(
         "L3 gradients and norms of holder and shadow",
         "pipeline/verify/state_judgement.py",
-        "if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):",
+        "if commit.gradient == report.gradient and same_norm(commit.norm_squared, report.norm_squared, alike=alike):",
         "if commit.gradient:",
         PIPELINE + "verify/test_wrong_updates.py::test_a_shadow_that_reports_another_gradient_or_norm_is_named",
     ),
@@ -355,8 +355,8 @@ MUTANTS = (
     Mutant(
         "L2 claims about a lagging step",
         "pipeline/worker/stages.py",
-        "kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)",
-        "kept = range(0)",
+        "steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)",
+        "steps = range(0)",
         PIPELINE
         + "owner/test_commit_lag.py::"
         + "test_across_numeric_classes_honest_rounding_in_an_applied_step_is_no_alarm",
@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "L4 relayed messages",
         "pipeline/verify/stall_diagnosis.py",
-        "await self._relay(receiver, missing, found[1], found[2])",
+        "await self._relay(receiver, missing, answer[1], answer[2])",
         "return sender",
         PIPELINE + "verify/test_silent_parties.py::test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced",
     ),
@@ -464,7 +464,7 @@ MUTANTS = (
     Mutant(
         "L5 a kept state is the agreed one",
         "pipeline/owner/kept_states.py",
-        "StageState(stage, party, found[0], step, agreed).check()",
+        "StageState(stage, party, tensors[0], step, agreed).check()",
         "pass",
         PIPELINE + "owner/test_owners_kept_states.py::test_the_shadow_brings_what_the_holder_does_not",
     ),
