@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,7 +142,8 @@ def test_another_instruction_set_is_refused_at_the_door_by_name(place, company, 
     owner, workers = company(kernels=kernels)
 
     assert owner.wait() == 2, owner.text
-    assert "north computes other bits than the owner (forward" in owner.text
+    # in which of the four computations bits differ, the two processors decide
+    assert re.search(r"north computes other bits than the owner \((forward|backward|gradient|update)[,)]", owner.text)
     assert f"instructions {kernels['ATEN_CPU_CAPABILITY'].upper()} instead of" in owner.text
     assert workers["south"].wait() == 4
     assert [body["party"] for body in bodies(place, "not_let_in")] == ["north"]
