@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
-from phalanx.data.borders import border_of
+from phalanx.data.borders import bare_encoder, border_of
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
 from phalanx.data.chat.settings import OF_MODEL
@@ -68,10 +68,7 @@ class ChatEncoder(Closeable):
 
     def __init__(self, template: ChatTemplate, backend: tokenizers.Tokenizer, today: date = ANY_DAY) -> None:
         # a copy: others may have told theirs to take special tokens for text
-        self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = False
+        self._backend = bare_encoder(backend, special_is_text=False)
         added = self._backend.get_added_tokens_decoder()
         self._special = {number: token.content for number, token in added.items() if token.special}
         self._renderer = ChatRenderer(template, today)

@@ -173,8 +173,8 @@ def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tup
 
 
 def encode_rows(examples: Sequence[Example], tokenizer: TextTokenizer, tokens: int) -> LabelledRows:
-    """Encode texts, cut them to so many tokens and pad them behind."""
-    encoded = [ids[:tokens] for ids in tokenizer.encode([example.text for example in examples])]
+    """Encode whole texts as their tokenizer does, cut them to so many tokens and pad them behind."""
+    encoded = tokenizer.encode_whole([example.text for example in examples], tokens)
     ids = torch.full((len(encoded), tokens), tokenizer.eos_id, dtype=torch.int64)
     for row, found in enumerate(encoded):
         ids[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
