@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -146,7 +147,7 @@ class TextModel:
             raise ModelError(f"{self._where}: has no tokenizer.json; `phalanx model import` makes one")
         # those of the tokenizer's class as well as those of its files
         tokens = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
-        template = ChatTemplate(found.name, found.source, tokens)
+        template = replace(found, tokens=tokens)
         return ChatEncoder(template, self._tokenizer.backend_tokenizer, datetime.now(tz=UTC).date())
 
     def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":

@@ -175,7 +175,9 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
         raise DataError(f"turn {number}: tool_calls is no list")
     if calls:
         others["tool_calls"] = [_call_of(call, number) for call in calls]
-    if not (turn.content or "").strip() and not calls and not others.get("reasoning") and role != "tool":
+    # an empty system text is none on purpose: templates write their own where there is no such message
+    is_said = bool((turn.content or "").strip()) or role == "tool" or (role == "system" and turn.content == "")
+    if not is_said and not calls and not others.get("reasoning"):
         raise DataError(f"turn {number}: of role {role!r}, says nothing; leave it out")
     return {"role": role, "content": turn.content if turn.has_content else "", **others}
 

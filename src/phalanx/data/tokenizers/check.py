@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.data.chat.template import text_marks
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.tokenizers.config import END_OF_TEXT
 from phalanx.data.tokenizers.measure import TextFigures, measure
@@ -118,7 +119,9 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
         template = path.read_text(encoding="utf-8", errors="replace")
     check.facts["chat_template"] = template is not None
     if isinstance(template, str):
-        absent = sorted({mark for mark in _MARK.findall(template) if mark not in vocabulary})
+        # a model that was trained to read them as text, as Llama 2, has them in no file
+        read_as_text = text_marks(directory)
+        absent = sorted({mark for mark in _MARK.findall(template) if mark not in {*vocabulary, *read_as_text}})
         check.refused += [f"the chat template writes {mark!r}, which is no token" for mark in absent]
     embeddings = model.get("vocab_size")
     if isinstance(embeddings, int) and check.facts["largest_id"] >= embeddings:
