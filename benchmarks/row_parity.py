@@ -64,7 +64,13 @@ class TrlRows:
 
     def rows(self, objective: str, row: dict[str, Any]) -> Any:
         """Return the rows of an objective, each as ids and flags of what is learned; "refused" where it fails."""
-        errors = importlib.import_module("jinja2.exceptions").TemplateError, TypeError, ValueError, IndexError, RuntimeError
+        errors = (
+            importlib.import_module("jinja2.exceptions").TemplateError,
+            TypeError,
+            ValueError,
+            IndexError,
+            RuntimeError,
+        )
         try:
             return getattr(self, f"_{objective}")(row)
         except errors:
@@ -76,7 +82,9 @@ class TrlRows:
         own.completion_only_loss = None
         own.__dict__.update({name: settings.pop(name) for name in ("chat_template",) if name in settings})
         base = {"dataset_num_proc": None, "max_length": None, "dataset_text_field": "text", "eos_token": None}
-        args = SimpleNamespace(**{**base, "assistant_only_loss": False, "packing": False, "shuffle_dataset": False}, **settings)
+        args = SimpleNamespace(
+            **{**base, "assistant_only_loss": False, "packing": False, "shuffle_dataset": False}, **settings
+        )
         arguments = [RowList([row]), self._tokenizer, args]
         if kind == "SFT":
             args.assistant_only_loss = True

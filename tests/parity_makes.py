@@ -1,5 +1,7 @@
 """Twelve makes of tokenizers with their chat templates, in the hub's layout, as public model families have them."""
 
+# ruff: noqa: E501 - templates stand as their families write them
+
 import json
 from dataclasses import dataclass
 
@@ -10,9 +12,7 @@ _WORDS = "the and water question answer river be brief you are a an is of to in 
 _NAMES = "Brest Mars Venus Hello Which planet red Let me look High name value type function"
 _JOINED = [*_WORDS.split(), *_NAMES.split(), "12", "34", "...", "ing", "er", "st"]
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+_LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _chains(words, space):
@@ -35,7 +35,9 @@ def _byte_level(pattern, *, trims=False, normalizer=None):
     runs = [("Ċ", "Ċ"), ("Ġ", "Ġ"), ("ĠĠ", "Ġ"), ("Ċ", "Ġ"), ("ĊĠ", "Ġ"), (")", "Ċ"), (".", "Ċ"), ("Ã", "©")]
     made = _bpe(sorted(pre_tokenizers.ByteLevel.alphabet()), [*_chains(_JOINED, "Ġ"), *runs])
     cut = pre_tokenizers.Split(Regex(pattern), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     made.post_processor = processors.ByteLevel(trim_offsets=trims)
     made.decoder = decoders.ByteLevel()
     if normalizer is not None:
@@ -213,7 +215,15 @@ def _make(backend, template, end, begin=None, marks=(), *, writes_end=False):
 
 _IM = ("<|im_start|>", "<|im_end|>")
 _HEADERS = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
-_TOOLS = ("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+_TOOLS = (
+    "[INST]",
+    "[/INST]",
+    "[AVAILABLE_TOOLS]",
+    "[/AVAILABLE_TOOLS]",
+    "[TOOL_CALLS]",
+    "[TOOL_RESULTS]",
+    "[/TOOL_RESULTS]",
+)
 _TURNS = ("<start_of_turn>", "<end_of_turn>")
 _PHI = ("<|user|>", "<|assistant|>", "<|system|>", "<|tool|>", "<|end|>")
 _BARS = ("<｜User｜>", "<｜Assistant｜>", "<｜tool｜>")
@@ -223,7 +233,9 @@ MAKES = {
     "smollm2": _make(_byte_level(_GPT2), _SMOLLM, "<|endoftext|>", marks=_IM),
     "qwen2": _make(_byte_level(_LLAMA3, normalizer=normalizers.NFC()), _CHATML, "<|im_end|>", marks=_IM[:1]),
     "qwen3": _make(_byte_level(_LLAMA3, normalizer=normalizers.NFC()), _QWEN3, "<|endoftext|>", marks=_IM),
-    "llama3": _make(_byte_level(_LLAMA3, trims=True), _LLAMA3_TEMPLATE, "<|end_of_text|>", "<|begin_of_text|>", _HEADERS),
+    "llama3": _make(
+        _byte_level(_LLAMA3, trims=True), _LLAMA3_TEMPLATE, "<|end_of_text|>", "<|begin_of_text|>", _HEADERS
+    ),
     "llama2": _make(_prepended(), _LLAMA2, "</s>", "<s>"),
     "mistral": _make(_metaspace("first"), _MISTRAL, "</s>", "<s>", _TOOLS),
     "gemma": _make(_replaced(), _GEMMA, "<eos>", "<bos>", _TURNS),

@@ -29,9 +29,9 @@ class HandReader:
         except (TemplateError, TypeError, ValueError):
             return REFUSED
 
-    def special_blanks(self, ids):
+    def is_blank(self, ids):
         """Whether tokens are white space alone."""
-        return not self._tokenizer.decode(ids).strip()
+        return not self._tokenizer.decode(ids).strip(" \n\u2581")
 
     def _chat(self, messages, row, **more):
         return self._tokenizer.apply_chat_template(messages, tools=row.get("tools"), return_dict=True, **more)
@@ -97,4 +97,7 @@ def digest_of(rows):
 
 def _shared(some, others):
     """How many first tokens two lists share."""
-    return next((at for at, (one, other) in enumerate(zip(some, others, strict=False)) if one != other), min(len(some), len(others)))
+    return next(
+        (at for at, (one, other) in enumerate(zip(some, others, strict=False)) if one != other),
+        min(len(some), len(others)),
+    )

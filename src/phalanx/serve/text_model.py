@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging as hub_logging
 
 from phalanx.data.borders import bare_encoder, border_of, without_last
-from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
+from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
 from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
@@ -216,9 +216,7 @@ class TextModel:
 
     def _text_of(self, ids: Sequence[int]) -> str | None:
         """Return the text of which these are the tokens; None where there is none."""
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         whole, _ = self._joined(text, "")
         return text if whole == list(ids) else None
 
