@@ -1,5 +1,6 @@
 """Where texts begin and meet in tokens, by what a tokenizer itself says of them."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import tokenizers
@@ -23,14 +24,26 @@ def bare_encoder(backend: tokenizers.Tokenizer, *, special_is_text: bool) -> tok
     return copy
 
 
-def border_of(encoding: tokenizers.Encoding, characters: int) -> int:
+def border_of(encoding: tokenizers.Encoding, text: str, characters: int) -> int:
     """Return the number of the first token that reaches beyond so many characters; that of all where none does.
 
     Args:
-        encoding: Of a `bare_encoder`.
+        encoding: Of the text by a `bare_encoder`.
+        text: As it was encoded.
         characters: From the beginning of the text.
     """
-    return next((at for at, (_, stop) in enumerate(encoding.offsets) if stop > characters), len(encoding.ids))
+    offsets = encoding.offsets
+    if _is_composed(offsets, text, characters):
+        characters -= 1
+    return next((at for at, (_, stop) in enumerate(offsets) if stop > characters), len(encoding.ids))
+
+
+def _is_composed(offsets: Sequence[tuple[int, int]], text: str, at: int) -> bool:
+    """Return whether a normalizer made one character of those on both sides of a place: offsets have the first alone."""
+    if not 0 < at < len(text) or any(start <= at < stop for start, stop in offsets):
+        return False
+    pair = text[at - 1 : at + 1]
+    return len(unicodedata.normalize("NFC", pair)) < sum(len(unicodedata.normalize("NFC", one)) for one in pair)
 
 
 def frame_of(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ import torch
 
 from phalanx.config import canonical_json
 from phalanx.data.batch import IGNORE, Batch
-from phalanx.data.chat.conversation import asked_in
+from phalanx.data.chat.conversation import Conversation, asked_in
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
@@ -39,13 +39,24 @@ class PromptRecord:
         where: File and line, for messages.
         text: The prompt, as the model is given it.
         ids: The same as tokens.
-        record: The whole line, as rewards are given it.
+        record: The whole line.
+        asked: The conversation that the prompt is; None where it is text.
     """
 
     where: str
     text: str
     ids: tuple[int, ...]
     record: Mapping[str, Any]
+    asked: Conversation | None = None
+
+    @property
+    def for_rewards(self) -> dict[str, Any]:
+        """The line as rewards are given it: its messages and tools in the form that a template sees."""
+        if self.asked is None:
+            return dict(self.record)
+        messages = [one.for_template() for one in self.asked.messages]
+        tools = {"tools": list(self.asked.tools)} if self.asked.tools else {}
+        return {**self.record, PROMPT: messages, **tools}
 
 
 class PromptSet:
@@ -211,8 +222,11 @@ def encode_prompt(
     text = record[PROMPT]
     if isinstance(text, str) or chat is None:
         return PromptRecord(where, text, tuple(tokenizer.encode_prompt(text)), record)
-    ids = _asked(record, chat, ignore)
-    return PromptRecord(where, tokenizer.backend.decode(ids, skip_special_tokens=False), tuple(ids), record)
+    asked = asked_in(record, ignore)
+    if asked.messages[-1].role == "assistant":
+        raise DataError("its last message is the assistant's, and the model is to answer; leave that one out")
+    ids = chat.encode_prompt(asked.messages, asked.tools)
+    return PromptRecord(where, tokenizer.backend.decode(ids, skip_special_tokens=False), tuple(ids), record, asked)
 
 
 def _check_room(records: Sequence[PromptRecord], room: int) -> None:
@@ -222,14 +236,6 @@ def _check_room(records: Sequence[PromptRecord], room: int) -> None:
                 f"{one.where}: the prompt has {len(one.ids)} tokens, and data.sequence_length leaves {room} beside "
                 "max_new_tokens; shorten it, or raise data.sequence_length"
             )
-
-
-def _asked(record: Mapping[str, Any], chat: ChatEncoder, ignore: Collection[str]) -> list[int]:
-    """A line's messages up to where the assistant begins, in tokens."""
-    asked = asked_in(record, ignore)
-    if asked.messages[-1].role == "assistant":
-        raise DataError("its last message is the assistant's, and the model is to answer; leave that one out")
-    return chat.encode_prompt(asked.messages, asked.tools)
 
 
 def _is_held_out(prompt: PromptRecord, seed: int, share: float) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from phalanx.config import lacks, resolve, users_traceback
-from phalanx.data.chat.conversation import asked_in
 from phalanx.errors import ConfigError, DataError, PhalanxError, RewardError
 from phalanx.rewards.config import ExactReward, JudgeReward, ModelReward, PatternReward, PlacesReward, RewardSettings
 from phalanx.rewards.server import ServedModel
@@ -83,9 +82,8 @@ def _model(config: ModelReward) -> Rule:
 def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]) -> list[int]:
     """Tokens as a reward model is trained on them: up to the one that ends the answer; its score counts."""
     if isinstance(record.get("prompt"), list) and tokenizer.chat_template is not None:
-        asked = asked_in(record)
-        said = [*(one.for_template() for one in asked.messages), {"role": "assistant", "content": text}]
-        whole = tokenizer.apply_chat_template(said, tools=list(asked.tools) or None, tokenize=False)
+        said = [*record["prompt"], {"role": "assistant", "content": text}]
+        whole = tokenizer.apply_chat_template(said, tools=record.get("tools") or None, tokenize=False)
         # what a template writes behind the end of a turn nobody says
         return list(tokenizer(whole.rstrip(), add_special_tokens=False)["input_ids"])
     ids, bare = (list(tokenizer(prompt + text, add_special_tokens=adds)["input_ids"]) for adds in (True, False))

@@ -231,7 +231,7 @@ class TextModel:
         ids, bare = (list(self._tokenizer(whole, add_special_tokens=adds).input_ids) for adds in (True, False))
         ids = without_last(ids, bare)
         if self._tokenizer.is_fast:
-            border = border_of(self._bare.encode(whole, add_special_tokens=False), len(prompt))
+            border = border_of(self._bare.encode(whole, add_special_tokens=False), whole, len(prompt))
         else:
             # without offsets: as far as the prompt alone has the same ids
             alone = list(self._tokenizer(prompt, add_special_tokens=False).input_ids)

@@ -140,19 +140,12 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
     )
 
 
-def asked_in(record: Mapping[str, Any], ignore: Collection[str] | None = None) -> Conversation:
+def asked_in(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Conversation:
     """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them.
-
-    Args:
-        record: The line.
-        ignore: Fields of a message that are not looked at; None for all that no message has.
 
     Raises:
         DataError: As `conversation_of`.
     """
-    if ignore is None:
-        turns = (turn for turn in record["prompt"] if isinstance(turn, dict))
-        ignore = {name for turn in turns for name in turn if name not in {*ChatMessage.model_fields, *_REASONING}}
     beside = {name: record.get(name) for name in ("tools", "system")}
     return conversation_of({"messages": record["prompt"], **beside}, "messages", ignore)
 

@@ -171,7 +171,7 @@ class ChatEncoder(Closeable):
         self._check_texts(messages)
         text = self._renderer.prompt(messages)
         found = self._backend.encode(text + ending, add_special_tokens=False)
-        border = border_of(found, len(text))
+        border = border_of(found, text + ending, len(text))
         return list(found.ids[:border]), list(found.ids[border:])
 
     def close(self) -> None:

@@ -70,7 +70,7 @@ class TextTokenizer:
             DataError: They encode to the end-of-text token, or the answer to nothing.
         """
         found = self._bare.encode(prompt + answer, add_special_tokens=False)
-        ids, border = list(found.ids), border_of(found, len(prompt))
+        ids, border = list(found.ids), border_of(found, prompt + answer, len(prompt))
         if border == len(ids) or self.eos_id in ids:
             raise unusable(prompt + answer, num_tokens=len(ids) - border)
         return [*self.first_ids, *ids], len(self.first_ids) + border
