@@ -134,7 +134,8 @@ def test_a_file_of_prompts_is_a_path_or_a_section_and_a_path_keeps_its_digest():
 
 def test_rewards_are_given_the_prompt_as_the_template_sees_it(tmp_path):
     tool = {"type": "function", "function": {"name": "add"}}
-    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
     result = {"role": "tool", "content": "2"}
     line = {"prompt": [ASKED[1], call, result], "system": "Be brief.", "tools": json.dumps([tool]), "answer": "2"}
     chatml = {"seq": 400, "share": 0.0, "marks": MARKS}

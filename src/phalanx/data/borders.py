@@ -39,7 +39,7 @@ def border_of(encoding: tokenizers.Encoding, text: str, characters: int) -> int:
 
 
 def _is_composed(offsets: Sequence[tuple[int, int]], text: str, at: int) -> bool:
-    """Return whether a normalizer made one character of those on both sides of a place: offsets have the first alone."""
+    """Return whether a normalizer made one character of those on both sides of a place; offsets name the first."""
     if not 0 < at < len(text) or any(start <= at < stop for start, stop in offsets):
         return False
     pair = text[at - 1 : at + 1]

@@ -235,8 +235,8 @@ class TextModel:
         else:
             # without offsets: as far as the prompt alone has the same ids
             alone = list(self._tokenizer(prompt, add_special_tokens=False).input_ids)
-            border = next((at for at, (one, other) in enumerate(zip(alone, bare, strict=False)) if one != other), None)
-            border = min(len(alone), len(bare)) if border is None else border
+            parts = (at for at, (one, other) in enumerate(zip(alone, bare, strict=False)) if one != other)
+            border = next(parts, min(len(alone), len(bare)))
         begin = len(ids) - len(bare) + border
         return ids[:begin], ids[begin:]
 

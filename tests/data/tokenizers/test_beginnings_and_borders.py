@@ -11,10 +11,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data.tasks import Example
 from phalanx.data.tokenizers.check import check_tokenizer
 from phalanx.data.tokenizers.encoder import Encoder
 from phalanx.data.tokenizers.tokenizer import fingerprint_tokenizer, load_tokenizer, wrap
-from phalanx.data.tasks import Example
 from phalanx.errors import DataError
 from phalanx.models import parse_hub_config
 from phalanx.models.scratch import write_random_model
@@ -234,7 +234,15 @@ def test_a_check_tells_where_a_base_model_may_have_been_trained_otherwise(tmp_pa
     assert load_tokenizer(ModelTokenizerConfig(), tmp_path).eos_id == MAKES[name].token_to_id(END)
 
 
-PAIRED = [("the ab", ". the"), ("the", " the"), ("the ", "ab"), ("a", "b"), ("x:", "\n  x"), ("the\n", "  ab"), ("the caf e", "\u0301")]
+PAIRED = [
+    ("the ab", ". the"),
+    ("the", " the"),
+    ("the ", "ab"),
+    ("a", "b"),
+    ("x:", "\n  x"),
+    ("the\n", "  ab"),
+    ("the caf e", "\u0301"),
+]
 
 
 @pytest.fixture(scope="module")
