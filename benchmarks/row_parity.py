@@ -7,13 +7,17 @@ imported.
 
 import importlib
 import json
+import os
+import platform
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+_ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT / "tests"))
 
 
 class RowList(list[dict[str, Any]]):
@@ -44,7 +48,17 @@ def main(target: Path) -> None:
                 for objective in readers.OBJECTIVES
             }
     versions = {name: importlib.import_module(name).__version__ for name in ("trl", "transformers", "tokenizers")}
-    target.write_text(json.dumps({"versions": versions, "rows": found}, indent=1) + "\n", encoding="utf-8")
+    git = ["git", "-C", str(_ROOT), "rev-parse", "HEAD"]
+    result = {
+        "name": "row-parity-trl",
+        "command": "python benchmarks/row_parity.py benchmarks/results/row-parity-trl.json",
+        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
+        "machine": {"platform": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
+        "load": list(os.getloadavg()),
+        "versions": versions,
+        "rows": found,
+    }
+    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 class TrlRows:

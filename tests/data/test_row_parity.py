@@ -2,7 +2,7 @@
 
 `parity_readers` makes the rows as TRL does, by transformers alone; that it does is held by the digests of TRL's own
 rows (``benchmarks/row_parity.py``). Where Phalanx's are others, the reason is one of `REASONS`, and where, in
-``benchmarks/results/row-parity.json``.
+``row_parity.json`` beside this file.
 """
 
 import json
@@ -24,7 +24,7 @@ from phalanx.errors import DataError
 
 ROOT = Path(__file__).parent.parent.parent
 TRL = json.loads((ROOT / "benchmarks/results/row-parity-trl.json").read_text())["rows"]
-OUTCOMES = json.loads((ROOT / "benchmarks/results/row-parity.json").read_text())
+OUTCOMES = json.loads((ROOT / "tests/data/row_parity.json").read_text())
 EQUAL, BOTH_REFUSE = "=", "x"
 REASONS = {
     "n": "TRL also learns the blanks that the template writes behind the token that ends a turn; nobody says them",
