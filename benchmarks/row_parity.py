@@ -1,4 +1,4 @@
-"""Write TRL's rows of the awkward rows of ``tests/parity_rows.py``: ``PYTHON benchmarks/row_parity.py OUT.json``.
+"""Write TRL's rows of the awkward rows of ``tests/parity_rows.py``: ``PYTHON benchmarks/row_parity.py > OUT.json``.
 
 PYTHON is an interpreter with TRL and datasets. The rows go through the trainers' own preparation, one by one, as Python
 objects: in an Arrow table the fields of one message would be those of all others, as nulls. Nothing of this package is
@@ -7,17 +7,13 @@ imported.
 
 import importlib
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
-_ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(_ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 
 class RowList(list[dict[str, Any]]):
@@ -33,7 +29,7 @@ class RowList(list[dict[str, Any]]):
         return RowList({**row, **function(dict(row), **(fn_kwargs or {}))} for row in self)
 
 
-def main(target: Path) -> None:
+def main(out: TextIO) -> None:
     """Write the digests of all rows."""
     makes, rows, readers = (importlib.import_module(name) for name in ("parity_makes", "parity_rows", "parity_readers"))
     found: dict[str, Any] = {}
@@ -48,17 +44,9 @@ def main(target: Path) -> None:
                 for objective in readers.OBJECTIVES
             }
     versions = {name: importlib.import_module(name).__version__ for name in ("trl", "transformers", "tokenizers")}
-    git = ["git", "-C", str(_ROOT), "rev-parse", "HEAD"]
-    result = {
-        "name": "row-parity-trl",
-        "command": "python benchmarks/row_parity.py benchmarks/results/row-parity-trl.json",
-        "commit": subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
-        "machine": {"platform": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
-        "load": list(os.getloadavg()),
-        "versions": versions,
-        "rows": found,
-    }
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    told = importlib.import_module("provenance").provenance("row_parity.py", "row-parity-trl")
+    json.dump({**told, "versions": versions, "rows": found}, out, indent=1)
+    out.write("\n")
 
 
 class TrlRows:
@@ -143,4 +131,4 @@ class TrlRows:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.stdout)
