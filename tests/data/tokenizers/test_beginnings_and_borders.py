@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
+from phalanx.data.config import DataConfig, FileTokenizerConfig, ModelTokenizerConfig
+from phalanx.data.preferences import prepare_preferences
 from phalanx.data.tasks import Example
 from phalanx.data.tokenizers.check import check_tokenizer
 from phalanx.data.tokenizers.encoder import Encoder
@@ -324,3 +326,18 @@ def test_prompts_of_samples_begin_as_documents_do(tmp_path, name):
     sampler = TextSampler(SamplesConfig(prompts=("the ab",), tokens=1), path, Continuation(1, 8, 300, 0))
 
     assert sampler._prompts["the ab"] == theirs(name)("the ab").input_ids
+
+
+def test_a_run_says_with_which_token_its_pairs_begin(tmp_path):
+    MAKES["gemma"].save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    pair = {"prompt": "the ab", "chosen": " the", "rejected": " ab"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair))
+    source = PreferenceSource(path=tmp_path / "pairs.jsonl")
+    settings = {"preferences": PreferencesConfig(sources=(source,)), "tokenizer": ModelTokenizerConfig()}
+    data = DataConfig(**settings, sequence_length=32, validation_share=0.0)
+    said = []
+
+    prepare_preferences(data, tmp_path / "cache", 0, tmp_path, said.append)
+
+    assert said == [f"data: prompts of text begin with {BEGIN}, as the tokenizer begins texts"]

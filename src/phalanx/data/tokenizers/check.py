@@ -132,8 +132,8 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
 
 def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
     """Tell what the tokenizer writes before a text, and where its settings say otherwise than its file."""
-    first = [tokenizer.backend.id_to_token(one) or str(one) for one in tokenizer.first_ids]
-    check.facts["texts_begin_with"] = " ".join(first) or None
+    first = tokenizer.first_ids
+    check.facts["texts_begin_with"] = tokenizer.beginning or None
     is_said = named.get("add_bos_token")
     if isinstance(is_said, bool) and is_said != bool(first):
         check.refused.append(

@@ -40,6 +40,11 @@ class TextTokenizer:
     first_ids: tuple[int, ...] = ()
     last_ids: tuple[int, ...] = ()
 
+    @property
+    def beginning(self) -> str:
+        """The tokens before every text, as their vocabulary writes them; empty where there are none."""
+        return " ".join(self.backend.id_to_token(one) or str(one) for one in self.first_ids)
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens.
 
