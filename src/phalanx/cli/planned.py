@@ -10,7 +10,7 @@ from phalanx.cli.planned_guard import PlannedGuard, say_guard
 from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe
-from phalanx.planner.search.answer import PlanAnswer, causes
+from phalanx.planner.search.answer import PlanAnswer, refusal_causes
 
 _SHOWN = 15
 
@@ -43,7 +43,7 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
             **({"run file": out} if out is not None else {}),
         }
     )
-    typer.echo("\n".join(causes(answer.ranking.refused)))
+    typer.echo("\n".join(refusal_causes(answer.ranking.refused)))
     typer.echo("Estimates; --json and --html name what they rest on.")
     say_guard(guarded)
 
