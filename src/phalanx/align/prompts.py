@@ -30,7 +30,7 @@ class AskedPrompt:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The chat as JSON lines have it."""
-        return [{"role": message.role, "content": message.text} for message in self.chat]
+        return [one.for_template() for one in self.chat]
 
     @property
     def text(self) -> str:
@@ -57,9 +57,14 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
             raise DataError(f"{where}: the prompt is empty; write words, or leave the line out")
         return AskedPrompt(where, (asked(prompt),), record)
     try:
-        chat = conversation_of({"messages": messages}, "messages").messages
+        found = conversation_of({**record, "messages": messages}, "messages")
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
+    chat = found.messages
+    if found.tools:
+        raise DataError(f"{where}: has tools, and models are asked without; take them out, or the line").about(
+            code="PHX-I014", file=where
+        )
     if chat[-1].role == "assistant":
         raise DataError(f"{where}: ends with the assistant's message, and the answer is to follow; leave that out")
     return AskedPrompt(where, chat, record)

@@ -82,6 +82,33 @@ FileOfEach = Annotated[
 """One path, or a list of them."""
 
 
+class PromptSource(StrictModel):
+    """A file of prompts, a JSON object a line.
+
+    Attributes:
+        path: The file.
+        ignore: Fields of a message that may be there and are not read; any other unknown one is an error.
+    """
+
+    path: Annotated[Path, Field(strict=False)]
+    ignore: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_path(self, write: SerializerFunctionWrapHandler) -> Any:
+        """Write a path alone where nothing is ignored, as it always was."""
+        plain = write(self)
+        return plain if self.ignore else plain["path"]
+
+
+def _prompt_sources(value: object) -> object:
+    listed = value if isinstance(value, list | tuple) else [value]
+    return [{"path": one} if isinstance(one, str | Path) else one for one in listed]
+
+
+PromptFiles = Annotated[tuple[PromptSource, ...], Field(strict=False), BeforeValidator(_prompt_sources)]
+"""One file of prompts, or a list of them; each a path, or a section with `ignore`."""
+
+
 class OwnTaskConfig(StrictModel):
     """Labelled texts of the clients' own: CSV (``.csv``), TSV or JSON lines, a file for each client.
 
@@ -206,7 +233,7 @@ class DataConfig(StrictModel):
         dataset: Token shards.
         conversations: What the assistant says in them is learned; with ``attention = "document"`` several are put whole
             into a sequence, else each has one for itself.
-        prompts: Files of JSON lines with a text ``prompt`` each, for objectives that learn from what the model writes.
+        prompts: Files of JSON lines with a ``prompt`` each, for objectives that learn from what the model writes.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.
@@ -227,7 +254,7 @@ class DataConfig(StrictModel):
     preferences: PreferencesConfig | None = None
     dataset: DatasetConfig | None = None
     conversations: ConversationsConfig | None = None
-    prompts: FileOfEach = ()
+    prompts: PromptFiles = ()
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)

@@ -153,7 +153,7 @@ class Corpus:
         first = list(tokenizer.first_ids)
         if not first or tokenizer.eos_id in first:
             return ""
-        named = " ".join(tokenizer.backend.id_to_token(one) or str(one) for one in first)
+        named = tokenizer.beginning
         tokens = self._groups[0].train.tokens
         if np.asarray(tokens[: len(first)]).tolist() == first:
             return f"documents begin with {named}, as the tokenizer begins texts"

@@ -6,12 +6,14 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -23,8 +25,8 @@ from transformers import (
 )
 from transformers.utils import logging as hub_logging
 
-from phalanx.data.borders import without_last
-from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
+from phalanx.data.borders import bare_encoder, border_of, without_last
+from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
 from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
@@ -144,7 +146,7 @@ class TextModel:
             raise ModelError(f"{self._where}: has no tokenizer.json; `phalanx model import` makes one")
         # those of the tokenizer's class as well as those of its files
         tokens = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
-        template = ChatTemplate(template_source.name, template_source.source, tokens)
+        template = replace(template_source, tokens=tokens)
         return ChatEncoder(template, self._tokenizer.backend_tokenizer, datetime.now(tz=UTC).date())
 
     def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
@@ -185,17 +187,63 @@ class TextModel:
         text = self._tokenizer.decode(written[:tokens], skip_special_tokens=True)
         return Completion(text=text, prompt_tokens=len(prompt), tokens=tokens, finish="stop" if is_over else "length")
 
-    def log_probs(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
-        """Return the log-probability of each of some texts behind a prompt that is in tokens, all its tokens together.
+    def log_probs(self, prompt: str | Sequence[int], endings: Sequence[str]) -> list[float]:
+        """Return the log-probability of each of some texts behind a prompt, all its tokens together.
+
+        Prompt and text are encoded as one, as the model reads them; a token that reaches over the border is the text's.
+
+        Args:
+            prompt: As text, or as the tokens of one. Behind tokens that no text has, and where a vocabulary of whole
+                words has none for two that are written together, a text is encoded by itself.
+            endings: The texts.
 
         Raises:
             DataError: One has no token, or does not fit into the window.
             ModelError: One is no finite number.
         """
-        encoded_endings = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
-        return [
-            self._log_prob(ids, ending_ids, ending) for ending_ids, ending in zip(encoded_endings, endings, strict=True)
-        ]
+        if isinstance(prompt, str):
+            if self._has_encoder:
+                return self._apart(self.prompt(prompt), endings)
+            pairs = [self._joined(prompt, ending) for ending in endings]
+            return [self._log_prob(before, own, ending) for (before, own), ending in zip(pairs, endings, strict=True)]
+        text = None if self._has_encoder else self._text_of(prompt)
+        is_joined = text is not None and not any(self._is_unknown(text, ending) for ending in endings)
+        return self.log_probs(text, endings) if text is not None and is_joined else self._apart(prompt, endings)
+
+    def _is_unknown(self, text: str, ending: str) -> bool:
+        """Return whether two texts of known words are an unknown one together."""
+        unknown = self._tokenizer.unk_token_id
+        return unknown in self._joined(text, ending)[1] and unknown not in self._joined("", ending)[1]
+
+    def _text_of(self, ids: Sequence[int]) -> str | None:
+        """Return the text of which these are the tokens; None where there is none."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        whole, _ = self._joined(text, "")
+        return text if whole == list(ids) else None
+
+    def _apart(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
+        """Return the same where a text begins by itself, as behind an encoder."""
+        found = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
+        return [self._log_prob(ids, own, ending) for own, ending in zip(found, endings, strict=True)]
+
+    def _joined(self, prompt: str, ending: str) -> tuple[list[int], list[int]]:
+        """Return the ids before and of an ending, out of those of prompt and ending as one text."""
+        whole = prompt + ending
+        ids, bare = (list(self._tokenizer(whole, add_special_tokens=adds).input_ids) for adds in (True, False))
+        ids = without_last(ids, bare)
+        if self._tokenizer.is_fast:
+            border = border_of(self._bare.encode(whole, add_special_tokens=False), whole, len(prompt))
+        else:
+            # without offsets: as far as the prompt alone has the same ids
+            alone = list(self._tokenizer(prompt, add_special_tokens=False).input_ids)
+            parts = (at for at, (one, other) in enumerate(zip(alone, bare, strict=False)) if one != other)
+            border = next(parts, min(len(alone), len(bare)))
+        begin = len(ids) - len(bare) + border
+        return ids[:begin], ids[begin:]
+
+    @cached_property
+    def _bare(self) -> tokenizers.Tokenizer:
+        return bare_encoder(self._tokenizer.backend_tokenizer, special_is_text=False)
 
     def chat_log_probs(self, messages: Sequence[ChatMessage], endings: Sequence[str]) -> list[float]:
         """Return the log-probability of each of some texts behind a chat; chat and text are encoded as one.
@@ -206,7 +254,7 @@ class TextModel:
         """
         ids = self.chat_prompt(messages)
         if self._has_encoder:
-            return self.log_probs(ids, endings)
+            return self._apart(ids, endings)
         pairs = (self._chat.encode_ending(messages, ending) for ending in endings)
         return [
             self._log_prob(before, ending_ids, ending)
@@ -214,6 +262,8 @@ class TextModel:
         ]
 
     def _log_prob(self, ids: Sequence[int], own: Sequence[int], ending: str) -> float:
+        if not ids:
+            raise DataError(f"{ending!r}: has no token before it by which it could be likely; give a prompt with words")
         if not own or len(ids) + len(own) > self.window:
             raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
         with torch.no_grad():

@@ -140,6 +140,16 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
     )
 
 
+def asked_in(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Conversation:
+    """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them.
+
+    Raises:
+        DataError: As `conversation_of`.
+    """
+    beside = {name: record.get(name) for name in ("tools", "system")}
+    return conversation_of({"messages": record["prompt"], **beside}, "messages", ignore)
+
+
 def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
     """Read a conversation of this form's own fields.
 
@@ -175,7 +185,9 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
         raise DataError(f"turn {number}: tool_calls is no list")
     if calls:
         others["tool_calls"] = [_call_of(call, number) for call in calls]
-    if not (turn.content or "").strip() and not calls and not others.get("reasoning") and role != "tool":
+    # an empty system text is none on purpose: templates write their own where there is no such message
+    is_said = bool((turn.content or "").strip()) or role == "tool" or (role == "system" and turn.content == "")
+    if not is_said and not calls and not others.get("reasoning"):
         raise DataError(f"turn {number}: of role {role!r}, says nothing; leave it out")
     return {"role": role, "content": turn.content if turn.has_content else "", **others}
 

@@ -80,16 +80,26 @@ class ChatRenderer(Closeable):
             DataError: The template does not render these messages.
             ModelError: It is broken, or does or takes what no template may.
         """
-        return self._ask(messages, tools, asks=True).text
+        return self._ask(messages, tools, asks=True, wanted=()).text
 
-    def conversation(self, conversation: Conversation) -> RenderedChat:
-        """Render a whole conversation, with the parts that the assistant writes.
+    def conversation(self, conversation: Conversation, learned_from: int = 0) -> RenderedChat:
+        """Render a whole conversation, with the parts that the assistant writes and that may be learned.
+
+        Args:
+            conversation: The conversation.
+            learned_from: Nothing is learned of messages before this one, nor of those without weight: a template may
+                write them otherwise than when the assistant wrote them.
 
         Raises:
             DataError: The template does not render these messages, or cannot say what the assistant writes.
             ModelError: It is broken, or does or takes what no template may.
         """
-        return self._ask(conversation.messages, conversation.tools, asks=False)
+        wanted = [
+            number
+            for number, one in enumerate(conversation.messages)
+            if one.role == "assistant" and one.weight > 0 and number >= learned_from
+        ]
+        return self._ask(conversation.messages, conversation.tools, asks=False, wanted=wanted)
 
     def close(self) -> None:
         """End the process."""
@@ -97,8 +107,11 @@ class ChatRenderer(Closeable):
         if process is not None:
             _end(process)
 
-    def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool) -> RenderedChat:
-        order = {"messages": [one.for_template() for one in messages], "tools": list(tools), "asks": asks}
+    def _ask(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool, wanted: Sequence[int]
+    ) -> RenderedChat:
+        plain = [one.for_template() for one in messages]
+        order = {"messages": plain, "tools": list(tools), "asks": asks, "wanted": list(wanted)}
         with self._turn:
             answer = self._exchange(self._started(), order)
         fault, says = answer.get("fault"), answer.get("says", "")

@@ -124,17 +124,28 @@ class SandboxedTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
-    def turns(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
+    def turns(
+        self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int] | None = None
+    ) -> tuple[str, list[Span]]:
         """Render a whole conversation, and find what the assistant writes in it.
 
         A template with ``{% generation %}`` says it itself. Of any other one, a message is what the text gets more when
         the message follows the beginning that the assistant is given.
 
+        Args:
+            messages: As templates expect them.
+            tools: JSON schemas.
+            wanted: Numbers of the assistant's messages that are looked for; left out: all. Others may be written
+                otherwise once the conversation goes on.
+
         Raises:
             UnstableTemplateError: That beginning changes when the conversation goes on, or one is not in its part.
             TooMuchTextError: As `text`, the other errors of which it has as well.
         """
-        return self._turns_by_tag(messages, tools) if self._marks_turns else self._turns_by_prefix(messages, tools)
+        if self._marks_turns:
+            return self._turns_by_tag(messages, tools)
+        said = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
+        return self._turns_by_prefix(messages, tools, said if wanted is None else wanted)
 
     def _turns_by_tag(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
         # nothing in a message can hold it
@@ -152,12 +163,13 @@ class SandboxedTemplate:
             at += len(body)
         return "".join(parts), spans
 
-    def _turns_by_prefix(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
+    def _turns_by_prefix(
+        self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int]
+    ) -> tuple[str, list[Span]]:
         whole, behind = self.text(messages, tools, asks=False), 0
         spans: list[Span] = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
+        for number in wanted:
+            message = messages[number]
             begin = self.text(messages[:number], tools, asks=True)
             end = self.text(messages[: number + 1], tools, asks=False)
             if not (whole.startswith(begin) and whole.startswith(end) and behind <= len(begin) < len(end)):

@@ -61,7 +61,7 @@ def _template(order: Mapping[str, Any]) -> SandboxedTemplate:
 def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> Mapping[str, Any]:
     if order["asks"]:
         return {"text": template.text(order["messages"], order["tools"], asks=True), "spans": []}
-    text, spans = template.turns(order["messages"], order["tools"])
+    text, spans = template.turns(order["messages"], order["tools"], order["wanted"])
     return {"text": text, "spans": spans}
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
-from phalanx.data.chat.conversation import Conversation
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import Policy, PreferenceSource
 from phalanx.data.preferences.preference import JudgedAnswer, Preference, preference_of
@@ -97,13 +96,8 @@ class AnswerEncoder(Closeable):
             self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
         # of the prompt nothing is learned, and templates may leave earlier thoughts out
         before = [each.model_copy(update={"weight": 1.0}) for each in one.messages]
-        whole = Conversation(messages=(*before, *answer.as_messages), tools=one.tools)
-        encoded = self._chat.encode(whole, learned_from=len(before))
-        prompt = self._chat.encode_prompt(before, one.tools)
+        encoded = self._chat.encode_answer(before, answer.as_messages, one.tools)
         ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
-        if ids[: len(prompt)] != prompt:
-            raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
-        labels[: len(prompt) - 1] = [IGNORE] * (len(prompt) - 1)
         end = max((at for at, label in enumerate(labels) if label != IGNORE), default=None)
         if end is None:
             raise DataError("the chat template leaves nothing of the answer to learn; take another one")

@@ -170,6 +170,8 @@ def prepare_preferences(
     tokenizer, path = _tokenizer(data, found, cache_dir, tokenizer_path)
     if single:
         found = [(name, example) for name, one in found for example in _examples(one)]
+    if tokenizer.beginning and any(not one.messages for _, one in found):
+        say(f"data: prompts of text begin with {tokenizer.beginning}, as the tokenizer begins texts")
     with AnswerEncoder(wanted.template, tokenizer, path, data.sequence_length) as encoder:
         encode = _companioned if single else _paired
         kept, dropped = _encoded(found, encode(found, encoder, seed), wanted)

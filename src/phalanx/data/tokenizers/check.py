@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.data.chat.template import text_marks
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.tokenizers.config import END_OF_TEXT
 from phalanx.data.tokenizers.measure import TextFigures, measure
@@ -118,7 +119,9 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
         template = path.read_text(encoding="utf-8", errors="replace")
     check.facts["chat_template"] = template is not None
     if isinstance(template, str):
-        absent = sorted({mark for mark in _MARK.findall(template) if mark not in vocabulary})
+        # a model that was trained to read them as text, as Llama 2, has them in no file
+        read_as_text = text_marks(directory)
+        absent = sorted({mark for mark in _MARK.findall(template) if mark not in {*vocabulary, *read_as_text}})
         check.refused += [f"the chat template writes {mark!r}, which is no token" for mark in absent]
     embeddings = model.get("vocab_size")
     if isinstance(embeddings, int) and check.facts["largest_id"] >= embeddings:
@@ -129,8 +132,8 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
 
 def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
     """Tell what the tokenizer writes before a text, and where its settings say otherwise than its file."""
-    first = [tokenizer.backend.id_to_token(one) or str(one) for one in tokenizer.first_ids]
-    check.facts["texts_begin_with"] = " ".join(first) or None
+    first = tokenizer.first_ids
+    check.facts["texts_begin_with"] = tokenizer.beginning or None
     is_said = named.get("add_bos_token")
     if isinstance(is_said, bool) and is_said != bool(first):
         check.refused.append(

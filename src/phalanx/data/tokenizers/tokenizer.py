@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from phalanx.config import canonical_json
-from phalanx.data.borders import border_of, first_ids_of
+from phalanx.data.borders import bare_encoder, border_of, frame_of
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.manifest import TokenizerRecord
 from phalanx.data.phases import DatasetTokenizerConfig
@@ -29,13 +30,20 @@ class TextTokenizer:
         vocab_size: One more than the largest id.
         eos_id: Ends every document.
         first_ids: What the tokenizer's own post-processor writes before a text, as Llama's, Gemma's and Mistral's do.
-            Documents and prompts begin with it; what it writes behind a text stands behind no prompt.
+            Documents, prompts and labelled texts begin with it.
+        last_ids: What it writes behind a text; stands behind labelled texts, which are whole, and behind no prompt.
     """
 
     backend: tokenizers.Tokenizer
     vocab_size: int
     eos_id: int
     first_ids: tuple[int, ...] = ()
+    last_ids: tuple[int, ...] = ()
+
+    @property
+    def beginning(self) -> str:
+        """The tokens before every text, as their vocabulary writes them; empty where there are none."""
+        return " ".join(self.backend.id_to_token(one) or str(one) for one in self.first_ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens.
@@ -66,11 +74,29 @@ class TextTokenizer:
         Raises:
             DataError: They encode to the end-of-text token, or the answer to nothing.
         """
-        found = self.backend.encode(prompt + answer, add_special_tokens=False)
-        ids, border = list(found.ids), border_of(found, len(prompt))
+        found = self._bare.encode(prompt + answer, add_special_tokens=False)
+        ids, border = list(found.ids), border_of(found, prompt + answer, len(prompt))
         if border == len(ids) or self.eos_id in ids:
             raise unusable(prompt + answer, num_tokens=len(ids) - border)
         return [*self.first_ids, *ids], len(self.first_ids) + border
+
+    def encode_whole(self, texts: Sequence[str], tokens: int) -> list[list[int]]:
+        """Token ids of texts that are read as a whole, with what the tokenizer writes before and behind each.
+
+        Args:
+            texts: Any number.
+            tokens: At most so many of each; the text is cut off, and what is written around it is not.
+
+        Raises:
+            DataError: As `encode`.
+        """
+        room = max(tokens - len(self.first_ids) - len(self.last_ids), 0)
+        whole = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode(texts))
+        return [ids[:tokens] for ids in whole]
+
+    @cached_property
+    def _bare(self) -> tokenizers.Tokenizer:
+        return bare_encoder(self.backend, special_is_text=True)
 
     def to_json(self) -> bytes:
         """The content of ``tokenizer.json``."""
@@ -219,7 +245,7 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     # "<|endoftext|>" written in a document is text; else it would forge a document boundary
     backend.encode_special_tokens = True
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-    return TextTokenizer(backend, size, eos_id, first_ids_of(backend))
+    return TextTokenizer(backend, size, eos_id, *frame_of(backend))
 
 
 def _backend(path: Path) -> tokenizers.Tokenizer:

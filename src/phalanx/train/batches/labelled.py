@@ -90,8 +90,7 @@ class LabelledTexts:
         clients: Training texts by client.
         test: Held-out texts.
         shares: The same as words, for models that read those.
-        vocab_size: One more than the largest token id.
-        vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
+        tokenizer: Of the texts.
         holders: The client that has each held-out text; empty where they belong to no client.
     """
 
@@ -99,9 +98,18 @@ class LabelledTexts:
     clients: Mapping[str, ClientTexts]
     test: LabelledRows
     shares: Shares
-    vocab_size: int
-    vocabulary_digest: str
+    tokenizer: TextTokenizer
     holders: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return self.tokenizer.vocab_size
+
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """SHA-256 in hex over what decides the ids of a text."""
+        return vocabulary_digest(self.tokenizer)
 
     @property
     def num_validation_sequences(self) -> int:
@@ -146,8 +154,7 @@ def prepare_labelled(
         {name: ClientTexts(rows) for name, rows in zip(clients, encoded, strict=True)},
         encode_rows(shares.test, tokenizer, data.sequence_length),
         shares,
-        tokenizer.vocab_size,
-        vocabulary_digest(tokenizer),
+        tokenizer,
         holders,
     )
 
@@ -173,8 +180,8 @@ def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tup
 
 
 def encode_rows(examples: Sequence[Example], tokenizer: TextTokenizer, tokens: int) -> LabelledRows:
-    """Encode texts, cut them to so many tokens and pad them behind."""
-    encoded = [ids[:tokens] for ids in tokenizer.encode([example.text for example in examples])]
+    """Encode whole texts as their tokenizer does, cut them to so many tokens and pad them behind."""
+    encoded = tokenizer.encode_whole([example.text for example in examples], tokens)
     ids = torch.full((len(encoded), tokens), tokenizer.eos_id, dtype=torch.int64)
     for row, found in enumerate(encoded):
         ids[row, : len(found)] = torch.tensor(found, dtype=torch.int64)

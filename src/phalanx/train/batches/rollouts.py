@@ -300,7 +300,7 @@ class RolloutLoader:
                 f"draw {self._draws}, {prompts[one.prompt].where}, text {one.sample + 1}",
                 prompts[one.prompt].text,
                 decode([token for token in one.ids if token not in self._prompts.ends]),
-                prompts[one.prompt].record,
+                prompts[one.prompt].for_rewards,
             )
             for one in rollouts
         ]

@@ -40,6 +40,8 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
     prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
     context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
+    if prompts.tokenizer.beginning and any(one.asked is None for one in prompts.train):
+        context.say(f"prompts of text begin with {prompts.tokenizer.beginning}, as the tokenizer begins texts")
     with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer, open_writers(context) as write:
         loader = RolloutLoader(prompts, run, source, scorer, write)
         file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path

@@ -294,6 +294,9 @@ def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | N
     seed = run.train.seed
     texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source.vocab_size)
+    if texts.tokenizer.beginning:
+        begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer begins texts"
+        context.console.print(begin, markup=False)
     context.figures.texts = describe_texts(texts, wanted.name, seed)
     return texts
 
