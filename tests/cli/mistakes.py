@@ -169,10 +169,10 @@ MISTAKES = (
         "remove one",
     ),
     of_run(
-        "a baseline with rates of its own",
-        FROM_SCRATCH + "[guard]\nmode = 'paper'\naudit_rate = 0.5\n",
-        "fixes audit_rate = 1.0 (found 0.5)",
-        "--unset guard.audit_rate",
+        "a key that was removed",
+        FROM_SCRATCH + "[guard]\nkeep_steps = 64\n",
+        "keep_steps = 64 was removed",
+        "set guard.keep_states",
     ),
     of_run(
         "attack on the owner's stage",

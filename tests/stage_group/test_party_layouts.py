@@ -33,7 +33,7 @@ REST = [
 @pytest.fixture
 def plan_of(tmp_path):
     def make(attention="across", adapter=None):
-        run = tiny_run(guard=GuardConfig(classes="mixed", keep_steps=2), adapter=adapter)
+        run = tiny_run(guard=GuardConfig(classes="mixed"), adapter=adapter)
         longer = {**run.model.architecture, "n_positions": 16}
         model = run.model.model_copy(update={"architecture": longer})
         run = run.model_copy(update={"model": model, "data": run.data.model_copy(update={"attention": attention})})

@@ -135,16 +135,6 @@ def test_doubt_without_a_conviction_outlives_a_return_to_an_older_checkpoint_and
     assert record.doubts() == []
 
 
-def test_steps_that_were_replayed_are_verified_and_others_are_not():
-    record = record_of(*[None] * 6)
-    record.observe("verdict", VERDICT)
-    record.observe("replayed", {"stage": 1, "party": "worker-1", "from": 2, "to": 5})
-    record.observe("replayed", {"stage": 2, "party": "worker-1", "from": 0, "to": 6})
-
-    assert in_doubt(record) == [{0, 1, 5}]
-    assert record.doubts()[0].last_verified == 4
-
-
 def test_in_another_run_the_same_name_is_somebody_else():
     old = record_of(None, None)
     old.observe("verdict", VERDICT)

@@ -304,7 +304,7 @@ def swap_certificates(record):
         (setting("plan", "hidden_size", to=32), "not of the plan's shape"),
         (setting("plan", "hub_config", "n_embd", to=2**20), "plan"),
         (setting("plan", "hub_config", "model_type", to="no-such"), "plan builds no stage"),
-        (setting("plan", "guard", "shadow", to="replica"), 'shadow = "replica" was removed'),
+        (setting("plan", "guard", "shadow", to="update"), 'shadow = "update" was removed'),
     ],
 )
 def test_an_altered_record_is_found(altered, change, complaint):
