@@ -228,7 +228,7 @@ MISTAKES = (
         code=3,
         text__a_dot_csv="a,b\n",
     ),
-    of_text("an empty file", "", "kind 'jsonl': holds no text", "give it another path"),
+    of_text("an empty file", "", "is empty", "give it another path"),
     of_text("a broken line", LINES + '{"text": \n', "a.jsonl, line 2: is not JSON", "expected one object a line"),
     of_text(
         "other fields",

@@ -217,7 +217,9 @@ class Dataset:
             raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
         if (size, found) != (size_bytes, sha256):
             has, expects = abbreviate_digests(found, sha256)
-            raise DataError(f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy").about(code="PHX-I027")
+            raise DataError(f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy").about(
+                code="PHX-I027"
+            )
 
     def _table(self, file: str, record: Any, dtype: np.dtype[Any]) -> VerifiedFile:
         if file not in self._tables:
