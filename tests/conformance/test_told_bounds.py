@@ -103,7 +103,7 @@ def test_the_promise_about_blame_has_the_bound_of_the_sharp_edge():
 @pytest.mark.parametrize(
     "words",
     [["explain", "absent.json"], ["explain", "foreign.json"], ["verify", "absent"], ["verify", "."]],
-    ids=lambda words: "_".join(words),
+    ids="_".join,
 )
 def test_what_cannot_be_judged_ends_with_the_code_that_the_page_names(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError, FailedRoundError
+from phalanx.errors import CheckpointError, FailedRoundError, writing_cure
 from phalanx.security.crypto import digest_hex
 
 _LINES = "rounds.jsonl"
@@ -166,7 +166,7 @@ class RoundJournal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
-            said = f"{self._path}: cannot be written ({exc.strerror}); free space, then --resume"
+            said = f"{self._path}: cannot be written ({exc.strerror}); {writing_cure(exc)}, then --resume"
             raise CheckpointError(said) from exc
 
     def _lines(self) -> Iterator[dict[str, Any]]:
