@@ -54,7 +54,7 @@ def test_only_the_beginning_is_looked_at(reading, kind, name, content):
         ("jsonl", LINE * 3 + "{", r"data\.sources\.0: .*line 4: is not JSON"),
         ("jsonl", LINE + '{"txt": 1}', "line 2: no field 'text'; its fields are: txt"),
         ("jsonl", "\n\n", "a.jsonl: holds no text"),
-        ("text", "  \n", "a.txt: holds no text"),
+        ("text", "  \n", "a.text: holds no text"),
         ("text", b"caf\xe9", "byte 3 .* is not utf-8"),
     ],
 )
