@@ -42,7 +42,9 @@ def test_the_how_to_pages_stand_in_groups_that_can_be_taken_in():
     assert all(3 <= len(pages) <= 8 for pages in entries.values())
     # nothing stands beside the groups, and what most people come for is there
     assert sum(map(len, entries.values())) == nav.count(".md")
-    assert {"chat.md", "howto/own_text.md", "howto/own_model.md"} <= {page for pages in entries.values() for page in pages}
+    assert {"chat.md", "howto/own_text.md", "howto/own_model.md"} <= {
+        page for pages in entries.values() for page in pages
+    }
 
 
 def test_the_page_of_the_run_file_opens_with_keys():
