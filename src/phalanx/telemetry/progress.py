@@ -13,7 +13,7 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from phalanx.config import printable
-from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table
+from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table, size_in_words
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
@@ -42,6 +42,10 @@ class StepReading:
             runs do not have; None of anything else.
         update_norm: Of a step that tells no loss, for its sites show noisy sums alone; shown in place of it.
         epsilon: Of a private run, spent so far.
+        data_share: Of the step's time, in which it waited for its batch; shown with what follows in place of audits and
+            alarms where nobody audits.
+        memory_bytes: The most that this process, or its GPU, has needed so far.
+        mfu: Share of the devices' peak; None where it is not known.
     """
 
     loss: float
@@ -51,16 +55,23 @@ class StepReading:
     accuracy: float | None = None
     update_norm: float | None = None
     epsilon: float | None = None
+    data_share: float | None = None
+    memory_bytes: float = 0.0
+    mfu: float | None = None
 
     def __str__(self) -> str:
         known = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
         parts = [known, f"{self.tokens_per_s:,.0f} tokens/s"]
         if self.epsilon is not None:
             parts.append(f"epsilon {self.epsilon:.3f}")
-        if self.accuracy is None:
-            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
-        else:
+        if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
+        elif self.data_share is None:
+            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
+        if self.data_share is not None:
+            parts += [f"data {100 * self.data_share:.0f} %", size_in_words(int(self.memory_bytes))]
+        if self.mfu is not None:
+            parts.append(f"MFU {100 * self.mfu:.0f} %")
         return "  ".join(parts)
 
 
