@@ -149,7 +149,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             "config.json, *.safetensors, tokenizer.json"
         ).about(code="PHX-I032", file=str(path), expected="a directory in the hub's layout") from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}").about(
+        raise ModelError(f"{path}: is not valid JSON: {exc}; mend it, or fetch the model again").about(
             code="PHX-I032", file=str(path), found=str(exc)
         ) from exc
     if not isinstance(data, dict):
