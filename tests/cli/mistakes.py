@@ -432,7 +432,8 @@ MISTAKES = (
     of_run(
         "nothing held out of preferences",
         FROM_SCRATCH[: FROM_SCRATCH.index("[data]")]
-        + '[data]\npreferences = { sources = [{ path = "pairs.jsonl" }] }\nsequence_length = 16\nvalidation_share = 0.0\n'
+        + '[data]\npreferences = { sources = [{ path = "pairs.jsonl" }] }\n'
+        + "sequence_length = 16\nvalidation_share = 0.0\n"
         + 'tokenizer = { kind = "bpe", vocab_size = 257 }\n\n'
         + FROM_SCRATCH[FROM_SCRATCH.index("[train]") :].replace("[train]\n", '[train]\nobjective = "dpo"\n'),
         "data.validation_share: found 0",
