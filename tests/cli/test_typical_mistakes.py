@@ -118,7 +118,8 @@ def test_the_page_of_mistakes_has_each_of_them_with_its_exit_code():
 
 RESULT = json.loads((PAGE.parents[1] / "benchmarks" / "results" / "mistakes-cpu-2cores-busy.json").read_text())
 CURES = (
-    r"give|need|choose|set |lower|raise|expected|choices|should be|remove|make|mend|convert|add |leave|take|fetch|save|free "
+    r"give|need|choose|set |lower|raise|expected|choices|should be|remove|make|mend|convert|add |leave|take|fetch "
+    r"|save|free "
     r"|end what|copy|change|have a new|let that|Did you mean|Missing argument|install|issues it"
     r"|only the|start it|fetched"
 )
