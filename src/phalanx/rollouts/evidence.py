@@ -1,6 +1,5 @@
 """The evidence of a verdict on rollouts: written by the owner, and judged again offline by any reader."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,20 +8,19 @@ from typing import Any, Final, Literal
 
 import torch
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import EvidenceError, FrameError, ModelError
 from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
-from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.evidence.files import (
     MAX_RECORD_BYTES,
-    MAX_TENSOR_BYTES,
-    MAX_WEIGHT_BYTES,
     TensorFile,
     file_digest,
     read_bounded,
+    read_tensors,
+    write_record,
+    write_tensors,
 )
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
@@ -31,7 +29,7 @@ from phalanx.rollouts.policy import RolloutPolicy
 from phalanx.rollouts.verdict import RolloutVerdict
 from phalanx.transport import SignedHeader
 
-FORMAT: Final = "rollouts/2"
+FORMAT: Final = "rollouts/3"
 _PAYLOAD = "answer"
 _POLICY, _OLDER = "policy/", "older/"
 _NEED_NO_WEIGHTS = ("equivocation", "form")
@@ -62,10 +60,9 @@ class RolloutEvidence(StrictModel):
         config: The hub's config.json of the policy.
         weights: Digest of the policy's weights.
         older_config: The hub's config.json of an older policy.
-        weights_left_out: Why the weights are not in the tensor file; None when they are.
     """
 
-    format: Literal["rollouts/2"]
+    format: Literal["rollouts/3"]
     session: str = Field(min_length=1, max_length=128)
     verdict: RolloutVerdict
     headers: dict[str, PassedOnHeader]
@@ -74,16 +71,10 @@ class RolloutEvidence(StrictModel):
     config: str
     weights: str = Field(max_length=64)
     older_config: str | None
-    weights_left_out: str | None
     tensors: TensorFile
 
 
-def write_rollout_evidence(
-    desk: EvidenceDesk,
-    bundle: RolloutBundle,
-    verdict: RolloutVerdict,
-    max_weight_bytes: int = MAX_WEIGHT_BYTES,
-) -> RolloutVerdict:
+def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: RolloutVerdict) -> RolloutVerdict:
     """Write a bundle and its verdict as ``NAME.json`` with payload and weights beside it.
 
     An older file is never overwritten.
@@ -92,7 +83,6 @@ def write_rollout_evidence(
         desk: Where to.
         bundle: The records.
         verdict: What `judge_bundle` makes of them.
-        max_weight_bytes: Larger weights are left out.
 
     Returns:
         The verdict, which now names the file and its digest.
@@ -101,17 +91,9 @@ def write_rollout_evidence(
     tensors = {}
     if bundle.answer.payload:
         tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
-    weights = _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
-    size_bytes, left_out = sum(one.nbytes for one in weights.values()), None
-    if verdict.offence in _NEED_NO_WEIGHTS:
-        left_out = "the verdict needs none"
-    elif size_bytes > max_weight_bytes:
-        left_out = f"{size_bytes} bytes of weights, more than the {max_weight_bytes} that evidence may hold"
-    else:
-        # cloned, because parts of one tensor may share memory, which safetensors refuses
-        tensors |= {name: one.detach().cpu().clone() for name, one in weights.items()}
-    blob, name = save(tensors), _free_name(desk.directory, verdict)
-    _write_private(desk.directory / f"{name}.safetensors", blob)
+    if verdict.offence not in _NEED_NO_WEIGHTS:
+        tensors |= _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
+    path = desk.directory / f"{_free_name(desk.directory, verdict)}.json"
     headers, policy, older = bundle.headers, bundle.policy, bundle.older_policy
     parties = {one for header in headers.values() for one in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
@@ -124,12 +106,9 @@ def write_rollout_evidence(
         config=canonical_json(dict(bundle.config if policy is None else policy.config)).decode(),
         weights=bundle.weights if policy is None else policy.weights,
         older_config=None if older is None else canonical_json(dict(older.config)).decode(),
-        weights_left_out=left_out,
-        tensors=TensorFile(file=f"{name}.safetensors", sha256=hashlib.sha256(blob).hexdigest()),
+        tensors=write_tensors(path.with_suffix(".safetensors"), tensors),
     )
-    path, spare = desk.directory / f"{name}.json", desk.directory / f"{name}.json.tmp"
-    _write_private(spare, json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True).encode())
-    spare.replace(path)
+    write_record(path, record)
     return verdict.model_copy(
         update={"evidence": f"{desk.directory.name}/{path.name}", "evidence_sha256": file_digest(path)}
     )
@@ -177,8 +156,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         judgement = judge_bundle(bundle, record.session, known_peer(peers), ControlModels())
     except (EvidenceError, ModelError, FrameError) as exc:
         raise EvidenceError(f"{path}: {exc}") from exc
-    missing = record.weights_left_out if judgement.doubt and bundle.policy is None else None
-    if missing is None and _core(judgement.verdict) != _core(verdict):
+    if _core(judgement.verdict) != _core(verdict):
         raise EvidenceError(
             f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_finding(judgement.verdict)}"
             f"{f' ({judgement.doubt})' if judgement.doubt else ''}"
@@ -196,8 +174,8 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {fingerprint}",
         "session": f"{record.session}, {'as given' if pins.session else 'not compared'}",
         "judged again": "not" if again is None else again.reason,
-        "rests on the owner's word": "nothing" if missing is None else f"what the weights say: {missing}",
-        "conclusion": UNPROVED if missing else f"holds: {verdict.party} signed what these weights do not write",
+        "rests on the owner's word": "nothing",
+        "conclusion": f"holds: {verdict.party} signed what these weights do not write",
     }
 
 
@@ -227,13 +205,7 @@ def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]
         first = exc.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
-    blob = read_bounded(path.parent / record.tensors.file, MAX_TENSOR_BYTES)
-    if hashlib.sha256(blob).hexdigest() != record.tensors.sha256:
-        raise EvidenceError(f"{path}: its tensors were altered or swapped")
-    try:
-        return record, load(blob)
-    except (SafetensorError, ValueError, KeyError) as exc:
-        raise EvidenceError(f"{path}: its tensors are no safetensors file ({exc})") from exc
+    return record, read_tensors(path.parent, record.tensors)
 
 
 def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
@@ -253,15 +225,14 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     older = None
     if "older_request" in headers and "older_answer" in headers:
         older = AnsweredRequest(headers["older_request"], headers["older_answer"])
-    has_weights = record.weights_left_out is None
-    older_policy = None
-    if has_weights and record.older_config is not None:
+    weights, older_policy = _of(_POLICY, tensors), None
+    if weights and record.older_config is not None:
         older_policy = RolloutPolicy(_config(record.older_config), _of(_OLDER, tensors))
     return RolloutBundle(
         party=verdict.party,
         request=request,
         answer=answer,
-        policy=RolloutPolicy(config, _of(_POLICY, tensors)) if has_weights else None,
+        policy=RolloutPolicy(config, weights) if weights else None,
         config=config,
         weights=record.weights,
         second_answer=headers.get("second_answer"),
@@ -287,12 +258,6 @@ def _of(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
 
 def _prefixed(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
     return {} if policy is None else {f"{prefix}{name}": one for name, one in policy.tensors.items()}
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    # prompts and texts are in it
-    path.touch(mode=0o600)
-    path.write_bytes(content)
 
 
 def _free_name(directory: Path, verdict: RolloutVerdict) -> str:

@@ -59,7 +59,7 @@ def explain_sent_weights(checked: CheckedEvidence) -> tuple[dict[str, Any], str 
     }
     what = f"{sent_other_than_signed(snapshot=snapshot)} whose digest it signed"
     if not weights:
-        return {"weights": checked.record.weights_left_out}, "which weights were sent: they are not in this file", what
+        return {"weights": "not in the evidence"}, "which weights were sent: they are not in this file", what
     if [digest_hex(*part) for _, _, part in parts(weights)] != [part.digest for part in sent]:
         raise checked.refuse(f"its weights are not those that {verdict.party} sent")
     if is_what_was_signed(weights, state):
