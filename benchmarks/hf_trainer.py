@@ -164,7 +164,8 @@ def play_hf(steps: int) -> None:
         # labels are shifted as rows come: position i foretells what stands at i + 1
         total = cross_entropy(outputs.logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
         losses.append(float(total.detach()))
-        return total / (ROWS * LENGTH)
+        # of labels that count: at the beginning of a document nothing is foretold
+        return total / num_items_in_batch
 
     class InOrder(Trainer):
         def _get_train_sampler(self, *_: Any) -> Any:
@@ -189,7 +190,7 @@ def play_hf(steps: int) -> None:
     model = GPT2LMHeadModel.from_pretrained("model")
     InOrder(model=model, args=arguments, train_dataset=rows, compute_loss_func=loss_of).train()
     sums = [sum(losses[at : at + MICROBATCHES]) for at in range(0, len(losses), MICROBATCHES)]
-    tell([total / (ROWS * LENGTH) for total in sums])
+    tell([total / int((batch.labels != -100).sum()) for total, batch in zip(sums, batches, strict=True)])
 
 
 if __name__ == "__main__":
