@@ -69,7 +69,9 @@ def test_the_owner_sees_the_mean_with_the_noise_of_all_and_nothing_else_of_a_sit
     assert math.isnan(record.loss) and all('"loss": null' in one for one in told)
     assert scene.owner.measure() == {}
     order = m.MeasureOrder(ticket=1)
-    assert scene.carrier.sites["site-0"](order, scene.owner._payload())[0] == m.SiteFault(ticket=1, reason="failed")
+    assert scene.carrier.sites["site-0"](order, scene.owner._weights_payload())[0] == m.SiteFault(
+        ticket=1, reason="failed"
+    )
 
 
 def test_sums_are_charged_before_they_are_asked_for_and_end_with_the_budget(tmp_path):
@@ -241,7 +243,7 @@ def test_the_least_noise_that_keeps_rounds_within_a_budget_is_found():
     assert (
         found.epsilon(20, DELTA)
         <= 8.0
-        < SUMS.enough_for(20, 8.0, DELTA)._with(round(found.noise_multiplier * 1000) - 1).epsilon(20, DELTA)
+        < SUMS.enough_for(20, 8.0, DELTA)._with_multiplier(round(found.noise_multiplier * 1000) - 1).epsilon(20, DELTA)
     )
     assert found.affordable(8.0, DELTA, 100) == 20 == found.affordable(8.0, DELTA, 20)
     # each size of a cohort spends no more than is charged

@@ -265,11 +265,7 @@ def test_any_range_of_losses_can_be_drawn(run_dir, losses):
         ({"attacks_injected": 7, "detections": None, "evicted": None}, "7 steps attacked, nobody checked"),
         ({"attacks_injected": None}, "Whether anybody attacked is not known, worker-1"),
         ({"steps_lost": 1}, "1 step lost."),
-        ({"steps_lost": 0, "steps_restarted": 0, "steps_skipped": 0}, "0 steps lost."),
-        (
-            {"steps_lost": 0, "steps_restarted": 1, "steps_skipped": 2},
-            "0 steps lost, 1 step restarted, 2 steps skipped.",
-        ),
+        ({"steps_lost": 0}, "0 steps lost."),
         ({"status": "interrupted"}, "Interrupted"),
         ({"validation_perplexity": None, "unigram_perplexity": None}, "not measured"),
     ],

@@ -227,7 +227,6 @@ CANNOT = [
     ("train.device=cuda",),
     ("checkpoint.encrypt=true", "checkpoint.key=env:KEY"),
     ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']", "guard.mode=off"),
-    ("guard.mode=paper", "guard.recovery=skip_layer"),
 ]
 
 

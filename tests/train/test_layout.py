@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import PartyLayout
-from phalanx.pipeline.assignment.rank_memory import rank_bytes
+from phalanx.pipeline.assignment.stage_memory import rank_bytes
 from phalanx.train import describe
 from phalanx.train.sessions.domain import recipe_of
 from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party, stages_of

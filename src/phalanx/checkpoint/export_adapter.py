@@ -42,7 +42,7 @@ def peft_files(
         "inference_mode": True,
     }
     if isinstance(adapter, PrefixConfig):
-        return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt(trained, source)}
+        return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt_tensor(trained, source)}
     if isinstance(adapter, PromptEncoderConfig):
         return config | _prompt_config(source, adapter), {"prompt_embeddings": encoded_prompt(trained, adapter)}
     config |= {
@@ -84,32 +84,32 @@ def merged(
             weights[name] = values
         elif isinstance(adapter, LoraConfig) and name.endswith(_LORA_A):
             layer = name.removesuffix(_LORA_A)
-            _require(f"{layer}.weight" in weights and f"{layer}{_LORA_B}" in trained, name)
+            _require_tensor(f"{layer}.weight" in weights and f"{layer}{_LORA_B}" in trained, name)
             update = torch.mm(trained[f"{layer}{_LORA_B}"], values) * adapter.scale
             is_turned = source.family.fan_in_fan_out
             weights[f"{layer}.weight"] += update.T if is_turned else update
             if adapter.dora:
-                _require(f"{layer}{MAGNITUDE}" in trained, name)
-                _resize(weights[f"{layer}.weight"], trained[f"{layer}{MAGNITUDE}"], inputs=0 if is_turned else 1)
+                _require_tensor(f"{layer}{MAGNITUDE}" in trained, name)
+                _resize_weight(weights[f"{layer}.weight"], trained[f"{layer}{MAGNITUDE}"], inputs=0 if is_turned else 1)
         elif isinstance(adapter, SpfConfig):
             layer = name.removesuffix(_SPF)
-            _require(f"{layer}.weight" in weights, name)
+            _require_tensor(f"{layer}.weight" in weights, name)
             weights[f"{layer}.weight"] = add_spf(weights[f"{layer}.weight"], layer, values, source.hub_config, adapter)
     return weights
 
 
-def _resize(weight: Tensor, sizes: Tensor, inputs: int) -> None:
+def _resize_weight(weight: Tensor, sizes: Tensor, inputs: int) -> None:
     """Give each output's weights the size that DoRA has learned; `inputs` is their dim."""
     weight *= sizes.unsqueeze(inputs) / torch.linalg.norm(weight, dim=inputs, keepdim=True)
 
 
-def _require(is_there: bool, name: str) -> None:
+def _require_tensor(is_there: bool, name: str) -> None:
     if not is_there:
         raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it is of another model")
 
 
 def _prompt_config(source: ModelSource, adapter: PromptEncoderConfig) -> dict[str, Any]:
-    """As peft has it of an encoder that is done: what is loaded are the embeddings that it made."""
+    """Return peft's config of a finished prompt encoder: its computed embeddings are loaded."""
     return {
         "peft_type": "P_TUNING",
         "num_virtual_tokens": adapter.tokens,
@@ -141,10 +141,10 @@ def _prefix_config(source: ModelSource, adapter: PrefixConfig) -> dict[str, Any]
     }
 
 
-def _prompt(trained: Mapping[str, Tensor], source: ModelSource) -> Tensor:
+def _prompt_tensor(trained: Mapping[str, Tensor], source: ModelSource) -> Tensor:
     """Keys and values of all layers as ``[tokens, layers * 2 * heads * size]``."""
     path = f"{source.family.trunk}.{source.family.blocks}"
     names = [f"{path}.{i}.prefix.{part}" for i in range(source.num_layers) for part in ("key", "value")]
     for name in names:
-        _require(name in trained, name)
+        _require_tensor(name in trained, name)
     return torch.cat([trained[name].transpose(0, 1).flatten(1) for name in names], dim=1).contiguous()

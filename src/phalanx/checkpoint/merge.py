@@ -28,12 +28,10 @@ _RECORD, _MATRICES = "record.json", "base.safetensors"
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
-    """Write a model with an adapter in its weights, and beside them what they were.
+    """Write a model with an adapter merged into its weights, and beside them the data that restores the base.
 
     Args:
-        base: In the hub's layout.
-        adapter: In peft's format.
-        out: New directory.
+        base: Base model in the hub's layout.
 
     Returns:
         Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.
@@ -51,7 +49,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         "base": weights_digest(before.items()),
         "adapter": weights_digest(trained.items()),
         "merged": weights_digest(after.items()),
-        "rounding": _rounding(before, after, trained, source, config),
+        "rounding": _rounding_error(before, after, trained, source, config),
     }
 
     def write(target: Path) -> None:
@@ -61,7 +59,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         save_file(changed, target / KEPT / _MATRICES)
         (target / KEPT / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    _appear(out, write)
+    _write_at_once(out, write)
     return {**record, "matrices": len(changed)}
 
 
@@ -72,32 +70,32 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
         The digest of its weights.
 
     Raises:
-        CheckpointError: `out` exists, or the directory keeps nothing to go back by, or the merged weights, or what is
-            kept, were changed since.
+        CheckpointError: `out` exists, or the directory has no data that restores the base, or the merged weights, or
+            that data, were changed since.
         ModelError: The directory is no model.
     """
-    source, (record, kept) = ModelSource(directory), _kept(directory)
+    source, (record, stored) = ModelSource(directory), _read_kept(directory)
     now = {name: source.read(name) for name in parameter_names(source.hub_config)}
-    _expect(directory, "the merged weights", weights_digest(now.items()), record["merged"])
-    back = {**now, **kept}
-    _expect(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
+    _expect_digest(directory, "the merged weights", weights_digest(now.items()), record["merged"])
+    back = {**now, **stored}
+    _expect_digest(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
 
     def write(target: Path) -> None:
         write_model(target, back, source, None)
         _copy_companions(directory, target)
 
-    _appear(out, write)
-    return {"base": record["base"], "matrices": len(kept)}
+    _write_at_once(out, write)
+    return {"base": record["base"], "matrices": len(stored)}
 
 
-def _rounding(
+def _rounding_error(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     trained: Mapping[str, Tensor],
     source: ModelSource,
     config: Any,
 ) -> float | None:
-    """How far weights would be off without what is kept; None for DoRA, of which a size is lost for good."""
+    """Return the error of unmerging without the stored data; None for DoRA, whose magnitudes are lost for good."""
     if not isinstance(config, LoraConfig) or config.dora:
         return None
     negated = {name: -values if ".lora_B." in name else values for name, values in trained.items()}
@@ -105,7 +103,7 @@ def _rounding(
     return max(float((back[name] - values).abs().max()) for name, values in before.items())
 
 
-def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read_kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     home = directory / KEPT
     try:
         record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
@@ -118,7 +116,7 @@ def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         ).about(code="PHX-I059", file=str(home), do="take the base model itself") from exc
 
 
-def _expect(where: Path, what: str, found: str, expected: object) -> None:
+def _expect_digest(where: Path, what: str, found: str, expected: object) -> None:
     if found != expected:
         raise CheckpointError(
             f"{where}: {what}: found digest {found:.16}, expected {expected!s:.16}; they were changed since the "
@@ -127,14 +125,14 @@ def _expect(where: Path, what: str, found: str, expected: object) -> None:
 
 
 def _copy_companions(directory: Path, target: Path) -> None:
-    """Copy tokenizer files and the rest of what is no weight."""
+    """Copy tokenizer files and all other files that are no weights."""
     for path in directory.iterdir():
         is_wanted = path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json")
         if is_wanted and path.is_file() and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
 
 
-def _appear(out: Path, write: Callable[[Path], None]) -> None:
+def _write_at_once(out: Path, write: Callable[[Path], None]) -> None:
     """Fill a directory that appears in one go."""
     if out.exists():
         raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(

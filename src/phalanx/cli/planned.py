@@ -11,7 +11,7 @@ from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe
 from phalanx.planner.cost.estimate import Estimate
-from phalanx.planner.search.answer import PlanAnswer, causes
+from phalanx.planner.search.answer import PlanAnswer, refusal_causes
 from phalanx.planner.search.rank import ERROR
 
 _SHOWN = 15
@@ -46,7 +46,7 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
             **({"run file": out} if out is not None else {}),
         }
     )
-    typer.echo("\n".join(causes(answer.ranking.refused)))
+    typer.echo("\n".join(refusal_causes(answer.ranking.refused)))
     typer.echo(
         f"Estimates; --json and --html name what they rest on. Within {100 * ERROR:.0f} % none is the faster: of such "
         "layouts the common one stands first."

@@ -21,10 +21,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
-    """Refuse a run's model directory that lacks what the run will read of it.
+    """Refuse a model directory that lacks files that the run will read.
 
     Args:
-        config: Which model.
         needs_tokenizer: Whether the text is cut by the model's own tokenizer.
 
     Raises:
@@ -74,13 +73,13 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
     Raises:
         ModelError: Its ``model_type`` is not among the families.
     """
-    found = described.get("model_type")
-    if not isinstance(found, str) or found not in FAMILIES:
+    model_type = described.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         experts = any("expert" in key for key in described)
         why = ", a mixture of experts, which stages do not carry" if experts else ""
         raise ModelError(
-            f"{where}: model_type: found {found!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
-        ).about(code="PHX-I033", file=where, key="model_type", found=str(found))
+            f"{where}: model_type: found {model_type!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
+        ).about(code="PHX-I033", file=where, key="model_type", found=str(model_type))
 
 
 def check_header(path: Path) -> None:
@@ -96,12 +95,12 @@ def check_header(path: Path) -> None:
     try:
         ends = [value["data_offsets"][1] for name, value in json.loads(header).items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
-        said = "" if size == expected else f"has {size} bytes, its header says {expected}"
+        problem = "" if size == expected else f"has {size} bytes, its header says {expected}"
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
-        said = "its header is cut or malformed"
-    if said:
-        raise ModelError(f"{path}: cannot be read as safetensors: {said}; fetch or export it again").about(
-            code="PHX-I035", file=str(path), found=said, do="fetch or export it again"
+        problem = "its header is cut or malformed"
+    if problem:
+        raise ModelError(f"{path}: cannot be read as safetensors: {problem}; fetch or export it again").about(
+            code="PHX-I035", file=str(path), found=problem, do="fetch or export it again"
         )
 
 

@@ -83,7 +83,7 @@ class WeightFiles:
 
     def _stored_name(self, name: str) -> str | None:
         choices = (name, name.removeprefix(self._prefix), self._stored_names.get(name, name), _older_name(name))
-        return next((one for one in choices if one in self._files), None)
+        return next((name for name in choices if name in self._files), None)
 
     def _locate(self, name: str) -> tuple[str, Path]:
         stored = self._stored_name(name)

@@ -17,7 +17,8 @@ class Decay:
     """The way in which a learning rate goes down from its peak.
 
     Attributes:
-        share: Of the way from the least rate to the peak, at a progress from 0 to 1; None: the rate stays at its peak.
+        share: Maps progress from 0 to 1 to a share of the way from the least rate to the peak; None: the rate stays at
+            its peak.
         is_late: Whether the rate stays at its peak until the last `decay_share` of the run's steps.
     """
 
@@ -25,19 +26,19 @@ class Decay:
     is_late: bool = False
 
 
-def _linear(progress: float) -> float:
+def _decay_linear(progress: float) -> float:
     return 1.0 - progress
 
 
-def _cosine(progress: float) -> float:
+def _decay_cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 DECAYS: dict[str, Decay] = {
     "constant": Decay(None),
-    "linear": Decay(_linear),
-    "cosine": Decay(_cosine),
-    "wsd": Decay(_linear, is_late=True),
+    "linear": Decay(_decay_linear),
+    "cosine": Decay(_decay_cosine),
+    "wsd": Decay(_decay_linear, is_late=True),
 }
 """By the name in a run file.
 
@@ -55,17 +56,16 @@ class OptimizerConfig(StrictModel):
         kind: "adamw"; in a run with ``[parallel]`` or ``[pipeline]`` also "adamw8bit", which keeps a byte for each
             number of a moment; and with ``[parallel]`` "sgd" with momentum, or "adafactor", which keeps a row and a
             column for each matrix instead of two moments of its size.
-        lr: Peak learning rate.
+        lr: Learning rate behind the warm-up, the largest one.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
-        momentum: Of SGD.
         weight_decay: Decoupled, times the learning rate, in AdamW and Adafactor, and added to the gradient in SGD; only
             for tensors of two or more dimensions, so norms and biases are left alone.
         clip_norm: Largest Euclidean norm of the whole gradient over all stages; 1.0 when left out, and a very
             large number switches clipping off.
         warmup_steps: The learning rate rises linearly over so many steps.
-        schedule: What follows: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step, "constant", or
-            "wsd", which is constant first and then linear down to it.
+        schedule: Decay behind the warm-up: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step,
+            "constant", or "wsd", which is constant first and then linear down to it.
         min_lr_ratio: See `schedule`.
         decay_share: Last share of the run's steps, in which "wsd" goes down.
     """
@@ -83,7 +83,7 @@ class OptimizerConfig(StrictModel):
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_values(self) -> Self:
         for name in foreign_settings(self.kind):
             if self._is_set(name):
                 raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')
@@ -96,12 +96,12 @@ class OptimizerConfig(StrictModel):
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of one step: linear warm-up, then what the schedule says.
+    """Return the learning rate of one step: linear warm-up, then the schedule.
 
     Args:
-        config: Peak, warm-up and schedule.
         step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
-        total_steps: Of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is constant.
+        total_steps: Steps of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is
+            constant.
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.

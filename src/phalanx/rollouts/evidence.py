@@ -37,12 +37,11 @@ _NEED_NO_WEIGHTS = ("equivocation", "form")
 
 @dataclass(frozen=True)
 class EvidenceDesk:
-    """Where evidence is written, and what vouches for the parties in it.
+    """Directory of evidence, and certificates of the parties in it.
 
     Attributes:
-        directory: Gets the files.
+        directory: Directory of the evidence files.
         session: Name that every header bears.
-        authority: PEM of the authority.
         certificates: PEM of the parties, by name.
     """
 
@@ -56,7 +55,7 @@ class RolloutEvidence(StrictModel):
     """The contents of ``NAME.json``.
 
     Attributes:
-        headers: By role, as `RolloutBundle.headers`.
+        headers: Signed headers by role, as in `RolloutBundle.headers`.
         config: The hub's config.json of the policy.
         weights: Digest of the policy's weights.
         older_config: The hub's config.json of an older policy.
@@ -80,9 +79,7 @@ def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: R
     An older file is never overwritten.
 
     Args:
-        desk: Where to.
-        bundle: The records.
-        verdict: What `judge_bundle` makes of them.
+        verdict: Result of `judge_bundle` for these records.
 
     Returns:
         The verdict, which now names the file and its digest.
@@ -92,17 +89,17 @@ def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: R
     if bundle.answer.payload:
         tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
     if verdict.offence not in _NEED_NO_WEIGHTS:
-        tensors |= _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
+        tensors |= _prefix_tensors(_POLICY, bundle.policy) | _prefix_tensors(_OLDER, bundle.older_policy)
     path = desk.directory / f"{_free_name(desk.directory, verdict)}.json"
     headers, policy, older = bundle.headers, bundle.policy, bundle.older_policy
-    parties = {one for header in headers.values() for one in (header.fields.sender, header.fields.receiver)}
+    parties = {party for header in headers.values() for party in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
         format=FORMAT,
         session=desk.session,
         verdict=verdict,
         headers={role: to_signed(header) for role, header in headers.items()},
         authority=desk.authority,
-        certificates={one: pem for one, pem in desk.certificates.items() if one in parties},
+        certificates={party: pem for party, pem in desk.certificates.items() if party in parties},
         config=canonical_json(dict(bundle.config if policy is None else policy.config)).decode(),
         weights=bundle.weights if policy is None else policy.weights,
         older_config=None if older is None else canonical_json(dict(older.config)).decode(),
@@ -137,7 +134,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
 
     Args:
         path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
-        pins: What the reader knows from elsewhere.
+        pins: Facts that the reader has from elsewhere.
 
     Returns:
         What was checked, by name; the last two entries are what rests on the owner's word, and the conclusion.
@@ -156,9 +153,9 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         judgement = judge_bundle(bundle, record.session, known_peer(peers), ControlModels())
     except (EvidenceError, ModelError, FrameError) as exc:
         raise EvidenceError(f"{path}: {exc}") from exc
-    if _core(judgement.verdict) != _core(verdict):
+    if _verdict_core(judgement.verdict) != _verdict_core(verdict):
         raise EvidenceError(
-            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_finding(judgement.verdict)}"
+            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_describe_finding(judgement.verdict)}"
             f"{f' ({judgement.doubt})' if judgement.doubt else ''}"
         )
     again = judgement.verdict
@@ -168,7 +165,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "step": verdict.step,
         "prompt": verdict.prompt,
         "sample": verdict.sample,
-        "tolerance, as both have signed": _tolerance(bundle),
+        "tolerance, as both have signed": _tolerance_of(bundle),
         "file": f"SHA-256 {file_digest(path)}",
         "tensors": f"SHA-256 {record.tensors.sha256}",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {fingerprint}",
@@ -179,19 +176,19 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     }
 
 
-def _tolerance(bundle: RolloutBundle) -> Mapping[str, float]:
+def _tolerance_of(bundle: RolloutBundle) -> Mapping[str, float]:
     tolerance: Mapping[str, float] = bundle.request.fields.body["tolerance"]
     return tolerance
 
 
-def _core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
-    """What two readers of the same records must agree on; measured distances depend on the machine."""
+def _verdict_core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
+    """Return the part on which two readers of the same records must agree; distances depend on the machine."""
     if verdict is None:
         return None
     return verdict.party, verdict.step, verdict.request, verdict.offence, verdict.prompt, verdict.sample
 
 
-def _finding(verdict: RolloutVerdict | None) -> str:
+def _describe_finding(verdict: RolloutVerdict | None) -> str:
     if verdict is None:
         return "finds nothing wrong"
     return f"finds {verdict.party} guilty of {verdict.offence} in step {verdict.step}: {verdict.reason}"
@@ -203,19 +200,19 @@ def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]
         record = RolloutEvidence.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
     return record, read_tensors(path.parent, record.tensors)
 
 
 def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
     """Read the bundle of a record; whether it holds is for the judge."""
-    verdict, config = record.verdict, _config(record.config)
+    verdict, config = record.verdict, _parse_config(record.config)
     payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
     try:
         headers = {
-            role: SignedHeader(one.header.encode(), bytes.fromhex(one.signature))
-            for role, one in record.headers.items()
+            role: SignedHeader(passed_on.header.encode(), bytes.fromhex(passed_on.signature))
+            for role, passed_on in record.headers.items()
         }
         request, answer = headers["request"], SignedAnswer(headers["answer"], payload)
     except KeyError as exc:
@@ -225,9 +222,9 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     older = None
     if "older_request" in headers and "older_answer" in headers:
         older = AnsweredRequest(headers["older_request"], headers["older_answer"])
-    weights, older_policy = _of(_POLICY, tensors), None
+    weights, older_policy = _select_tensors(_POLICY, tensors), None
     if weights and record.older_config is not None:
-        older_policy = RolloutPolicy(_config(record.older_config), _of(_OLDER, tensors))
+        older_policy = RolloutPolicy(_parse_config(record.older_config), _select_tensors(_OLDER, tensors))
     return RolloutBundle(
         party=verdict.party,
         request=request,
@@ -242,7 +239,7 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     )
 
 
-def _config(text: str) -> dict[str, Any]:
+def _parse_config(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -252,12 +249,12 @@ def _config(text: str) -> dict[str, Any]:
     return config
 
 
-def _of(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+def _select_tensors(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _prefixed(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
-    return {} if policy is None else {f"{prefix}{name}": one for name, one in policy.tensors.items()}
+def _prefix_tensors(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
+    return {} if policy is None else {f"{prefix}{name}": tensor for name, tensor in policy.tensors.items()}
 
 
 def _free_name(directory: Path, verdict: RolloutVerdict) -> str:

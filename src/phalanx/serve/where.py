@@ -25,11 +25,10 @@ def open_text_model(
 
     Args:
         where: A run directory, a checkpoint in one, or a directory in the hub's layout.
-        step: Which checkpoint of a run; None takes the newest.
+        step: Checkpoint of a run; None takes the newest.
         best: Take the one with the best validation.
         certificate: The owner's, kept by the caller.
         own_code: Code of the user's own that the run directory keeps may be run.
-        device: Of torch.
         stages: Into how many processes of this machine the layers are cut.
 
     Raises:

@@ -35,16 +35,15 @@ class StepReading:
 
     Args:
         loss: Mean training loss of the step, in nats a token.
-        tokens_per_s: Training tokens a second.
-        audits: Audits so far.
-        alarms: Alarms so far.
-        accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms, which such
-            runs do not have; None of anything else.
-        update_norm: Of a step that tells no loss, for its sites show noisy sums alone; shown in place of it.
-        epsilon: Of a private run, spent so far.
-        data_share: Of the step's time, in which it waited for its batch; shown with what follows in place of audits and
-            alarms where nobody audits.
-        memory_bytes: The most that this process, or its GPU, has needed so far.
+        audits: Number of audits so far.
+        alarms: Number of alarms so far.
+        accuracy: Latest accuracy of a classifier on held-out texts, shown in place of audits and alarms, which such
+            runs do not have; None for other runs.
+        update_norm: Norm of the update, shown in place of the loss where sites show noisy sums alone; None otherwise.
+        epsilon: Epsilon that a private run has spent so far; None for other runs.
+        data_share: Share of the step's time in which it waited for its batch; shown, with what follows, in place of
+            audits and alarms where nobody audits.
+        memory_bytes: Peak memory of this process, or of its GPU.
         mfu: Share of the devices' peak; None where it is not known.
     """
 
@@ -60,8 +59,8 @@ class StepReading:
     mfu: float | None = None
 
     def __str__(self) -> str:
-        known = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
-        parts = [known, f"{self.tokens_per_s:,.0f} tokens/s"]
+        first = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
+        parts = [first, f"{self.tokens_per_s:,.0f} tokens/s"]
         if self.epsilon is not None:
             parts.append(f"epsilon {self.epsilon:.3f}")
         if self.accuracy is not None:
@@ -105,8 +104,8 @@ class ProgressDisplay:
         total_steps: Steps of the whole run.
         start_step: Steps that were done before, when a run is resumed.
         every: A plain line every so many steps where the console is no terminal.
-        console: Where to show it; standard output when left out.
-        clock: Monotonic seconds.
+        console: Console to draw on; None for standard output.
+        clock: Returns the time in monotonic seconds.
     """
 
     def __init__(
@@ -157,13 +156,13 @@ class ProgressDisplay:
 
     def update(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
-        left = self._time_left(step)
+        remaining = self._time_left(step)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, reading=str(reading), left=left)
+            self._bar.update(self._task, completed=step, reading=str(reading), left=remaining)
         elif step % self._every == 0 or step in (self._start + 1, self._total):
-            self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
-            for line in parties_lines(self._parties.news()) if self._parties is not None else ():
-                self._console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+            self._console.print(Text(f"step {step}/{self._total}  {reading}  {remaining}"), soft_wrap=True)
+            for news in parties_lines(self._parties.news()) if self._parties is not None else ():
+                self._console.print(Text(f"  {printable(news)}"), soft_wrap=True)
 
     def message(self, text: str, kind: Kind = "info") -> None:
         """Print one message above the bar, in the colour of its kind.

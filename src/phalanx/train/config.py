@@ -199,12 +199,6 @@ class RunConfig(StrictModel):
                 "attack is for drills with local workers; a remote worker attacks where the laboratory starts it: "
                 "`phalanx attack --kinds KIND` says how"
             )
-        workers = len(self.pipeline.workers)
-        if self.guard.third_party_audit_rate and workers < _THIRD_PARTY:
-            raise ValueError(
-                f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {workers}: one "
-                "that neither holds nor shadows the stage; add stages or pipeline.spares, or raise owner_audit_rate"
-            )
         shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
         if shared and self.guard.enabled and self.guard.classes == "one":
             raise ValueError(
@@ -215,7 +209,7 @@ class RunConfig(StrictModel):
             raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
         if self.checkpoint.journal and not self._can_journal:
             raise ValueError(
-                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
+                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, '
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
@@ -265,7 +259,7 @@ class RunConfig(StrictModel):
     def _can_journal(self) -> bool:
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
         elsewhere = self.train.device != "cpu" or any(getattr(self, name) is not None for name in ENGINES)
-        return not (unverified or elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
+        return not (unverified or elsewhere or self.checkpoint.encrypt)
 
     @property
     def workers(self) -> tuple[str, ...]:

@@ -288,9 +288,6 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
             ValueExclusion(engine, "pipeline.layouts", _NOT_TRIED, only=(None,), beside="pipeline"),
         )
     ),
-    ValueExclusion(
-        "federated", "guard.mode", _NOT_TRIED, 'take "phalanx"', never=("paper", "statistics"), beside="pipeline"
-    ),
 )
 """What an engine has not, apart from objectives."""
 

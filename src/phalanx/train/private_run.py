@@ -8,14 +8,11 @@ _SPLIT = (
     "[privacy] is carried by [parallel], [federated] and [pipeline]: clients and enclave of [split] share no secret "
     "that noise could come from, and what they send each other tells of rows; remove one"
 )
-_TWICE = "a step that was published could be done again with the same rows, which was not paid for"
 _UNDONE = {
-    "keep_steps": _TWICE,
-    "keep_states": _TWICE,
-    "third_party_audit_rate": "one party more would have to know a stage's noise",
+    "keep_states": "a step that was published could be done again with the same rows, which was not paid for",
     "classes": "a gradient with noise in it is no measure for how far it may be off without",
 }
-_GUARDED: dict[str, object] = {"keep_steps": 0, "keep_states": 0, "third_party_audit_rate": 0.0, "classes": "one"}
+_GUARDED: dict[str, object] = {"keep_states": 0, "classes": "one"}
 _LEARNED = ("causal_lm", "weighted_causal_lm")
 _LEARNED_AT_SITES = ("causal_lm", "classification")
 

@@ -20,7 +20,7 @@ from phalanx.federated.local import LocalTrainer, LocalUpdate
 from phalanx.federated.rounds.keepers import KeptSumSite
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
-from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
+from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
 from phalanx.security.crypto import Identity, digest_hex
 
@@ -42,9 +42,7 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        identity: Signs updates.
-        terms: Of the run.
-        trainer: Trains and measures.
+        trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and books of sums.
 
@@ -63,8 +61,8 @@ class Site:
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.shapes()
         self._controls = _Controls(directory, self._shapes)
-        wanted, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
-        self._budget = None if wanted is None or noisy is None else SiteBudget(directory, noisy, wanted)
+        privacy, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
+        self._budget = None if privacy is None or noisy is None else SiteBudget(directory, noisy, privacy)
         # beside noise each sum is paid for, whoever is in it
         sums = terms.config.sums
         self._released = ReleasedSums(directory) if sums == "masked" and self._budget is None else None
@@ -75,17 +73,17 @@ class Site:
         self._sum: tuple[int, SumClient] | None = None
 
     def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
-        """Do what is asked."""
+        """Fulfil one order."""
         culprit = ""
         try:
             if isinstance(order, m.TrainOrder):
-                return self._train(order, payload)
+                return self._train_round(order, payload)
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
-                found = self._trainer.measure(self._weights(payload))
+                scores = self._trainer.measure(self._exchanged_weights(payload))
                 return m.MeasuredReply(
-                    ticket=order.ticket, loss=found.loss, num_targets=found.num_targets, classes=found.classes
+                    ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
                 ), b""
             reason: m.FaultReason = "failed"
         except FailedBatchError:
@@ -99,22 +97,22 @@ class Site:
             reason = "refused"
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
-    def _train(self, order: m.TrainOrder, payload: Payload) -> Answer:
+    def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
             raise FrameError("weights: are not those of the digest")
-        kept = self._trained
-        if kept is None or (kept.round, kept.model) != (order.round, order.model):
+        trained = self._trained
+        if trained is None or (trained.round, trained.model) != (order.round, order.model):
             self._controls.settle(order.counted)
-            kept = self._trained = self._trained_anew(order, payload)
-        reply = kept.reply.model_copy(update={"ticket": order.ticket})
+            trained = self._trained = self._trained_anew(order, payload)
+        reply = trained.reply.model_copy(update={"ticket": order.ticket})
         if self._terms.config.secure:
             return reply, b""
-        values = save(kept.values)
+        values = save(trained.values)
         header = UpdateHeader(
             run=self._terms.digest,
             site=self._identity.name,
-            round=kept.round,
-            model=kept.model,
+            round=trained.round,
+            model=trained.model,
             values=digest_hex(values),
             samples=reply.samples,
         )
@@ -122,22 +120,24 @@ class Site:
 
     def _trained_anew(self, order: m.TrainOrder, payload: Payload) -> _Trained:
         config, began = self._terms.config, time.perf_counter()
-        sent = self._tensors(payload)
-        start = {name: one for name, one in sent.items() if not name.startswith(CONTROL)}
+        sent = self._payload_tensors(payload)
+        start = {name: tensor for name, tensor in sent.items() if not name.startswith(CONTROL)}
         rule = ALGORITHMS[config.algorithm.kind].local(config.algorithm, start)
-        of_all = {name.removeprefix(CONTROL): one for name, one in sent.items() if name.startswith(CONTROL)}
-        own = self._controls.own
+        of_all = {name.removeprefix(CONTROL): tensor for name, tensor in sent.items() if name.startswith(CONTROL)}
+        own_control = self._controls.own
         if isinstance(rule, ControlRule):
-            rule.with_controls(of_all, own)
-        update = self._update(order, start, rule)
+            rule.with_controls(of_all, own_control)
+        update = self._local_update(order, start, rule)
         values = dict(update.delta)
         if isinstance(rule, ControlRule):
-            own_next = next_control(own, of_all, update.delta, update.steps * order.rate)
-            values |= {CONTROL + name: one - own[name] for name, one in own_next.items()}
+            own_next = next_control(own_control, of_all, update.delta, update.steps * order.rate)
+            values |= {CONTROL + name: tensor - own_control[name] for name, tensor in own_next.items()}
         scaled = min(1.0, config.max_norm / max(norm_of(values), 1e-30))
-        values = {name: (one * scaled if scaled < 1.0 else one).contiguous() for name, one in values.items()}
+        values = {name: (tensor * scaled if scaled < 1.0 else tensor).contiguous() for name, tensor in values.items()}
         if isinstance(rule, ControlRule):
-            self._controls.prepare(order.round, {name: own[name] + values[CONTROL + name] for name in own})
+            self._controls.prepare(
+                order.round, {name: own_control[name] + values[CONTROL + name] for name in own_control}
+            )
         samples = min(update.samples, config.most_samples) if config.weights == "samples" else 1
         tells = self._budget is None
         reply = m.TrainedReply(
@@ -152,7 +152,7 @@ class Site:
         )
         return _Trained(order.round, order.model, values, reply)
 
-    def _update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
+    def _local_update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
         """Train; beside noise an update that failed is one of zeros, for a failure would tell of the data."""
         try:
             update = self._trainer.train(order.round, start, order.rate, rule)
@@ -164,38 +164,42 @@ class Site:
                 return update
             if self._budget is None:
                 raise FailedBatchError("update: holds NaN or infinity; lower the learning rate")
-        return LocalUpdate({name: torch.zeros_like(one) for name, one in start.items()}, 1, 0.0, 1, 1)
+        return LocalUpdate({name: torch.zeros_like(tensor) for name, tensor in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
-        """Take one phase; what is summed is this site's own update of that very round and model."""
-        kept, message = self._trained, bytes(payload)
+        """Take one phase; only this site's own update of that very round and model is summed."""
+        trained, message = self._trained, bytes(payload)
         if self._kept is not None and order.phase != "encrypt":
             return m.SumReply(ticket=order.ticket), self._kept.phase(order, message)
-        if kept is None or (kept.round, kept.model) != (order.round, order.model) or not self._terms.config.secure:
+        if (
+            trained is None
+            or (trained.round, trained.model) != (order.round, order.model)
+            or not self._terms.config.secure
+        ):
             raise FrameError("sum: is of another round or model than this site has trained")
         if self._sealing is not None:
-            sealed = self._sealing.phase(order, kept.values, kept.reply.samples, message)
+            sealed = self._sealing.phase(order, trained.values, trained.reply.samples, message)
             return m.SumReply(ticket=order.ticket), sealed
         if self._kept is not None:
-            values = flatten(kept.values).numpy().astype(np.float32, copy=False)
+            values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             return m.SumReply(ticket=order.ticket), self._kept.encrypted(order, values, message)
         if order.phase == "join":
-            self._sum = (order.number, SumClient(self._identity, self._expected(kept), self._rounds))
+            self._sum = (order.number, SumClient(self._identity, self._expected_round(trained), self._rounds))
         if self._sum is None or self._sum[0] != order.number:
             raise FrameError("sum: this site has not joined it")
         client = self._sum[1]
         if order.phase == "mask":
-            values = flatten(kept.values).numpy().astype(np.float32, copy=False)
+            values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             noise = None if self._budget is None else self._budget.noise_for(client.terms)
-            deposit = client.mask(message, values, kept.reply.samples, noise)
+            deposit = client.mask(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
         if order.phase == "release" and self._released is not None:
-            self._released.enter(kept.model, kept.round, client.included)
+            self._released.enter(trained.model, trained.round, client.included)
         step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}
         return m.SumReply(ticket=order.ticket), step[order.phase](message)
 
-    def _expected(self, kept: _Trained) -> ExpectedRound:
+    def _expected_round(self, kept: _Trained) -> ExpectedRound:
         terms = self._terms
         return ExpectedRound(
             run=terms.run,
@@ -207,61 +211,63 @@ class Site:
             minimum=terms.config.min_cohort,
         )
 
-    def _weights(self, payload: Payload) -> Named:
-        return {name: one for name, one in self._tensors(payload).items() if not name.startswith(CONTROL)}
+    def _exchanged_weights(self, payload: Payload) -> Named:
+        return {name: tensor for name, tensor in self._payload_tensors(payload).items() if not name.startswith(CONTROL)}
 
-    def _tensors(self, payload: Payload) -> Named:
+    def _payload_tensors(self, payload: Payload) -> Named:
         try:
-            found = load(bytes(payload))
+            tensors = load(bytes(payload))
         except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
             raise FrameError("weights: are no safetensors") from exc
         due = dict(self._shapes)
         if self._terms.config.algorithm.kind == "scaffold":
             due |= {CONTROL + name: shape for name, shape in self._shapes.items()}
-        if shapes_of(found) != dict(sorted(due.items())) or any(one.dtype != torch.float32 for one in found.values()):
+        if shapes_of(tensors) != dict(sorted(due.items())) or any(
+            tensor.dtype != torch.float32 for tensor in tensors.values()
+        ):
             raise FrameError("weights: are not of the tensors that this site trains")
-        if not all(torch.isfinite(one).all() for one in found.values()):
+        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             raise FrameError("weights: one is NaN or infinite")
-        return found
+        return tensors
 
 
 class _Controls:
     """A site's control variate, zero at first, and the next one, which holds once its update has counted.
 
-    Both outlive the site's process: the owner's variate has counted what this one has moved by.
+    Both outlive the site's process: the owner's variate has counted this one's movement.
     """
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
         self._shapes, self._path, self._next = shapes, directory / _CONTROLS, directory / f"next-{_CONTROLS}"
-        found = self._read(self._path)
-        self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if found is None else found[1]
+        stored = self._read_control(self._path)
+        self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if stored is None else stored[1]
 
     def prepare(self, number: int, controls: Named) -> None:
-        """Keep what the variate will be if the update of a round counts."""
+        """Store the next variate, for the case that the update of a round counts."""
         beside = self._next.with_suffix(".tmp")
         save_file(controls, beside, {"round": str(number)})
         beside.replace(self._next)
 
     def settle(self, counted: int) -> None:
         """Take the variate that belongs to the last round which has counted, or forget one that did not."""
-        found = self._read(self._next)
-        if found is None:
+        stored = self._read_control(self._next)
+        if stored is None:
             return
-        if found[0] == counted:
-            self.own = found[1]
+        if stored[0] == counted:
+            self.own = stored[1]
             self._next.replace(self._path)
         else:
             self._next.unlink()
 
-    def _read(self, path: Path) -> tuple[int, Named] | None:
+    def _read_control(self, path: Path) -> tuple[int, Named] | None:
         if not path.exists():
             return None
         try:
             with safe_open(path, "pt") as file:
                 number = int((file.metadata() or {})["round"])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except (SafetensorError, OSError, KeyError, ValueError) as exc:
             raise CheckpointError(f"{path}: is no control variate of this site; begin the run anew") from exc
-        if shapes_of(found) != dict(sorted(self._shapes.items())):
+        if shapes_of(tensors) != dict(sorted(self._shapes.items())):
             raise CheckpointError(f"{path}: is of other tensors than this run trains; begin the run anew")
-        return number, found
+        return number, tensors

@@ -46,7 +46,7 @@ _TOLD = {
 
 
 def read_adapter_config(directory: Path) -> SlicedAdapter:
-    """Return what a directory says about its adapter.
+    """Read the adapter config of a directory.
 
     Raises:
         ModelError: It holds no adapter, or one that stages cannot carry; the key is named.
@@ -82,8 +82,7 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
     """Return the adapter's tensors as float32, by their canonical names.
 
     Args:
-        directory: In peft's format.
-        shapes: Of everything that is trained of the whole model, in the model's order.
+        shapes: Shapes of all trained tensors of the whole model, in the model's order.
 
     Raises:
         ModelError: They cannot be read, a number is not finite, or they are of another model.
@@ -95,20 +94,24 @@ def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict
         raise ModelError(f"{path}: cannot be read as safetensors: {exc}") from exc
     if _PROMPT in stored:
         stored = {PROMPT_TABLE: stored[_PROMPT]} if PROMPT_TABLE in shapes else _prefixes(stored[_PROMPT], shapes, path)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, values in stored.items():
         if not values.is_floating_point() or not bool(torch.isfinite(values).all()):
             raise ModelError(f"{path}: tensor {name!r} holds what is no finite number in floating point; take another")
-        found[name.removeprefix(NAMES_BEGIN)] = values.to(torch.float32).contiguous()
+        tensors[name.removeprefix(NAMES_BEGIN)] = values.to(torch.float32).contiguous()
     # a score head may be new
-    wanted = {name: shape for name, shape in shapes.items() if name != SCORE_WEIGHT or name in found}
-    differing = [name for name in {*found, *wanted} if name not in found or wanted.get(name) != found[name].shape]
+    expected_shapes = {name: shape for name, shape in shapes.items() if name != SCORE_WEIGHT or name in tensors}
+    differing = [
+        name
+        for name in {*tensors, *expected_shapes}
+        if name not in tensors or expected_shapes.get(name) != tensors[name].shape
+    ]
     if differing:
         name = min(differing)
-        have = list(found[name].shape) if name in found else "nothing"
-        need = list(wanted[name]) if name in wanted else "nothing"
+        have = list(tensors[name].shape) if name in tensors else "nothing"
+        need = list(expected_shapes[name]) if name in expected_shapes else "nothing"
         raise ModelError(f"{path}: {name}: found {have}, expected {need}; it is the adapter of another model")
-    return found
+    return tensors
 
 
 def first_values(adapter: SlicedAdapter, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

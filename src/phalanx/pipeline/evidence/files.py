@@ -53,7 +53,7 @@ class VerdictBasis:
     Attributes:
         verdict: The guilty party and its offence.
         compared: The tensors that were compared.
-        headers: What the parties signed, by the part that it plays.
+        headers: Signed headers by their role in the verdict.
         certificates: PEM of the parties, with the keys for the signatures.
         authority: PEM of the authority that issued them.
         plan: The run, from which the stage can be built again.
@@ -95,8 +95,7 @@ def write_evidence(directory: Path, case: VerdictBasis) -> Path:
     """Write one verdict as ``NAME.json`` with its tensors in ``NAME.safetensors`` beside it.
 
     Args:
-        directory: Where evidence is kept.
-        case: The verdict and what it rests on.
+        case: The verdict and its basis.
 
     Returns:
         The path of the JSON file; an older one is never overwritten.
@@ -157,22 +156,21 @@ def read_evidence(path: Path, *, own: bool = False) -> tuple[EvidenceRecord, dic
     """Read a record and the tensors beside it; nothing in them is believed yet but their digest.
 
     Args:
-        path: The JSON file.
         own: Whether the reader has just written it, so that no size is too large.
 
     Returns:
         The record, the tensors, and the SHA-256 of the record's file.
 
     Raises:
-        EvidenceError: A file is missing, too large, malformed, or the tensors are not those of the record.
+        EvidenceError: A file is missing, too large or malformed, or the tensors are not the record's.
     """
     content = path.read_bytes() if own else read_bounded(path, MAX_RECORD_BYTES)
     try:
         record = EvidenceRecord.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
     return record, read_tensors(path.parent, record.tensors), hashlib.sha256(content).hexdigest()
 
 

@@ -30,10 +30,8 @@ class EnclavePlace:
     """Where an enclave is, and which parties call it.
 
     Attributes:
-        identity: Its keys.
         directory: Its own; gets its file where it is confined.
-        transport: Where it listens.
-        parties: Owner and clients.
+        transport: Address and bounds of its server.
         run: Begins the names of its sessions.
         is_confined: Whether it is a process behind a sandbox, which reaches no network.
     """
@@ -50,9 +48,8 @@ class EnclaveHost:
     """The host of an enclave: it listens, waits for all parties, and serves them.
 
     Args:
-        place: Where, for which parties.
-        make_config: Makes the enclave's file.
-        say: Takes one line.
+        place: Place and parties of the enclave.
+        say: Prints one line.
     """
 
     def __init__(self, place: EnclavePlace, make_config: MakeConfig, say: Callable[[str], None]) -> None:

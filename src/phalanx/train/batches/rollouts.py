@@ -192,7 +192,7 @@ class RolloutLoader:
         rollouts = self._sampled(prompts, group, self._settings.temperature)
         found = self._scorer.score(self._texts(rollouts, prompts))
         drawn = self._drawn(rollouts, [self._scorer.total(one) for one in found])
-        columns = self._settings.columns(drawn)
+        columns = self._settings.extra_columns(drawn)
         self._rows = [
             LearnedRow(
                 one.prompt_ids,

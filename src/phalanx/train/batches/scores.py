@@ -39,7 +39,7 @@ class Scores:
         Raises:
             DataError: There is not one for each text, or one is no class.
         """
-        confusion = Confusion.of(predicted, true, num_classes)
+        confusion = Confusion.count_answers(predicted, true, num_classes)
         return cls(total_loss / len(true), confusion.accuracy, confusion.macro_f1)
 
     @classmethod
@@ -213,5 +213,5 @@ def _yardstick(texts: LabelledTexts, seed: int) -> dict[str, float | None]:
         predicted = tfidf_predictions(train, test, seed)
     except DataError:
         return {"tfidf_accuracy": None, "tfidf_macro_f1": None}
-    found = Confusion.of(predicted, [example.label for example in test], len(texts.classes))
+    found = Confusion.count_answers(predicted, [example.label for example in test], len(texts.classes))
     return {"tfidf_accuracy": found.accuracy, "tfidf_macro_f1": found.macro_f1}

@@ -149,8 +149,7 @@ class CheckRecord:
     """
 
     def __init__(self, guard: GuardConfig | None = None) -> None:
-        undoable = 0 if guard is None else max(guard.undoable_steps, guard.snapshot_every)
-        self._limit = _RANGES + undoable
+        self._limit = _RANGES + (0 if guard is None else guard.commit_lag)
         self._work: dict[_Work, Spans] = {}
         self._made: dict[tuple[int, str], Spans] = {}
         self._convicted: dict[str, list[int]] = {}
@@ -178,8 +177,6 @@ class CheckRecord:
                 self._refute()
         elif kind == "distrusted":
             self._replaced[certified_name(body["party"])] = body["step"]
-        elif kind == "replayed":
-            self._move((body["stage"], body["party"]), body["from"], body["to"] - 1, frozenset())
         elif kind == "rolled_back":
             for spans in (*self._work.values(), *self._made.values()):
                 spans.take_out(body["to"])

@@ -18,7 +18,7 @@ class RunHistory:
 
     Attributes:
         decisions: What the guard decided, as (kind, body), oldest first.
-        convicted: Parties that were found guilty; they never come back, unless the recovery excludes no party.
+        convicted: Parties that were found guilty; they never come back.
         revoked: Parties with a certificate that the owner has taken back; they never come back.
         final_weights_digest: Of the run's end; None while it has not ended.
         head: Where the log ends; None when it is empty.
@@ -69,7 +69,7 @@ CONFIG_CHANGED = "config_changed"
 UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
 _DECISIONS = (
     *("verdict", "verdict_refused", "distrusted", "evicted", "lost", "replaced", "takeover"),
-    *("fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    *("fell_back", "batch_skipped"),
     "drift",
     "guarantees",
 )
@@ -112,7 +112,7 @@ def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
     history.opened = history.opened or kind in ("run_started", "run_resumed")
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
-    if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
+    if kind in ("evicted", "verdict"):
         history.convicted.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and isinstance(body.get("config_digest"), str):
         history.configs.add(body["config_digest"])

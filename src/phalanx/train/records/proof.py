@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from phalanx.errors import AuditLogError
-from phalanx.pipeline import OWNER, REMOVED_SHADOWS, UPKEEPS, AuditDraw, Rules, ShownWork, check_step, read_leaves
+from phalanx.pipeline import OWNER, AuditDraw, GuardConfig, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
@@ -139,14 +141,14 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
             remarks.append(f"{where} is of a site: it proves the rounds that it has, and not that there were no others")
         if rules.draw is None:
             unproven.append(f"{where}: the key of its audits is not revealed, so they cannot be drawn again")
-        elif not rules.audits:
+        elif not rules.guard.enabled:
             remarks.append(f"{where} recomputes nothing: its steps are recorded and not verified")
         for line, batch in session.steps:
             done = _checked(run_dir / LEAVES_FILE, line, batch, rules)
             work = ShownWork(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
             session.names.add(done.session)
             # of a step that was done again the last record counts
-            is_proven, step = rules.draw is not None and rules.audits, {line.body["step"]}
+            is_proven, step = rules.draw is not None and rules.guard.enabled, {line.body["step"]}
             proven = proven | step if is_proven else proven - step
         if len(session.names) > 1 or session.names & names:
             raise AuditLogError(
@@ -314,33 +316,20 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
     """Read a session's rules from its opening, as far as the parties' certificates hold together."""
     body, where = session.opening, f"line {session.number}"
     try:
-        guard, key = body["guard"], keys.get(body["audit_key_commitment"])
-        if guard["shadow"] in REMOVED_SHADOWS:
-            raise AuditLogError(
-                f'{where}: its stages were kept with shadow = "{guard["shadow"]}", which this version cannot verify '
-                "(ADR 70); verify it with a version that has it"
-            )
-        draw = None
-        if key is not None:
-            draw = AuditDraw(
-                key,
-                bytes.fromhex(body["audit_nonce"]),
-                guard["audit_rate"],
-                step_rate=guard["step_audit_rate"],
-                owner_rate=guard["owner_audit_rate"],
-                third_party_rate=guard["third_party_audit_rate"],
-            )
+        guard, key = GuardConfig.model_validate(body["guard"]), keys.get(body["audit_key_commitment"])
+        draw = None if key is None else AuditDraw.of(key, bytes.fromhex(body["audit_nonce"]), guard)
         return Rules(
             run=run,
             num_stages=len(body["stages"]),
             microbatches=body["microbatches"],
-            audits=guard["mode"] in ("phalanx", "paper"),
-            upkeep=UPKEEPS[guard["shadow"]],
-            classes=guard.get("classes"),
-            may_leave_out=guard["recovery"] == "skip_layer",
+            guard=guard,
             peers=_peers(body["certificates"], body["authority"], owner, where),
             draw=draw,
         )
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        place = ".".join(map(str, ("guard", *first["loc"])))
+        raise AuditLogError(f"{where}: has a guard of another version: {place}: {first['msg']}") from exc
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise AuditLogError(f"{where}: does not say how its steps are audited ({exc})") from exc
 

@@ -228,10 +228,10 @@ class RunRecorder:
 
     def validated(self, value: ValidationResult, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
-        self._board.scalars(value.points(), num_steps)
-        self._board.histograms(value.histograms, num_steps)
+        self._board.add_scalars(value.points(), num_steps)
+        self._board.add_histograms(value.histograms, num_steps)
         for number, sample in enumerate(value.samples):
-            self._board.text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
+            self._board.add_text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
             self._progress.message(f"  {sample.prompt!r} -> {sample.text!r}", "note")
 
     def stepped(
@@ -259,9 +259,7 @@ class RunRecorder:
                 "audits": guard.num_audits,
                 "alarms": guard.num_alarms,
                 "attacked": result.step in self.truth.attacked_steps(),
-                "repaired": guard.attempts > 1 and not guard.skipped,
-                "restarts": guard.restarts,
-                "skipped": bool(guard.skipped),
+                "repaired": guard.attempts > 1,
                 **(validation_row(None) if validation is None else validation.row()),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
@@ -269,7 +267,7 @@ class RunRecorder:
             }
         )
         said = {f"train/{name}": value for name, value in self.figures.items()}
-        self._board.scalars(
+        self._board.add_scalars(
             {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **said}, result.step
         )
         self._progress.update(result.step + 1, self._reading(result, rate, wall_s, validation))

@@ -50,8 +50,6 @@ class Figures:
     final_weights_digest: str | None = None
     takeovers: int = 0
     steps_redone: int = 0
-    steps_restarted: int = 0
-    steps_skipped: int = 0
     steps_lost: int = 0
     """Applied steps that were given up because no party could serve a stage, and done again from a checkpoint."""
     skipped_batches: set[tuple[int, int]] = field(default_factory=set)
@@ -135,11 +133,6 @@ class Figures:
             self.steps_redone += body["step"] - body["to"]
             # a model that held what is undone was measured after these
             self.stopping.forget_from(body["to"] + 1)
-        elif kind == "step_restarted":
-            # further attempts at a step are in its metrics
-            self.steps_restarted += body["attempt"] == 1
-        elif kind == "step_skipped":
-            self.steps_skipped += 1
         elif kind == "batch_skipped":
             self.skipped_batches.add((body["step"], body["number"]))
         elif kind == "fell_back":
@@ -233,8 +226,6 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "verdicts_refused": figures.verdicts_refused,
         "takeovers": figures.takeovers,
         "steps_redone": figures.steps_redone,
-        "steps_restarted": figures.steps_restarted,
-        "steps_skipped": figures.steps_skipped,
         "batches_skipped": len(figures.skipped_batches),
         "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,

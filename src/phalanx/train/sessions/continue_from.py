@@ -8,7 +8,6 @@ from phalanx.checkpoint import Checkpoint, Shard, manifest_digest
 from phalanx.config import digest
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.optimizers import learning_rate
-from phalanx.optimizers.stage import UPDATES
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord, adopted_record
 from phalanx.train.records.past_run import PastRun
@@ -109,14 +108,9 @@ def cut_anew(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
     """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them.
 
     Raises:
-        CheckpointError: It lacks a tensor or has one too many, or counts skipped updates by stage.
+        CheckpointError: It lacks a tensor or has one too many.
     """
     names = checkpoint.names()
-    if UPDATES in names:
-        raise CheckpointError(
-            f"{checkpoint.path}: its stages have skipped different updates (recovery = skip_layer); "
-            "it can only be resumed with the stages that it has"
-        )
     left = set(names)
     for stage in range(library.num_stages):
         wanted = library(stage).optimizer.state()

@@ -152,7 +152,7 @@ class FederatedSetup:
                 raise PeerLostError(f"{missing}: no call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume")
             saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
-            fleet.end()
+            fleet.end_sites()
 
 
 class RunningRounds:

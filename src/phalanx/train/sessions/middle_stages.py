@@ -29,7 +29,7 @@ _TOLD = frozenset(
     {
         *("party_joined", "not_let_in", "respawned", "lost", "replaced", "evicted", "revoked", "takeover"),
         *("alarm", "drift", "doubts_not_followed", "verdict", "verdict_refused", "distrusted"),
-        *("guarantees", "guarantee_weaker", "replayed", "rolled_back", "step_repeated"),
+        *("guarantees", "guarantee_weaker", "rolled_back", "step_repeated"),
     }
 )
 """Events of the enclave's log that the log of the run has as well."""

@@ -27,8 +27,7 @@ from phalanx.objectives import OBJECTIVES, RowAttention, objective_of
 from phalanx.objectives.pretraining import DenoisersSettings
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
-from phalanx.pipeline.assignment.rank_memory import rank_bytes
-from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.pipeline.assignment.stage_memory import footprints, rank_bytes, stage_counts
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
 from phalanx.train.config import RunConfig
