@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
-from phalanx.pipeline.presets import PRESETS
 
 from phalanx.cli.outcome import run
 from phalanx.data.build.preview import preview
 from phalanx.data.build.recipe import load_recipe
-from phalanx.pipeline.config import GuardConfig
+from phalanx.pipeline import PRESETS, GuardConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
