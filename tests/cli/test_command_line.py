@@ -1,5 +1,6 @@
 """The command line parses, calls one function, and turns the outcome into an exit code."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from phalanx import errors
-from phalanx.cli import run
+from phalanx.cli import main, run
 from tiny_run_file import tiny_run_file
 
 HEAVY = ("torch", "transformers", "grpc", "numpy", "cryptography", "pydantic")
@@ -143,7 +144,7 @@ BAD_FILES = {
 VERBS = ("train", "plan", "attack", "calibrate", "launch")
 FORKING = """
 import contextlib, json, os, sys
-from phalanx.cli import run
+from phalanx.cli import main, run
 calls = json.loads(sys.argv[1])
 # what commands import before they refuse a file is imported once
 for home, verb in {verb: (home, verb) for home, verb in calls}.values():
@@ -376,3 +377,17 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
 
     assert capsys.readouterr().out.startswith("phalanx 0.")
+
+
+def test_a_command_ends_without_a_last_search_for_cycles(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["phalanx", "--version"])
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main()
+        frozen, is_enabled = gc.get_freeze_count(), gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.enable()
+
+    assert ended.value.code == 0
+    assert frozen > 10_000 and not is_enabled

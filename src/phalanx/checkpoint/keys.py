@@ -136,7 +136,7 @@ def open_key(where: str) -> KeyHolder:
         return CommandKey(rest)
     if kind == "file":
         try:
-            data = read_private(Path(rest), f"`phalanx checkpoint new-key {rest}` makes one")
+            data = read_private(Path(rest), f"`phalanx checkpoint new-key {shlex.quote(rest)}` makes one")
         except CertificateError as exc:
             raise CheckpointError(f"checkpoint.key: {exc}") from exc
         text = data.decode("ascii", errors="replace")

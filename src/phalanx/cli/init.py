@@ -1,5 +1,6 @@
 """``phalanx init``: a few questions, or flags, and a commented run file."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -67,7 +68,7 @@ def init(
     names = [name for name in (part.strip() for part in workers.split(",")) if name]
     made = run_file.parent / f"{run_file.stem}-texts"
     text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task, made)).replace(
-        "THIS_FILE", str(run_file)
+        "THIS_FILE", shlex.quote(str(run_file))
     )
     write_text(run_file, text)
     run = load_run(run_file)
@@ -90,10 +91,10 @@ _ASKED = {
 
 def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:
     """Return the commands that come next, to be copied."""
-    chosen = " ".join(f"--name {name}" for name in workers)
-    before = [f"phalanx invite {run_file} {chosen}  # prints what to run on each machine"]
+    file, chosen = shlex.quote(str(run_file)), " ".join(f"--name {name}" for name in workers)
+    before = [f"phalanx invite {file} {chosen}  # prints what to run on each machine"]
     return [
         *(before if kind == "remote" else ()),
-        f"phalanx train {run_file} --dry-run",
-        f"phalanx train {run_file}",
+        f"phalanx train {file} --dry-run",
+        f"phalanx train {file}",
     ]

@@ -42,8 +42,9 @@ def load_config(
         ) from exc
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
-        raise ConfigError(f"{path}: is not valid TOML: {exc}").about(
-            code="PHX-C004", file=str(path), found=str(exc)
+        do = "mend that line: key = value, text in quotes"
+        raise ConfigError(f"{path}: is not valid TOML: {exc}; {do}").about(
+            code="PHX-C004", file=str(path), found=str(exc), do=do
         ) from exc
     return config_of(data, path, model, overrides, prepare)
 

@@ -276,10 +276,8 @@ class _ChatBuild:
         if not train.conversations:
             raise DataError(f"data.conversations: none is left for training{said}; add some").about(code="PHX-I012")
         if self._config.validation_share > 0 and not held_out.conversations:
-            raise DataError(
-                f"data.conversations: none is held out{said}; raise data.validation_share, add conversations, or set "
-                "the share to 0"
-            ).about(code="PHX-I012")
+            do = "raise data.validation_share, or add conversations"
+            raise DataError(f"data.conversations: none is held out{said}; {do}").about(code="PHX-I012", do=do)
 
 
 def _template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:

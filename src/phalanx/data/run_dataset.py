@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.data.config import DataConfig
 from phalanx.data.phases import DatasetConfig
-from phalanx.data.shards import Dataset, SealKey, open_dataset
+from phalanx.data.shards import Dataset, SealKey, abbreviate_digests, open_dataset
 from phalanx.data.shards.stored import StoredDataset
 from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
@@ -69,9 +69,9 @@ def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy of the dataset") from exc
     if content != record.digest:
+        has, expects = abbreviate_digests(content, record.digest)
         raise DataError(
-            f"{path}: has SHA-256 {content[:16]}..., the signed manifest {record.digest[:16]}...: altered; restore it "
-            "from a copy of the dataset"
+            f"{path}: has SHA-256 {has}, the signed manifest {expects}: altered; restore it from a copy of the dataset"
         ).about(code="PHX-I027", file=str(path))
     own = open_tokenizer(path, record.eos_id)
     if wanted is not None and vocabulary_digest(own) != vocabulary_digest(wanted):

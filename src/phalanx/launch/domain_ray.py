@@ -4,6 +4,7 @@ Rank 0 is placed on the machine where the command is given, because the run dire
 a Ray cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
 """
 
+import shlex
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -42,7 +43,7 @@ def describe_domain_ray(launch: DomainLaunch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
     place = f"the cluster at {address}" if address else "a cluster of its own on this machine"
     lines = [f"ray: {place}; placement group PACK of {rank_bundles(launch, launch.world)}, rank 0 on this machine"]
-    return [*lines, f"each: phalanx train {' '.join(launch.arguments())}"]
+    return [*lines, f"each: phalanx train {shlex.join(launch.arguments())}"]
 
 
 def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:

@@ -6,6 +6,7 @@ the disks of the machines and never enter Ray's object store.
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -71,7 +72,7 @@ def describe_ray(launch: Launch, address: str | None) -> list[str]:
     pipeline = launch.run.pipeline
     lines += [f"actor: {name}: keys in {launch.keys / name}, wherever it is placed" for name in pipeline.remote_workers]
     lines += [f"in the place of the dead: {', '.join(pipeline.may_join) or 'nobody'}"]
-    return [*lines, f"here: phalanx train {' '.join(OwnerProcess(launch).arguments())}"]
+    return [*lines, f"here: phalanx train {shlex.join(OwnerProcess(launch).arguments())}"]
 
 
 def run_on_ray(launch: Launch, address: str | None) -> int:

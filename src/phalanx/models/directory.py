@@ -104,8 +104,12 @@ def check_header(path: Path) -> None:
         )
 
 
-def model_directory(path: str) -> Path:
+def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the directory of a model.
+
+    Args:
+        path: As the user wrote it.
+        key: Of the run file, or the option, that names it.
 
     Raises:
         ModelError: There is none; where the text could name a model of the hub, how to fetch it.
@@ -114,18 +118,18 @@ def model_directory(path: str) -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in").about(
-            code="PHX-I031", file=path, key="model.path", do="give the directory that it lies in"
+        raise ModelError(f"{key}: {path}: is a file; give the directory that it lies in").about(
+            code="PHX-I031", file=path, key=key, do="give the directory that it lies in"
         )
     fetch = ""
     if _HUB_NAME.fullmatch(path):
         beside = f"models/{path.rpartition('/')[2]}"
         fetch = (
             f"; if a model of the hub is meant, fetch it first, for nothing is fetched in a run: `hf download {path} "
-            f"--local-dir {beside}`, then set model.path to {beside}"
+            f"--local-dir {beside}`, then set {key} to {beside}"
         )
-    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}").about(
-        code="PHX-I031", file=path, key="model.path", do="give a directory in the hub's layout"
+    raise ModelError(f"{key}: {path}: is no directory; give one in the hub's layout{fetch}").about(
+        code="PHX-I031", file=path, key=key, do="give a directory in the hub's layout"
     )
 
 
@@ -144,7 +148,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             "config.json, *.safetensors, tokenizer.json"
         ).about(code="PHX-I032", file=str(path), expected="a directory in the hub's layout") from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}").about(
+        raise ModelError(f"{path}: is not valid JSON: {exc}; mend it, or fetch the model again").about(
             code="PHX-I032", file=str(path), found=str(exc)
         ) from exc
     if not isinstance(data, dict):

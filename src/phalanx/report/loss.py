@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import InputError
+from phalanx.errors import InputError, writing_cure
 from phalanx.report.figures import format_amount, number, words
 from phalanx.report.read import read_run
 from phalanx.report.svg import (
@@ -285,5 +285,5 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(standalone_svg(frame, drawn or Markup("")), encoding="utf-8")
     except OSError as exc:
-        raise InputError(f"{out}: cannot be written ({exc.strerror}); free or allow it") from exc
+        raise InputError(f"{out}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     return out

@@ -55,6 +55,11 @@ def _plan_top(answer: PlanAnswer) -> Markup:
     if best is not None:
         tiles += [
             ("Speed", f"{count(best.tokens_per_s)} tokens/s", f"{100 * best.mfu:.1f} % of the peak (MFU)"),
+            (
+                "Global batch",
+                f"{count(best.recipe.sequences)} sequences",
+                f"of {count(best.recipe.sequence_length)} tokens",
+            ),
             ("Memory a rank", size(best.memory.total), f"of {size(best.limit)} usable"),
             ("Bubble", f"{100 * best.step.bubble / best.step.total:.1f} %", "of a step"),
             *_total_tiles(best),

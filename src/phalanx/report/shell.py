@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from phalanx.errors import InputError
+from phalanx.errors import InputError, writing_cure
 from phalanx.report.svg import Markup, make_element, style_sheet
 
 # nothing is fetched and no script runs, whatever a file of the run holds
@@ -48,5 +48,5 @@ def write_page(path: Path, content: str) -> Path:
         spare.write_text(content, encoding="utf-8")
         spare.replace(path)
     except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     return path

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from phalanx.closing import Closeable
-from phalanx.errors import InputError
+from phalanx.errors import InputError, writing_cure
 
 
 class MetricsFile(Closeable):
@@ -47,7 +47,7 @@ class MetricsFile(Closeable):
             stream.write(row + "\n")
             stream.flush()
         except OSError as exc:
-            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
     @property
     def next_step(self) -> int:
@@ -79,7 +79,7 @@ class MetricsFile(Closeable):
                 os.fsync(stream.fileno())
             spare.replace(self.path)
         except OSError as exc:
-            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
     def close(self) -> None:
         """Close the file; a later append opens it again."""

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phalanx.config import printable
-from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table
+from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table, size_in_words
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
@@ -43,6 +43,10 @@ class StepReading:
             runs do not have; None for other runs.
         update_norm: Norm of the update, shown in place of the loss where sites show noisy sums alone; None otherwise.
         epsilon: Epsilon that a private run has spent so far; None for other runs.
+        data_share: Share of the step's time in which it waited for its batch; shown, with what follows, in place of
+            audits and alarms where nobody audits.
+        memory_bytes: Peak memory of this process, or of its GPU.
+        mfu: Share of the devices' peak; None where it is not known.
     """
 
     loss: float
@@ -52,6 +56,9 @@ class StepReading:
     accuracy: float | None = None
     update_norm: float | None = None
     epsilon: float | None = None
+    data_share: float | None = None
+    memory_bytes: float = 0.0
+    mfu: float | None = None
 
     def __str__(self) -> str:
         first = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
@@ -60,8 +67,12 @@ class StepReading:
             parts.append(f"epsilon {self.epsilon:.3f}")
         if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
-        elif self.audits is not None:
+        elif self.data_share is None and self.audits is not None:
             parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
+        if self.data_share is not None:
+            parts += [f"data {100 * self.data_share:.0f} %", size_in_words(int(self.memory_bytes))]
+        if self.mfu is not None:
+            parts.append(f"MFU {100 * self.mfu:.0f} %")
         return "  ".join(parts)
 
 

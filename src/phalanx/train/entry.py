@@ -19,7 +19,7 @@ from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
 from phalanx.train.data_outlook import data_outlook
-from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
+from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
 from phalanx.train.sessions.continue_from import open_origin
@@ -86,11 +86,16 @@ def train(
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         console = console or Console()
-        given, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
-        told = length_told(given, run)
-        if told is not None:
-            _say(console, told)
-        origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
+        try:
+            given, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
+            told = length_told(given, run)
+            if told is not None:
+                _say(console, told)
+            origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
+        except KeyboardInterrupt:
+            kept = kept_preparations(_directory(run, run_dir))
+            console.print(f"interrupted while preparing; {kept}", markup=False, highlight=False, soft_wrap=True)
+            raise
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start had not finished a step; the run is begun anew")

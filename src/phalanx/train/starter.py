@@ -12,6 +12,7 @@ from typing import Any
 
 from phalanx.data.tasks import TASKS
 from phalanx.errors import ConfigError, DataError
+from phalanx.models.directory import model_directory
 from phalanx.train.labelled_starter import own_texts
 from phalanx.train.starter_sources import StarterRows, dataset_section, quoted, source_line, starter_rows
 
@@ -50,7 +51,8 @@ def run_file(way: str, answers: Answers) -> str:
 
     Raises:
         ConfigError: The way is unknown, or an answer does not fit it.
-        DataError: A path holds no text that a source can read, or the model directory is none.
+        DataError: A path holds no text that a source can read, or a model directory lacks its config.
+        ModelError: The model directory is none.
     """
     if way not in STARTERS:
         raise ConfigError(f"kind: found {way!r}; expected one of {', '.join(STARTERS)}")
@@ -231,7 +233,7 @@ class _ModelShape:
 
 def _pretrained(directory: Path) -> _ModelShape:
     """Look at a model directory: its number of blocks and positions; weights are not read."""
-    path = directory / "config.json"
+    path = model_directory(str(directory), "--model") / "config.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.shards import DATASET_FILE, open_dataset
-from phalanx.data.sources.listing import list_files
+from phalanx.data.sources.listing import is_empty, list_files
 from phalanx.data.sources.row_layout import RowLayout, layout_of, layout_of_file, lines_of
 from phalanx.data.sources.source_code import LANGUAGES
 from phalanx.errors import ConfigError, DataError
@@ -57,6 +57,8 @@ def source_line(path: Path) -> tuple[str, int]:
         for kind, suffixes in _SUFFIXES.items()
     }
     kind = max(sizes, key=lambda name: sizes[name])
+    if is_empty(path):
+        raise DataError(f"{path}: is empty; give a file or a directory of text")
     if not sizes[kind]:
         raise DataError(
             f"{path}: no text found; expected files that end in "

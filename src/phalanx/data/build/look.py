@@ -18,7 +18,7 @@ from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
 from phalanx.data.build.records import zstd
 from phalanx.data.build.report import BuildReport, LeftOut
 from phalanx.data.build.tally import ByteTally, check_account
-from phalanx.data.shards import Dataset, DocumentEntry
+from phalanx.data.shards import Dataset, DocumentEntry, abbreviate_digests
 from phalanx.errors import DataError
 
 _MOST_REPORT_BYTES = 256 << 20
@@ -239,8 +239,9 @@ def _tokenizer_bytes(dataset: Dataset) -> bytes:
     expected = dataset.manifest.tokenizer.digest
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
+        has, expects = abbreviate_digests(found, expected)
         raise DataError(
-            f"{path}: has SHA-256 {found[:16]}..., the tokens were made with {expected[:16]}...; restore it from a copy"
+            f"{path}: has SHA-256 {has}, the tokens were made with {expects}; restore it from a copy"
         ).about(code="PHX-I027", file=str(path))
     return content
 

@@ -28,6 +28,8 @@ from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.shards import DATASET_FILE, SealKey, open_dataset
+from phalanx.data.sources import no_text
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_tokenizer
 from phalanx.errors import DataError, InputError
 
@@ -110,14 +112,20 @@ class _Build:
         with _alone(home):
             return self._made(worker, pieces, home)
 
+    def _nothing_left(self) -> DataError:
+        for source in self.recipe.sources:
+            if is_empty(getattr(source, "path", "")):
+                return no_text(source)
+        return DataError(
+            f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
+        ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
+
     def _made(self, worker: BuildWorker, pieces: Sequence[SourcePiece], home: Path) -> BuildEnd:
         with self.options.open_engine(worker) as engine:
             done = run_passes(worker, engine, pieces, self.options.progress)
             last = [summaries[-1]["key"] for summaries in done]
             if not any(summaries[-1]["documents"] for summaries in done):
-                raise DataError(
-                    f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
-                ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
+                raise self._nothing_left()
             tokenizer = self._vocabulary(worker, last)
             size = sum(ByteTally.from_json(one["tally"]).of("text_bytes", "read") for (one, *_) in done)
             about = {"tokenizer": tokenizer["key"], "size_bytes": size}

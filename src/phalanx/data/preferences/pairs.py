@@ -15,6 +15,7 @@ from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer, PreferenceFiles
 from phalanx.data.preferences.preference import Preference
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,
     TextTokenizer,
@@ -219,7 +220,11 @@ def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[s
         if files.num_dropped:
             say(f"data.preferences.sources.{number}: {files.num_dropped} lines are no preferences: left out")
     if not found:
-        raise DataError("data.preferences: holds no preference; give it another path")
+        paths, do = [source.path for source in wanted.sources], "give it another path"
+        state = "is empty" if all(map(is_empty, paths)) else "holds no preference"
+        raise DataError(f"data.preferences: {', '.join(map(str, paths))}: {state}; {do}").about(
+            code="PHX-I012", file=str(paths[0]), key="data.preferences", found=state, expected="preferences", do=do
+        )
     return list(found.values())
 
 

@@ -19,7 +19,7 @@ from phalanx.data.shards.manifest import (
     SignedDataset,
     verify_dataset,
 )
-from phalanx.data.shards.merkle import tree_root
+from phalanx.data.shards.merkle import abbreviate_digests, tree_root
 from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
 from phalanx.errors import DataError
@@ -216,9 +216,10 @@ class Dataset:
         except OSError as exc:
             raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
         if (size, found) != (size_bytes, sha256):
-            raise DataError(
-                f"{path}: has SHA-256 {found[:16]}..., expected {sha256[:16]}...: altered; restore it from a copy"
-            ).about(code="PHX-I027")
+            has, expects = abbreviate_digests(found, sha256)
+            raise DataError(f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy").about(
+                code="PHX-I027"
+            )
 
     def _table(self, file: str, record: Any, dtype: np.dtype[Any]) -> VerifiedFile:
         if file not in self._tables:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from phalanx.config import StrictModel
-from phalanx.data.shards.merkle import HASH_BYTES, leaf_hash, tree_root
+from phalanx.data.shards.merkle import HASH_BYTES, abbreviate_digests, leaf_hash, tree_root
 from phalanx.data.shards.seal import TAG_BYTES, DatasetSeal, LeafCipher
 from phalanx.errors import DataError
 
@@ -232,9 +232,10 @@ class VerifiedFile:
             found = leaf_hash(data)
         expected = self._hashes[leaf * HASH_BYTES : (leaf + 1) * HASH_BYTES]
         if found != expected:
+            has, expects = abbreviate_digests(found.hex(), expected.hex())
             raise _altered(
-                f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {end - 1}) has SHA-256 "
-                f"{found.hex()[:16]}..., expected {expected.hex()[:16]}..."
+                f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {end - 1}) has SHA-256 {has}, "
+                f"expected {expects}"
             )
         if self._num_ids is not None and self._cipher is None:
             self._check_ids(leaf, np.frombuffer(stored, self._dtype, (end - begin) // self._dtype.itemsize, begin))
@@ -293,7 +294,8 @@ class VerifiedFile:
             raise _altered(f"{path}: has {'more' if len(hashes) > size else len(hashes)} bytes, expected {size}")
         root = tree_root([hashes[at : at + HASH_BYTES] for at in range(0, size, HASH_BYTES)]).hex()
         if root != self._record.root:
-            raise _altered(f"{path}: has root {root[:16]}..., the manifest has {self._record.root[:16]}...")
+            has, expects = abbreviate_digests(root, self._record.root)
+            raise _altered(f"{path}: has root {has}, the manifest has {expects}")
         return hashes
 
     def _decrypted(self, start: int, stop: int) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from phalanx.data.shards.dataset import Dataset
 from phalanx.data.shards.index import record_hashes
 from phalanx.data.shards.leaves import Count, Digest
 from phalanx.data.shards.manifest import BLOCK_RECORDS, INDEX_BYTES, IndexStatement, verify_statement
-from phalanx.data.shards.merkle import audit_path, leaf_hash, root_from_path
+from phalanx.data.shards.merkle import abbreviate_digests, audit_path, leaf_hash, root_from_path
 from phalanx.data.shards.records import INDEX
 from phalanx.errors import DataError
 from phalanx.security.crypto import parse_canonical
@@ -178,7 +178,8 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
         except ValueError as exc:
             raise _no_proof(where, f"record {leaf.number}: {exc}") from exc
         if root != statement.index:
-            raise _no_proof(where, f"record {leaf.number} leads to root {root[:16]}..., not {statement.index[:16]}...")
+            has, expects = abbreviate_digests(root, statement.index)
+            raise _no_proof(where, f"record {leaf.number} leads to root {has}, not {expects}")
     records = np.frombuffer(b"".join(bytes.fromhex(leaf.record) for leaf in proof.leaves), INDEX)
     digests = [record["digest"].tobytes() for record in records]
     if digests != sorted(digests):

@@ -25,7 +25,7 @@ from phalanx.data.shards.manifest import (
 )
 from phalanx.data.shards.records import DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey
-from phalanx.errors import DataError
+from phalanx.errors import DataError, writing_cure
 from phalanx.security.crypto import Identity
 
 LEAF_BYTES = 64 * 1024
@@ -311,4 +311,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _not_written(path: Path, exc: OSError) -> DataError:
-    return DataError(f"{path}: cannot be written ({exc.strerror}); free space or name another directory")
+    return DataError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}")

@@ -9,6 +9,7 @@ from phalanx.data.sources.dialogue import DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig, HtmlFiles
 from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.sources.mail import MailConfig, MailFiles
 from phalanx.data.sources.own import OwnSource, OwnSourceConfig
 from phalanx.data.sources.parquet import ParquetConfig, ParquetFiles
@@ -77,10 +78,14 @@ def _own_line(kind: str, found: Any) -> SourceLine:
     return SourceLine(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
 
 
-def no_text(kind: str) -> DataError:
+def no_text(config: SourceSettings) -> DataError:
     """Say that a source has nothing to learn from."""
-    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path").about(
-        code="PHX-I012", key="data.sources", do="remove it or give it another path"
+    do, location = "remove it or give it another path", getattr(config, "path", None)
+    if location is None:
+        return DataError(f"kind {config.kind!r}: holds no text; {do}").about(code="PHX-I012", key="data.sources", do=do)
+    state = "is empty" if is_empty(location) else "holds no text"
+    return DataError(f"{location}: {state}; {do}").about(
+        code="PHX-I012", file=str(location), key="data.sources", found=state, expected="text", do=do
     )
 
 

@@ -93,6 +93,14 @@ def list_files(location: Path | str, suffixes: tuple[str, ...]) -> list[SourceFi
     return [file for file in _listed(location, _with_packed(suffixes)) if file.passed_over is None]
 
 
+def is_empty(location: Path | str) -> bool:
+    """Return whether a file of this machine, or every file below a folder, has no bytes."""
+    if not isinstance(location, Path):
+        return False
+    sizes = [file.path.stat().st_size for file in list_files(location, ("",)) if isinstance(file.path, Path)]
+    return not any(sizes)
+
+
 def _with_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{suffix}{packed}" for suffix in suffixes for packed in ("", *PACKED))
 

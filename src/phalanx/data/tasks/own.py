@@ -73,7 +73,8 @@ def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
     """
     found = [_example(record, where, columns) for where, record in read_records(path)]
     if not found:
-        raise DataError(f"{path}: holds no text; give one with at least one row")
+        state = "holds no text" if path.stat().st_size else "is empty"
+        raise DataError(f"{path}: {state}; give one with at least one row")
     return found
 
 

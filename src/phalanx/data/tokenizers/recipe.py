@@ -13,6 +13,7 @@ from pydantic import Field
 
 from phalanx.config import StrictModel, digest, dump_toml
 from phalanx.data.sources import Source, SourceConfig, no_text, open_source
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers.config import TrainingConfig, WordPieceTraining
 from phalanx.data.tokenizers.tokenizer import TextTokenizer, vocabulary_digest
 from phalanx.data.tokenizers.training import train_tokenizer
@@ -80,11 +81,14 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
     """
     if out.exists():
         raise DataError(f"{out}: exists already and is not overwritten; choose another place").about(file=str(out))
+    for source in recipe.sources:
+        if is_empty(getattr(source, "path", "")):
+            raise no_text(source)
     texts = _Texts([open_source(source) for source in recipe.sources], recipe.max_documents)
     fingerprints = [source.fingerprint() for source in texts.sources]
     tokenizer = train_tokenizer(texts.read(), recipe.tokenizer)
     if not texts.documents:
-        raise no_text(recipe.sources[0].kind)
+        raise no_text(recipe.sources[0])
     record = {
         "vocabulary_digest": vocabulary_digest(tokenizer),
         "vocab_size": tokenizer.vocab_size,

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError, FailedRoundError
+from phalanx.errors import CheckpointError, FailedRoundError, writing_cure
 from phalanx.security.crypto import digest_hex
 
 _LINES = "rounds.jsonl"
@@ -167,7 +167,7 @@ class RoundJournal:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
-            message = f"{self._path}: cannot be written ({exc.strerror}); free space, then --resume"
+            message = f"{self._path}: cannot be written ({exc.strerror}); {writing_cure(exc)}, then --resume"
             raise CheckpointError(message) from exc
 
     def _read_entries(self) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tomli_w
 
-from phalanx.errors import InputError
+from phalanx.errors import InputError, writing_cure
 from phalanx.planner.cluster.catalog import known_configs
 from phalanx.planner.cost.estimate import Estimate
 from phalanx.planner.model.recipe import Recipe
@@ -30,7 +30,7 @@ def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
     try:
         path.write_text(run_text(data, found), encoding="utf-8")
     except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
 
 def run_text(data: dict[str, Any], found: Estimate) -> str:

@@ -270,13 +270,16 @@ class RunRecorder:
         self._board.add_scalars(
             {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **said}, result.step
         )
-        self._progress.update(result.step + 1, self._reading(result, rate, validation))
+        self._progress.update(result.step + 1, self._reading(result, rate, wall_s, validation))
         if validation is not None and result.step > 0:
             self._progress.message(f"step {result.step + 1}: {validation}")
 
-    def _reading(self, result: StepResult, rate: float, validation: ValidationResult | None) -> StepReading:
+    def _reading(
+        self, result: StepResult, rate: float, wall_s: float, validation: ValidationResult | None
+    ) -> StepReading:
         if validation is not None and isinstance(validation.own, Scores | PreferenceScores):
             self._accuracy = validation.own.accuracy
+        is_unaudited, wait_s = result.guard is None, self.figures.get("data_wait_s")
         is_untold = result.num_targets == 0 and math.isnan(result.loss)
         return StepReading(
             result.loss,
@@ -286,4 +289,7 @@ class RunRecorder:
             self._accuracy,
             update_norm=result.gradient_norm if is_untold else None,
             epsilon=self.figures.get("epsilon"),
+            data_share=wait_s / wall_s if is_unaudited and wait_s is not None else None,
+            memory_bytes=self.figures.get("peak_memory_bytes", 0.0),
+            mfu=self.figures.get("mfu"),
         )

@@ -1,6 +1,6 @@
 """What a resumed run may change of its run file; everything else is refused by name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +32,17 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
     }
 )
 """The keys, or sections, that ``--resume`` may change, each with what that means."""
+
+LAYOUT: Mapping[str, str] = MappingProxyType(
+    {
+        f"parallel.{key}": "a checkpoint holds whole tensors, which are cut anew: the same training, up to rounding"
+        for key in (
+            *("dp", "tp", "pp", "cp", "context", "zero", "replicas", "schedule", "sequence_parallel", "offload"),
+            *("activation_checkpointing", "compile", "min_dp", "max_dp", "restarts", "silence_s"),
+        )
+    }
+)
+"""The keys of ``[parallel]`` that ``--resume`` may change too, where ranks of one domain train before and after."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,10 @@ class RunChanges:
     def told(self, run: RunConfig, step: int) -> str:
         """Say what the changes mean from a step on."""
         lines = [f"{key}: {_shown(there)} -> {_shown(here)}" for key, (there, here) in self.keys.items()]
+        if any(key in LAYOUT for key in self.keys):
+            lines.append(
+                f"From step {step} on whole tensors are cut for the new layout, and nothing but rounding changes"
+            )
         rates = self.rates(run, step)
         if rates is not None:
             lines.append(
@@ -89,13 +104,14 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     there, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
     keys = {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
-    refused = [key for key in keys if _changeable(key) is None]
+    allowed = {**CHANGEABLE, **(LAYOUT if _cut_anew(before) and _cut_anew(now) else {})}
+    refused = [key for key in keys if not _is_among(key, allowed)]
     instead = f"or begin a new run where this one is: --from {where} with another --run-dir"
     if refused:
         shown = ", ".join(f"{key} ({keys[key][0]!r} there, {keys[key][1]!r} here)" for key in refused[:_SHOWN_KEYS])
         raise ConfigError(
             f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may change "
-            f"{', '.join(CHANGEABLE)} alone: take the values of {where}/config.toml, {instead}"
+            f"{', '.join(allowed)} alone: take the values of {where}/config.toml, {instead}"
         ).about(
             code="PHX-C016",
             file=where,
@@ -117,8 +133,19 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     return RunChanges(before, keys)
 
 
-def _changeable(key: str) -> str | None:
-    return next((name for name in CHANGEABLE if key == name or key.startswith(f"{name}.")), None)
+def _is_among(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _cut_anew(run: RunConfig) -> bool:
+    """Return whether a run's checkpoints are whole tensors that any layout of ranks can go on from.
+
+    Islands have moments of their own, sites keep their ranks' states, DeepSpeed writes its own parts, and noise of
+    privacy is drawn rank by rank.
+    """
+    layout = run.parallel
+    others = (run.federated, run.deepspeed, run.privacy)
+    return layout is not None and layout.outer is None and all(section is None for section in others)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

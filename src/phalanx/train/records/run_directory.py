@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.config import KEPT_CODE, changed_code, digest, dump_toml, source_files
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.errors import CheckpointError, ConfigError, writing_cure
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.train.config import RunConfig, load_run
@@ -32,6 +33,14 @@ _OWN_NAMES = ("config.toml", "pki", "secrets", "events.jsonl", "steps.jsonl", "m
 def cache_beside(run_dir: Path) -> Path:
     """Where prepared text and converted models are kept: ``PHALANX_CACHE``, or ``.cache`` beside the run."""
     return Path(os.environ.get("PHALANX_CACHE", run_dir.parent / ".cache"))
+
+
+def kept_preparations(run_dir: Path) -> str:
+    """Say what is left of an interrupted preparation, and what goes on with it."""
+    return (
+        f"what was prepared whole lies in {shlex.quote(str(cache_beside(run_dir)))} and used again, the rest is not; "
+        "the same command begins again"
+    )
 
 
 def default_directory(run: RunConfig) -> Path:
@@ -200,8 +209,8 @@ class RunDirectory(Closeable):
         if not path.exists():
             raise ConfigError(
                 f"{path}: missing; have {name} make keys and a request with `phalanx pki request {name}`, and sign it "
-                f"with `phalanx pki sign {self.pki} request.csr`; if that directory was moved away from here, copy its "
-                "certificate.pem back"
+                f"with `phalanx pki sign {shlex.quote(str(self.pki))} request.csr`; if that directory was moved away, "
+                "copy its certificate.pem back"
             )
         return path.read_text(encoding="ascii")
 
@@ -349,7 +358,7 @@ class RunDirectory(Closeable):
             self._write_config()
             self._write_record(self.path / _RECORD, self.run_id)
         except OSError as exc:
-            raise CheckpointError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+            raise CheckpointError(f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
         self.changes = None
 
     def _write_config(self) -> None:

@@ -21,6 +21,7 @@ from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import perplexities
 from phalanx.train.config import RunConfig
+from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.saver import PlainSaver
@@ -105,13 +106,16 @@ class RunHooks:
         self._saver = saver
         self._figures = figures
         self._went_back = False
+        self._use = DeviceUse(run)
 
     def opened(self, step: int) -> None:
         """A step is about to begin."""
         self._saver.opened(step)
+        self._use.opened()
 
     def drawn(self, step: int, batch: Batch) -> None:
         """A batch was drawn for a step."""
+        self._use.drawn()
         self._recorder.samples.drawn(step, batch.indices)
         self._recorder.figures = batch.figures
 
@@ -126,6 +130,7 @@ class RunHooks:
         body: dict[str, object] = {"step": step, "number": number, "reason": str(reason)}
         self._figures.observe("batch_skipped", body)
         self._recorder.observe("batch_skipped", body)
+        self._use.skipped()
 
     def validate(self, num_steps: int) -> ValidationResult | None:
         """Validate after so many finished steps, when it is time for it."""
@@ -150,6 +155,7 @@ class RunHooks:
         if isinstance(self._run.train.objective, RolloutSettings):
             check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
+        self._recorder.figures = {**self._recorder.figures, **self._use.row(tokens / wall_s)}
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 
     def save(self, num_steps: int) -> None:

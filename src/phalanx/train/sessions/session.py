@@ -9,7 +9,15 @@ from typing import Any, final
 from rich.console import Console
 
 from phalanx.config import escape_controls
-from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError, StaleRolloutsError
+from phalanx.errors import (
+    AuditLogError,
+    CheckpointError,
+    CutLogError,
+    DiskError,
+    NoHolderError,
+    StaleRolloutsError,
+    writing_cure,
+)
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.telemetry import (
     CurveWriter,
@@ -28,9 +36,10 @@ from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.comparison import say_worse
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
-from phalanx.train.records.run_directory import RunDirectory, cache_beside
+from phalanx.train.records.run_directory import RunDirectory, cache_beside, kept_preparations
 from phalanx.train.records.summary import Figures, has_guard, summarise
 from phalanx.train.records.trust import say_trust
+from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart
@@ -102,14 +111,20 @@ class Session:
             raise
         except KeyboardInterrupt:
             figures.status = "interrupted"
-            self._console.print("interrupted; go on with --resume")
+            if is_unstarted(self._home.path):
+                self._say(f"interrupted before the first step; {kept_preparations(self._home.path)}")
+            else:
+                self._console.print("interrupted; go on with --resume")
         except OSError as exc:
             raise CheckpointError(
-                f"{exc.filename or self._home.path}: {exc.strerror or exc}; free or allow it, then --resume"
+                f"{exc.filename or self._home.path}: {exc.strerror or exc}; {writing_cure(exc)}, then --resume"
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
             summary |= self._leave_summary(context) if is_whole else {}
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _leave_summary(self, context: SessionContext) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history

@@ -54,6 +54,7 @@ def check_inputs(run: RunConfig) -> None:
     _check_tokenizer(run)
     _check_data(run.data)
     _check_small_text(run)
+    _check_held_out(run)
 
 
 def text_warnings(run: RunConfig) -> list[str]:
@@ -120,6 +121,19 @@ def _check_small_text(run: RunConfig) -> None:
         spool = intake.spool(sources, Path(spare), lambda _phase, _documents: None)
         if spool.train.documents:
             train_bpe(spool.train.texts(), data.tokenizer)
+
+
+def _check_held_out(run: RunConfig) -> None:
+    """Refuse a run that has nothing to measure itself with; sites of a federated run hold out rows of their own."""
+    data = run.data
+    if data.validation_names or run.federated is not None:
+        return
+    do = "set data.validation_share above 0"
+    if data.preferences is None and not data.prompts:
+        do += ", or name a set in data.validation"
+    raise ConfigError(
+        f"data.validation_share: found 0, and a run measures itself on text that is held out; {do}"
+    ).about(key="data.validation_share", found="0", expected="above 0", do=do)
 
 
 def _is_small(sources: Sequence[SourceSettings]) -> bool:
@@ -207,7 +221,7 @@ def _look_at(source: SourceSettings) -> None:
         if has_text[-1] and not by_line:
             return
     if not any(has_text) and len(has_text) < _FIRST_DOCUMENTS:
-        raise no_text(source.kind)
+        raise no_text(source)
 
 
 def require_extras(run: RunConfig) -> None:
