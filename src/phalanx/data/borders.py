@@ -1,4 +1,4 @@
-"""Where texts begin and meet in tokens, by what a tokenizer itself says of them."""
+"""Where texts begin and meet in tokens, by a tokenizer's own markers."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ def bare_encoder(backend: tokenizers.Tokenizer, *, special_is_text: bool) -> tok
     a border that it reaches over.
 
     Args:
-        backend: Left as it is.
         special_is_text: Whether a special token that is spelled out in a text is text.
     """
     copy = tokenizers.Tokenizer.from_str(backend.to_str())
@@ -29,7 +28,6 @@ def border_of(encoding: tokenizers.Encoding, text: str, characters: int) -> int:
 
     Args:
         encoding: Of the text by a `bare_encoder`.
-        text: As it was encoded.
         characters: From the beginning of the text.
     """
     offsets = encoding.offsets
@@ -55,7 +53,7 @@ def frame_of(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int,
 
 
 def first_ids_of(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return what a tokenizer's post-processor writes before a text."""
+    """Return the ids that a tokenizer's post-processor writes before a text."""
     return frame_of(backend)[0]
 
 
@@ -63,8 +61,7 @@ def without_last(ids: Sequence[int], bare: Sequence[int]) -> list[int]:
     """Return the ids of a text without what its tokenizer writes behind it.
 
     Args:
-        ids: With what it writes before and behind.
-        bare: Without.
+        ids: Ids with the post-processor's own before and behind.
     """
     whole, inner = list(ids), list(bare)
     begins = (at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner)

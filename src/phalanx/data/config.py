@@ -52,7 +52,7 @@ class BpeConfig(StrictModel):
 
 
 class ModelTokenizerConfig(StrictModel):
-    """The tokenizer in the model's own directory; `eos_token` overrides the one that it names."""
+    """The tokenizer in the model's own directory; `eos_token` overrides its end token."""
 
     kind: Literal["model"] = "model"
     eos_token: str | None = Field(default=None, min_length=1)
@@ -86,7 +86,6 @@ class PromptSource(StrictModel):
     """A file of prompts, a JSON object a line.
 
     Attributes:
-        path: The file.
         ignore: Fields of a message that may be there and are not read; any other unknown one is an error.
     """
 
@@ -158,12 +157,12 @@ class LabelledConfig(StrictModel):
     """Labelled texts of one task, for the clients of a split: shared out to them, or files of their own.
 
     Attributes:
-        task: Which one; or the files of a task of the clients' own, all texts of which are used.
+        task: Name of the task; or the files of a task of the clients' own, all texts of which are used.
         home: Folder of its files; left out, the usual places. Two tasks come with Python packages.
         texts_per_client: Training texts of each client: equal numbers, since clients take turns.
         test_texts: Held out, the same for every seed.
-        alpha: Of the Dirichlet distribution by which classes are shared out to clients, where a task has no silos of
-            its own; small: each client has few classes, large: all are alike.
+        alpha: Parameter of the Dirichlet distribution by which classes are shared out to clients, where a task has no
+            silos of its own; small: each client has few classes, large: all are alike.
     """
 
     task: TaskConfig
@@ -203,7 +202,7 @@ class ValidationSetConfig(StrictModel):
     """One more validation set: text that is measured by name, and never trained on by this run.
 
     Attributes:
-        name: In metrics, summary, report and TensorBoard.
+        name: Name in metrics, summary, report and TensorBoard.
         sources: All their documents belong to the set; nothing compares them with the training text.
         max_sequences: At most so many sequences are used, spread evenly.
     """
@@ -230,9 +229,8 @@ class DataConfig(StrictModel):
         sources: Read in this order; a document seen before is dropped.
         labelled: Texts of a classification task, for ``train.objective = "classification"``.
         preferences: Which of two answers is better, or whether one is wanted.
-        dataset: Token shards.
-        conversations: What the assistant says in them is learned; with ``attention = "document"`` several are put whole
-            into a sequence, else each has one for itself.
+        conversations: The assistant's turns are learned; with ``attention = "document"`` several are put whole into a
+            sequence, else each has one for itself.
         prompts: Files of JSON lines with a ``prompt`` each, for objectives that learn from what the model writes.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.

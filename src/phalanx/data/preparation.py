@@ -41,9 +41,9 @@ def prepare(
     """Read, split and tokenise the sources into shards, or open what an earlier call made; or open a dataset.
 
     Args:
-        config: What to read and how to cut it; conversations are rendered before.
+        config: Sources and cutting; conversations are rendered before.
         cache_dir: Results live here, each under a digest of all that decided it (file contents included).
-        seed: Of the split into training and validation.
+        seed: Seed of the split into training and validation.
         tokenizer_path: The model's directory or ``tokenizer.json``, for a tokenizer of kind "model".
         progress: Told a phase ("read", "vocabulary", "encode") and the documents done in it.
 

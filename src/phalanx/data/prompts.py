@@ -38,8 +38,6 @@ class PromptRecord:
     Attributes:
         where: File and line, for messages.
         text: The prompt, as the model is given it.
-        ids: The same as tokens.
-        record: The whole line.
         asked: The conversation that the prompt is; None where it is text.
     """
 
@@ -63,11 +61,9 @@ class PromptSet:
     """The prompts of a run, those to train on apart from those held out.
 
     Attributes:
-        tokenizer: Of prompts and of what is written.
+        tokenizer: Tokenizer of prompts and written texts.
         tokenizer_path: Its ``tokenizer.json``.
-        train: Trained on.
-        held_out: Measured on.
-        ends: Tokens that end what is written: the tokenizer's, and where prompts are conversations the one that ends a
+        ends: Tokens that end a written text: the tokenizer's, and where prompts are conversations the one that ends a
             turn.
     """
 
@@ -127,11 +123,11 @@ def prepare_prompts(
     """Read the prompts of a run file.
 
     Args:
-        data: With `prompts`.
-        cache: Where the vocabulary of this run lies.
-        seed: Of the draw of what is held out, by content.
+        data: Needs `prompts`.
+        cache: Directory of the vocabulary of this run.
+        seed: Seed of the draw of held-out prompts, by content.
         model_tokenizer: The model's, for a tokenizer of kind "model".
-        max_new_tokens: What must fit into a row behind every prompt.
+        max_new_tokens: Tokens that must fit into a row behind every prompt.
 
     Raises:
         DataError: A file or a line is missing or malformed, or a prompt leaves no room; names file and line.
@@ -211,8 +207,6 @@ def encode_prompt(
 
     Args:
         where: File and line, for messages.
-        record: The line.
-        tokenizer: Of the run.
         chat: Encodes prompts that are conversations; None where there is none.
         ignore: Fields of a message that are not looked at.
 

@@ -14,7 +14,6 @@ def publish(home: Path, fill: Callable[[Path], None]) -> None:
 
     Args:
         home: Its place; where another process is first, that one's stays.
-        fill: Writes the files.
 
     Raises:
         DataError: It cannot be written.

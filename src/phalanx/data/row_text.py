@@ -1,4 +1,4 @@
-"""Rows of a corpus as text, in pieces: which of it is learned, and what is only read."""
+"""Rows of a corpus as text, in learned and unlearned pieces."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,6 @@ class RowPiece:
     """Neighbouring tokens of one document of a row that are all learned, or all not.
 
     Attributes:
-        text: With special tokens.
-        tokens: How many.
         learned: Whether the model learns to write them.
         document: Number of the document in its row.
     """
@@ -32,7 +30,6 @@ def row_pieces(batch: Batch, corpus: Corpus, *, in_place: bool = False) -> list[
 
     Args:
         batch: Of the corpus, as the objective learns it.
-        corpus: Has the tokenizer.
         in_place: Whether a label is the token of its own place, which is then shown, and not the one behind it.
     """
     ids: list[int] = batch.input_ids[0].tolist()

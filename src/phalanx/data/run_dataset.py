@@ -1,4 +1,4 @@
-"""The dataset that a run file names: opened, and compared with what the run file says of it; free of torch."""
+"""The dataset that a run file names: opened, and compared with the run file's claims; free of torch."""
 
 import hashlib
 from pathlib import Path
@@ -34,9 +34,7 @@ def open_groups(
     """Open a dataset and find the groups of a run in it; no token is read.
 
     Args:
-        config: Of the run's data.
-        dataset: Which of its groups are used, and by which key it is signed.
-        path: Its directory.
+        dataset: Its used groups, and its signer's key.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Returns:
@@ -62,7 +60,7 @@ def open_groups(
 
 
 def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:
-    """Return where the dataset's tokenizer is the one that was signed, and the one that the run file names."""
+    """Check that the dataset's tokenizer is the signed one, and the one that the run file names."""
     record = found.manifest.tokenizer
     try:
         content = hashlib.sha256(path.read_bytes()).hexdigest()

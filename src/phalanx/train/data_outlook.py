@@ -34,9 +34,6 @@ class DataCounts:
     """The rows of a run's data: sequences, pairs, or labelled texts.
 
     Attributes:
-        unit: What they are called.
-        train: To train on.
-        held_out: To validate on.
         is_estimate: Whether they are no count: of large files they follow from the size.
     """
 
@@ -50,8 +47,6 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
     """Say what the data at hand come to: tokens, epochs and held-out rows; and the time and the disk that a run takes.
 
     Args:
-        run: With its steps settled.
-        source: The model.
         cache: Where prepared text is kept, for the run as well.
 
     Raises:

@@ -43,16 +43,15 @@ def train(
     console: Console | None = None,
     open_workers: OpenWorkers | None = None,
 ) -> dict[str, Any]:
-    """Train what a run file says.
+    """Train by a run file.
 
     Args:
-        run: From `load_run`.
-        run_dir: Where everything goes; ``runs/NAME`` when left out.
+        run_dir: Directory of all output; ``runs/NAME`` when left out.
         resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
-        from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
+        from_step: With `resume`: give up the checkpoints of later steps and go on from this step's.
         from_run: Begin a new run where the one in this directory is; stages, copies, guard and layout may be others.
-        ranks: How many ranks of a domain to start here, where the run file allows other numbers than its own.
-        console: Where progress is shown; standard output when left out.
+        ranks: Number of ranks of a domain to start here, where the run file allows several.
+        console: Shows the progress; standard output when left out.
         open_workers: Starts local workers; for drills only, as `phalanx.lab.attacks.attackers_of` makes it.
 
     Returns:
@@ -87,10 +86,10 @@ def train(
         # before the directory of the new run is made: a refusal leaves nothing behind
         console = console or Console()
         try:
-            given, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
-            told = length_told(given, run)
-            if told is not None:
-                _say(console, told)
+            given_run, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
+            length_note = length_told(given_run, run)
+            if length_note is not None:
+                _say(console, length_note)
             origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
         except KeyboardInterrupt:
             kept = kept_preparations(_directory(run, run_dir))
@@ -137,10 +136,10 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
-    given, run = run, settle_steps(run, cache)
+    given_run, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
-    told = length_told(given, run)
-    lines = [] if told is None else [Text(told)]
+    length_note = length_told(given_run, run)
+    lines = [] if length_note is None else [Text(length_note)]
     return Group(_description(run, source, cache), *lines, data_outlook(run, source, cache))
 
 

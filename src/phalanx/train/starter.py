@@ -47,7 +47,6 @@ def run_file(way: str, answers: Answers) -> str:
 
     Args:
         way: One of `STARTERS`.
-        answers: What to fill in.
 
     Raises:
         ConfigError: The way is unknown, or an answer does not fit it.
@@ -139,10 +138,12 @@ def _cluster(answers: Answers) -> str:
 def _split(answers: Answers) -> str:
     model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
     if answers.data:
-        own = own_texts(answers.data, answers.made)
-        steps, clients = max(20, _PASSES * own.num_rows // _SPLIT_BATCH), len(answers.data)
+        starter_texts = own_texts(answers.data, answers.made)
+        steps, clients = max(20, _PASSES * starter_texts.num_rows // _SPLIT_BATCH), len(answers.data)
         release = _RELEASE.format(min_clients=clients) if clients > 1 else ""
-        return _SPLIT.format(model=model, labelled=own.section(), steps=steps, clients=clients, release=release)
+        return _SPLIT.format(
+            model=model, labelled=starter_texts.section(), steps=steps, clients=clients, release=release
+        )
     if answers.task not in TASKS:
         raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
     labelled, release = _TASK.format(task=answers.task), _RELEASE.format(min_clients=4)
@@ -202,13 +203,13 @@ def _row_share(rows: StarterRows) -> str:
 
 def _text_of(paths: Sequence[Path], shape: "_ModelShape") -> tuple[str, int | None, int]:
     """Return what ``[data]`` reads, its bytes where they are known, and the size of the vocabulary."""
-    built = [found for path in paths if (found := dataset_section(path)) is not None]
+    built = [section for path in paths if (section := dataset_section(path)) is not None]
     if built:
         if len(paths) > 1:
             raise ConfigError("data: a dataset of shards is the whole text of a run; give it alone")
         return built[0][0], None, built[0][1]
     sources = [source_line(path) for path in paths]
-    lines = [f"    {{ {line} }}," for line, _ in sources] or [
+    lines = [f"    {{ {source_line} }}," for source_line, _ in sources] or [
         '    { kind = "python_manual" },',
         '    { kind = "python_docstrings" },',
     ]
@@ -235,22 +236,22 @@ def _pretrained(directory: Path) -> _ModelShape:
     """Look at a model directory: its number of blocks and positions; weights are not read."""
     path = model_directory(str(directory), "--model") / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        hub_config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise DataError(
             f"{path}: cannot be read ({type(exc).__name__}); --model takes a directory in the hub's layout: "
             "config.json, model.safetensors, tokenizer.json"
         ) from exc
-    layers = _number(found, ("num_hidden_layers", "n_layer"), 4)
-    positions = _number(found, ("max_position_embeddings", "n_positions"), _TOKENS)
+    layers = _number(hub_config, ("num_hidden_layers", "n_layer"), 4)
+    positions = _number(hub_config, ("max_position_embeddings", "n_positions"), _TOKENS)
     section = _PRETRAINED_MODEL.format(path=quoted(directory))
     stages = max(1, min(4, layers))
     return _ModelShape(section, '{ kind = "model" }', min(_TOKENS, positions), positions, stages, "1e-3")
 
 
 def _number(found: Any, names: Sequence[str], default: int) -> int:
-    known = [found[name] for name in names if isinstance(found, dict) and isinstance(found.get(name), int)]
-    return int(known[0]) if known else default
+    numbers = [found[name] for name in names if isinstance(found, dict) and isinstance(found.get(name), int)]
+    return int(numbers[0]) if numbers else default
 
 
 def _steps(size_bytes: int | None, tokens: int) -> int:
@@ -496,8 +497,7 @@ class Starter:
     """One line of the table.
 
     Attributes:
-        purpose: What it is for, one line.
-        write: Makes the text.
+        purpose: Purpose in one line.
     """
 
     purpose: str

@@ -38,9 +38,9 @@ def dataset_section(path: Path) -> tuple[str, int] | None:
     """
     if not (path / DATASET_FILE).is_file():
         return None
-    found = open_dataset(path)
-    line = f'dataset = {{ path = {quoted(path)}, signer = "{found.signer}" }}'
-    return line, found.manifest.tokenizer.vocab_size
+    dataset = open_dataset(path)
+    entry = f'dataset = {{ path = {quoted(path)}, signer = "{dataset.signer}" }}'
+    return entry, dataset.manifest.tokenizer.vocab_size
 
 
 def source_line(path: Path) -> tuple[str, int]:
@@ -65,10 +65,10 @@ def source_line(path: Path) -> tuple[str, int]:
             f"{', '.join(suffix for name, suffixes in _SUFFIXES.items() if name != 'code' for suffix in suffixes)}, "
             "a programming language's suffix (also .gz and .zst), or a dataset of shards"
         )
-    own = [file for file in files if _is_of(file, _SUFFIXES[kind])]
-    first = next(file for file in own if file.stat().st_size)
+    own_files = [file for file in files if _is_of(file, _SUFFIXES[kind])]
+    first = next(file for file in own_files if file.stat().st_size)
     kind, more = _more(kind, first)
-    if kind == "text" and len(own) < _FEW_FILES:
+    if kind == "text" and len(own_files) < _FEW_FILES:
         # documents are held out whole: of a few files there would be none, or a large part
         more = ', delimiter = "\\n\\n"'
     return f'kind = "{kind}", path = {quoted(path)}{more}', sizes[kind if kind != "dialogue" else "jsonl"]
@@ -80,8 +80,6 @@ class StarterRows:
 
     Attributes:
         layout: Of the rows of all of them.
-        paths: The files or folders.
-        size_bytes: Of all files.
     """
 
     layout: RowLayout
@@ -170,7 +168,7 @@ def _text_column(file: Path) -> str:
     """Choose the column of a table that holds its text: `text`, else the longest cell of the first row."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
     try:
-        rows = csv.reader((line.decode() + "\n" for line in lines_of(file)), delimiter=delimiter, strict=True)
+        rows = csv.reader((row.decode() + "\n" for row in lines_of(file)), delimiter=delimiter, strict=True)
         names, cells = next(rows), next(rows)
     except (OSError, EOFError, ValueError, csv.Error, StopIteration, ImportError) as exc:
         raise DataError(f"{file}: is no table with a row of names and a row of text ({type(exc).__name__})") from exc
@@ -191,7 +189,7 @@ def _parquet_column(file: Path) -> str:
     except Exception as exc:
         # whatever a parser of foreign bytes raises
         raise DataError(f"{file}: is no Parquet file") from exc
-    texts = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+    texts = [column.name for column in schema if types.is_string(column.type) or types.is_large_string(column.type)]
     if not texts:
         raise DataError(f"{file}: has no column of text")
     return "text" if "text" in texts else str(texts[0])

@@ -40,7 +40,7 @@ WORK = ".work"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a build is done: nothing here changes a byte of what comes out.
+    """Options of a build; none of them changes a byte of the result.
 
     Attributes:
         open_engine: Returns what performs the tasks, and ends with the build.
@@ -58,9 +58,7 @@ class BuildEnd:
     """What a build came to.
 
     Attributes:
-        directory: Of the dataset.
-        digest: Of its manifest.
-        report: As in ``report.json``.
+        report: Contents of ``report.json``.
         was_there: Whether it was there already, made of the same.
     """
 
@@ -74,9 +72,7 @@ def build(recipe: DataRecipe, directory: Path, options: BuildOptions | None = No
     """Build a dataset, or go on where an earlier call was cut off.
 
     Args:
-        recipe: What is built.
-        directory: Of the dataset; a build that is not over keeps its pieces in it.
-        options: How it is done.
+        directory: Directory of the dataset; an unfinished build keeps its pieces in it.
 
     Raises:
         DataError: A source is missing or malformed, an extra is not installed, the account does not add up, or the
@@ -147,7 +143,7 @@ class _Build:
         return BuildEnd(self.directory, self._digest(), report)
 
     def _vocabulary(self, worker: BuildWorker, last: list[str]) -> Summary:
-        """Train the tokenizer, or load it; return its key and what the manifest says of it."""
+        """Train the tokenizer, or load it; return its key and its entry in the manifest."""
         config, output = self.recipe.tokenizer, self.recipe.output
         decided_by: dict[str, Any] = {
             "act": "vocabulary",

@@ -54,7 +54,6 @@ class WorkStore:
         """Do a piece of work and keep it.
 
         Args:
-            key: Its name.
             work: Fills the directory that it is given, and returns the summary.
 
         Raises:

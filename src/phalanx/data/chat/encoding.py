@@ -58,8 +58,7 @@ class ChatEncoder(Closeable):
     """A tokenizer with a chat template: what conversations are in tokens.
 
     Args:
-        template: Renders them.
-        backend: Of the tokenizers library, as its file has it; its settings are changed.
+        backend: Backend of the tokenizers library, as in its file; its settings are changed.
         today: The date that the template finds.
 
     Raises:
@@ -80,7 +79,7 @@ class ChatEncoder(Closeable):
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The special token that ends what the assistant says; None where the template writes none."""
+        """Return the special token that ends an assistant's turn; None where the template writes none."""
         rendered = self._renderer.conversation(_PROBE)
         ids, inside = self._tokens(rendered.text, rendered.turns)
         found = [token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special]
@@ -90,7 +89,6 @@ class ChatEncoder(Closeable):
         """Encode a whole conversation; the same one gives the same tokens on every machine.
 
         Args:
-            conversation: The conversation.
             learned_from: Messages before this one are not learned, whatever their weight, so that thoughts in them may
                 be missing.
 
@@ -110,7 +108,6 @@ class ChatEncoder(Closeable):
         Args:
             before: The last of which is not the assistant's.
             answer: The assistant's messages, with results of tools between them.
-            tools: That it may call.
 
         Raises:
             DataError: As `encode`; or the template writes the prompt otherwise where an answer follows.
@@ -146,9 +143,8 @@ class ChatEncoder(Closeable):
 
         Args:
             messages: The last of which is not the assistant's.
-            tools: That it may call.
-            is_whole: Whether all of the messages must come out, as where something is learned behind them. In talks
-                many templates leave out what the model thought before.
+            is_whole: Whether all of the messages must appear, as where an answer behind them is learned. In talks many
+                templates leave out earlier thoughts.
 
         Raises:
             DataError: As `encode`.
@@ -162,7 +158,7 @@ class ChatEncoder(Closeable):
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_ending(self, messages: Sequence[ChatMessage], ending: str) -> tuple[list[int], list[int]]:
-        """Encode messages and what the assistant begins with as one text; return the ids before and of the ending.
+        """Encode messages and the assistant's beginning as one text; return the ids before and of the ending.
 
         Raises:
             DataError: As `encode`.
@@ -249,10 +245,9 @@ def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, di
     """Return an encoder of conversations by a chat template.
 
     Args:
-        template: As a run file has it: of the model, one of those that come with Phalanx, or a file.
-        backend: Of the tokenizers library.
+        template: Name in a run file: the model's, one of those that come with Phalanx, or a file.
         end_of_text: The special token that ends a text.
-        directory: Of the tokenizer's files, where a model's template lies.
+        directory: Directory of the tokenizer's files, with a model's template.
 
     Raises:
         DataError: The template cannot be read, or the tokenizer lacks a special token that it names.

@@ -1,7 +1,7 @@
 """The process in which a chat template runs: ``python -m phalanx.data.chat.sandbox_process``, a JSON object a line.
 
-The first line has the template, every further one a conversation; each is answered by a line. The process has so much
-memory beside what it starts with, and so many seconds of a processor for one line, after which the kernel ends it.
+The first line has the template, every further one a conversation; each is answered by a line. The process has a bounded
+amount of memory beside its start, and of processor seconds for one line, after which the kernel ends it.
 """
 
 import json

@@ -51,8 +51,7 @@ class ChatTemplate:
     """A chat template.
 
     Attributes:
-        name: Where it comes from, for messages and exports.
-        source: In Jinja.
+        name: Origin of the template, for messages and exports.
         tokens: The special tokens that it finds by name: ``eos_token``, ``bos_token`` and so on.
         text_marks: Names of roles in marks that its model was trained to read as text, as Zephyr's and Tulu's.
     """
@@ -71,7 +70,7 @@ def default_template(name: str, end_of_text: str) -> ChatTemplate:
     """Return one of the templates that come with Phalanx.
 
     Args:
-        name: Of `DEFAULT_TEMPLATES`.
+        name: A key of `DEFAULT_TEMPLATES`.
         end_of_text: The special token that ends a text.
     """
     return ChatTemplate(name, DEFAULT_TEMPLATES[name], {"eos_token": end_of_text})

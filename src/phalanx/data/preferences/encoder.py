@@ -24,7 +24,7 @@ class EncodedAnswer:
     Attributes:
         ids: Up to the token that ends the answer.
         labels: Already shifted; IGNORE outside the answer.
-        most: So many tokens a row has.
+        most: Tokens of a row.
     """
 
     ids: list[int]
@@ -47,10 +47,8 @@ class AnswerEncoder(Closeable):
     """An encoder of prompts that are plain text, or conversations by a chat template.
 
     Args:
-        template: As the run file has it.
-        tokenizer: Of the run.
+        template: Name in the run file.
         path: Its ``tokenizer.json``, beside which a model's template lies.
-        tokens: Of a row.
 
     Raises:
         DataError: The template cannot be read.
@@ -106,11 +104,10 @@ class AnswerEncoder(Closeable):
 
 
 class PreferenceFiles(JsonLines):
-    """One preference per line; what is none is an error, or is left out and counted.
+    """One preference per line; other lines are an error, or are left out and counted.
 
     Args:
-        config: Where they are.
-        broken: What becomes of a line that is no preference.
+        broken: What happens to a line that is no preference.
 
     Attributes:
         num_dropped: Lines that were left out by the last reading.

@@ -98,10 +98,8 @@ class PairCorpus:
     """The pairs of a run, to be drawn from by a loader: a number is a pair.
 
     Attributes:
-        train: Trained on.
         held_out: Held out: no prompt of them is trained on.
         vocab_size: One more than the largest token id.
-        eos_id: Ends every text.
         tokenizer_path: Its ``tokenizer.json``.
         vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
         template: The chat template that prompts were written by; None where they are texts.
@@ -148,11 +146,11 @@ def prepare_preferences(
     """Read and encode the preferences of a run.
 
     Args:
-        data: With a section `preferences`.
-        cache_dir: Where a vocabulary that is trained here is kept.
-        seed: Of what is held out, and of an example's companion.
+        data: Needs the section `preferences`.
+        cache_dir: Directory of a vocabulary that is trained here.
+        seed: Seed of the held-out share, and of an example's companion.
         tokenizer_path: The model's own, for a tokenizer of kind "model".
-        say: Told what was left out.
+        say: Prints left-out lines.
         single: Pairs are an example and its companion, the same prompt with another example's answer; a pair of answers
             is two examples, one that is wanted and one that is not. Otherwise pairs are answers to one prompt.
 
@@ -199,8 +197,6 @@ class EncodedPair:
     """Two rows.
 
     Attributes:
-        sides: The rows.
-        margin: Between them.
         wanted: Whether the first is wanted.
     """
 
@@ -250,7 +246,7 @@ def _texts(one: Preference) -> Iterator[str]:
 
 
 def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None, int | None]:
-    """The template of conversations as a file, so that what is exported is talked to as it was trained."""
+    """Return the template of conversations as a file, so that exports are talked to as they were trained."""
     if encoder.chat is None:
         return None, None
     content = encoder.chat.template.source.encode()

@@ -57,10 +57,8 @@ def root_from_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) ->
     """Return the root that a path leads to.
 
     Args:
-        leaf: Hash of the leaf.
-        index: Its number.
         size: Number of leaves of the tree.
-        path: As `audit_path` returns it.
+        path: Result of `audit_path`.
 
     Raises:
         ValueError: No leaf of this number in a tree of this size has a path of this length.

@@ -39,10 +39,8 @@ class DocumentProof(StrictModel):
     """Records in a row: those of a digest, and the next ones on either side, between which no other record is.
 
     Attributes:
-        digest: Of the document in question.
-        statement: What the signer says of the index.
-        signature: Of the statement.
-        signer: Fingerprint of the key.
+        digest: Digest of the document in question.
+        statement: The signer's statement about the index.
         leaves: In the order of their numbers.
     """
 
@@ -64,12 +62,8 @@ class DocumentPlace:
     """One place of a document in a dataset.
 
     Attributes:
-        group: Its group.
-        split: Its split.
-        source: Number of its source.
         document: Its number in the split.
         start: Its first token in the split.
-        tokens: How many it has.
     """
 
     group: str
@@ -85,7 +79,7 @@ class ProvenPlaces:
     """What a proof proves, provided that its signer keeps the index in order.
 
     Attributes:
-        places: Where the document is; none: it is nowhere in the dataset.
+        places: Places of the document; none: it is nowhere in the dataset.
         is_complete: Whether there are no further places.
     """
 
@@ -98,10 +92,9 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
 
     Args:
         dataset: Open; the index is read, tokens are not.
-        digest: Of the document.
 
     Raises:
-        DataError: The digest is none, or the index is not the one that was signed.
+        DataError: The digest is malformed, or the index is not the signed one.
     """
     if _DIGEST.fullmatch(digest) is None:
         raise DataError(f"digest {digest[:80]!r}: expected 64 characters of 0-9 and a-f")
@@ -156,11 +149,9 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
 
 
 def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> ProvenPlaces:
-    """Say what a proof proves.
+    """Describe what a proof proves.
 
     Args:
-        proof: From anywhere.
-        where: Its file, for messages.
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
 
     Raises:

@@ -28,8 +28,7 @@ class SourceLine:
     """One line of the table.
 
     Attributes:
-        config: What a run file says of it; its `kind` is the name.
-        open: Finds its files.
+        config: Section of a run file; its `kind` is the name.
     """
 
     config: type[SourceSettings]
@@ -53,7 +52,7 @@ SOURCES: dict[str, SourceLine] = {
 
 
 def any_of(sources: Mapping[str, SourceLine]) -> Any:
-    """The type of what a run file says of one of these sources, or of the user's own, told apart by ``kind``."""
+    """Return the type of a run file's section for one of these sources, or the user's own, by ``kind``."""
     return any_kind({name: line.config for name, line in sources.items()}, OwnSourceConfig)
 
 

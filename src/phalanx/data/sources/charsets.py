@@ -1,4 +1,4 @@
-"""Charsets as browsers read them: names and tables of the WHATWG Encoding Standard, and what a page declares.
+"""Charsets as browsers read them: names and tables of the WHATWG Encoding Standard, and a page's declaration.
 
 Source: WHATWG Encoding Standard, sections 4.2 and 9 to 14; HTML Standard, section 13.2.3.2 (prescan).
 """
@@ -183,7 +183,6 @@ def _tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes,
     """Yield the opening tags of a head with their attributes; what stands in comments is none.
 
     Args:
-        head: Of a page.
         skips_text: Nor what stands in scripts, titles and other elements that hold text alone.
     """
     at = 0

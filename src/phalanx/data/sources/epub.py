@@ -91,7 +91,7 @@ class EpubFiles(RecordFiles):
 
 @dataclass
 class _Package:
-    """What the package of a book says: files by their number, the numbers in order, and what it is called."""
+    """The package of a book: files by their number, the numbers in order, and its title."""
 
     folder: str
     hrefs: dict[str, "_Item"] = field(default_factory=dict)
@@ -120,8 +120,7 @@ class _Item:
     """A file of a book.
 
     Attributes:
-        href: Where it is, below the package.
-        media: Its type.
+        href: Path below the package.
         fallback: The number of the item that stands in for it.
     """
 
@@ -138,7 +137,7 @@ class _Item:
 
 
 def _spellings(folder: str, href: str) -> list[str]:
-    """Return what a reference may mean: with its escapes as they should be, and as they stand."""
+    """Return the possible targets of a reference: with its escapes decoded, and as they stand."""
     path = href.strip().partition("#")[0].replace("\\", "/")
     forms = (urllib.parse.unquote(path), path, urllib.parse.unquote(path.partition("?")[0]))
     found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in forms)
@@ -252,7 +251,7 @@ class _Book:
         return package
 
     def pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
-        """Every page of the spine, with its name; what is no page is added to `package.not_read`."""
+        """Yield every page of the spine, with its name; other items are added to `package.not_read`."""
         for number in package.spine:
             item = package.page_of(number)
             if item is None:

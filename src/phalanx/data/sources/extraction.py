@@ -34,10 +34,10 @@ class PageSettings(StrictModel):
     """The keys of sources that hold web pages.
 
     Attributes:
-        extractor: `resiliparse` is fast; `trafilatura` keeps more of the text and less of what is around it.
+        extractor: `resiliparse` is fast; `trafilatura` keeps more of the text and less of its surroundings.
         main_content: Navigation, headers and footers are left out; `trafilatura` knows no other way.
-        encoding: Of pages; "detect" takes their mark, their header, what they declare, UTF-8, or what is found, in
-            this order.
+        encoding: Encoding of pages; "detect" takes their mark, their header, their declaration, UTF-8, or a detected
+            one, in this order.
     """
 
     extractor: Extractor = "resiliparse"
@@ -64,8 +64,7 @@ class TextExtractor:
     """Makes text of pages by the library that the config names.
 
     Args:
-        kind: Of the source, for messages.
-        config: What its keys say.
+        kind: Kind of the source, for messages.
 
     Raises:
         DataError: The library is not installed.
@@ -89,9 +88,7 @@ class TextExtractor:
         """Return the text of a page.
 
         Args:
-            page: Its bytes.
             declared: The charset that came with it, in a header.
-            where: For messages.
             is_xhtml: It is said to be XHTML, by its type or the suffix of its file.
 
         Raises:
@@ -137,8 +134,8 @@ class TextExtractor:
     def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
         """Decode strictly, as browsers choose the charset; a text that is no page declares nothing.
 
-        A mark goes before what came with it, that before what it declares, and this before UTF-8. Names that no browser
-        knows count for nothing; UTF-8 with characters of several bytes goes before a charset of one byte a character.
+        A mark goes before a header, that before a declaration, and this before UTF-8. Names that no browser knows count
+        for nothing; UTF-8 with characters of several bytes goes before a charset of one byte a character.
 
         Raises:
             DataError: It is not in the charset that it is said to be in.

@@ -40,7 +40,6 @@ class _Place:
 
     Attributes:
         name: Below the named folder, as on every machine.
-        path: Where it lies.
     """
 
     name: str
@@ -62,11 +61,12 @@ def leftover_reason(name: str) -> str | None:
 
 
 def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> list[SourceFile]:
-    """List a single file, or every file below a folder, sorted by name; those that are passed over with the reason.
+    """List a single file, or every file below a folder, sorted by name; skipped ones with the reason.
 
     Args:
         location: A file (any suffix) or a folder; here, or in an object store.
-        suffixes: Of files that are read, for example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then meant too.
+        suffixes: Suffixes of files that are read, for example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then
+            meant too.
         linked_roots: Folders beside `location` that links below it may lead into.
 
     Raises:
@@ -127,12 +127,12 @@ class FolderListing:
     """One walk below a folder.
 
     Args:
-        root: The folder; where it is a link itself, what it leads to.
+        root: The folder; where it is a link itself, its target.
         wanted: Suffixes of the files that are read, in lower case.
         linked_roots: Further folders that links may lead into.
 
     Attributes:
-        files: All files, those that are passed over too; not sorted.
+        files: All files, skipped ones too; not sorted.
     """
 
     def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:

@@ -48,7 +48,7 @@ class MailConfig(FileSettings, PageSettings):
 
     Attributes:
         headers: Written above the text, and kept as fields, where a message has them; addresses are personal data.
-        suffixes: Of the files below a directory; ``[""]`` takes every file, as of a Maildir.
+        suffixes: Suffixes of the files below a directory; ``[""]`` takes every file, as of a Maildir.
     """
 
     kind: Literal["mail"] = "mail"
@@ -147,7 +147,6 @@ class _Shown:
     """Text of a part.
 
     Attributes:
-        text: Never blank.
         is_page: Whether it was taken out of a page, and is left out beside plain text.
     """
 

@@ -107,7 +107,6 @@ def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]
     """Return a warning for each source that reads conversations or preferences as text; one look at its first file.
 
     Args:
-        sources: As they are read.
         key: Where they stand in the run file or the recipe.
     """
     warnings: list[str] = []

@@ -42,7 +42,6 @@ class _Rewriting:
 
     Attributes:
         parser: Gets the page in UTF-8.
-        parts: What it has become.
         is_xhtml: Its root element is of XHTML.
     """
 

@@ -63,10 +63,10 @@ class _Texts:
 
 
 def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
-    """Train a vocabulary and write it, with what it was made of, to a new directory.
+    """Train a vocabulary and write it, with its recipe, to a new directory.
 
     Args:
-        recipe: What to train on, and what.
+        recipe: Texts and settings of the training.
         out: Gets ``tokenizer.json``, ``tokenizer_config.json``, ``recipe.toml`` and ``training.json``.
 
     Returns:

@@ -22,7 +22,7 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
 
     Args:
         paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz`` and ``.zst``.
-        field: Of a JSON line, that has its text.
+        field: Field of a JSON line with its text.
 
     Raises:
         DataError: A file cannot be read, or there is no text at all.

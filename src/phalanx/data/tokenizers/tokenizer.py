@@ -26,9 +26,7 @@ class TextTokenizer:
     """A tokenizer that never lets a text forge the end of a document.
 
     Attributes:
-        backend: Of the tokenizers library.
         vocab_size: One more than the largest id.
-        eos_id: Ends every document.
         first_ids: What the tokenizer's own post-processor writes before a text, as Llama's, Gemma's and Mistral's do.
             Documents, prompts and labelled texts begin with it.
         last_ids: What it writes behind a text; stands behind labelled texts, which are whole, and behind no prompt.
@@ -84,7 +82,6 @@ class TextTokenizer:
         """Token ids of texts that are read as a whole, with what the tokenizer writes before and behind each.
 
         Args:
-            texts: Any number.
             tokens: At most so many of each; the text is cut off, and what is written around it is not.
 
         Raises:
@@ -103,7 +100,7 @@ class TextTokenizer:
         return self.backend.to_str().encode()
 
     def record(self, kind: str) -> TokenizerRecord:
-        """Return what a manifest says of it; `kind` as in the run file."""
+        """Return its record in a manifest; `kind` as in the run file."""
         digest = hashlib.sha256(self.to_json()).hexdigest()
         return TokenizerRecord(kind=kind, vocab_size=self.vocab_size, eos_id=self.eos_id, digest=digest)
 
@@ -219,7 +216,7 @@ def vocabulary_digest(tokenizer: TextTokenizer) -> str:
 
 
 def unusable(text: str, num_tokens: int) -> DataError:
-    """Say what is wrong with the tokens of a text: there is none, or one of them ends a document."""
+    """Describe the fault of a text's tokens: there is none, or one of them ends a document."""
     what = "the end-of-text token inside a document" if num_tokens else "no token at all"
     return DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
 
@@ -228,9 +225,7 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     """Return a tokenizer for whole documents, to which special tokens written in a text are text.
 
     Args:
-        backend: Of the tokenizers library; cutting off and padding are turned off.
-        eos_token: Ends a document.
-        where: Its place, for messages.
+        backend: Backend of the tokenizers library; truncation and padding are turned off.
 
     Raises:
         DataError: `eos_token` is not in the vocabulary.

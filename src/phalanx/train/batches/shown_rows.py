@@ -29,7 +29,7 @@ class ShownRows:
     """The training rows of a run.
 
     Attributes:
-        count: How many numbers there are.
+        count: Number of rows.
         show: Returns the rows of a number, each with its pieces and what stands beside its tokens.
     """
 
@@ -46,17 +46,17 @@ def shown_rows(run: RunConfig, cache: Path) -> ShownRows:
         ModelError: The model cannot be read.
     """
     source = open_model(run.model, cache / "models", run.train.seed)
-    where, seed, path = cache / "data", run.train.seed, source.tokenizer_path
+    directory, seed, path = cache / "data", run.train.seed, source.tokenizer_path
     if run.data.labelled is not None:
         return _labelled_rows(run, path)
     if run.data.preferences is not None:
         single = WANTED in OBJECTIVES[run.train.objective_kind].extras
-        pairs = prepare_preferences(run.data, where, seed, path, lambda _: None, single=single)
+        pairs = prepare_preferences(run.data, directory, seed, path, lambda _: None, single=single)
         return ShownRows(pairs.num_train_sequences, lambda number: _pair(pairs, number, single=single))
     if run.data.prompts:
-        prompts = prepare_prompts(run.data, where, seed, path, settings_of(run).max_new_tokens)
+        prompts = prepare_prompts(run.data, directory, seed, path, settings_of(run).max_new_tokens)
         return ShownRows(prompts.num_train_sequences, lambda number: _prompt(prompts, number))
-    corpus = prepare(run.data, where, seed, path)
+    corpus = prepare(run.data, directory, seed, path)
     rewriting = rewriting_of(run, corpus)
     in_place = objective_of(run.train.objective).attention == "bidirectional"
 
@@ -102,11 +102,11 @@ def _pair(pairs: PairCorpus, number: int, *, single: bool) -> Shown:
     for side, name in enumerate(("example", "companion") if single else ("chosen", "rejected")):
         labels: list[int] = batch.labels[side].tolist()
         learned = [False, *(label >= 0 for label in labels[:-1])]
-        end = max((at for at, is_learned in enumerate(learned) if is_learned), default=len(learned) - 1) + 1
-        about: dict[str, Any] = {"side": name}
+        end_index = max((index for index, is_learned in enumerate(learned) if is_learned), default=len(learned) - 1) + 1
+        description: dict[str, Any] = {"side": name}
         if single:
-            about["wanted"] = bool(batch.extras[WANTED][side])
+            description["wanted"] = bool(batch.extras[WANTED][side])
         elif float(batch.extras[MARGIN][side]):
-            about["margin"] = float(batch.extras[MARGIN][side])
-        shown.append((about, pieces_of(batch.input_ids[side].tolist()[:end], learned[:end], backend)))
+            description["margin"] = float(batch.extras[MARGIN][side])
+        shown.append((description, pieces_of(batch.input_ids[side].tolist()[:end_index], learned[:end_index], backend)))
     return shown

@@ -31,7 +31,6 @@ class EnclaveStart:
         identity: Directory of its keys and certificate.
         directory: Its own: key of its states, counters.
         bind: Address to listen on; None for this machine alone where the run names this one, else every address.
-        port: None for the run's.
     """
 
     identity: Path

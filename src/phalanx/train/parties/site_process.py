@@ -39,13 +39,12 @@ def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> No
     """Be a site until the owner ends the run.
 
     Args:
-        file: As `read_site` has looked at it.
+        file: From `read_site`.
         run: The run that it agrees to.
-        identity: The site's.
         say: Takes one line for people.
 
     Raises:
-        PhalanxError: Keys, texts or model are unusable, or the owner is not what it should be.
+        PhalanxError: Keys, texts or model are unusable, or the owner has another identity.
     """
     load_own_code(run)
     require_extras(run)
@@ -90,8 +89,8 @@ def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms, s
             private = None if rows is None else PrivateSteps(model, rows, schedule)
             trainer = SiteTrainer(model, data, schedule, file.own, private)
         else:
-            kept = (file.run, file.kept / "models", file.own / "ranks")
-            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, kept))
+            paths = (file.run, file.kept / "models", file.own / "ranks")
+            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
         length = num_values(dict(trainer.shapes()))
         for outlook in outlooks(run, length, data.num_sequences):
             for line in (*outlook.lines(), *filter(None, [outlook.warning()])):

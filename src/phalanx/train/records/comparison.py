@@ -14,9 +14,7 @@ class HeldOutMeasure:
     """One figure of the untouched model and of the final one.
 
     Attributes:
-        name: In words.
         first: Before training; None where it was not measured.
-        last: At the end.
         is_better_low: Whether a lower value is the better one.
     """
 

@@ -62,7 +62,6 @@ def peak_of(name: str, precision: str) -> float | None:
 
     Args:
         name: As the driver calls it, such as ``NVIDIA H100 80GB HBM3``.
-        precision: Of the run.
     """
     words = set(name.upper().replace("-", " ").split())
     for device in known_devices().values():

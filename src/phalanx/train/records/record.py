@@ -33,17 +33,17 @@ class GroundTruth:
         """(party, step) of every step in which a party lied."""
 
     def refresh(self) -> None:
-        """Read what was added; a line that is still being written waits for the next call."""
+        """Read new lines; a line that is still being written waits for the next call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
+            for row in file:
+                if not row.endswith(b"\n"):
                     break
-                record = json.loads(line)
+                record = json.loads(row)
                 self.attacked.add((record["party"], record["step"]))
-                self._offset += len(line)
+                self._offset += len(row)
 
     def attacked_steps(self) -> set[int]:
         """Steps in which an attacker lied."""
@@ -115,35 +115,35 @@ _SAID: dict[str, tuple[Kind, str]] = {
 
 
 def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
-    """Say what a person wants to know of an event, and how it looks; None where that is nothing."""
+    """Describe an event for people, with its style; None where it needs no mention."""
     if kind not in _SAID:
         return None
     style, text = _SAID[kind]
-    told = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
-    return style, printable(text.format(**told), _MOST_CHARACTERS)
+    values = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
+    return style, printable(text.format(**values), _MOST_CHARACTERS)
 
 
 @contextlib.contextmanager
 def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
-    """Show what the run waits for before it has a recorder; log it once workers have told what they know of the log.
+    """Show the run's waits before it has a recorder; log them once workers have reported their heads of the log.
 
     A log that was cut is left as it is.
     """
-    held: list[tuple[str, dict[str, Any]]] = []
+    pending: list[tuple[str, dict[str, Any]]] = []
 
     def announce(kind: str, body: dict[str, Any]) -> None:
-        held.append((kind, body))
-        said = in_words(kind, body)
-        if said is not None:
-            console.print(said[1], markup=False, highlight=False)
+        pending.append((kind, body))
+        words_of_event = in_words(kind, body)
+        if words_of_event is not None:
+            console.print(words_of_event[1], markup=False, highlight=False)
 
     try:
         yield announce
     except CutLogError:
-        held.clear()
+        pending.clear()
         raise
     finally:
-        for kind, body in held:
+        for kind, body in pending:
             log.append(kind, body)
 
 
@@ -183,9 +183,11 @@ class RunningTotals:
         Raises:
             CheckpointError: They are not those of this version.
         """
-        known = {item.name for item in fields(self)}
-        if set(saved) != known:
-            raise CheckpointError(f"checkpoint: totals {sorted(saved)}, expected {sorted(known)}; use an older one")
+        field_names = {item.name for item in fields(self)}
+        if set(saved) != field_names:
+            raise CheckpointError(
+                f"checkpoint: totals {sorted(saved)}, expected {sorted(field_names)}; use an older one"
+            )
         for key, value in saved.items():
             setattr(self, key, value)
 
@@ -218,13 +220,13 @@ class RunRecorder:
         self._progress.show(parties)
 
     def observe(self, kind: str, body: dict[str, object]) -> None:
-        """Write an event to the audit log and say what a person wants to know."""
+        """Write an event to the audit log and print it for people."""
         self.log.append(kind, body)
         if kind in LASTING:
             self.log.sync()
-        said = in_words(kind, body)
-        if said is not None:
-            self._progress.message(said[1], said[0])
+        words_of_event = in_words(kind, body)
+        if words_of_event is not None:
+            self._progress.message(words_of_event[1], words_of_event[0])
 
     def validated(self, value: ValidationResult, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
@@ -237,7 +239,7 @@ class RunRecorder:
     def stepped(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
-        """A step was applied; `validation` is what was measured after it, where it was."""
+        """Record an applied step; `validation` is the measurement after it, where there was one."""
         self.truth.refresh()
         totals, guard = self.totals, result.guard or UNGUARDED
         totals.add(result, tokens, wall_s)
@@ -266,9 +268,9 @@ class RunRecorder:
                 "bytes_claimed": list(result.claimed_links),
             }
         )
-        said = {f"train/{name}": value for name, value in self.figures.items()}
+        figures = {f"train/{name}": value for name, value in self.figures.items()}
         self._board.add_scalars(
-            {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **said}, result.step
+            {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **figures}, result.step
         )
         self._progress.update(result.step + 1, self._reading(result, rate, wall_s, validation))
         if validation is not None and result.step > 0:

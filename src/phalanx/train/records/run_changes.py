@@ -51,7 +51,7 @@ class RunChanges:
 
     Attributes:
         before: The run as its directory has it.
-        keys: What differs, as (there, here), by key.
+        keys: Changed values as (there, here), by key.
     """
 
     before: RunConfig
@@ -67,7 +67,6 @@ class RunChanges:
 
         Args:
             run: The run as it is resumed.
-            step: The next one.
         """
         if self.steps is None:
             return None
@@ -75,8 +74,8 @@ class RunChanges:
         return learning_rate(run.optimizer, step, was), learning_rate(run.optimizer, step, now)
 
     def told(self, run: RunConfig, step: int) -> str:
-        """Say what the changes mean from a step on."""
-        lines = [f"{key}: {_shown(there)} -> {_shown(here)}" for key, (there, here) in self.keys.items()]
+        """Describe the effect of the changes from a step on."""
+        lines = [f"{key}: {_shown(old_value)} -> {_shown(here)}" for key, (old_value, here) in self.keys.items()]
         if any(key in LAYOUT for key in self.keys):
             lines.append(
                 f"From step {step} on whole tensors are cut for the new layout, and nothing but rounding changes"
@@ -94,15 +93,15 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     """Return what differs between two run files, all of which a resumed run may change.
 
     Args:
-        before: As the run directory has it.
-        now: As the run is to be resumed.
+        before: Run file of the run directory.
+        now: Run file of the resumed run.
         where: The run directory, for messages.
 
     Raises:
         ConfigError: Names what may not change, with both values and what to do.
     """
-    there, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
-    keys = {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())}
+    old_values, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
+    keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
     allowed = {**CHANGEABLE, **(LAYOUT if _cut_anew(before) and _cut_anew(now) else {})}
     refused = [key for key in keys if not _is_among(key, allowed)]

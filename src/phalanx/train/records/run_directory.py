@@ -1,4 +1,4 @@
-"""A run's directory: identities, logs, metrics, checkpoints, and what a resumed run finds there."""
+"""A run's directory: identities, logs, metrics, checkpoints, and the start of a resumed run."""
 
 import contextlib
 import json
@@ -55,9 +55,9 @@ def owner_certificate(run_dir: Path) -> Path:
         ConfigError: There the config is needed, and it cannot be read.
     """
     candidates = (run_dir / OWNER_CERTIFICATE, run_dir / "pki" / OWNER / "certificate.pem")
-    found = next((path for path in candidates if path.exists()), None)
-    if found is not None or not (run_dir / "config.toml").exists():
-        return found or candidates[0]
+    existing = next((path for path in candidates if path.exists()), None)
+    if existing is not None or not (run_dir / "config.toml").exists():
+        return existing or candidates[0]
     pki = load_run(run_dir / "config.toml").pki
     return candidates[0] if pki is None else Path(pki) / OWNER / "certificate.pem"
 
@@ -123,11 +123,9 @@ class RunDirectory(Closeable):
     """Paths and identities of one run.
 
     Attributes:
-        path: The directory.
         run_id: Random name of the run, the same after a resume.
-        owner: The owner's identity.
         begun_anew: Whether an earlier start was here that had not finished a step.
-        changes: What a resumed run changes of its run file, until `keep_changes`; None where nothing.
+        changes: Changes of a resumed run to its run file, until `keep_changes`; None where there are none.
     """
 
     def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
@@ -136,9 +134,6 @@ class RunDirectory(Closeable):
         A directory of a run that has not finished a step is made free and filled anew, keys included.
 
         Args:
-            path: The directory.
-            run: The run file.
-            resume: Whether it is there.
             parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
@@ -196,7 +191,7 @@ class RunDirectory(Closeable):
 
     @property
     def attack_log(self) -> Path:
-        """Where attackers of a drill write what they did."""
+        """Return the file in which attackers of a drill write their lies."""
         return self.path / ATTACK_LOG
 
     def certificate(self, name: str) -> str:
@@ -335,13 +330,13 @@ class RunDirectory(Closeable):
         """Refuse code of the user's own that has changed since the run began.
 
         Raises:
-            ConfigError: Names the file, what was found and what was expected.
+            ConfigError: Names the file, the found value and the expected one.
         """
         try:
-            there = load_run(self.path / "config.toml")
+            existing_run = load_run(self.path / "config.toml")
         except ConfigError:
             return
-        changed = changed_code(there.own_code, self._run.own_code)
+        changed = changed_code(existing_run.own_code, self._run.own_code)
         if changed is not None:
             raise ConfigError(
                 f"{self.path}: {changed}; put it back as it was ({self.path / KEPT_CODE} has a copy of each file), or "
@@ -375,8 +370,8 @@ class RunDirectory(Closeable):
 
     def _check_record(self, record: Path) -> str:
         try:
-            known = json.loads(record.read_text(encoding="utf-8"))
-            run_id, config_digest = str(known["run"]), known["config_digest"]
+            record_values = json.loads(record.read_text(encoding="utf-8"))
+            run_id, config_digest = str(record_values["run"]), record_values["config_digest"]
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{record}: is damaged; start a new run in another directory") from exc
         if config_digest == digest(self._run):
@@ -393,7 +388,7 @@ class RunDirectory(Closeable):
         return run_id
 
     def _config_there(self, config_digest: str) -> RunConfig:
-        """The run as its directory has it, which is the one that its record names or one that was being put there."""
+        """Read `config.toml`, which may be one write ahead of the record after a crash."""
         path = self.path / "config.toml"
         try:
             return load_run(path)

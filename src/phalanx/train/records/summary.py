@@ -1,4 +1,4 @@
-"""The final figures of a run; what was not measured is null."""
+"""The final figures of a run; null where they were not measured."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -116,22 +116,22 @@ class Figures:
     @property
     def first_validation(self) -> ValidationResult:
         """Of the untouched model."""
-        own: Validation | None = self.validation_first if self.scores_first is None else self.scores_first
+        first_score: Validation | None = self.validation_first if self.scores_first is None else self.scores_first
         if self.reward_first is not None:
-            own = MeanReward(self.reward_first)
-        return ValidationResult(own, self.named_first)
+            first_score = MeanReward(self.reward_first)
+        return ValidationResult(first_score, self.named_first)
 
     def validated(self, value: Validation | ValidationResult, *, first: bool = False) -> None:
         """Note what held-out text says."""
-        found = value if isinstance(value, ValidationResult) else ValidationResult(value)
+        result = value if isinstance(value, ValidationResult) else ValidationResult(value)
         which = "first" if first else "last"
-        if isinstance(found.own, Scores | PreferenceScores):
-            setattr(self, f"scores_{which}", found.own)
-        elif isinstance(found.own, MeanReward):
-            setattr(self, f"reward_{which}", _finite(found.own.reward))
-        elif found.own is not None:
-            setattr(self, f"validation_{which}", found.own)
-        setattr(self, f"named_{which}", dict(found.named))
+        if isinstance(result.own, Scores | PreferenceScores):
+            setattr(self, f"scores_{which}", result.own)
+        elif isinstance(result.own, MeanReward):
+            setattr(self, f"reward_{which}", _finite(result.own.reward))
+        elif result.own is not None:
+            setattr(self, f"validation_{which}", result.own)
+        setattr(self, f"named_{which}", dict(result.named))
 
     def measures(self) -> list[HeldOutMeasure]:
         """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
@@ -145,7 +145,7 @@ class Figures:
         return found
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
-        """Count what the guard decided."""
+        """Count a decision of the guard."""
         self.checks.observe(kind, body)
         self.drifts.observe(kind, body)
         self._observe_parties(kind, body)
@@ -174,13 +174,15 @@ class Figures:
                 self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a resumed run must know and the audit log does not tell; an infinity is null."""
-        scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
-        known = {key: _finite(getattr(self, key)) for key in self._SAVED}
-        named = {key: _all_finite(found) for key in self._NAMED if (found := getattr(self, key))}
+        """Return the figures for a resumed run that the audit log lacks; an infinity is null."""
+        scores = {
+            key: asdict(scores_of_key) for key in self._SCORES if (scores_of_key := getattr(self, key)) is not None
+        }
+        saved = {key: _finite(getattr(self, key)) for key in self._SAVED}
+        named = {key: _all_finite(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
         stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
-        rewards = {key: found for key in self._REWARDS if (found := getattr(self, key)) is not None}
-        return {**known, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
+        rewards = {key: reward for key in self._REWARDS if (reward := getattr(self, key)) is not None}
+        return {**saved, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
@@ -209,12 +211,12 @@ class Figures:
 def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
     # what remote workers did they alone know; what the owner found it knows wherever they are
-    known = not run.pipeline.remote_workers
+    is_attack_known = not run.pipeline.remote_workers
     # an enclave opens no state but its newest
     checkpoints = figures.checkpoints if run.split is None else ()
     liars = {party for party, _ in truth.attacked}
     guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
-    detections = set(guilty) & truth.attacked if known else set(guilty)
+    detections = set(guilty) & truth.attacked if is_attack_known else set(guilty)
     return {
         "status": figures.status,
         "steps": totals.steps,
@@ -238,10 +240,10 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "preset": run.guard.preset_in_force if _guarded(run) else None,
         "guarantees": figures.guarantees,
         "audits": totals.audits,
-        "attacks_injected": len(truth.attacked) if known else None,
-        "attacked_steps": sorted(truth.attacked_steps()) if known else None,
+        "attacks_injected": len(truth.attacked) if is_attack_known else None,
+        "attacked_steps": sorted(truth.attacked_steps()) if is_attack_known else None,
         "detections": len(detections),
-        "false_accusations": sum(party not in liars for party, _ in guilty) if known else None,
+        "false_accusations": sum(party not in liars for party, _ in guilty) if is_attack_known else None,
         "verdicts": figures.verdicts,
         "evicted": figures.evicted,
         "lost": figures.lost,
@@ -267,34 +269,34 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
 
 
 def _classification(figures: Figures) -> dict[str, Any]:
-    """The task's facts, and what the model made of it at first and at last; null where it was not measured."""
-    found: dict[str, Any] = dict(figures.texts or {})
+    """Return the task's facts, and the model's first and last scores; null where they were not measured."""
+    facts: dict[str, Any] = dict(figures.texts or {})
     for suffix, scores in (("_first", figures.scores_first), ("", figures.scores_last)):
         for name in ("accuracy", "macro_f1", "loss"):
-            found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
-    return found
+            facts[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
+    return facts
 
 
 def _preferences(figures: Figures) -> dict[str, Any]:
     """What the model makes of held-out pairs at first and at last; nothing of a run without pairs."""
     measured = {"_first": figures.scores_first, "": figures.scores_last}
-    found = {
+    preferences = {
         f"{name}{suffix}": _finite(value)
         for suffix, scores in measured.items()
         if isinstance(scores, PreferenceScores)
         for name, value in asdict(scores).items()
     }
-    return {"preferences": found} if found else {}
+    return {"preferences": preferences} if preferences else {}
 
 
 def _named(figures: Figures) -> dict[str, dict[str, float | None]]:
     """The first and the last figures of each further validation set."""
-    found: dict[str, dict[str, float | None]] = {}
+    pairs: dict[str, dict[str, float | None]] = {}
     for suffix, values in (("_first", figures.named_first), ("", figures.named_last)):
         for name, value in values.items():
             pair = {f"perplexity{suffix}": _finite(value), f"loss{suffix}": _finite(loss_of(value))}
-            found.setdefault(name, {}).update(pair)
-    return found
+            pairs.setdefault(name, {}).update(pair)
+    return pairs
 
 
 def _rewards(figures: Figures) -> dict[str, float | None]:
@@ -303,12 +305,12 @@ def _rewards(figures: Figures) -> dict[str, float | None]:
 
 def _ends(run: RunConfig, figures: Figures) -> dict[str, Any]:
     """What a run with such settings says of its early end and of its best checkpoint; null where there is none."""
-    rule, found = run.train.early_stopping, dict[str, Any]()
+    rule, facts = run.train.early_stopping, dict[str, Any]()
     if rule is not None:
-        found["stopped_early"] = figures.stopping.facts(rule) if figures.stopping.is_over(rule) else None
+        facts["stopped_early"] = figures.stopping.facts(rule) if figures.stopping.is_over(rule) else None
     if run.checkpoint.best is not None:
-        found["best_checkpoint"] = None if figures.best is None else _best(figures.best, figures)
-    return found
+        facts["best_checkpoint"] = None if figures.best is None else _best(figures.best, figures)
+    return facts
 
 
 def _best(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:

@@ -19,9 +19,9 @@ class Drifts:
         """Follow one event; others than `drift` change nothing."""
         if kind != "drift":
             return
-        where = tuple(body[key] for key in _WHERE)
+        place = tuple(body[key] for key in _WHERE)
         row = self._rows.setdefault(
-            where, {**dict(zip(_WHERE, where, strict=True)), "first_step": body["step"], "times": 0, "bias_sigmas": 0.0}
+            place, {**dict(zip(_WHERE, place, strict=True)), "first_step": body["step"], "times": 0, "bias_sigmas": 0.0}
         )
         row["last_step"] = body["step"]
         row["times"] += 1
@@ -29,7 +29,7 @@ class Drifts:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a stage, party and direction, with its first and last step and the strongest lean."""
-        return [dict(self._rows[where]) for where in sorted(self._rows)]
+        return [dict(self._rows[place]) for place in sorted(self._rows)]
 
 
 class LoggedDoubts:
@@ -70,9 +70,8 @@ def trust_figures(
     """Return the figures for ``summary.json``.
 
     Args:
-        record: What was recomputed.
         drifts: The stages that lean to one side.
-        checkpoints: Steps of those that are there.
+        checkpoints: Steps of the existing checkpoints.
         guarded: Whether workers' stages were guarded at all; None where the run has none. It may have taken some
             over from another run.
     """
@@ -93,7 +92,7 @@ def trust_figures(
 
 
 def say_trust(summary: dict[str, Any]) -> list[str]:
-    """Say what a person must know of it at the end of a run, line by line; nothing where all is well."""
+    """Describe for people, line by line, which steps cannot be trusted at the end of a run; nothing where all can."""
     lines = [
         f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was "
         f"{_fate(row['convicted_in'])}. Nobody recomputed them in full; they are in the weights."
@@ -152,7 +151,7 @@ def _fate(convicted_in: Sequence[int]) -> str:
 
 def in_words(ranges: Iterable[Sequence[int]]) -> str:
     """Ranges of steps as a reader says them."""
-    found = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
-    noun = found[0][1] if len(found) == 1 else "steps"
-    more = f" and {len(found) - _MOST_RANGES} more ranges" if len(found) > _MOST_RANGES else ""
-    return f"{noun} {', '.join(text for text, _ in found[:_MOST_RANGES])}{more}"
+    parts = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
+    noun = parts[0][1] if len(parts) == 1 else "steps"
+    more = f" and {len(parts) - _MOST_RANGES} more ranges" if len(parts) > _MOST_RANGES else ""
+    return f"{noun} {', '.join(text for text, _ in parts[:_MOST_RANGES])}{more}"

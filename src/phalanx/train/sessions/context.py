@@ -1,4 +1,4 @@
-"""One session of a run: its log, what earlier sessions have decided, its figures, and what is left on the disk."""
+"""One session of a run: its log, decisions of earlier sessions, its figures, and the state of the disk."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -51,14 +51,11 @@ class SessionContext:
     """The context of a session, on which every engine's part works.
 
     Attributes:
-        run: The run file.
-        home: The run directory.
         console: The terminal of the session.
-        log: The audit log, open.
-        history: What the log says of earlier sessions.
-        beginning: Where the run goes on.
+        history: Earlier sessions in the log.
+        beginning: Point where the run goes on.
         resume: Whether the run directory was there before.
-        figures: What the summary will say.
+        figures: Figures of the summary.
         totals: Running figures over all sessions.
     """
 
@@ -97,7 +94,7 @@ class SessionContext:
         self.history.certified.take(kind, body)
 
     def keep_changes(self, step: int) -> None:
-        """Log and tell what this session changes of the run file, then make it the one of the run directory.
+        """Log and print this session's changes of the run file, then make it the run directory's.
 
         The log comes first: a crash in between leaves a directory that says less than the log, never more.
 
@@ -152,12 +149,12 @@ class SessionContext:
 
     def _pairs(self, source: ModelSource) -> PairCorpus:
         self.console.print("preparing pairs")
-        with row_bar("reference", self.console) as told:
-            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, told)
+        with row_bar("reference", self.console) as show_progress:
+            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, show_progress)
             pairs = prepare_pairs(self.run, self.home.cache / "data", source, store, self.say)
         check_vocabulary(pairs.vocab_size, source.vocab_size)
-        held = pairs.num_validation_sequences
-        self.say(f"data: {pairs.num_train_sequences} pairs to train on, {held} held out")
+        num_held_out = pairs.num_validation_sequences
+        self.say(f"data: {pairs.num_train_sequences} pairs to train on, {num_held_out} held out")
         return pairs
 
     def validation_sets(self, source: ModelSource, corpus: Corpus | PairCorpus) -> Mapping[str, HeldOut]:
@@ -168,14 +165,13 @@ class SessionContext:
         """
         if isinstance(corpus, PairCorpus):
             return {}
-        where = self.home.cache / "data"
-        return prepare_validation_sets(self.run.data, corpus, where, source.tokenizer_path, self._say)
+        directory = self.home.cache / "data"
+        return prepare_validation_sets(self.run.data, corpus, directory, source.tokenizer_path, self._say)
 
     def adopt(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
         """Write the first checkpoint of a run that goes on where another one is.
 
         Args:
-            savepoint: Writes it.
             cut: Yields the other run's tensors as this run has its stages.
 
         Raises:
@@ -213,7 +209,6 @@ class SessionContext:
 
         Args:
             reached: The step after the last one that has metrics.
-            start: The next step.
         """
         earlier = [body["steps_lost"] for kind, body in self.history.decisions if kind == FELL_BACK]
         self.figures.steps_lost = max(self.figures.steps_lost, sum(earlier))
@@ -241,10 +236,10 @@ class SessionContext:
 
     def opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
-        own, corpus = self.run.own_code, loader.corpus_digest
+        own_code, corpus = self.run.own_code, loader.corpus_digest
         shared = {
             "config_digest": digest(self.run),
-            **({"own_code": own} if own else {}),
+            **({"own_code": own_code} if own_code else {}),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
@@ -253,7 +248,7 @@ class SessionContext:
         recorder.observe("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
 
     def spend_from(self, ledger: BudgetLedger) -> None:
-        """Have the run spend from a privacy budget, and say what it has.
+        """Spend from a privacy budget from now on, and print the rest of it.
 
         Raises:
             ConfigError: As `check_begins_anew` says.

@@ -1,4 +1,4 @@
-"""A session's domain: ranks that trust each other, led by this process, and what every rank must know."""
+"""A session's domain: ranks that trust each other, led by this process, and the facts that every rank needs."""
 
 import contextlib
 import math
@@ -87,7 +87,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
 
     Args:
         run: The run file of all ranks.
-        models: Where models that the run file describes are kept, as rank 0 has it.
+        models: Directory of models that the run file describes, the same as rank 0's.
 
     Raises:
         PhalanxError: The model is wrong, or ranks do not fit together.
@@ -144,7 +144,7 @@ class DomainFactory:
     """A factory of the ranks of one domain, of which this process is rank 0.
 
     Args:
-        ranks: How many to start here; None for as many as the run file says.
+        ranks: Number of ranks to start here; the run file's when None.
     """
 
     def __init__(self, ranks: int | None = None) -> None:
@@ -173,10 +173,8 @@ class DomainSetup:
     """The ranks of one session, before they start.
 
     Args:
-        context: The session.
         parallel: The layout for as many ranks as are there.
-        place: Of this process; None where this machine starts all ranks.
-        material: Model, text and batches.
+        place: Place of this process; None where this machine starts all ranks.
     """
 
     def __init__(
@@ -259,7 +257,6 @@ class RunningDomain:
     Attributes:
         engine: Runs steps on all ranks.
         trained: The same, measured by all ranks.
-        saver: Saves it.
     """
 
     def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, recorder: RunRecorder) -> None:
@@ -290,7 +287,7 @@ def section_of(run: RunConfig) -> ParallelConfig:
 
 
 def load_of(run: RunConfig) -> StepWorkload:
-    """Return what a step of a run asks of a layout."""
+    """Return the load of a run's step on a layout."""
     adapter = run.model.sliced_adapter
     return StepWorkload(
         run.train.batch_size,

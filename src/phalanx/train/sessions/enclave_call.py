@@ -21,10 +21,9 @@ class EnclaveCall:
     """The caller, and where the enclave is.
 
     Attributes:
-        identity: The caller.
         enclave: ``host:port``.
-        transport: Where the caller listens, deadlines and bounds.
-        patience_s: How long to look for an enclave that does not answer.
+        transport: Listening address of the caller, deadlines and bounds.
+        patience_s: Seconds to look for an enclave that does not answer.
         advertise: Host under which the caller is reached; None for the address that leads to the enclave.
         say: Takes one line about parties that are missing.
     """
@@ -43,8 +42,6 @@ class CalledEnclave:
 
     Attributes:
         peer: Name and message key, as the authority has certified them.
-        certificate: PEM.
-        session: Name of its session.
         endpoint: The caller's end in that session.
         look: Raises where the session is over.
     """
@@ -121,10 +118,10 @@ def _own_host(towards: str) -> str:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
-            own = str(probe.getsockname()[0])
+            own_address = str(probe.getsockname()[0])
     except OSError as exc:
         raise PeerLostError(f"{towards}: there is no way to it ({exc}); is the name right?") from exc
-    return f"[{own}]" if ":" in own else own
+    return f"[{own_address}]" if ":" in own_address else own_address
 
 
 class _Watch:

@@ -50,7 +50,6 @@ def describe_federated(run: RunConfig, source: ModelSource, cache: Path) -> Rend
 
     Args:
         run: With ``[federated]``.
-        source: The model.
         cache: Of the run: prepared text is kept there, which is read where sites bring noise.
     """
     section = section_of(run)
@@ -125,13 +124,7 @@ class FederatedFactory:
 
 
 class FederatedSetup:
-    """The owner and the sites of one session, before they meet.
-
-    Args:
-        context: The session.
-        material: Model and held-out text.
-        model: The owner's.
-    """
+    """The owner and the sites of one session, before they meet."""
 
     def __init__(self, context: SessionContext, material: RunMaterial, model: WholeModel) -> None:
         self.material = material
@@ -158,8 +151,8 @@ class FederatedSetup:
                 context.spend_from(budget)
             summed_by: Identity | AggregatorPort = home.owner
             if section.sums == "enclave":
-                found = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
-                summed_by = stack.enter_context(found)
+                aggregator = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
+                summed_by = stack.enter_context(aggregator)
             coordinator = RoundCoordinator(terms, summed_by, fleet, journal, weights, budget)
             if terms.rows is not None:
                 context.check_begins_anew()
@@ -179,9 +172,9 @@ class FederatedSetup:
                 engine.load(opening.checkpoint)
             coordinator.recall(opening.start)
             context.say(f"waiting for {', '.join(section.sites)}")
-            there = await_all(carrier, section.sites, _JOIN_S, context.say)
-            if len(there) < section.min_cohort:
-                missing = ", ".join(sorted(set(section.sites) - there))
+            present_sites = await_all(carrier, section.sites, _JOIN_S, context.say)
+            if len(present_sites) < section.min_cohort:
+                missing = ", ".join(sorted(set(section.sites) - present_sites))
                 raise PeerLostError(f"{missing}: no call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume")
             saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
@@ -192,9 +185,7 @@ class RunningRounds:
     """Rounds at work.
 
     Attributes:
-        engine: Runs rounds.
         trained: The same, measured by the owner and by sites.
-        saver: Saves the model.
     """
 
     def __init__(
@@ -210,6 +201,6 @@ class RunningRounds:
 
     def finish(self) -> None:
         """Record the digest of the weights."""
-        found = weights_digest(self.engine.weights().items())
-        self._context.figures.final_weights_digest = found
-        self._recorder.observe("run_completed", {"final_weights_digest": found})
+        digest = weights_digest(self.engine.weights().items())
+        self._context.figures.final_weights_digest = digest
+        self._recorder.observe("run_completed", {"final_weights_digest": digest})

@@ -50,7 +50,6 @@ class StagesInTurn:
     """A pipeline's stages, measured by the owner alone, one behind the other.
 
     Args:
-        engine: Has the stages.
         sampler: Has the model write texts; None where the run file asks for none.
         judge: Measures stages: by default their perplexity.
     """
@@ -67,7 +66,7 @@ class StagesInTurn:
 
         Guarantees:
             The weights are those that holder and shadow have signed after the last verified step, and the owner alone
-            computes with them: no figure is another party's word.
+            computes with them: no figure is another party's claim.
         """
         return self._judge((copy.module for copy in self._engine.copies("weights")), sets)
 
@@ -80,7 +79,7 @@ class StagesInTurn:
     def weights(self) -> dict[str, Tensor]:
         """All weights by name, as holder and shadow have signed them after the last verified step."""
         modules = [copy.module for copy in self._engine.copies("weights")]
-        return {name: one.detach() for module in modules for name, one in module.all_parameters().items()}
+        return {name: parameter.detach() for module in modules for name, parameter in module.all_parameters().items()}
 
     def settle(self) -> None:
         """Wait for verdicts that are behind."""
@@ -196,13 +195,13 @@ class RunHooks:
             self._recorder.observe("budget_spent" if self._figures.budget.is_spent else "budget_told", spent)
 
     def _measure(self, num_steps: int) -> ValidationResult:
-        batches = [validation_batches(one, VALIDATION_BATCH) for one in self._sets.values()]
-        found = dict(zip(self._sets, self._trained.measure(batches), strict=True))
-        own = found.pop(HELD_OUT, None)
-        named = {name: value for name, value in found.items() if isinstance(value, float)}
+        batches = [validation_batches(corpus, VALIDATION_BATCH) for corpus in self._sets.values()]
+        scores = dict(zip(self._sets, self._trained.measure(batches), strict=True))
+        held_out = scores.pop(HELD_OUT, None)
+        named = {name: value for name, value in scores.items() if isinstance(value, float)}
         # other engines are refused `train.samples` by the run file
         samples = self._trained.samples() if isinstance(self._trained, StagesInTurn) else ()
-        result = ValidationResult(own, named, samples, self._histograms(num_steps))
+        result = ValidationResult(held_out, named, samples, self._histograms(num_steps))
         self._recorder.validated(result, num_steps)
         return result
 

@@ -23,11 +23,11 @@ def remote_company(
     """Call the enclave, wait for it and for all clients, and end the run of all of them when it is complete.
 
     Args:
-        run: With ``split.remote_clients``.
+        run: Needs ``split.remote_clients``.
         home: Has the owner's keys and the enclave's certificate.
-        num_classes: Of a classification; 0 of a language model.
+        num_classes: Number of classes of a classification; 0 of a language model.
         tell: Takes one line for people.
-        clients: Takes word of clients: of their evidence, and of those that admission refuses.
+        clients: Takes reports on clients: their evidence, and refusals by admission.
 
     Raises:
         RefusedEvidenceError: The owner does not accept the enclave's evidence.
@@ -43,8 +43,8 @@ def remote_company(
         def aside(message: SplitMessage) -> bool:
             return watch.aside(message) or clients(message)
 
-        line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
-        lead = RemoteLead(split, party_of(run, home, home.owner, line, called.session), num_classes)
+        connection = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
+        lead = RemoteLead(split, party_of(run, home, home.owner, connection, called.session), num_classes)
         stack.callback(lead.close)
         lead.meet()
         yield lead
@@ -56,7 +56,6 @@ class WaitNotice:
 
     Args:
         timeout_s: After so long the run ends.
-        tell: Takes one line.
     """
 
     def __init__(self, timeout_s: float, tell: Say) -> None:

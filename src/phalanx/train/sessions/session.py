@@ -1,4 +1,4 @@
-"""One run from its file to its summary: set up, train, finish; what is left behind is always consistent."""
+"""One run from its file to its summary: set up, train, finish; the directory is always consistent."""
 
 import contextlib
 import time
@@ -52,11 +52,7 @@ class Session:
     """A session of ``train``, from start to end, whichever engine runs the steps.
 
     Args:
-        run: The run file.
-        home: The run directory.
-        console: Where progress is shown.
-        factory: Makes the engine.
-        beginning: Where the run goes on.
+        beginning: Point where the run goes on.
     """
 
     def __init__(
@@ -99,7 +95,7 @@ class Session:
 
     @contextlib.contextmanager
     def _summarised(self, context: SessionContext) -> Iterator[dict[str, Any]]:
-        """Leave a summary of what is done meanwhile, however it ends; its entries are in the dict that is given."""
+        """Write a summary of the enclosed work, however it ends; its entries are in the given dict."""
         started = time.perf_counter()
         figures, is_whole, summary = context.figures, True, dict[str, Any]()
         try:
@@ -141,8 +137,8 @@ class Session:
         figures.signed_log_head = log.signed_head
         summary = summarise(context.run, figures, context.totals, self._truth)
         summary["run_dir"] = str(self._home.path)
-        for line in (*say_trust(summary), *say_worse(summary)):
-            self._console.print(escape_controls(line), markup=False, highlight=False)
+        for sentence in (*say_trust(summary), *say_worse(summary)):
+            self._console.print(escape_controls(sentence), markup=False, highlight=False)
         try:
             self._home.write_summary(summary)
         except CheckpointError as exc:
@@ -208,9 +204,9 @@ class Session:
 
 def _tracked(context: SessionContext) -> CurveWriter:
     run, home = context.run, context.home
-    told = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
+    tracked = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
     board = TensorBoardWriter(home.path / "tensorboard")
-    return open_tracking(board, run.tracking, told, run.home, context.say)
+    return open_tracking(board, run.tracking, tracked, run.home, context.say)
 
 
 def rate_of(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:

@@ -26,7 +26,7 @@ class OpenCarrier(Carrier, Protocol):
     """A carrier that sites come to."""
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        """Wait until this many sites are there, or until the deadline; return those that are."""
         ...
 
 

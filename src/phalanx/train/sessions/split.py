@@ -113,9 +113,7 @@ class SplitSetup:
     """The clients and the enclave of one session, before they meet.
 
     Args:
-        context: The session.
-        material: Model, texts and batches.
-        labelled: Of a classification; None of anything else.
+        labelled: Labelled texts of a classification; None of any other task.
         open_workers: Starts the workers of an enclave that owns a pipeline.
     """
 
@@ -156,9 +154,7 @@ class RemoteSetup:
     """The owner of clients and an enclave of others, before they meet.
 
     Args:
-        context: The session.
         material: Model, and batches without texts.
-        turns: Counts the draws.
     """
 
     def __init__(self, context: SessionContext, material: RunMaterial, turns: RemoteTurns) -> None:
@@ -200,7 +196,7 @@ class RemoteSetup:
 def _at_work(
     context: SessionContext, opening: EngineStart, observe: Observe, lead: SplitDriver | RemoteLead, engine: SplitEngine
 ) -> Iterator["RunningSplit"]:
-    """Record what was appraised, go on from the checkpoint, and tell the costs however it ends."""
+    """Record the appraisal, go on from the checkpoint, and report the costs however it ends."""
     recorder = opening.recorder
     for party in lead.parties:
         if party.appraisal is not None:
@@ -222,7 +218,6 @@ class RunningSplit:
     Attributes:
         engine: Runs steps over clients and enclave.
         trained: The same, measured by the clients.
-        saver: Saves its sealed state.
     """
 
     def __init__(
@@ -244,7 +239,7 @@ class RunningSplit:
         raise reason
 
     def tell_costs(self) -> None:
-        """Put what the steps have cost into the summary."""
+        """Put the costs of the steps into the summary."""
         self._facts.update(self.engine.facts())
 
     def finish(self) -> None:
@@ -255,7 +250,10 @@ class RunningSplit:
         self._release()
         statements = lead.compare_transcripts(enclave_of(context.home))
         if statements:
-            text = {name: [one.decode("ascii") for one in both] for name, both in statements.items()}
+            text = {
+                name: [statement.decode("ascii") for statement in signed_pair]
+                for name, signed_pair in statements.items()
+            }
             (context.home.path / "transcript.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
@@ -287,17 +285,17 @@ class RunningSplit:
 
 def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | None:
     """Prepare the task's texts, shared out; None where text is learned."""
-    run, wanted = context.run, context.run.data.labelled
-    if wanted is None:
+    run, labelled = context.run, context.run.data.labelled
+    if labelled is None:
         return None
-    context.console.print(f"preparing {wanted.name}", markup=False)
+    context.console.print(f"preparing {labelled.name}", markup=False)
     seed = run.train.seed
     texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source.vocab_size)
     if texts.tokenizer.beginning:
         begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer begins texts"
         context.console.print(begin, markup=False)
-    context.figures.texts = describe_texts(texts, wanted.name, seed)
+    context.figures.texts = describe_texts(texts, labelled.name, seed)
     return texts
 
 

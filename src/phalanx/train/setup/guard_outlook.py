@@ -1,4 +1,4 @@
-"""The outlook of a run's guard: what it finds, and when, and what it costs, printed before anything is trained."""
+"""The outlook of a run's guard: its findings, their times and its cost, printed before training."""
 
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price_guard
@@ -25,10 +25,9 @@ def watch_of(run: RunConfig) -> AuditRates | None:
 
 
 def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
-    """Return what a run's guard finds and costs.
+    """Return the expected findings and the cost of a run's guard.
 
     Args:
-        run: From a run file.
         untrusted_share: Work of the stages in other hands, as a share of the model's.
 
     Returns:
@@ -75,12 +74,12 @@ def preset_in_words(guard: GuardConfig) -> str:
 
 
 def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
-    """Say in one sentence what the guard costs."""
-    kept = ""
+    """Describe the guard's cost in one sentence."""
+    memory_text = ""
     if guard.keep_states:
         every = f"{cost.disk_per_number:.0f} bytes on the owner's disk for each state that it keeps"
-        kept = f" and {every}, one every {guard.keep_states} steps,"
+        memory_text = f" and {every}, one every {guard.keep_states} steps,"
     return (
         f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
-        f"run, {cost.bytes_per_number:.1f} bytes a step{kept} for each number that is trained in other hands"
+        f"run, {cost.bytes_per_number:.1f} bytes a step{memory_text} for each number that is trained in other hands"
     )

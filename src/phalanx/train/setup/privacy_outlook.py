@@ -20,13 +20,10 @@ class NoiseOutlook:
     Attributes:
         protected: Whose data the bound is about, and against whom.
         ratio: Euclidean norm of the noise in the mean of all sites over that of the largest update without noise.
-        largest: That update, in words.
-        num_values: Values that are trained.
         rounds: Rounds that the run is to have.
         paid_rounds: Rounds that the budget pays for, `rounds` at most.
         epsilon: What all rounds together may spend.
         delta: The chance that the bound does not hold.
-        cure: What lowers the ratio.
     """
 
     protected: str
@@ -62,9 +59,7 @@ def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOut
     """Return the outlook of sites that bring noise to sums; None where they bring none.
 
     Args:
-        section: Of the run.
         rounds: How many it is to have.
-        length: Values that are trained.
 
     Raises:
         ConfigError: No noise keeps the rounds within their budget.
@@ -101,7 +96,6 @@ def rows_outlook(run: RunConfig, wanted: PrivacyConfig, rows: int, length: int) 
         run: With ``[federated]``.
         wanted: Its ``[privacy]``.
         rows: Training rows of the site that has fewest.
-        length: Values that are trained.
 
     Raises:
         ConfigError: The site has too few rows.
@@ -133,7 +127,6 @@ def outlooks(run: RunConfig, length: int, fewest_rows: int | None) -> list[Noise
 
     Args:
         run: With ``[federated]``.
-        length: Values that are trained.
         fewest_rows: Training rows of the site that has fewest; None where this process does not know.
 
     Raises:
