@@ -251,8 +251,8 @@ def _mean_rows(run: RunConfig, wanted: PrivacyConfig, rows: int) -> int:
     if not 0 < mean <= max_rows:
         raise ConfigError(
             f"privacy.mean_rows = {wanted.mean_rows or 1}: in {steps} steps with room for train.batch_size = {places} "
-            f"rows each, samples do not fit too likely for privacy.delta = {wanted.delta}; at most {max_rows} are drawn "
-            "in the mean here, so lower it, or raise train.batch_size and train.microbatches"
+            f"rows each, samples do not fit too likely for privacy.delta = {wanted.delta}; at most {max_rows} are "
+            "drawn in the mean here, so lower it, or raise train.batch_size and train.microbatches"
         )
     return mean
 
