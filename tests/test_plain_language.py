@@ -79,7 +79,7 @@ BOUNDS = {
     "align": Rates(1, 2, 5, 0, 44),
     "cli": Rates(14, 24, 48, 20, 68),
     "config": Rates(2, 4, 5, 0, 35),
-    "data": Rates(13, 16, 37, 210, 58),
+    "data": Rates(1, 2, 5, 0, 56),
     "engine": Rates(1, 8, 6, 0, 51),
     "lab": Rates(8, 15, 34, 220, 69),
     "launch": Rates(1, 2, 5, 3, 65),

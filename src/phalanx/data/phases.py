@@ -71,7 +71,7 @@ class UntilConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len([one for one in (self.steps, self.samples, self.tokens) if one is not None]) != 1:
+        if len([limit for limit in (self.steps, self.samples, self.tokens) if limit is not None]) != 1:
             raise ValueError("until: give one of steps, samples and tokens")
         return self
 

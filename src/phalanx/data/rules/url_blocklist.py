@@ -42,11 +42,11 @@ class UrlBlocklist:
         stars: list[str] = []
         for entry in read_entries(config.files):
             hosts_file = _HOSTS_FILE.match(entry)
-            line = hosts_file[1] if hosts_file else re.sub(r"^https?://", "", entry)
-            if "*" in line:
-                stars.append(_STARS.sub("*", line.lower()))
+            address = hosts_file[1] if hosts_file else re.sub(r"^https?://", "", entry)
+            if "*" in address:
+                stars.append(_STARS.sub("*", address.lower()))
                 continue
-            host, _, path = line.partition("/")
+            host, _, path = address.partition("/")
             if path:
                 self._paths.setdefault(_plain_host(host), []).append("/" + unquote(path))
             else:
