@@ -50,14 +50,14 @@ def _sequences(source: Source, tokenizer: Path, wanted: int) -> Tensor:
 
 def _rows(tokenizer: TextTokenizer, texts: Iterable[str], wanted: int) -> Iterable[list[int]]:
     """The first sequences of each text, until it is enough."""
-    made = 0
+    num_rows = 0
     for text in texts:
         ids = tokenizer.encode([text])[0]
         for start in range(0, _SEQUENCES_EACH * SEQUENCE_LENGTH, SEQUENCE_LENGTH):
-            if made < wanted and start + SEQUENCE_LENGTH <= len(ids):
+            if num_rows < wanted and start + SEQUENCE_LENGTH <= len(ids):
                 yield ids[start : start + SEQUENCE_LENGTH]
-                made += 1
-        if made == wanted:
+                num_rows += 1
+        if num_rows == wanted:
             return
 
 
