@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from phalanx.report.bars import part_bars
-from phalanx.report.svg import Markup, PlotFrame, element, standalone
+from phalanx.report.svg import Markup, PlotFrame, make_element, standalone_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -115,7 +115,7 @@ def guard_costs() -> str:
     rows = [(str(row["preset"]), parts_of(row)) for row in json.loads(PRESETS.read_text())["rows"] if is_shown(row)]
     bars = part_bars(rows, lambda value: f"{value:.1f} %", "CPU time that each preset adds, by part")
     frame = PlotFrame(height=60.0 + 26.0 * len(rows))
-    return standalone(frame, bars)
+    return standalone_svg(frame, bars)
 
 
 def is_shown(row: dict[str, object]) -> bool:
@@ -136,13 +136,13 @@ def parts_of(row: dict[str, float]) -> dict[str, float]:
 
 def drawn(frame: PlotFrame, label: str, parts: list[Markup]) -> str:
     """Return a drawing as a file of its own."""
-    group = element("g", {"class": "chart", "role": "img", "aria-label": label}, *parts)
-    return standalone(frame, Markup(f"<style>{_STYLE}</style>"), group)
+    group = make_element("g", {"class": "chart", "role": "img", "aria-label": label}, *parts)
+    return standalone_svg(frame, Markup(f"<style>{_STYLE}</style>"), group)
 
 
 def box(x: float, y: float, width: float, height: float, lines: list[str], css: str) -> Markup:
     """Return a box with one or two lines in its middle."""
-    rect = element("rect", {"class": f"box {css}", "x": x, "y": y, "width": width, "height": height, "rx": 7})
+    rect = make_element("rect", {"class": f"box {css}", "x": x, "y": y, "width": width, "height": height, "rx": 7})
     first = y + height / 2 + 4.5 - 9 * (len(lines) - 1)
     shown = [words(x + width / 2, first + 18 * at, one, "plain middle") for at, one in enumerate(lines)]
     return Markup(rect + "".join(shown))
@@ -150,12 +150,12 @@ def box(x: float, y: float, width: float, height: float, lines: list[str], css: 
 
 def words(x: float, y: float, text: str, css: str) -> Markup:
     """Return one line of text."""
-    return element("text", {"class": css, "x": x, "y": y}, text)
+    return make_element("text", {"class": css, "x": x, "y": y}, text)
 
 
 def path(shape: str, css: str) -> Markup:
     """Return a line."""
-    return element("path", {"class": f"arrow {css}", "d": shape})
+    return make_element("path", {"class": f"arrow {css}", "d": shape})
 
 
 def arrow(x: float, y: float, to_x: float, to_y: float, css: str) -> Markup:
@@ -166,7 +166,7 @@ def arrow(x: float, y: float, to_x: float, to_y: float, css: str) -> Markup:
 
 def head(x: float, y: float, turn: int, css: str) -> Markup:
     """Return the head of an arrow."""
-    return element(
+    return make_element(
         "path", {"class": f"arrow {css}", "d": "M-7 -4L0 0L-7 4", "transform": f"translate({x} {y}) rotate({turn})"}
     )
 

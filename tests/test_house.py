@@ -20,8 +20,6 @@ SOURCE = ROOT / "src" / "phalanx"
 FILES = sorted(SOURCE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BESIDE = sorted(path for folder in ("benchmarks", "examples", "scripts") for path in (ROOT / folder).rglob("*.py"))
-MAX_LINES = 600
-MAX_CLI_LINES = 150
 MOST_COLLABORATORS = 6
 RUN_CODE_FROM_BYTES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 RUN_CODE_CALLS = {("torch", "load"), ("torch", "save"), ("multiprocessing", "Queue"), ("mp", "Queue")}
@@ -41,15 +39,6 @@ def pytest_ids(paths: list[Path]) -> list[str]:
 @pytest.fixture(scope="module")
 def sources() -> dict[str, str]:
     return {name_of(path): path.read_text(encoding="utf-8") for path in FILES}
-
-
-def test_a_source_file_is_short_enough_to_read(sources: dict[str, str]) -> None:
-    lines = {file: len(text.splitlines()) for file, text in sources.items()}
-
-    limits = {file: MAX_CLI_LINES if "/cli/" in file else MAX_LINES for file in lines}
-
-    # what is longer is split by idea
-    assert {file: number for file, number in lines.items() if number > limits[file]} == {}
 
 
 def crowded_constructors(source: str) -> list[str]:

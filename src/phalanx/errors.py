@@ -50,7 +50,12 @@ Every error has a code, such as PHX-C005, by which ``phalanx explain`` finds its
 class stands for mistakes with different cures, the place that raises the error names a narrower one with `about`.
 """
 
+import errno
 from typing import Self
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_BROKEN = frozenset({errno.EROFS, errno.EIO})
+_CLOSED = frozenset({errno.EACCES, errno.EPERM})
 
 
 class PhalanxError(Exception):
@@ -357,3 +362,22 @@ class NoHolderError(TrainingError):
     """No party is left that holds a stage's weights."""
 
     code = "PHX-R030"
+
+
+def is_disk_fault(exc: OSError) -> bool:
+    """Return whether the disk is full, read-only or broken; a permission or a wrong path is none."""
+    return exc.errno in _FULL | _BROKEN
+
+
+def is_closed(exc: OSError) -> bool:
+    """Return whether this user may not do what was tried."""
+    return exc.errno in _CLOSED
+
+
+def writing_cure(exc: OSError) -> str:
+    """Return what to do about a file that could not be written, by the reason that the operating system gives."""
+    if exc.errno in _FULL:
+        return "free space, or give another path"
+    if exc.errno in _BROKEN:
+        return "give a path on another disk"
+    return "allow writing there, or give another path" if exc.errno in _CLOSED else "give another path"

@@ -41,7 +41,7 @@ def replies(chat, seed):
 def revised(writer, prompts, path, batch=3):
     loop = Revision(writer, CONSTITUTION, prompts, rounds=2, seed=5)
     file = ResumableRows(path, loop.lineage, batch)
-    rows = file.make(len(prompts), loop.rows, silent)
+    rows = file.make_all(len(prompts), loop.make_rows, silent)
     return file.finish(*revised_figures(rows))
 
 
@@ -115,7 +115,7 @@ def test_a_model_that_says_nothing_keeps_its_answer_and_a_silent_answer_is_left_
 def chosen(judge, prompts, *, ranked=False, say=None):
     writer = FakeWriter(say or (lambda chat, seed: f"{noise(seed, chat[0].content)}"))
     loop = PairChoice(writer, by_principles(judge, CONSTITUTION, 5, ranked=ranked), prompts, 5, {})
-    return chosen_figures(loop.rows(range(len(prompts))))
+    return chosen_figures(loop.make_rows(range(len(prompts))))
 
 
 def first_of(question):
@@ -172,7 +172,7 @@ def test_equal_and_empty_answers_make_no_pair_and_worth_no_tie(prompts):
     says = iter(["a", "b", "c", "", "e", "f", "g", "a", "x", "c", "y", "", "z", "g"])
     loop = PairChoice(FakeWriter(lambda *_: next(says)), by_worth(lambda _, text: float(text > "e")), prompts, 0, {})
 
-    kept, told = chosen_figures(loop.rows(range(7)))
+    kept, told = chosen_figures(loop.make_rows(range(7)))
 
     assert told["left_out"] == {"equal": 3, "silent": 2, "tie": 1}
     assert [(row["chosen"], row["rejected"]) for row in kept] == [("x", "b")]
@@ -185,7 +185,7 @@ def test_a_demonstration_is_better_than_what_the_model_says(tmp_path):
     with pytest.raises(DataError, match='line 2: has no text "demonstration"'):
         PairChoice(FakeWriter(replies), None, both, 0, {})
 
-    rows = PairChoice(FakeWriter(replies), None, both[:1], 0, {}).rows(range(1))
+    rows = PairChoice(FakeWriter(replies), None, both[:1], 0, {}).make_rows(range(1))
 
     assert rows[0]["chosen"] == "right"
     assert rows[0]["rejected"].endswith("to q")

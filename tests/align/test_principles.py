@@ -35,7 +35,7 @@ def test_both_shapes_of_a_file_say_the_same(tmp_path):
     one, other = read(tmp_path, TWO), read(tmp_path, lines, "p.jsonl")
 
     assert one.digest == other.digest
-    assert [each.name for each in one.that("choose").principle] == ["kind"]
+    assert [each.name for each in one.with_texts("choose").principle] == ["kind"]
 
 
 def test_a_draw_is_a_function_of_seed_and_place_and_keeps_to_the_weights(tmp_path):
@@ -77,6 +77,6 @@ def test_a_broken_line_is_refused_with_its_place(tmp_path):
     with pytest.raises(ConfigError, match=r"principle 1\.choise: .*keys of a principle are name"):
         read(tmp_path, '{"name": "a", "choise": "b"}\n', "p.jsonl")
     with pytest.raises(ConfigError, match="none has critique and revise"):
-        read(tmp_path, '{"name": "a", "choose": "b"}\n', "p.jsonl").that("critique", "revise")
+        read(tmp_path, '{"name": "a", "choose": "b"}\n', "p.jsonl").with_texts("critique", "revise")
     with pytest.raises(ConfigError, match="choices: a"):
-        read(tmp_path, '{"name": "a", "choose": "b"}\n', "p.jsonl").only("c")
+        read(tmp_path, '{"name": "a", "choose": "b"}\n', "p.jsonl").with_principle("c")

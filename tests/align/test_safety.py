@@ -35,7 +35,7 @@ def outcomes(tmp_path, says=SAYS, violation=None, is_refusal=None):
         violation,
         0,
     )
-    return check.rows(range(4))
+    return check.make_rows(range(4))
 
 
 def test_the_four_rates_are_told_together_with_their_intervals(tmp_path):

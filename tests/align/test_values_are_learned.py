@@ -88,7 +88,7 @@ def made_pairs(home, value):
         writer = FakeWriter(lambda chat, seed: ("please take " if seed % 2 else "") + chat[0].content[6:])
         judge = BiasedJudge(likes)
         choose = by_principles(judge, Constitution.model_validate_json(json.dumps(RANKED)), 0, ranked=True)
-    rows = [row for n in NUMBERS for row in PairChoice(writer, choose, asked, 3, {}).rows(range(n, n + 1))]
+    rows = [row for n in NUMBERS for row in PairChoice(writer, choose, asked, 3, {}).make_rows(range(n, n + 1))]
     kept, figures = chosen_figures(rows)
     path = home / f"{value}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in kept))

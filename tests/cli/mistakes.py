@@ -169,10 +169,10 @@ MISTAKES = (
         "remove one",
     ),
     of_run(
-        "a baseline with rates of its own",
-        FROM_SCRATCH + "[guard]\nmode = 'paper'\naudit_rate = 0.5\n",
-        "fixes audit_rate = 1.0 (found 0.5)",
-        "--unset guard.audit_rate",
+        "a key that was removed",
+        FROM_SCRATCH + "[guard]\nkeep_steps = 64\n",
+        "keep_steps = 64 was removed",
+        "set guard.keep_states",
     ),
     of_run(
         "attack on the owner's stage",
@@ -228,7 +228,7 @@ MISTAKES = (
         code=3,
         text__a_dot_csv="a,b\n",
     ),
-    of_text("an empty file", "", "kind 'jsonl': holds no text", "give it another path"),
+    of_text("an empty file", "", "is empty", "give it another path"),
     of_text("a broken line", LINES + '{"text": \n', "a.jsonl, line 2: is not JSON", "expected one object a line"),
     of_text(
         "other fields",
@@ -413,6 +413,39 @@ MISTAKES = (
         "cannot listen (Address already in use)",
         "change transport.port",
         code=4,
+    ),
+    # before there is a run
+    Mistake(
+        "init with an empty file",
+        "init new.toml --kind scratch --data notes.txt",
+        3,
+        ("notes.txt: is empty", "give a file or a directory of text"),
+        {"notes.txt": ""},
+    ),
+    Mistake(
+        "init with a name of the hub",
+        "init new.toml --kind finetune --model acme/tiny",
+        3,
+        ("--model: acme/tiny: is no directory", "`hf download acme/tiny --local-dir models/tiny`"),
+        {},
+    ),
+    of_run(
+        "nothing held out of preferences",
+        FROM_SCRATCH[: FROM_SCRATCH.index("[data]")]
+        + '[data]\npreferences = { sources = [{ path = "pairs.jsonl" }] }\n'
+        + "sequence_length = 16\nvalidation_share = 0.0\n"
+        + 'tokenizer = { kind = "bpe", vocab_size = 257 }\n\n'
+        + FROM_SCRATCH[FROM_SCRATCH.index("[train]") :].replace("[train]\n", '[train]\nobjective = "dpo"\n'),
+        "data.validation_share: found 0",
+        "set data.validation_share above 0",
+        pairs_dot_jsonl='{"prompt": "who?", "chosen": "a shield", "rejected": "a spear"}\n',
+    ),
+    Mistake(
+        "a vocabulary of an empty file",
+        "tokenizer train out --text notes.txt --vocab-size 300",
+        3,
+        ("notes.txt: is empty",),
+        {"notes.txt": ""},
     ),
     # other verbs
     Mistake(

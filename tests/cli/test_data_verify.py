@@ -1,6 +1,7 @@
 """``phalanx data verify`` says what holds of a dataset or a proof, by which signer, and what does not."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,21 @@ def test_a_flipped_byte_a_missing_dataset_and_no_argument_end_in_a_sentence(tmp_
     ):
         assert run(arguments) == code
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [0, 7, 8, 20, -1])
+def test_the_two_digests_of_an_altered_tree_are_shown_where_they_differ(tmp_path: Path, capsys, place: int) -> None:
+    make_dataset(tmp_path / "d", 60, SIGNER)
+    trees = sorted((tmp_path / "d").rglob("*.tree"))
+    # a tree of one leaf is its own root: an altered byte of it alters two digits of the root
+    tree = next(path for path in trees if path.stat().st_size == 32)
+    content = bytearray(tree.read_bytes())
+    content[place] ^= 0x10
+    tree.write_bytes(content)
+
+    assert run(["data", "verify", str(tmp_path / "d")]) == 3
+
+    told = " ".join(capsys.readouterr().err.split())
+    found, expected = re.search(r"has root ([0-9a-f]+)\.\.\., the manifest has ([0-9a-f]+)\.\.\.", told).groups()
+    assert found != expected
+    assert bytes(content).hex().startswith(found)

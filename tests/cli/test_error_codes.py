@@ -12,7 +12,8 @@ import phalanx
 from phalanx import errors
 from phalanx.cli import run
 from phalanx.cli.answers.answer import for_programs
-from phalanx.cli.explain import error_pages
+from phalanx.cli.explain import error_pages, glossary
+from phalanx.pipeline.owner.guarantees import GUARANTEES
 
 SOURCE = Path(phalanx.__file__).parent
 CODE = re.compile(r"PHX-[A-Z]\d{3}")
@@ -111,6 +112,63 @@ def test_explain_refuses_what_is_no_code(capsys):
     assert run(["explain", "PHX-Z999"]) == 2
 
     assert "no error has the code 'PHX-Z999'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["shadow", "Shadow", "shadows", "audit log", "audit_log", "Audit-Log", " referee "])
+def test_explain_prints_the_line_of_a_term_however_it_is_written(word, capsys):
+    assert run(["explain", word]) == 0
+
+    said = capsys.readouterr().out
+    term = glossary()[" ".join(word.lower().replace("_", " ").replace("-", " ").split()).removesuffix("s")]
+    assert said.startswith(f"{term.term}: {term.meaning}\n") and term.name in said
+
+
+@pytest.mark.parametrize(
+    "word",
+    # what terminal, end table and report say, as it stands there
+    [
+        *("bit-equal", "owner-shadowed", "gradient_doubted", "nonce", "drift", "in_doubt", "takeovers", "audits"),
+        *("false_accusations", "replaced", "guarantees", "epsilon", "rounds", "worse_than_before", "alarms", "preset"),
+        *("verdict", "eviction", "rollback", "noise ratio", *GUARANTEES),
+    ],
+)
+def test_every_word_of_the_console_is_in_the_glossary(word, capsys):
+    assert run(["explain", word]) == 0, capsys.readouterr().err
+
+
+def test_a_term_as_json_has_its_place_in_the_code(capsys):
+    assert run(["explain", "shadow", "--json"]) == 0
+
+    told = json.loads(capsys.readouterr().out)
+    assert told["term"] == "shadow" and (SOURCE / told["file"]).exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("shadw", "shadow"), ("the ledger of rows", "ledger"), ("bitequal", "bit-equal")]
+)
+def test_a_term_that_is_unknown_lists_near_ones_and_exits_with_2(word, near, capsys):
+    assert run(["explain", word]) == 2
+
+    error = capsys.readouterr().err
+    assert f"no term {word!r} in the glossary; did you mean" in error and near in error
+
+
+def test_a_word_that_is_like_no_term_is_answered_by_the_list(capsys):
+    assert run(["explain", "xyzzyq"]) == 2
+
+    assert "`phalanx explain` lists what there is" in capsys.readouterr().err
+
+
+def test_the_list_has_the_terms_behind_the_codes(capsys):
+    assert run(["explain"]) == 0
+
+    assert "terms: account, " in capsys.readouterr().out
+
+
+def test_explain_reads_every_line_of_the_glossary():
+    page = (SOURCE.parents[1] / "docs" / "glossary.md").read_text(encoding="utf-8")
+
+    assert len(glossary()) == sum(line.startswith("| ") for line in page.splitlines()) - 1
 
 
 def test_the_code_of_a_message_leads_to_its_page(tmp_path, monkeypatch, capsys):

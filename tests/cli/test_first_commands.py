@@ -1,6 +1,7 @@
 """`phalanx init` and `phalanx doctor`: what a new user types first."""
 
 import json
+import shlex
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,6 +24,39 @@ def test_init_writes_a_run_file_and_says_what_comes_next(tmp_path, capsys):
         f"  phalanx train {path} --dry-run",
         f"  phalanx train {path}",
     ]
+
+
+def test_the_commands_that_init_prints_can_be_pasted_whatever_the_file_is_called(tmp_path, capsys):
+    path = tmp_path / "my first run's file.toml"
+
+    assert run(["init", str(path), "--kind", "remote"]) == 0
+
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines() if "phalanx " in line]
+    written = [line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#   phalanx train")]
+    assert len(printed) == 3 and written
+    assert all(str(path) in shlex.split(line, comments=True) for line in [*printed, *written])
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2-0.5B", "gpt2"])
+def test_init_tells_how_a_model_of_the_hub_is_fetched(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    assert run(["init", "first.toml", "--kind", "finetune", "--model", name]) == 3
+
+    fetch = f"`hf download {name} --local-dir models/{name.split('/')[-1]}`, then set --model to"
+    assert fetch in capsys.readouterr().err
+    assert not (tmp_path / "first.toml").exists()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "folder"])
+def test_init_says_of_an_empty_file_that_it_is_empty(name, tmp_path, capsys):
+    path = tmp_path / name
+    (path / "one.txt" if name == "folder" else path).parent.mkdir(exist_ok=True)
+    (path / "one.txt" if name == "folder" else path).write_bytes(b"")
+
+    assert run(["init", str(tmp_path / "first.toml"), "--kind", "scratch", "--data", str(path)]) == 3
+
+    assert f"{path}: is empty; give" in capsys.readouterr().err
 
 
 def test_init_for_remote_parties_says_how_to_make_their_keys(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The parties of a split join by one line each: keys made on the spot, the run file as the terms, and nothing else."""
 
 import json
+import tomllib
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from phalanx.cli.parties.join_split import ENCLAVE
 from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.security.crypto import create_authority, issue, load_identity
-from phalanx.security.invite import EnrolmentServer, Invitations
+from phalanx.security.invite import EnrolmentServer, Invitations, JoinToken
 from phalanx.split.config import ENCLAVE as ROLE
 from phalanx.train import load_run
 from phalanx.train.parties.client_file import read_client
@@ -177,3 +178,107 @@ def test_what_cannot_be_invited_is_refused_at_the_owners(tmp_path, names, change
 
     with pytest.raises(ConfigError, match=why):
         invited_to(tmp_path / "run.toml", names, None, no_pipeline)
+
+
+def test_options_of_a_second_join_are_kept_and_all_that_was_said_before_as_well(owner, tmp_path, capfd):
+    token = owner("north")
+    assert join(tmp_path, token, *texts(tmp_path)[:-1], "--attester", "tpm") == 2
+    refusal = capfd.readouterr().err
+    # the refusal says in which file the cure belongs
+    assert str(tmp_path / "site" / "client.toml") in refusal and "proves nothing to this client" in refusal
+
+    assert join(tmp_path, token, *texts(tmp_path)[:-1], "--allow-insecure-sim") == 0
+
+    told = capfd.readouterr().out
+    assert "allow_insecure_sim = true (was left out)" in told
+    config, _, _ = read_client(tmp_path / "site" / "client.toml")
+    assert config.allow_insecure_sim and config.attester == "tpm"
+    assert config.train == str(tmp_path / "train.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (("--tpm", "swtpm:path=/run/tpm/other"), "tpm", "swtpm:path=/run/tpm/other"),
+        (("--attester", "snp"), "attester", "snp"),
+        (("--test", "other.jsonl"), "test", "other.jsonl"),
+    ],
+)
+def test_each_option_of_a_second_join_reaches_the_file(owner, tmp_path, words, key, value):
+    token = owner("north")
+    assert join(tmp_path, token, *texts(tmp_path)) == 0
+    (tmp_path / "other.jsonl").write_text((tmp_path / "test.jsonl").read_text().replace("test", "held out"))
+    words = tuple(str(tmp_path / word) if word.endswith(".jsonl") else word for word in words)
+
+    # the texts are not said again: the directory is a client's
+    assert join(tmp_path, token, *words) == 0
+
+    config, _, _ = read_client(tmp_path / "site" / "client.toml")
+    assert getattr(config, key).endswith(value)
+
+
+def test_a_policy_takes_the_place_of_the_simulation_that_was_allowed_before_and_the_other_way_round(owner, tmp_path):
+    token, file = owner("north"), tmp_path / "site" / "client.toml"
+    assert join(tmp_path, token, *texts(tmp_path)) == 0
+    (tmp_path / "policy.toml").write_text("nothing = 1\n")
+
+    assert join(tmp_path, token, "--policy", str(tmp_path / "policy.toml"))
+    assert "allow_insecure_sim" not in file.read_text()
+    assert join(tmp_path, token, "--allow-insecure-sim") == 0
+
+    assert "policy" not in tomllib.loads(file.read_text())
+
+
+def test_a_second_join_leaves_settings_and_comments_of_the_user_alone(owner, tmp_path):
+    token, file = owner("north"), tmp_path / "site" / "client.toml"
+    assert join(tmp_path, token, *texts(tmp_path)) == 0
+    file.write_text(file.read_text() + "threads = 2  # of four\n\n[transport]\nport = 7171\n")
+
+    assert join(tmp_path, token, "--train", str(tmp_path / "test.jsonl"), "--test", str(tmp_path / "train.jsonl")) == 0
+
+    config, _, _ = read_client(file)
+    assert (config.threads, config.transport.port) == (2, 7171)
+    assert config.train == str(tmp_path / "test.jsonl") and "# of four" in file.read_text()
+
+
+def test_a_token_for_a_second_run_brings_its_run_file_and_keeps_the_first_one(owner, tmp_path, capfd):
+    first, file = owner("north"), tmp_path / "site" / "run.toml"
+    assert join(tmp_path, first, *texts(tmp_path)) == 0
+    before = file.read_text()
+    key = load_identity(tmp_path / "site").public.public_key
+    (tmp_path / "second.toml").write_text(run_text(tmp_path).replace("seed = 3", "seed = 4"))
+    directory, _, terms = invited_to(tmp_path / "second.toml", ["north"], None, no_pipeline)
+    invitations = Invitations(directory)
+
+    with EnrolmentServer(directory, invitations, terms).listen("127.0.0.1", 0) as server:
+        token = invitations.invite("north", f"127.0.0.1:{server.port}", timedelta(hours=1)).line()
+        assert join(tmp_path, token) == 0
+
+    _, run, _ = read_client(tmp_path / "site" / "client.toml")
+    assert digest(run) == digest(load_run(tmp_path / "second.toml"))
+    assert (tmp_path / "site" / "run-1.toml").read_text() == before
+    assert "the token is for another run" in capfd.readouterr().out
+    # the party is the same one, with the keys that it had
+    assert load_identity(tmp_path / "site").public.public_key == key
+
+
+def test_a_directory_of_another_party_or_another_owner_is_not_taken_for_this_one(owner, tmp_path, capfd):
+    assert join(tmp_path, owner("north"), *texts(tmp_path)) == 0
+    assert join(tmp_path, owner("south"), *texts(tmp_path)) == 2
+    assert "has the keys of 'north', and the token is for 'south'; give another --dir" in capfd.readouterr().err
+    create_authority(tmp_path / "others")
+    issue(tmp_path / "others", "owner")
+    foreign = Invitations(tmp_path / "others").invite("north", "127.0.0.1:1", timedelta(hours=1)).line()
+
+    assert join(tmp_path, foreign, *texts(tmp_path)) == 2
+
+    assert "so it is of another owner's run; give another --dir" in capfd.readouterr().err
+
+
+def test_no_secret_of_a_token_is_kept(owner, tmp_path):
+    token = owner("north")
+    assert join(tmp_path, token, *texts(tmp_path)) == 0
+
+    kept = [path.read_text() for path in (tmp_path / "site").iterdir() if path.suffix in (".json", ".toml")]
+    secret = JoinToken.parse(token).secret
+    assert not [text for text in kept if secret in text or token in text]

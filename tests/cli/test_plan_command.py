@@ -12,7 +12,7 @@ import pytest
 
 from phalanx.cli import run
 from phalanx.planner.layout import Layout
-from phalanx.planner.search.answer import causes
+from phalanx.planner.search.answer import refusal_causes
 from phalanx.planner.search.rank import RefusedLayout
 
 RUN = """
@@ -342,7 +342,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one_cause() -> None:
     refused = [RefusedLayout(Layout(tp=size), f"tp={size} does not divide 12 heads") for size in (5, 7, 8)]
     refused.append(RefusedLayout(Layout(cp=3), "cp=3 does not divide 1,024 tokens"))
 
-    assert causes(refused) == [
+    assert refusal_causes(refused) == [
         "  3: tp=5 does not divide 12 heads (tp=5)",
         "  1: cp=3 does not divide 1,024 tokens (cp=3)",
     ]
@@ -351,7 +351,7 @@ def test_reasons_that_differ_in_numbers_alone_are_one_cause() -> None:
 def test_causes_beyond_the_first_six_are_counted_together() -> None:
     refused = [RefusedLayout(Layout(tp=2), f"{word}: is wrong") for word in "abcdefghi"]
 
-    assert causes(refused)[-1] == "  3: other causes"
+    assert refusal_causes(refused)[-1] == "  3: other causes"
 
 
 def test_options_of_a_split_alone_are_refused_without_it(split: list[str]) -> None:

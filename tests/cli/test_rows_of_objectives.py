@@ -83,3 +83,59 @@ def test_prompts_are_shown_of_which_nothing_is_learned(tmp_path, monkeypatch):
 
     assert all(f"question {number}?" in said for number in range(4))
     assert "\u27e6" not in said
+
+
+TEXTS = [{"text": f"the patient has a cough for {n} days", "label": "cold" if n % 2 else "flu"} for n in range(8)]
+PARTIES = {
+    "split": "[split]\ncut = 1\nclients = 2\nallow_insecure_sim = true\n",
+    "federated": '[federated]\nsites = ["north", "south"]\n',
+}
+
+
+@pytest.mark.parametrize("section", PARTIES)
+def test_labelled_texts_of_every_party_are_shown_with_their_class(tmp_path, monkeypatch, section):
+    for name, lines in (("a", TEXTS[:3]), ("b", TEXTS[3:6]), ("held", TEXTS[6:7]), ("held2", TEXTS[7:])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    task = 'labelled = {{ task = {{ classes = ["flu", "cold"], train = [{train}], test = [{test}] }} }}'
+    data = task.format(train='"a.jsonl", "b.jsonl"', test='"held.jsonl", "held2.jsonl"')
+    run = RUN.format(data=data, objective='"classification"', more=PARTIES[section])
+    run = run.replace("validation_share = 0.0\n", "").replace(
+        "microbatches = 1\nvalidate_every = 0", "microbatches = 2"
+    )
+    run = run.replace("[model.architecture]", "[model.adapter]\nrank = 2\n[model.architecture]", 1)
+    run = run.replace('[pipeline]\nstages = 2\n[guard]\nmode = "off"\n', "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(run)
+
+    found = CliRunner().invoke(app, ["data", "sample", "run.toml", "--mask", "--count", "10"])
+
+    assert found.exit_code == 0, (found.output, found.exception)
+    assert all(line["text"] in found.output for line in TEXTS[:6])
+    assert not any(line["text"] in found.output for line in TEXTS[6:])
+    assert sum(line.split()[:2] == ["class", "flu"] for line in found.output.splitlines()) == 3
+    assert "\u27e6" not in found.output
+
+
+def test_rows_of_masked_and_moved_text_are_shown_as_they_are_learned(tmp_path, monkeypatch):
+    (tmp_path / "texts").mkdir()
+    for number in range(6):
+        (tmp_path / "texts" / f"{number}.txt").write_text(f"the river {number} runs to the sea under bridges. " * 3)
+    data = 'sources = [{ kind = "text", path = "texts" }]'
+    monkeypatch.chdir(tmp_path)
+    marks = ["<mask>", "<fim_prefix>", "<fim_suffix>", "<fim_middle>"]
+    shown = {}
+    for name, objective in {
+        "masked": '{ kind = "masked", mask_token = "<mask>" }',
+        "middle": '{ kind = "fill_in_the_middle", rate = 1.0 }',
+    }.items():
+        run = RUN.format(data=data, objective=objective, more="")
+        run = run.replace("vocab_size = 260 }", f"vocab_size = 270, special_tokens = {json.dumps(marks)} }}")
+        (tmp_path / "run.toml").write_text(run)
+        found = CliRunner().invoke(app, ["data", "sample", "run.toml", "--mask", "--count", "2"])
+        assert found.exit_code == 0, (found.output, found.exception)
+        shown[name] = found.output
+
+    # what is masked stands in the marks, the rest around them; all of it is text of the documents
+    assert 4 < shown["masked"].count("\u27e6") < 60
+    assert "<mask>" not in shown["masked"]
+    assert "<fim_suffix>" in shown["middle"]

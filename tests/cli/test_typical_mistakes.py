@@ -114,3 +114,40 @@ def test_the_page_of_mistakes_has_each_of_them_with_its_exit_code():
 
     assert listed == {mistake.name: mistake.code for mistake in MISTAKES}
     assert len(MISTAKES) >= 60
+
+
+RESULT = json.loads((PAGE.parents[1] / "benchmarks" / "results" / "mistakes-cpu-2cores-busy.json").read_text())
+CURES = (
+    r"give|need|choose|set |lower|raise|expected|choices|should be|remove|make|mend|convert|add |leave|take|fetch "
+    r"|save|free "
+    r"|end what|copy|change|have a new|let that|Did you mean|Missing argument|install|issues it"
+    r"|only the|start it|fetched"
+)
+
+
+def test_every_mistake_was_made_in_a_process_of_its_own_and_cost_less_than_two_seconds():
+    rows = {row["mistake"]: row for row in RESULT["rows"]}
+
+    assert rows.keys() == {mistake.name for mistake in MISTAKES}
+    assert {name: row["exit"] for name, row in rows.items()} == {mistake.name: mistake.code for mistake in MISTAKES}
+    assert max(row["cpu_s"] for row in rows.values()) < 2
+
+
+@pytest.mark.parametrize("row", RESULT["rows"], ids=lambda row: row["mistake"])
+def test_what_was_told_names_its_place_and_a_cure(row):
+    mistake = next(one for one in MISTAKES if one.name == row["mistake"])
+    words = {*mistake.command.split(), *mistake.files} - {"train", "report", "audit", "verify"}
+    keys = {"train.", "data.", "pipeline.", "model.", "optimizer.", "device", "RUN.toml", "token", "127.0.0.1"}
+
+    assert any(place in row["message"] for place in {*words, *keys, "alice/certificate.pem"}), row["message"]
+    assert re.search(CURES, row["message"]), row["message"]
+
+
+def test_the_page_says_what_the_result_has():
+    text = PAGE.read_text(encoding="utf-8")
+    times = sorted(row["cpu_s"] for row in RESULT["rows"])
+
+    assert f"All {len(MISTAKES)} are found before torch is imported" in text
+    assert f"{times[len(times) // 2]:.2f} s of CPU time in the middle and {times[-1]:.2f} s at most" in text
+    for row in RESULT["rows"]:
+        assert f"| `{row['command']}` | {row['mistake']} | " in text

@@ -10,6 +10,8 @@ import sys
 import termios
 from types import SimpleNamespace
 
+import pytest
+
 import phalanx.pipeline
 from phalanx.child import PARENT
 from phalanx.cli.worker import serve_once
@@ -17,7 +19,7 @@ from phalanx.cli.worker import serve_once
 CODES = re.compile(r"\x1b\[(\??[\d;]*)([A-Za-z])|(.)", re.DOTALL)
 
 
-LENGTHS = (10, 59, 60, 61, 150)
+LENGTHS = (10, 59, 60, 61, 79, 80, 81, 150)
 WORKER = f"""
 import types
 import phalanx.pipeline
@@ -83,12 +85,15 @@ def shown(text, width):
     return [row.rstrip() for row in rows]
 
 
-def test_remarks_of_any_length_stand_above_the_table_and_leave_no_header_of_it_behind():
-    text = on_a_terminal(WORKER, 60)
+@pytest.mark.parametrize(
+    ("width", "drawn"), [(80, "since"), (60, "this worker  waiting")], ids=["a table", "a line a party"]
+)
+def test_remarks_of_any_length_stand_above_the_parties_and_leave_nothing_of_them_behind(width, drawn):
+    text = on_a_terminal(WORKER, width)
 
-    rows = shown(text, 60)
-    assert "since" in text
-    assert not [row for row in rows if "since" in row]
+    rows = shown(text, width)
+    assert drawn in text
+    assert not [row for row in rows if drawn in row]
     said = "".join(rows)
     assert [f"{length} ".ljust(length, "z") in said for length in LENGTHS] == [True] * len(LENGTHS)
 

@@ -72,7 +72,7 @@ ATTESTATION = tuple(
         (
             "revocation lists",
             "formats/chain.py",
-            "if certificate.serial in one.serials:",
+            "if certificate.serial in crl.serials:",
             "if certificate.serial in ():",
             "test_tee_snp.py::test_a_revoked_ask_is_refused_and_a_clean_list_passes",
         ),
@@ -135,7 +135,7 @@ ATTESTATION = tuple(
         (
             "firmware of a GPU",
             "nvidia/gpu.py",
-            "if not any(report.fwid) or report.fwid not in _firmware_ids(value, where):",
+            "if not any(report.fwid) or report.fwid not in _firmware_ids(value, place):",
             "if not any(report.fwid):",
             "test_tee_nv_gpu.py::test_a_key_that_was_made_for_other_firmware_is_refused",
         ),

@@ -89,24 +89,20 @@ def _header() -> dict:
 
 def _draw() -> dict:
     key, nonce = bytes(range(32)), bytes(range(32, 64))
-    draw = AuditDraw(key, nonce, 0.375, step_rate=0.5, owner_rate=0.5, third_party_rate=0.5)
+    draw = AuditDraw(key, nonce, 0.375, step_rate=0.5, owner_rate=0.5)
     places = [{"step": step, "epoch": 0, "stage": stage} for step in (0, 3) for stage in (1, 2)]
-    names = ["worker-3", "worker-4", "worker-5"]
     return {
         "key": key.hex(),
         "nonce": nonce.hex(),
         "commitment": hashlib.sha256(key).hexdigest(),
-        "guard": {"audit_rate": 0.375, "step_audit_rate": 0.5, "owner_audit_rate": 0.5, "third_party_audit_rate": 0.5},
-        "among": names,
+        "guard": {"audit_rate": 0.375, "step_audit_rate": 0.5, "owner_audit_rate": 0.5},
         "places": [
             {
                 **place,
                 "microbatches_of_8": list(draw.microbatches(**place, num_microbatches=8)),
                 "microbatches_of_5": list(draw.microbatches(**place, num_microbatches=5)),
-                "all_messages": draw.all_messages(**place),
                 "whole_step": draw.whole_step(**place),
                 "owners_step": draw.owners_step(**place),
-                "third_party": draw.third_party(**place, among=names),
             }
             for place in places
         ],

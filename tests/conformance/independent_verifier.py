@@ -133,9 +133,7 @@ class Step:
         self.holder = {int(s): pair[0] for s, pair in self.attempt["stages"].items()}
         self.shadow = {int(s): pair[1] for s, pair in self.attempt["stages"].items() if pair[1] is not None}
         self.m = opening["microbatches"]
-        self.classes = self.guard.get("classes")
-        if any(leaf.get("lane", 0) != 0 or leaf.get("lanes", 1) != 1 for leaf in leaves):
-            raise RefusedError("two copies share a stage")
+        self.classes = self.guard["classes"]
         if self.attempt["classes"] and self.classes == "one":
             raise RefusedError("somebody is of another class than the run's")
 
@@ -154,7 +152,7 @@ class Step:
         for leaf in self.by_kind.get("draw", ()):
             asked |= {(leaf["stage"], m, leaf["auditor"]) for m in leaf["microbatches"]}
             self.demand(leaf["stage"], leaf["auditor"], leaf["microbatches"], leaf["whole"])
-        if self.draw is not None and self.guard["mode"] in ("phalanx", "paper"):
+        if self.draw is not None and self.guard["mode"] == "phalanx":
             self.redraw(asked)
         for leaf in self.by_kind.get("step_audit", ()):
             self.check_whole(leaf)
@@ -163,7 +161,7 @@ class Step:
     def check_cover(self):
         commits = {c["stage"]: c["party"] for c in self.by_kind.get("commit", ())}
         states = {s["stage"] for s in self.by_kind.get("state", ())}
-        if set(self.holder) != set(range(len(self.opening["stages"]))) and self.guard["recovery"] != "skip_layer":
+        if set(self.holder) != set(range(len(self.opening["stages"]))):
             raise RefusedError("a stage is missing")
         for s, holder in self.holder.items():
             if holder != "owner" and (s not in self.shadow or s not in states):
@@ -180,29 +178,19 @@ class Step:
 
     def redraw(self, asked):
         for s in sorted(self.shadow):
-            alike = self.classes or (self.same(self.holder[s]) and self.same(self.shadow[s]))
-            if alike and s not in self.owned and self.draw.coin(self.t, self.e, s, -2) < self.guard["owner_audit_rate"]:
+            if s not in self.owned and self.draw.coin(self.t, self.e, s, -2) < self.guard["owner_audit_rate"]:
                 raise RefusedError(f"stage {s}: the owner's audit was drawn and not made")
             if self.holder[s] != "owner":
-                for auditor, microbatches, whole in self.drawn(s, alike):
-                    if not {(s, m, auditor) for m in microbatches} <= asked:
-                        raise RefusedError(f"stage {s}: another draw than the key's")
-                    self.demand(s, auditor, microbatches, whole)
+                microbatches, whole = self.drawn(s)
+                if not {(s, m, self.shadow[s]) for m in microbatches} <= asked:
+                    raise RefusedError(f"stage {s}: another draw than the key's")
+                self.demand(s, self.shadow[s], microbatches, whole)
 
-    def drawn(self, s, alike):
+    def drawn(self, s):
         t, e, shadow = self.t, self.e, self.guard["shadow"]
-        whole = alike and shadow != "lockstep" and self.draw.coin(t, e, s, -1) < self.guard["step_audit_rate"]
-        if whole or shadow == "lockstep":
-            yield self.shadow[s], list(range(self.m)), whole
-        elif shadow == "snapshot":
-            if self.draw.coin(t, e, s, -5) < self.guard["audit_rate"]:
-                yield self.shadow[s], list(range(self.m)), False
-        else:
-            yield self.shadow[s], self.draw.microbatches(t, e, s, self.m), False
-        others = {*self.holder.values(), *self.shadow.values()} - {"owner", self.holder[s], self.shadow[s]}
-        if others and self.draw.coin(t, e, s, -3) < self.guard["third_party_audit_rate"]:
-            third = sorted(others)[self.draw.number(t, e, s, -4) % len(others)]
-            yield third, list(range(self.m)), self.classes or (self.same(third) and self.same(self.holder[s]))
+        whole = shadow != "lockstep" and self.draw.coin(t, e, s, -1) < self.guard["step_audit_rate"]
+        everything = whole or shadow == "lockstep"
+        return list(range(self.m)) if everything else self.draw.microbatches(t, e, s, self.m), whole
 
     def check_audit(self, leaf) -> int:
         s, m, auditor = leaf["stage"], leaf["microbatch"], leaf["auditor"]
@@ -229,10 +217,10 @@ class Step:
         s, auditor = leaf["stage"], leaf["auditor"]
         if leaf["commit"] is None or (leaf["report"] is None and auditor != "owner"):
             raise RefusedError(f"stage {s}: a weight gradient is not signed")
-        said = self.opened(leaf["commit"], self.holder[s], "commit", stage=s, lane=0)["body"]
+        said = self.opened(leaf["commit"], self.holder[s], "commit", stage=s)["body"]
         got = leaf
         if leaf["report"] is not None:
-            got = self.opened(leaf["report"], auditor, "step_audited", stage=s, lane=0)["body"]
+            got = self.opened(leaf["report"], auditor, "step_audited", stage=s)["body"]
         differ = (got["gradient"], got["norm_squared"]) != (said["gradient"], said["norm_squared"])
         if differ and self.bits_decide(auditor, self.holder[s]):
             raise RefusedError(f"stage {s}: the weight gradients differ")
@@ -410,7 +398,7 @@ def check_one(run_dir, line, session, found):
         found.audits += step.check()
     except (RefusedError, ValueError, KeyError, TypeError, AttributeError, OSError) as exc:
         raise RefusedError(f"step {body['step']}: {exc}") from exc
-    if session.draw is not None and step.guard["mode"] in ("phalanx", "paper"):
+    if session.draw is not None and step.guard["mode"] == "phalanx":
         found.proven.add(body["step"])
 
 

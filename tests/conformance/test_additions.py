@@ -30,9 +30,9 @@ from phalanx.parallel.tensor.tensor_plans import plan_of
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.planner import Layout, Recipe, shape_of, why_not
 from phalanx.planner.cost.memory import in_flight
-from phalanx.planner.cost.schedule import StageTimes, simulate
+from phalanx.planner.cost.schedule import StageTimes, simulate_step
 from phalanx.planner.layout import layouts
-from phalanx.planner.model.adapter import linears
+from phalanx.planner.model.adapter import linears_of
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.families import SlicingRule
 from phalanx.planner.model.families.planned import PlannedFamily
@@ -99,7 +99,7 @@ def test_a_schedule_is_run_by_verified_stages_and_known_to_ranks_planner_and_ben
     assert ParallelConfig(pp=2, schedule="pairs").layout.schedule == "pairs"
     assert Layout(pp=2, schedule="pairs") in list(layouts(2))
     assert in_flight(Layout(pp=4, schedule="pairs"), 16, rank=0) == 2
-    assert simulate("pairs", 2, 4, [StageTimes(1.0, 1.0, 1.0)] * 2).length_s > 0
+    assert simulate_step("pairs", 2, 4, [StageTimes(1.0, 1.0, 1.0)] * 2).length_s > 0
     assert "pairs" in {cell.run.pipeline.schedule for cell in honest_cells(quick=False)}
 
 
@@ -142,7 +142,7 @@ def test_a_model_family_with_a_plan_is_cut_and_planned_by_its_line(tmp_path, mon
     assert shape.family == "cwm"
     assert shape.parameters == sum(weight.numel() for weight in whole.parameters())
     assert why_not(Layout(tp=2), shape, RECIPE) is None
-    assert {one.name for one in linears(shape)} == {*plan_of("cwm").columns, *plan_of("cwm").rows}
+    assert {one.name for one in linears_of(shape)} == {*plan_of("cwm").columns, *plan_of("cwm").rows}
 
 
 def test_an_optimizer_is_told_its_own_settings_and_planned_by_what_it_keeps(monkeypatch):

@@ -104,6 +104,26 @@ def test_every_page_of_the_site_fits_on_every_screen(browser, site):
     assert faults(browser, site / "index.html") == {}
 
 
+_HINTS = """(() => {
+  const beyond = (node) => node.scrollWidth > node.clientWidth + 1;
+  const tables = [...document.querySelectorAll('.md-typeset__scrollwrap')].filter(beyond);
+  const drawings = [...document.querySelectorAll('.md-typeset p:has(> img[src$=".svg"])')].filter(beyond);
+  const shaded = tables.filter((node) => getComputedStyle(node).backgroundAttachment.includes('local'));
+  const told = drawings.filter((node) => getComputedStyle(node, '::before').content.includes('scroll'));
+  return [tables.length, shaded.length, drawings.length, told.length];
+})()"""
+
+
+@pytest.mark.skipif(not HAS_MKDOCS, reason="the extra `site` is not installed")
+@pytest.mark.parametrize("page", ["configuration.html", "concepts/guard_costs.html"])
+def test_what_goes_on_beyond_the_edge_of_a_phone_shows_that_it_does(browser, site, page):
+    browser.show(site / page, 390)
+    tables, shaded, drawings, told = browser.evaluate(_HINTS)
+
+    assert tables == shaded > 0
+    assert drawings == told >= (page != "configuration.html")
+
+
 @pytest.mark.skipif(not HAS_MKDOCS, reason="the extra `site` is not installed")
 def test_the_search_works_in_a_folder_without_a_server(browser, site):
     browser.show(site / "index.html", 1280)

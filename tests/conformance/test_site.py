@@ -33,6 +33,29 @@ def test_every_page_is_in_the_navigation_and_every_entry_is_a_page():
     assert {page for page in pages - listed if not page.startswith(("adr/", "images/"))} == set()
 
 
+def test_the_how_to_pages_stand_in_groups_that_can_be_taken_in():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("  - How to:\n")[2].partition("\n  - ")[0]
+    groups = re.findall(r"^      - ([^:]+):\n((?:          - .*\n?)+)", nav, re.MULTILINE)
+    entries = {name: re.findall(r": (\S+\.md)$", pages, re.MULTILINE) for name, pages in groups}
+
+    assert len(entries) >= 4
+    assert all(3 <= len(pages) <= 8 for pages in entries.values())
+    # nothing stands beside the groups, and what most people come for is there
+    assert sum(map(len, entries.values())) == nav.count(".md")
+    assert {"chat.md", "howto/own_text.md", "howto/own_model.md"} <= {
+        page for pages in entries.values() for page in pages
+    }
+
+
+def test_the_page_of_the_run_file_opens_with_keys():
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    tables = re.findall(r"^\| ([^|]+) \| ([^|]+) \|.*\n\|---", text, re.MULTILINE)
+
+    assert tables[0] == ("model", "type")
+    assert text.index("| `path` | text |") < 2500
+    assert text.index("## What excludes what") > text.index("### Presets")
+
+
 def commands_of(page):
     blocks = re.findall(r"```sh\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
     return "".join(blocks)

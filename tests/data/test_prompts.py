@@ -14,11 +14,11 @@ MARKS = ("<|im_start|>", "<|im_end|>")
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
 
 
-def prepared(tmp_path, lines, *, seq=64, longest=8, share=0.25, seed=0, marks=()):
+def prepared(tmp_path, lines, *, seq=64, longest=8, share=0.25, seed=0, marks=(), ignore=()):
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
     data = DataConfig(
-        prompts=(path,),
+        prompts=({"path": path, "ignore": ignore},) if ignore else (path,),
         tokenizer=BpeConfig(vocab_size=257 + len(marks), special_tokens=marks),
         sequence_length=seq,
         validation_share=share,
@@ -104,6 +104,50 @@ def test_messages_that_are_no_prompt_are_named(tmp_path, messages, said):
 def test_a_tokenizer_without_the_special_tokens_of_the_template_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"line 1: .*is no token of the tokenizer"):
         prepared(tmp_path, [{"prompt": ASKED}], seq=128, share=0.0)
+
+
+def test_fields_of_messages_that_a_source_ignores_are_not_looked_at(tmp_path):
+    noted = [{"prompt": [{**ASKED[1], "annotator": 7, "ts": None}], "id": 3}]
+
+    with pytest.raises(DataError, match=r"line 1: turn 1\.annotator: Extra inputs"):
+        prepared(tmp_path, noted, seq=128, share=0.0, marks=MARKS)
+    found = prepared(tmp_path, noted, seq=128, share=0.0, marks=MARKS, ignore=("annotator",))
+
+    plain = prepared(tmp_path, [{"prompt": [ASKED[1]]}], seq=128, share=0.0, marks=MARKS)
+    assert found.train[0].ids == plain.train[0].ids
+
+
+def test_a_file_of_prompts_is_a_path_or_a_section_and_a_path_keeps_its_digest():
+    plain = {"tokenizer": BpeConfig(vocab_size=257), "sequence_length": 8}
+    told = {"path": "a.jsonl", "ignore": ["id"]}
+
+    found = DataConfig(prompts=["b.jsonl", told], **plain)
+
+    assert [(str(one.path), one.ignore) for one in found.prompts] == [("b.jsonl", ()), ("a.jsonl", ("id",))]
+    assert found.model_dump(mode="json")["prompts"] == ["b.jsonl", told]
+    assert DataConfig(prompts="b.jsonl", **plain).model_dump(mode="json")["prompts"] == ["b.jsonl"]
+    assert DataConfig(prompts=told, **plain).prompts[0].ignore == ("id",)
+    for wrong in ({"file": "a"}, {"path": "a", "ignore": "id"}, 3):
+        with pytest.raises(ValueError, match="prompts"):
+            DataConfig(prompts=[wrong], **plain)
+
+
+def test_rewards_are_given_the_prompt_as_the_template_sees_it(tmp_path):
+    tool = {"type": "function", "function": {"name": "add"}}
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    result = {"role": "tool", "content": "2"}
+    line = {"prompt": [ASKED[1], call, result], "system": "Be brief.", "tools": json.dumps([tool]), "answer": "2"}
+    chatml = {"seq": 400, "share": 0.0, "marks": MARKS}
+
+    (found,) = prepared(tmp_path, [line], **chatml).train
+
+    given = found.for_rewards
+    assert [one["role"] for one in given["prompt"]] == ["system", "user", "assistant", "tool"]
+    assert given["prompt"][2]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert (given["tools"], given["answer"]) == ([tool], "2")
+    assert found.record == line
+    assert prepared(tmp_path, [{"prompt": "a"}], **chatml).train[0].for_rewards == {"prompt": "a"}
 
 
 def test_a_prompt_that_just_fits_is_taken(tmp_path):

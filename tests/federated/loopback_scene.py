@@ -101,7 +101,7 @@ class LoopbackScene:
         return load_identity(self.keys / name, now)
 
     def close(self) -> None:
-        self.fleet.end()
+        self.fleet.end_sites()
         self.carrier.close()
         for thread in self._threads:
             thread.join(10.0)

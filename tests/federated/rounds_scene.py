@@ -41,7 +41,7 @@ class Parabola:
         weights = {"w": start["w"].clone()}
         for _ in range(self.steps):
             gradients = {"w": self.curve * (weights["w"] - self.target)}
-            rule.correct(gradients, weights)
+            rule.correct_gradients(gradients, weights)
             weights["w"] -= rate * gradients["w"]
         loss = self.curve / 2 * float((start["w"] - self.target).square().sum())
         return LocalUpdate({"w": weights["w"] - start["w"]}, self.samples, loss, 10, self.steps)
@@ -78,7 +78,7 @@ class SlowCarrier(MemoryCarrier):
         self.replies: list[CarriedReply] = []
         self.again: list[CarriedReply] = []
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         if self.again:
             return self.again.pop(0)
         for _ in range(len(self._sent)):
@@ -88,7 +88,7 @@ class SlowCarrier(MemoryCarrier):
                 continue
             if self.deadly.get(name, "never") in (sent.order.kind, getattr(sent.order, "phase", None)):
                 self.sites.pop(name)
-            found = super().collect(timeout_s)
+            found = super().collect_reply(timeout_s)
             if isinstance(found, CarriedReply):
                 self.replies.append(found)
             return found

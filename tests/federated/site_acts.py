@@ -142,14 +142,14 @@ def _of_field(schema, domain: str, name: str) -> Statements:
 
 def _of_items(schema, domain: str) -> Statements:
     def write(reply: CarriedReply, found: list[bytes]) -> CarriedReply:
-        items = keepers.unpacked(reply.payload, 100)
+        items = keepers.unpack_items(reply.payload, 100)
         payload = keepers.packed([(header, data) for header, (_, data) in zip(found, items, strict=True)])
         return CarriedReply(reply.site, reply.kind, reply.body, payload)
 
     return Statements(
         tuple(schema.model_fields),
         domain,
-        lambda reply: [json.loads(header)["body"] for header, _ in keepers.unpacked(reply.payload, 100)],
+        lambda reply: [json.loads(header)["body"] for header, _ in keepers.unpack_items(reply.payload, 100)],
         write,
     )
 
@@ -336,7 +336,7 @@ def signed_words(view: View, actor: str, change: Callable[[np.ndarray], np.ndarr
 
 
 def _signed_parts(reply: CarriedReply, actor: str, order: list[int], data: list[bytes] | None = None) -> CarriedReply:
-    items = keepers.unpacked(reply.payload, 2)
+    items = keepers.unpack_items(reply.payload, 2)
     data = [items[at][1] for at in order] if data is None else data
     found = []
     for (header, _), part in zip(items, data, strict=True):
@@ -347,10 +347,12 @@ def _signed_parts(reply: CarriedReply, actor: str, order: list[int], data: list[
 
 def derived_parts(view: View, actor: str, what: str) -> CarriedReply:
     """Make parts of the other sites' ciphertexts: a copy of one, or all of the others subtracted but one."""
-    keys = [public for _, public in keepers.unpacked(view.order.payload, 2)]
+    keys = [public for _, public in keepers.unpack_items(view.order.payload, 2)]
     names = [name for name in sorted(view.others) if name != actor]
-    taken = [keepers.unpacked(view.others[name].payload, 2) for name in (names if what == "subtracted" else names[1:2])]
-    own = keepers.unpacked(view.own.payload, 2)
+    taken = [
+        keepers.unpack_items(view.others[name].payload, 2) for name in (names if what == "subtracted" else names[1:2])
+    ]
+    own = keepers.unpack_items(view.own.payload, 2)
     found = []
     for at, public in enumerate(keys):
         parts = [items[at][1] for items in taken]

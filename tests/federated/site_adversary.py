@@ -93,7 +93,7 @@ class AdversaryCarrier(MemoryCarrier):
         self._stale: dict[tuple[str, tuple[str, str]], CarriedReply] = {}
         self._replies: list[CarriedReply] = []
 
-    def broadcast(self, orders) -> None:
+    def broadcast_orders(self, orders) -> None:
         replies = {}
         for name, sent in orders.items():
             reply, payload = self.sites[name](sent.order, sent.payload)
@@ -125,7 +125,7 @@ class AdversaryCarrier(MemoryCarrier):
             "again": [*others, own, *lies],
         }[schedule.when]
 
-    def collect(self, timeout_s: float) -> CarriedReply | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | None:
         return self._replies.pop(0) if self._replies else None
 
 

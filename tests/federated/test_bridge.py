@@ -56,14 +56,14 @@ def measure(ticket, payload=b"weights"):
 
 def meet(scene, *names):
     for _ in range(600):
-        if scene.carrier.present() == frozenset(names):
+        if scene.carrier.present_sites() == frozenset(names):
             return
-        scene.carrier.collect(0.05)
+        scene.carrier.collect_reply(0.05)
     raise AssertionError(scene.said)
 
 
 def answers_of(scene, count):
-    return [scene.carrier.collect(LONG_S) for _ in range(count)]
+    return [scene.carrier.collect_reply(LONG_S) for _ in range(count)]
 
 
 def altered(site, answer, frame):
@@ -84,12 +84,12 @@ def test_an_answer_that_the_site_has_not_signed_costs_it_the_order_and_nothing_e
     meet(scene, *SITES)
     scene.engine.touch = lambda site, answer, frame: lies[lie](site, answer, frame) if site == "north" else answer
 
-    scene.carrier.broadcast({name: measure(n) for n, name in enumerate(SITES)})
+    scene.carrier.broadcast_orders({name: measure(n) for n, name in enumerate(SITES)})
     got = {one.site: one for one in answers_of(scene, 2)}
     scene.engine.touch = lambda site, answer, frame: answer
     meet(scene, *SITES)
-    scene.carrier.broadcast({"north": measure(7)})
-    again = scene.carrier.collect(LONG_S)
+    scene.carrier.broadcast_orders({"north": measure(7)})
+    again = scene.carrier.collect_reply(LONG_S)
 
     assert got["north"] == LostSite("north", "refused")
     assert isinstance(got["south"], CarriedReply)
@@ -102,13 +102,13 @@ def test_an_answer_of_another_site_or_of_an_earlier_order_is_refused(scene):
     meet(scene, *SITES)
     kept = {}
     scene.engine.touch = lambda site, answer, frame: kept.setdefault(site, answer)
-    scene.carrier.broadcast({name: measure(n) for n, name in enumerate(SITES)})
+    scene.carrier.broadcast_orders({name: measure(n) for n, name in enumerate(SITES)})
     honest = answers_of(scene, 2)
     assert all(isinstance(one, CarriedReply) for one in honest)
 
     # north's earlier answer again, and north's for south's
     scene.engine.touch = lambda site, answer, frame: kept["north"]
-    scene.carrier.broadcast({name: measure(5 + n) for n, name in enumerate(SITES)})
+    scene.carrier.broadcast_orders({name: measure(5 + n) for n, name in enumerate(SITES)})
 
     assert {one.site: one.reason for one in answers_of(scene, 2)} == dict.fromkeys(SITES, "refused")
 
@@ -117,17 +117,17 @@ def test_with_the_checks_off_a_stolen_answer_is_believed(scene, monkeypatch):
     def unchecked(self, raw, place):
         return conversation.parse_frame(raw, self.limits)
 
-    monkeypatch.setattr(conversation.Speaker, "hear", unchecked)
+    monkeypatch.setattr(conversation.Speaker, "check_frame", unchecked)
     scene.serve("north", lambda order, payload: (reply(order, payload)[0], b"of north"))
     scene.serve("south", lambda order, payload: (reply(order, payload)[0], b"of south"))
     meet(scene, *SITES)
     stolen = {}
     scene.engine.touch = lambda site, answer, frame: stolen.setdefault("first", answer)
-    scene.carrier.broadcast({"north": measure(1)})
-    scene.carrier.collect(LONG_S)
-    scene.carrier.broadcast({"south": measure(1)})
+    scene.carrier.broadcast_orders({"north": measure(1)})
+    scene.carrier.collect_reply(LONG_S)
+    scene.carrier.broadcast_orders({"south": measure(1)})
 
-    assert bytes(scene.carrier.collect(LONG_S).payload) == b"of north"
+    assert bytes(scene.carrier.collect_reply(LONG_S).payload) == b"of north"
 
 
 def test_a_repeated_answer_is_handed_out_once(scene):
@@ -142,14 +142,14 @@ def test_a_repeated_answer_is_handed_out_once(scene):
         return answer
 
     scene.engine.touch = again
-    scene.carrier.broadcast({"north": measure(1)})
-    first = scene.carrier.collect(LONG_S)
+    scene.carrier.broadcast_orders({"north": measure(1)})
+    first = scene.carrier.collect_reply(LONG_S)
     scene.engine.touch = lambda site, answer, frame: answer
-    scene.carrier.broadcast({"north": measure(2)})
-    second = scene.carrier.collect(LONG_S)
+    scene.carrier.broadcast_orders({"north": measure(2)})
+    second = scene.carrier.collect_reply(LONG_S)
 
     assert [first.body["ticket"], second.body["ticket"]] == [1, 2]
-    assert scene.carrier.collect(0.0) is None
+    assert scene.carrier.collect_reply(0.0) is None
 
 
 def test_an_order_that_is_delivered_again_gets_the_same_answer_and_is_done_once(scene):
@@ -161,8 +161,8 @@ def test_an_order_that_is_delivered_again_gets_the_same_answer_and_is_done_once(
 
     scene.serve("north", counted)
     meet(scene, "north")
-    scene.carrier.broadcast({"north": measure(1)})
-    scene.carrier.collect(LONG_S)
+    scene.carrier.broadcast_orders({"north": measure(1)})
+    scene.carrier.collect_reply(LONG_S)
     order = scene.engine.frames["north"][-1]
 
     twice = [shim.ask_site(str(scene.socket("north")), order) for _ in range(2)]
@@ -174,13 +174,13 @@ def test_an_engine_that_begins_anew_is_taken_up_and_its_open_orders_are_lost(sce
     scene.serve("north", reply)
     meet(scene, "north")
     scene.engine.touch = lambda site, answer, frame: scene.engine.close() or answer
-    scene.carrier.broadcast({"north": measure(1)})
+    scene.carrier.broadcast_orders({"north": measure(1)})
 
-    assert scene.carrier.collect(LONG_S) == LostSite("north", "gone")
+    assert scene.carrier.collect_reply(LONG_S) == LostSite("north", "gone")
     scene.engine = type(scene.engine)(scene.carrier.path, {"north": scene.socket("north")})
     meet(scene, "north")
-    scene.carrier.broadcast({"north": measure(2)})
-    assert scene.carrier.collect(LONG_S).body["ticket"] == 2
+    scene.carrier.broadcast_orders({"north": measure(2)})
+    assert scene.carrier.collect_reply(LONG_S).body["ticket"] == 2
 
 
 def test_rubbish_on_the_owners_socket_ends_that_line_and_no_run(scene):
@@ -203,8 +203,8 @@ def test_a_site_that_is_revoked_is_parted_from_and_not_greeted_again(scene):
 
     scene.revoked.add("north")
 
-    assert scene.carrier.present() == {"south"}
-    assert scene.carrier.collect(0.3) is None and scene.carrier.present() == {"south"}
+    assert scene.carrier.present_sites() == {"south"}
+    assert scene.carrier.collect_reply(0.3) is None and scene.carrier.present_sites() == {"south"}
     assert "north: its certificate was revoked" in scene.said
 
 
@@ -212,7 +212,7 @@ def test_the_end_of_the_run_ends_sites_and_the_engine(scene):
     scene.serve("north", reply)
     meet(scene, "north")
 
-    scene.carrier.broadcast({"north": SentOrder(m.EndOrder(ticket=0))})
+    scene.carrier.broadcast_orders({"north": SentOrder(m.EndOrder(ticket=0))})
     scene.carrier.close()
     scene.threads["north"].join(LONG_S)
     scene.engine._thread.join(LONG_S)
@@ -225,9 +225,9 @@ def test_an_order_larger_than_the_run_allows_is_not_sent(scene):
     scene.serve("north", reply)
     meet(scene, "north")
 
-    scene.carrier.broadcast({"north": measure(1, bytes(LIMITS.max_frame_bytes))})
+    scene.carrier.broadcast_orders({"north": measure(1, bytes(LIMITS.max_frame_bytes))})
 
-    assert scene.carrier.collect(LONG_S) == LostSite("north", "FrameError")
+    assert scene.carrier.collect_reply(LONG_S) == LostSite("north", "FrameError")
 
 
 class Talk:

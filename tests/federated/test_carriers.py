@@ -152,10 +152,10 @@ def everywhere(*kinds):
 
 def await_sites(carrier, *names):
     for _ in range(600):
-        if carrier.present() == frozenset(names):
+        if carrier.present_sites() == frozenset(names):
             return
-        carrier.collect(0.05)
-    raise AssertionError(f"{sorted(carrier.present())} are there")
+        carrier.collect_reply(0.05)
+    raise AssertionError(f"{sorted(carrier.present_sites())} are there")
 
 
 def measured(ticket, loss=1.0):
@@ -177,14 +177,14 @@ def test_each_site_gets_its_own_order_and_its_reply_is_of_its_name(over):
 
     for first in (1, 5):
         sent = {name: measure(first + n, f"for {name}".encode()) for n, name in enumerate(SITES)}
-        over.carrier.broadcast(sent)
-        got = [over.carrier.collect(LONG_S) for _ in SITES]
+        over.carrier.broadcast_orders(sent)
+        got = [over.carrier.collect_reply(LONG_S) for _ in SITES]
 
         assert {one.site: bytes(one.payload) for one in got} == {
             name: f"for {name}".encode()[::-1] + name.encode() for name in SITES
         }
         assert {one.site: one.body["ticket"] for one in got} == {name: one.order.ticket for name, one in sent.items()}
-    assert over.carrier.collect(0.0) is None
+    assert over.carrier.collect_reply(0.0) is None
 
 
 @everywhere()
@@ -194,13 +194,13 @@ def test_a_site_that_goes_in_an_order_is_told_of_and_comes_back_in_a_later_life(
     await_sites(over.carrier, "north", "south")
 
     over.kill("north")
-    over.carrier.broadcast({"north": measure(1)})
-    lost = over.carrier.collect(LONG_S)
+    over.carrier.broadcast_orders({"north": measure(1)})
+    lost = over.carrier.collect_reply(LONG_S)
     await_sites(over.carrier, "south")
     over.begin("north", lambda order, payload: (measured(order.ticket), b"again"))
     await_sites(over.carrier, "north", "south")
-    over.carrier.broadcast({"north": measure(2), "south": measure(3)})
-    got = {one.site: one for one in (over.carrier.collect(LONG_S), over.carrier.collect(LONG_S))}
+    over.carrier.broadcast_orders({"north": measure(2), "south": measure(3)})
+    got = {one.site: one for one in (over.carrier.collect_reply(LONG_S), over.carrier.collect_reply(LONG_S))}
 
     assert lost == LostSite("north", "gone")
     assert bytes(got["north"].payload) == b"again" and got["north"].body["ticket"] == 2
@@ -209,9 +209,9 @@ def test_a_site_that_goes_in_an_order_is_told_of_and_comes_back_in_a_later_life(
 
 @everywhere()
 def test_an_order_to_a_site_that_is_not_there_is_told_of(over):
-    over.carrier.broadcast({"north": measure(1)})
+    over.carrier.broadcast_orders({"north": measure(1)})
 
-    assert over.carrier.collect(LONG_S) == LostSite("north", "gone")
+    assert over.carrier.collect_reply(LONG_S) == LostSite("north", "gone")
 
 
 @everywhere(*IN_PROCESSES)
@@ -226,10 +226,10 @@ def test_a_late_reply_is_handed_out_when_it_comes_and_holds_up_no_other_site(ove
     over.begin("south", lambda order, payload: (measured(order.ticket), b"soon"))
     await_sites(over.carrier, "north", "south")
 
-    over.carrier.broadcast({"north": measure(1), "south": measure(2)})
-    first, none = over.carrier.collect(LONG_S), over.carrier.collect(0.0)
+    over.carrier.broadcast_orders({"north": measure(1), "south": measure(2)})
+    first, none = over.carrier.collect_reply(LONG_S), over.carrier.collect_reply(0.0)
     free.set()
-    last = over.carrier.collect(LONG_S)
+    last = over.carrier.collect_reply(LONG_S)
 
     assert (first.site, bytes(first.payload)) == ("south", b"soon")
     assert none is None
@@ -245,8 +245,8 @@ def test_a_malformed_reply_is_carried_as_a_claim_and_is_no_answer(over):
     await_sites(over.carrier, "north")
     fleet = Fleet(over.carrier)
 
-    fleet.ask({"north": measure}, m.MeasuredReply)
-    answers = list(fleet.answers(LONG_S))
+    fleet.ask_sites({"north": measure}, m.MeasuredReply)
+    answers = list(fleet.yield_answers(LONG_S))
 
     assert [(one.site, one.fault) for one in answers] == [("north", "malformed")]
 

@@ -221,7 +221,7 @@ def test_evidence_is_good_for_the_nonce_that_was_asked_for_once_and_for_its_key_
 
 def sealed_by_all(scene: EnclaveScene, names) -> dict[str, bytes]:
     """Sealed updates of the first round, of some sites."""
-    payload = scene.owner._payload()
+    payload = scene.owner._weights_payload()
     model = __import__("phalanx.security.crypto", fromlist=["digest_hex"]).digest_hex(payload)
     found = {}
     for name in names:

@@ -47,14 +47,14 @@ def scene(monkeypatch):
 
 def meet(scene, *names):
     for _ in range(600):
-        if scene.carrier.present() == frozenset(names):
+        if scene.carrier.present_sites() == frozenset(names):
             return
-        scene.carrier.collect(0.05)
+        scene.carrier.collect_reply(0.05)
     raise AssertionError(scene.said)
 
 
 def ask(scene, *names):
-    scene.carrier.broadcast({name: SentOrder(m.MeasureOrder(ticket=n + 1), b"") for n, name in enumerate(names)})
+    scene.carrier.broadcast_orders({name: SentOrder(m.MeasureOrder(ticket=n + 1), b"") for n, name in enumerate(names)})
 
 
 def scene_reply(reply):
@@ -88,14 +88,14 @@ def test_a_reply_without_a_frame_costs_that_site_the_order_and_no_other(scene, r
 
     honest, scene.engine.grid.tamper = scene.engine.grid.tamper, touch
     ask(scene, *SITES)
-    got = [scene.carrier.collect(LONG_S) for _ in SITES]
+    got = [scene.carrier.collect_reply(LONG_S) for _ in SITES]
     scene.engine.grid.tamper = honest
     meet(scene, *SITES)
     ask(scene, "north")
 
     assert LostSite("north", "gone") in got
     assert [one.site for one in got if isinstance(one, CarriedReply)] == ["south"]
-    assert isinstance(scene.carrier.collect(LONG_S), CarriedReply)
+    assert isinstance(scene.carrier.collect_reply(LONG_S), CarriedReply)
 
 
 def test_replies_that_a_superlink_swaps_between_sites_are_refused(scene):
@@ -112,7 +112,7 @@ def test_replies_that_a_superlink_swaps_between_sites_are_refused(scene):
     scene.engine.grid.tamper = swap
     ask(scene, *SITES)
 
-    found = {scene.carrier.collect(LONG_S) for _ in SITES}
+    found = {scene.carrier.collect_reply(LONG_S) for _ in SITES}
     both.abort()
     assert found == {LostSite(name, "refused") for name in SITES}
 
@@ -125,8 +125,8 @@ def test_a_frame_that_a_superlink_drops_holds_up_that_site_alone(scene):
 
     ask(scene, *SITES)
 
-    assert scene.carrier.collect(LONG_S).site == "south"
-    assert scene.carrier.collect(0.2) is None
+    assert scene.carrier.collect_reply(LONG_S).site == "south"
+    assert scene.carrier.collect_reply(0.2) is None
 
 
 def test_a_node_that_takes_a_sites_name_gets_no_frame_as_long_as_the_first_is_there(scene):
@@ -137,10 +137,10 @@ def test_a_node_that_takes_a_sites_name_gets_no_frame_as_long_as_the_first_is_th
     for _ in range(600):
         if any(one.metadata.node == 3 and one.metadata.kind == "query" for one in grid.asked):
             break
-        scene.carrier.collect(0.05)
+        scene.carrier.collect_reply(0.05)
     meet(scene, *SITES)
     ask(scene, *SITES)
-    scene.carrier.collect(LONG_S)
+    scene.carrier.collect_reply(LONG_S)
 
     def taken():
         return any(one.metadata.node == 3 and one.metadata.kind == "train" for one in grid.asked)
@@ -152,7 +152,7 @@ def test_a_node_that_takes_a_sites_name_gets_no_frame_as_long_as_the_first_is_th
             break
         meet(scene, *SITES)
         ask(scene, "north")
-        scene.carrier.collect(LONG_S)
+        scene.carrier.collect_reply(LONG_S)
     assert taken()
 
 

@@ -13,7 +13,7 @@ from phalanx.errors import AggregationError, FailedRoundError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import KEPT_PHASES
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.rounds.keepers import KeptSumSite, SiteNames, packed, unpacked
+from phalanx.federated.rounds.keepers import KeptSumSite, SiteNames, packed, unpack_items
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.security.homomorphic import MODULUS, share_out
 
@@ -120,7 +120,7 @@ def test_a_site_may_leave_in_every_phase_and_a_keeper_may_not(tmp_path, phase, n
 
 def spoiled(change):
     def forge(data: bytes) -> bytes:
-        items = unpacked(data, 5)
+        items = unpack_items(data, 5)
         return change(items)
 
     return forge
@@ -188,7 +188,7 @@ def test_parts_of_another_round_or_of_another_site_are_no_parts(tmp_path):
 def opening(scene: Scene, keeper: str, choose) -> bytes:
     """Have the owner ask a keeper to check and open what it likes of the round's parts; return what it gets."""
     order, payload = scene.sent["check"][keeper]
-    parts = {name: items for name, items in zip(sorted(scene.trainers), unpacked(payload, 5), strict=True)}
+    parts = {name: items for name, items in zip(sorted(scene.trainers), unpack_items(payload, 5), strict=True)}
     reply, fit = scene.carrier.sites[keeper](order, packed(choose(parts)))
     if not isinstance(reply, m.SumReply):
         return b""
@@ -281,12 +281,12 @@ def test_a_key_that_no_keeper_has_signed_is_refused_by_sites_and_owner(tmp_path)
     scene = listening(scene_of(tmp_path))
     scene.owner.round(1, 0.5)
     order, keys = scene.sent["encrypt"]["site-4"]
-    first, second = unpacked(keys, 2)
+    first, second = unpack_items(keys, 2)
     site = scene.carrier.sites["site-4"]
     stranger = KeptSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
-    own = stranger._advert(stranger_key(), X25519PrivateKey.generate())
+    own = stranger._key_advert(stranger_key(), X25519PrivateKey.generate())
 
-    for forged in ([first, first], [second, first], [first], [(second[0], first[1]), second], unpacked(own, 1) * 2):
+    for forged in ([first, first], [second, first], [first], [(second[0], first[1]), second], unpack_items(own, 1) * 2):
         reply, _ = site(order, packed(forged))
         assert reply == m.SiteFault(ticket=order.ticket, reason="refused")
 

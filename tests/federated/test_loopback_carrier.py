@@ -119,7 +119,7 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
     for thread in threads:
         thread.join(30.0)
 
-    assert made.carrier.present() <= {"north"}
+    assert made.carrier.present_sites() <= {"north"}
     assert isinstance(made.ended["stranger"], PeerRefusedError)
     assert all(isinstance(made.ended[name], TransportError) for name in ("south", "west"))
     assert isinstance(made.ended["north"], FrameError)

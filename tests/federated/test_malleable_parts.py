@@ -8,7 +8,7 @@ from site_adversary import AdversaryScene, Schedule
 
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds import keepers
-from phalanx.federated.rounds.keepers import SiteNames, packed, unpacked
+from phalanx.federated.rounds.keepers import SiteNames, packed, unpack_items
 
 pytest.importorskip("tenseal", reason="needs the extra `he`")
 
@@ -73,7 +73,7 @@ def test_a_part_of_a_sum_that_broke_off_is_none_of_the_next_one(tmp_path):
     def hear(order, payload):
         reply, data = honest(order, payload)
         if getattr(order, "phase", "") == "encrypt":
-            orders[order.number] = order, unpacked(bytes(data), 2)[0]
+            orders[order.number] = order, unpack_items(bytes(data), 2)[0]
         return reply, data
 
     hear.__self__ = honest.__self__

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from pydantic import ValidationError
-from rounds_scene import OWNER, Parabola, Scene
+from rounds_scene import IDENTITIES, OWNER, Parabola, Scene
 
 from phalanx.errors import ConfigError, FailedBatchError, FailedRoundError, PrivacyBudgetError, RollbackError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.config import FederatedConfig
+from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import SiteBudget
 from phalanx.security.audit import AuditLog
 from phalanx.security.audit.line import walk
@@ -69,7 +70,9 @@ def test_the_owner_sees_the_mean_with_the_noise_of_all_and_nothing_else_of_a_sit
     assert math.isnan(record.loss) and all('"loss": null' in one for one in told)
     assert scene.owner.measure() == {}
     order = m.MeasureOrder(ticket=1)
-    assert scene.carrier.sites["site-0"](order, scene.owner._payload())[0] == m.SiteFault(ticket=1, reason="failed")
+    assert scene.carrier.sites["site-0"](order, scene.owner._weights_payload())[0] == m.SiteFault(
+        ticket=1, reason="failed"
+    )
 
 
 def test_sums_are_charged_before_they_are_asked_for_and_end_with_the_budget(tmp_path):
@@ -241,7 +244,7 @@ def test_the_least_noise_that_keeps_rounds_within_a_budget_is_found():
     assert (
         found.epsilon(20, DELTA)
         <= 8.0
-        < SUMS.enough_for(20, 8.0, DELTA)._with(round(found.noise_multiplier * 1000) - 1).epsilon(20, DELTA)
+        < SUMS.enough_for(20, 8.0, DELTA)._with_multiplier(round(found.noise_multiplier * 1000) - 1).epsilon(20, DELTA)
     )
     assert found.affordable(8.0, DELTA, 100) == 20 == found.affordable(8.0, DELTA, 20)
     # each size of a cohort spends no more than is charged
@@ -268,12 +271,65 @@ def test_what_noise_in_sums_does_not_cover_is_refused_by_name(changed, words):
         "sites": ["a", "b", "c", "d", "e"],
         "secure": True,
         "min_cohort": 4,
+        "max_norm": 1.0,
         "privacy": {"epsilon": 8.0, "delta": DELTA},
     }
 
     assert FederatedConfig.model_validate_json(json.dumps(written)).privacy is not None
     with pytest.raises(ValidationError, match=words):
         FederatedConfig.model_validate_json(json.dumps(written | changed))
+
+
+def told_by(scene, name, run):
+    """Run with a site that tells its people, and return its lines."""
+    lines = []
+    directory = scene.home / name
+    site = Site(IDENTITIES[name], scene.terms, scene.trainers[name], scene.books[name], directory, lines.append)
+    scene.carrier.sites[name] = site.answer
+    run()
+    return lines
+
+
+def test_a_site_sees_in_its_own_log_each_round_its_loss_and_what_its_sums_have_spent(tmp_path):
+    scene = PrivateScene(tmp_path)
+
+    lines = told_by(scene, "site-0", lambda: [scene.owner.round(number, 1.0) for number in (1, 2)])
+
+    spent = [f"{SUMS.epsilon(number, DELTA):.3f}" for number in (1, 2)]
+    assert [line for line in lines if "brings noise" in line] == [
+        f"round {number}/10: brings noise to sum {number}  epsilon {spent[number - 1]} of "
+        f"{scene.config.privacy.epsilon:g} spent of this site"
+        for number in (1, 2)
+    ]
+    trained = [line for line in lines if "loss" in line]
+    assert [line.split(":")[0] for line in trained] == ["round 1/10", "round 2/10"]
+    # none of it leaves the site
+    assert all('"loss": null' in json.dumps(one.body) for one in scene.carrier.replies if one.kind == "trained")
+
+
+def test_a_site_whose_budget_is_spent_says_so_to_its_people_and_one_word_to_the_owner(tmp_path):
+    scene = PrivateScene(tmp_path, rounds=1)
+
+    lines = told_by(scene, "site-0", lambda: noise_averaged_away(scene, 3))
+
+    assert any(
+        line.startswith("round 1/10: not done: privacy: the sums of this directory have spent epsilon")
+        for line in lines
+    )
+    faults = [one.body for one in scene.carrier.replies if one.kind == "fault"]
+    assert not [one for one in faults if "epsilon" in json.dumps(one)]
+
+
+def test_noise_without_a_bound_that_it_is_measured_in_is_refused_and_a_config_that_was_written_down_has_one():
+    section = {"sites": ["a", "b", "c"], "secure": True, "min_cohort": 3, "privacy": {"epsilon": 8.0, "delta": DELTA}}
+
+    with pytest.raises(ValidationError, match="max_norm: missing; noise is measured in it"):
+        FederatedConfig.model_validate_json(json.dumps(section))
+
+    config = FederatedConfig.model_validate_json(json.dumps({**section, "max_norm": 10.0}))
+    assert FederatedConfig.model_validate_json(config.model_dump_json()) == config
+    # without noise the default stays: it is a bound, and nothing is measured in it
+    assert FederatedConfig.model_validate_json(json.dumps({"sites": ["a", "b"]})).max_norm == 10.0
 
 
 def test_a_rule_over_buckets_of_noisy_sums_is_charged_once_a_round(tmp_path):

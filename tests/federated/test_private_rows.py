@@ -312,7 +312,7 @@ def test_rounds_end_when_too_few_sites_have_a_budget_left(tmp_path):
 def test_sites_that_were_shut_out_for_lies_end_no_run_as_if_budgets_were_spent(tmp_path):
     scene = spending(tmp_path, [9, 9, 9])
     for site in ("site-1", "site-2"):
-        scene.owner._exclude(site, "refused again: not_finite")
+        scene.owner._exclude_site(site, "refused again: not_finite")
 
     assert not scene.owner.is_spent
     assert set(scene.owner.measure()) == {"site-0"}

@@ -96,7 +96,7 @@ def test_a_site_whose_update_another_one_hands_in_first_counts_in_every_round_an
     scene.carrier.sites["site-1"] = hands_in
     records = []
     for number in (1, 2, 3):
-        scene.owner._cohort = lambda number, held: ("site-1", "site-3", "site-0", "site-2", "site-4")
+        scene.owner._draw_cohort = lambda number, held: ("site-1", "site-3", "site-0", "site-2", "site-4")
         records.append(scene.owner.round(number, 0.5))
 
     assert all("site-3" in one.shares for one in records) and scene.owner.excluded == {}
@@ -121,7 +121,7 @@ def test_a_site_that_was_shut_out_after_its_update_came_keeps_no_owner_from_goin
     scene.owner.round(1, 0.5)
     weights = scene.w.clone()
     scene.owner.round(2, 0.5)
-    scene.owner._exclude("site-4", "broke a sum")
+    scene.owner._exclude_site("site-4", "broke a sum")
 
     scene.begin_owner(weights)
     scene.owner.recall(1)
@@ -139,7 +139,7 @@ def test_refusals_that_show_a_lie_are_kept_with_their_evidence_over_sessions(tmp
 
     lie()
     scene.owner.round(1, 0.5)
-    (line,) = [one for one in scene.journal._lines() if "refused" in one]
+    (line,) = [one for one in scene.journal._read_entries() if "refused" in one]
     scene.begin_owner(scene.w)
     scene.owner.recall(1)
     lie()
@@ -193,7 +193,7 @@ def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypat
     scene = Scene(tmp_path, parabolas(*FIVE))
     scene.owner.round(1, 0.5)
     weights = scene.w.clone()
-    take, taken = scene.owner._take, []
+    take, taken = scene.owner._take_answer, []
 
     def killed_after_some(answer: SiteAnswer, record, held):
         take(answer, record, held)
@@ -201,7 +201,7 @@ def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypat
         if len(taken) == num_admitted:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(scene.owner, "_take", killed_after_some)
+    monkeypatch.setattr(scene.owner, "_take_answer", killed_after_some)
     with pytest.raises(KeyboardInterrupt):
         scene.owner.round(2, 0.5)
     scene.begin_owner(weights)

@@ -52,11 +52,11 @@ def found_by(mode: str, act: str, home) -> str:
 
 
 def test_the_adversary_finds_a_door_that_does_not_ask_who_brought_an_update(tmp_path, monkeypatch):
-    admit = UpdateAdmission.admit
+    admit = UpdateAdmission.admit_update
     monkeypatch.setattr(
         UpdateAdmission,
-        "admit",
-        lambda own, bringer, header, values, due: admit(own, own._signed(header).site, header, values, due),
+        "admit_update",
+        lambda own, bringer, header, values, due: admit(own, own._read_header(header).site, header, values, due),
     )
 
     what = found_by("plain", "train/all of another site but the ticket/early/always", tmp_path)

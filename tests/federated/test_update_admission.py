@@ -39,7 +39,7 @@ def update(given=None, signer="north", values=None, **changes) -> tuple[bytes, b
 def test_an_honest_update_is_admitted_with_its_norm():
     given = tensors()
 
-    found = admission().admit("north", *update(given), DUE)
+    found = admission().admit_update("north", *update(given), DUE)
 
     assert (found.site, found.samples) == ("north", 5)
     assert all(torch.equal(found.tensors[name], given[name]) for name in SHAPES)
@@ -71,10 +71,10 @@ def test_each_lie_is_refused_by_name_and_the_honest_update_may_still_come(reason
     door = admission()
 
     with pytest.raises(UpdateRefusedError) as refused:
-        door.admit("east" if reason == "foreign_site" else "north", *LIES[reason](), DUE)
+        door.admit_update("east" if reason == "foreign_site" else "north", *LIES[reason](), DUE)
 
     assert refused.value.reason == reason
-    assert door.admit("north", *update(), DUE).site == "north"
+    assert door.admit_update("north", *update(), DUE).site == "north"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_each_lie_is_refused_by_name_and_the_honest_update_may_still_come(reason
 )
 def test_malformed_updates_are_refused(change):
     with pytest.raises(UpdateRefusedError, match=r"malformed|other_shape|other_values|over_samples"):
-        admission().admit("north", *change(*update()), DUE)
+        admission().admit_update("north", *change(*update()), DUE)
 
 
 def test_every_byte_of_a_header_counts():
@@ -101,32 +101,32 @@ def test_every_byte_of_a_header_counts():
 
     for place in range(len(header)):
         with pytest.raises(UpdateRefusedError):
-            door.admit("north", header[:place] + bytes([header[place] ^ 1]) + header[place + 1 :], values, DUE)
+            door.admit_update("north", header[:place] + bytes([header[place] ^ 1]) + header[place + 1 :], values, DUE)
 
 
 def test_a_second_update_a_copy_and_a_replay_are_refused():
     door = admission()
-    door.admit("north", *update(), DUE)
+    door.admit_update("north", *update(), DUE)
 
     with pytest.raises(UpdateRefusedError, match="second_update"):
-        door.admit("north", *update(tensors(1)), DUE)
+        door.admit_update("north", *update(tensors(1)), DUE)
     with pytest.raises(UpdateRefusedError, match="other_bringer: south: handed in an update of north"):
-        door.admit("south", *update(tensors(3)), DUE)
+        door.admit_update("south", *update(tensors(3)), DUE)
     later = DueUpdates("1" * 64, 4, "2" * 64, SHAPES, torch.float32, 2.0, 100)
     with pytest.raises(UpdateRefusedError, match="other_round"):
-        door.admit("north", *update(), later)
+        door.admit_update("north", *update(), later)
     for name in ("north", "south"):
         with pytest.raises(UpdateRefusedError, match="replayed"):
-            door.admit(name, *update(round=4, site=name, signer=name), later)
-    assert door.admit("north", *update(tensors(2), round=4), later).site == "north"
+            door.admit_update(name, *update(round=4, site=name, signer=name), later)
+    assert door.admit_update("north", *update(tensors(2), round=4), later).site == "north"
 
 
 def test_a_site_that_is_shut_out_stays_out():
     door = admission()
-    door.exclude("north", "far in rounds 1 to 3")
+    door.exclude_site("north", "far in rounds 1 to 3")
 
     with pytest.raises(UpdateRefusedError, match="excluded: north: far in rounds 1 to 3"):
-        door.admit("north", *update(), DUE)
+        door.admit_update("north", *update(), DUE)
     assert door.excluded == {"north": "far in rounds 1 to 3"}
 
 
@@ -155,22 +155,22 @@ def test_what_another_site_hands_in_first_leaves_the_sites_own_update_admitted(l
 
     if lead == "the update":
         with pytest.raises(UpdateRefusedError, match="other_bringer"):
-            door.admit("south", header, values, DUE)
+            door.admit_update("south", header, values, DUE)
     else:
         # who of two sites copied in one round cannot be shown, so that both count
-        assert door.admit("south", *update(site="south", signer="south"), DUE).site == "south"
+        assert door.admit_update("south", *update(site="south", signer="south"), DUE).site == "south"
 
-    assert door.admit("north", header, values, DUE).site == "north"
+    assert door.admit_update("north", header, values, DUE).site == "north"
 
 
 def test_a_copy_that_came_while_the_sites_own_update_was_on_its_way_makes_no_replay_of_it():
     door = admission()
     later = DueUpdates("1" * 64, 4, "2" * 64, SHAPES, torch.float32, 2.0, 100)
 
-    door.admit("south", *update(site="south", signer="south", round=4), later)
+    door.admit_update("south", *update(site="south", signer="south", round=4), later)
 
     # with "fedbuff" an update of round 3 may come in round 5
-    assert door.admit("north", *update(), DUE).site == "north"
+    assert door.admit_update("north", *update(), DUE).site == "north"
 
 
 def test_distances_are_to_the_result():

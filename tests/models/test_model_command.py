@@ -174,3 +174,62 @@ def test_a_directory_without_weights_starts_no_child(pickled, tmp_path, monkeypa
     assert command_line(["model", "import", str(directory), str(tmp_path / "out")]) == 3
 
     assert "has neither safetensors nor pytorch_model.bin" in capsys.readouterr().err
+
+
+def no_copies_are_named(text, tmp_path):
+    return ".importing-" not in text and ".reading-" not in text and str(tmp_path) in text
+
+
+DAMAGES = {
+    "another shape": {"ffn_dim": 64},
+    "another vocabulary": {"vocab_size": 62},
+    "more blocks": {"num_hidden_layers": 5},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["safetensors", pytest.param("pickled", marks=confined)])
+def test_an_error_of_an_import_names_the_user_s_file(cache, pickled, tmp_path, capsys, damage, kind):
+    source, directory = pickled
+    if kind == "safetensors":
+        directory = tmp_path / "hub"
+        directory.mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (directory / name).write_bytes((source.directory / name).read_bytes())
+    config = json.loads((directory / "config.json").read_text()) | DAMAGES[damage]
+    (directory / "config.json").write_text(json.dumps(config))
+
+    assert command_line(["model", "import", str(directory), str(tmp_path / "out"), "--json"]) == 3
+
+    error = json.dumps(said(capsys)["error"])
+    assert no_copies_are_named(error, tmp_path)
+    assert str(directory) in error
+    if damage == "more blocks":
+        assert ("pytorch_model.bin" if kind == "pickled" else "model.safetensors") in error
+
+
+def test_an_error_about_an_index_names_the_user_s_index(cache, tmp_path, capsys):
+    source, directory = tiny_source("opt", cache), tmp_path / "hub"
+    directory.mkdir()
+    (directory / "config.json").write_bytes((source.directory / "config.json").read_bytes())
+    (directory / "part.safetensors").write_bytes((source.directory / "model.safetensors").read_bytes())
+    index = {"weight_map": {"model.decoder.embed_tokens.weight": "missing.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert command_line(["model", "import", str(directory), str(tmp_path / "out")]) == 3
+
+    text = capsys.readouterr().err
+    assert str(directory / "model.safetensors.index.json") in text
+    assert no_copies_are_named(text, tmp_path)
+
+
+@confined
+def test_an_error_of_a_tokenizer_that_is_made_names_the_user_s_directory(pickled, tmp_path, capsys):
+    _, directory = pickled
+    (directory / "vocab.json").write_text("[]")
+
+    assert command_line(["model", "import", str(directory), str(tmp_path / "out")]) == 3
+
+    text = capsys.readouterr().err
+    assert str(directory) in text
+    assert no_copies_are_named(text, tmp_path)

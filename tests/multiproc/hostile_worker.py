@@ -3,7 +3,7 @@
     python hostile_worker.py WORKER_FILE BOOK PLAN
 
 Plans: `remember` is honest and writes down what it signs. `inputs` (in a commitment), `report`, `gradient`, `fault`,
-`fetched`, `withhold`, `relay` and `permit` show headers of the book in the place of genuine ones. `avoid` lies about
+`fetched`, `withhold` and `relay` show headers of the book in the place of genuine ones. `avoid` lies about
 every message of its stage that the book does not know as audited.
 """
 
@@ -198,19 +198,6 @@ def hand_on(book):
     return rewrite
 
 
-def ask_with_permit(book):
-    """Ask for the weights of a stage with the owner's order of the session before to audit it."""
-    body, receiver, _ = next(line for line in lines_of(book, "fetch_bulk") if line[0]["permit"] is not None)
-
-    def rewrite(outgoing):
-        message = outgoing.message
-        if not isinstance(message, Commit) or message.step != body["step"]:
-            return [outgoing]
-        return [outgoing, OutgoingMessage(receiver, FetchBulk.model_validate_json(json.dumps(body)))]
-
-    return rewrite
-
-
 def avoid(book):
     """Lie where no audit fell in the session before, in the steps of which it is known where they fell."""
     audited = {(body["step"], body["microbatch"]) for body in said_in(book, "audit_report")}
@@ -234,7 +221,6 @@ def main(worker_file, book, plan):
         "fetched": answer,
         "withhold": withhold,
         "relay": hand_on,
-        "permit": ask_with_permit,
     }
     rewrite = rewrites[plan](book) if plan in rewrites else lambda outgoing: [outgoing]
     wrap = avoid(book) if plan == "avoid" else unwrapped

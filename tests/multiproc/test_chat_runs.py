@@ -22,6 +22,7 @@ step_timeout_s = 60.0
 
 [guard]
 audit_rate = 0.25
+keep_states = 0
 step_audit_rate = 0.0
 owner_audit_rate = 0.0
 gradient_screen = false

@@ -245,7 +245,7 @@ def test_a_worker_that_dies_while_its_state_travels_costs_no_bit_and_no_checkpoi
 
 @pytest.mark.slow
 def test_a_liar_that_is_convicted_while_checkpoints_are_under_way_leaves_no_trace_in_any(place, clean):
-    summary = place.finish(*FORWARD_LIAR, ASYNCHRONOUS, "checkpoint.every=1", "guard.keep_steps=2")
+    summary = place.finish(*FORWARD_LIAR, ASYNCHRONOUS, "checkpoint.every=1", "guard.keep_states=2")
 
     assert [verdict["party"] for verdict in summary["verdicts"]] == ["worker-1"]
     assert summary["final_weights_digest"] == clean["final_weights_digest"]

@@ -126,7 +126,7 @@ def test_a_private_run_that_is_killed_pays_for_the_sums_that_it_asks_for_again_a
     noise = "[federated.privacy]\nepsilon = 33.5\ndelta = 1e-3\nnoise_multiplier = 0.5\n"
     text = tiny_run_file(adapter + SECTION + noise, steps=20, validate_every=0)
     run_file = tmp_path / "rounds.toml"
-    text = text.replace("min_cohort = 3", "min_cohort = 3\nsecure = true")
+    text = text.replace("min_cohort = 3", "min_cohort = 3\nsecure = true\nmax_norm = 10.0")
     run_file.write_text(text.replace('{ kind = "bpe", vocab_size = 300 }', file))
     place = Place(tmp_path, run_file)
     process = place.train(anew=True)

@@ -132,37 +132,6 @@ def test_whatever_is_trained_a_takeover_changes_no_bit(place, overrides):
     assert honest["loss_last"] < honest["loss_first"]
 
 
-PAPER = ("guard.mode='paper'", "guard.audit_rate=1.0", "attack.kind='backward_gaussian'", "attack.stages=[1]")
-
-
-@pytest.mark.slow
-def test_restart_excludes_nobody_and_ends_with_the_bits_of_an_honest_run(place, clean):
-    summary = place.finish(*PAPER, "guard.recovery='restart'", "attack.rate=0.5", "attack.until_step=4")
-
-    assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    assert (summary["evicted"], summary["takeovers"], summary["false_accusations"]) == ([], 0, 0)
-    lines = read_metrics(place.path / "run" / "metrics.jsonl")
-    assert summary["steps_restarted"] == sum(line["restarts"] > 0 for line in lines) > 0
-    assert sum(line["restarts"] for line in lines) == len(summary["verdicts"])
-
-
-@pytest.mark.slow
-def test_a_run_that_skips_goes_on_from_a_checkpoint_with_the_same_bits(place):
-    skipping = (*PAPER, "guard.recovery='skip_layer'", "attack.from_step=1", "attack.until_step=3")
-    whole = place.finish(*skipping, run_dir="whole")
-    process = place.train(*skipping)
-    place.wait_for(process, lambda: place.has_line("metrics.jsonl", '"step": 4,'))
-    process.kill()
-
-    summary = place.finish(*skipping, resume=True)
-
-    assert (summary["resumed_from"], summary["evicted"]) == (3, [])
-    assert (whole["steps_skipped"], summary["steps_skipped"]) == (2, 2)
-    assert summary["final_weights_digest"] == whole["final_weights_digest"]
-    lines = read_metrics(place.path / "run" / "metrics.jsonl")
-    assert [line["step"] for line in lines if line["skipped"]] == [1, 2]
-
-
 @pytest.mark.slow
 def test_who_withholds_every_tensor_is_given_up_before_the_steps_time_is_up(place, clean):
     """Attacker: a worker that answers every question; a step with all its silences would take longer than it may."""

@@ -60,11 +60,11 @@ def movers(place):
 @pytest.mark.slow
 def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clean, keys, port):
     hasty = "[transport]\nkeepalive_s = 1.0\ntimeout_s = 8.0\n"
-    files = [
-        worker_file(place, keys, name, port, f"journal = '{place.path / name}'\n{hasty}") for name in ("north", "south")
-    ]
+    files = [worker_file(place, keys, name, port, hasty) for name in ("north", "south")]
     workers = [place.start("worker", file) for file in files]
-    settings = (*remote(keys, port), "checkpoint.journal=true", "checkpoint.every=0")
+    # neither the run file nor the workers' files say a word of a journal
+    place.run_file.write_text(place.run_file.read_text().replace("journal = false\n", ""))
+    settings = (*remote(keys, port), "checkpoint.every=0")
     owner = place.train(*settings)
     place.wait_for(owner, lambda: place.has_line("metrics.jsonl", '"step": 3,'))
     assert f"listening on 127.0.0.1:{port}" in owner.text
@@ -80,6 +80,7 @@ def test_remote_workers_join_and_end_with_their_owner_and_join_again(place, clea
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     # no checkpoint was ever written: what the workers have kept on their own disks is what it goes on from
     assert summary["resumed_from"] >= 3
+    assert summary["steps_lost"] == 0
     assert not list(place.path.glob("*/stage-*.safetensors"))
     assert summary["attacks_injected"] is None
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from real_runs import FORWARD_LIAR, Place, end_all, events, make_place
+from real_runs import Place, end_all, make_place
 from test_crashes import kill_owner, whole_and_killed
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -74,6 +74,7 @@ step_timeout_s = 60.0
 
 [guard]
 audit_rate = 0.25
+keep_states = 0
 step_audit_rate = 0.0
 owner_audit_rate = 0.0
 gradient_screen = false
@@ -181,31 +182,6 @@ def test_an_owner_that_weighs_texts_in_another_way_goes_on_with_the_same_ones_to
     whole, killed = whole_and_killed(tmp_path, written, 5, learned, f"train.objective.kind='{kind}'")
 
     assert killed == whole
-
-
-@pytest.mark.slow
-def test_steps_that_are_undone_take_the_texts_of_later_ones_with_them(rollouts, undisturbed):
-    clean, lines = undisturbed
-
-    # a conviction in step 4 undoes step 3, the last snapshot being the one before it
-    snapshots = ("guard.shadow='snapshot'", "guard.snapshot_every=3", "checkpoint.every=1")
-    summary = rollouts.finish(*FORWARD_LIAR, *snapshots)
-
-    ((_, back),) = events(rollouts, "fell_back")
-    assert (back["to_step"], back["from_step"]) == (3, 5)
-    assert (summary["evicted"], summary["steps_lost"]) == (["worker-1"], 2)
-    assert summary["final_weights_digest"] == clean["final_weights_digest"]
-    assert learned(rollouts) == of(lines)
-
-
-# there is no checkpoint to go back to
-@pytest.mark.slow
-def test_without_a_checkpoint_a_run_whose_texts_were_undone_ends_by_name(rollouts):
-    process = rollouts.train(*FORWARD_LIAR, "guard.shadow='snapshot'", "guard.snapshot_every=3", "checkpoint.every=0")
-
-    assert process.wait() == 6, process.text
-    assert "[PHX-R041]" in process.text
-    assert "set checkpoint.every" in process.text
 
 
 # adamw makes a step of its learning rate of a gradient that is nothing but rounding

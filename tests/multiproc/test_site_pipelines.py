@@ -41,6 +41,7 @@ step_timeout_s = 60.0
 
 [guard]
 audit_rate = 1.0
+keep_states = 0
 step_audit_rate = 0.0
 owner_audit_rate = 0.0
 gradient_screen = false

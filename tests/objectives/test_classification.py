@@ -94,7 +94,7 @@ def test_shapes_that_do_not_fit_are_refused():
 
 def test_accuracy_and_macro_f1_are_counted():
     # class 0: precision 2/3, recall 1; class 1: precision 1, recall 1/2; class 2: never right; class 3: does not occur
-    found = Confusion.of([0, 0, 0, 1, 1], [0, 0, 1, 1, 2], 4)
+    found = Confusion.count_answers([0, 0, 0, 1, 1], [0, 0, 1, 1, 2], 4)
 
     assert found.counts == ((2, 0, 0, 0), (1, 1, 0, 0), (0, 1, 0, 0), (0, 0, 0, 0))
     assert found.accuracy == pytest.approx(3 / 5)
@@ -104,4 +104,4 @@ def test_accuracy_and_macro_f1_are_counted():
 @pytest.mark.parametrize(("predicted", "true"), [([], []), ([0], [0, 1]), ([2], [0]), ([0], [-1])])
 def test_what_cannot_be_counted_is_refused(predicted, true):
     with pytest.raises(DataError, match="confusion"):
-        Confusion.of(predicted, true, 2)
+        Confusion.count_answers(predicted, true, 2)

@@ -101,7 +101,7 @@ def test_each_token_costs_its_divergence_and_the_reward_follows_the_last_one():
         [1.0, 3.0], [[-1.0, -2.0], [-1.0, 0.0]], [[-2.0, -2.5], [-1.0, 0.0]], [[0.5, 0.25], [2.0, 9.0]], [2, 1]
     )
 
-    found = PpoSettings(discount=0.5, trace=1.0).columns(texts)
+    found = PpoSettings(discount=0.5, trace=1.0).extra_columns(texts)
 
     # rewards of the first text: -0.5 and 1 - 0.25; of the second: 3
     returns = [[-0.5 + 0.5 * 0.75, 0.75], [3.0, 0.0]]
@@ -117,7 +117,7 @@ def test_a_text_without_values_is_refused():
     texts = DrawnTexts(torch.zeros(1).double(), torch.ones(1, 1, dtype=torch.bool), *[torch.zeros(1, 1)] * 2, 0.0)
 
     with pytest.raises(DataError, match="there are no values"):
-        PpoSettings().columns(texts)
+        PpoSettings().extra_columns(texts)
 
 
 def test_the_weight_of_the_divergence_follows_its_target_by_bounded_steps():
@@ -196,7 +196,7 @@ def test_policy_and_critic_become_those_that_are_known_to_be_best():
         old = known[:, :2].log_softmax(1)[states].gather(2, texts[..., None])[..., 0]
         mask, reference = torch.ones(256, 2, dtype=torch.bool), torch.full((256, 2), LOG_HALF)
         rewards = REWARDS[first, second].double()
-        columns = settings.columns(DrawnTexts(rewards, mask, old, reference, cost, known[states][..., 2]))
+        columns = settings.extra_columns(DrawnTexts(rewards, mask, old, reference, cost, known[states][..., 2]))
         extras = {name: column.float() for name, column in columns.items()}
         for _ in range(settings.updates):
             total, labels = objective(table[states], texts, extras)

@@ -96,7 +96,7 @@ def test_another_sample_seed_or_use_is_another_draw(kind):
 def test_random_numbers_are_those_that_were_written_down():
     draw = Draw("train", 9, 5, "masked")
 
-    assert draw.fractions(2).tolist() == pytest.approx([0.4549421863, 0.8666721577], abs=1e-9)
+    assert draw.draw_fractions(2).tolist() == pytest.approx([0.4549421863, 0.8666721577], abs=1e-9)
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.4])
@@ -108,9 +108,9 @@ def test_masked_tokens_are_chosen_and_replaced_as_bert_does(rate):
     # the same, written out token by token
     draw = PLACE.draw("masked")
     places = [at for at, token in enumerate(row.ids) if token != EOS]
-    order = draw.order(len(places))
+    order = draw.draw_order(len(places))
     chosen = sorted(places[at] for at in order[: max(1, round(rate * len(places)))])
-    fates, others = draw.fractions(len(chosen)), draw.below(VOCAB_SIZE - FIRST, len(chosen))
+    fates, others = draw.draw_fractions(len(chosen)), draw.draw_below(VOCAB_SIZE - FIRST, len(chosen))
     ids, labels = row.ids.tolist(), [IGNORE] * 24
     for number, at in enumerate(chosen):
         labels[at] = ids[at]
@@ -205,11 +205,11 @@ def test_a_sentence_is_corrupted_as_in_the_paper():
     class Chosen(Draw):
         """Cuts ten tokens as figure 2 of Raffel et al. 2020 does: for inviting, last."""
 
-        def order(self, size):
+        def draw_order(self, size):
             # spans of 2 and 1; between them 2 and 5
             return np.array({2: [1, 0], 6: [1, 0, 2, 3, 4, 5]}[size])
 
-    inputs, targets = rewrite.corrupted(np.arange(30, 40), Chosen())
+    inputs, targets = rewrite.corrupt_text(np.arange(30, 40), Chosen())
 
     assert inputs.tolist() == [30, 31, SENTINEL, 34, 35, 36, 37, 38, SENTINEL + 1]
     assert targets.tolist() == [SENTINEL, 32, 33, SENTINEL + 1, 39]

@@ -34,44 +34,6 @@ def same(left, right):
     return list(left) == list(right) and all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_a_skipped_step_counts_and_changes_nothing_else():
-    parameters, others = made_parameters(), made_parameters()
-    skipping = StageOptimizer(parameters, CONFIG, can_skip=True)
-    plain = StageOptimizer(others, CONFIG)
-    advance(skipping, [0])
-    before = copied(skipping)
-
-    skipping.skip()
-
-    assert (skipping.num_steps, same(before, skipping.state())) == (2, True)
-    advance(skipping, [1])
-    advance(plain, [0, 1])
-    assert all(torch.equal(parameters[name], others[name]) for name in SHAPES)
-
-
-def test_a_copy_knows_how_many_updates_its_moments_have_seen():
-    parameters, others = made_parameters(), made_parameters(1)
-    source = StageOptimizer(parameters, CONFIG, can_skip=True)
-    copy = StageOptimizer(others, CONFIG, can_skip=True)
-    advance(source, [0])
-    source.skip()
-
-    copy.load_state(copied(source), source.num_steps)
-    for optimizer in (source, copy):
-        advance(optimizer, [1])
-
-    assert same(source.state(), copy.state())
-    source.skip()
-    advance(source, [2])
-    source.restore()
-    assert (source.num_steps, same(source.state(), copy.state())) == (3, True)
-
-
-def test_an_optimizer_that_could_not_tell_refuses_to_skip():
-    with pytest.raises(TrainingError, match="make it with can_skip"):
-        StageOptimizer(made_parameters(), CONFIG).skip()
-
-
 @pytest.mark.parametrize("coefficient", [1.0, 0.37])
 def test_every_step_equals_torch_bit_for_bit(coefficient):
     ours, theirs = made_parameters(), made_parameters()

@@ -19,6 +19,7 @@ from phalanx.errors import ConfigError, PeerLostError
 from phalanx.models import open_model, weights_digest
 from phalanx.telemetry import read_metrics
 from phalanx.train import PastRun, load_run, train
+from phalanx.train.records.run_changes import changes_between
 from phalanx.train.sessions import hooks
 from tiny_run_file import tiny_run_file
 
@@ -189,6 +190,50 @@ def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(
 def test_sections_that_contradict_each_other_are_refused(make_run, section, words):
     with pytest.raises(ConfigError, match=words):
         make_run(section)
+
+
+def stopped(run, directory, monkeypatch):
+    """Interrupt a run at step 4, with the checkpoint of step 2 as its newest."""
+    with monkeypatch.context() as patch:
+        stop_before_saving(patch, 4, interrupt)
+        assert quietly(run, directory)["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("dp = 2", "dp = 1"),
+        pytest.param("dp = 1", "dp = 2\nzero = 3", marks=pytest.mark.slow),
+        pytest.param("dp = 2\nzero = 3", "tp = 2", marks=pytest.mark.slow),
+        pytest.param("tp = 2", 'pp = 2\nactivation_checkpointing = "full"', marks=pytest.mark.slow),
+        pytest.param("pp = 2", "cp = 2", marks=pytest.mark.slow),
+        pytest.param("dp = 2\nzero = 2", "dp = 2\ncp = 2\nzero = 3\nreplicas = 2", marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_run_is_cut_anew_for_another_layout(make_run, alone, tmp_path, monkeypatch, before, after):
+    stopped(make_run(f"[parallel]\n{before}\n"), tmp_path / "run", monkeypatch)
+
+    summary = quietly(make_run(f"[parallel]\n{after}\n"), tmp_path / "run", resume=True)
+
+    assert summary["resumed_from"] == 2
+    check_same(tmp_path / "run", summary, alone)
+    # the run directory has the new layout, so that the next resume needs no options
+    assert after.partition("\n")[0] in (tmp_path / "run" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 1\n", "[parallel]\ndp = 2\n", "parallel.outer"),
+        ("[parallel]\ndp = 2\n", '[parallel]\ndp = 2\ngradient_compression = "powersgd"\n', "gradient_compression"),
+        ("[pipeline]\nstages = 2\n", "[parallel]\ndp = 2\n", "parallel"),
+        ("[parallel]\ndp = 2\n", "[pipeline]\nstages = 2\n", "parallel"),
+    ],
+    ids=["islands", "compression", "pipeline to ranks", "ranks to pipeline"],
+)
+def test_a_resumed_run_keeps_what_is_more_than_a_layout(make_run, before, after, key):
+    with pytest.raises(ConfigError, match=f"holds another run: .*{key}.*--from"):
+        changes_between(make_run(before), make_run(after), "runs/x")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from phalanx.errors import ConfigError
 from phalanx.parallel import RankEnv
 from phalanx.parallel.groups.network import address_of, check_private, interface_of, is_private, listen_at, own_address
-from phalanx.parallel.groups.rendezvous import _interfaces
+from phalanx.parallel.groups.rendezvous import _choose_interfaces
 
 ELSEWHERE = RankEnv(rank=0, world=4, local_rank=0, local_world=2)
 
@@ -66,7 +66,7 @@ def test_a_public_master_is_refused_before_anything_listens(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "8.8.8.8")
     monkeypatch.setenv("MASTER_PORT", "29500")
 
-    with pytest.raises(ConfigError, match=r"MASTER_ADDR=8\.8\.8\.8"), _interfaces(ELSEWHERE, unsafe=False):
+    with pytest.raises(ConfigError, match=r"MASTER_ADDR=8\.8\.8\.8"), _choose_interfaces(ELSEWHERE, unsafe=False):
         pass
 
 
@@ -77,6 +77,6 @@ def test_several_machines_talk_over_the_interface_that_leads_to_rank_0(monkeypat
 
     import os
 
-    with _interfaces(ELSEWHERE, unsafe=False):
+    with _choose_interfaces(ELSEWHERE, unsafe=False):
         assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     assert "GLOO_SOCKET_IFNAME" not in os.environ

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import OffloadPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.parallel.control.pipelining import accumulate
+from phalanx.parallel.control.pipelining import accumulate_gradients
 from phalanx.parallel.data.data_parallel import shard
 
 MICROBATCHES = 4
@@ -38,7 +38,7 @@ def test_groups_sum_gradients_once_a_step_each_rank_its_part(four_ranks, monkeyp
     shard(layer, four_ranks, reshard=zero == 3, policy=OffloadPolicy())
     monkeypatch.setattr(dist, "all_reduce", lambda x, *args, **keys: summed.append(x.numel()) or real(x, *args, **keys))
     domain = SimpleNamespace(config=SimpleNamespace(zero=zero))
-    step = accumulate(layer, domain, MICROBATCHES, lambda y, wanted: (y - wanted).sum())
+    step = accumulate_gradients(layer, domain, MICROBATCHES, lambda y, wanted: (y - wanted).sum())
 
     for _ in range(2):
         step(torch.zeros(8, 8), torch.zeros(8, 8), None)

@@ -16,7 +16,7 @@ from torch.nn import functional
 from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.context import attention_block, ring
-from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
+from phalanx.parallel.context.attention_block import Heads, attend_block, gradients, join
 from phalanx.parallel.context.ring import own_positions
 
 HERE = Path(__file__).resolve().parent
@@ -73,7 +73,7 @@ def test_blocks_that_are_joined_are_attention_over_all_of_their_keys():
         blocks = [Heads(query, key[:, :, part], value[:, :, part], False, 0.5) for part in (slice(2), slice(2, None))]
         out, sums = torch.zeros_like(query), torch.full((1, 2, 6), -torch.inf)
         for block in blocks:
-            join(out, sums, *attend(block))
+            join(out, sums, *attend_block(block))
         parts = [gradients(block, gradient, out, sums) for block in blocks]
 
     torch.testing.assert_close(out, expected)
@@ -114,7 +114,7 @@ def test_what_comes_next_is_under_way_while_a_block_is_computed(monkeypatch):
         return lambda *given: (events.append("computes"), function(*given))[1]
 
     monkeypatch.setattr(ring, "_passed_on", passed_on)
-    monkeypatch.setattr(ring, "attend", computing(attend))
+    monkeypatch.setattr(ring, "attend_block", computing(attend_block))
     monkeypatch.setattr(ring, "gradients", computing(gradients))
     x = torch.ones(1, 1, 4, 8)
 
@@ -144,11 +144,11 @@ def test_a_device_without_a_kernel_is_refused():
     x = torch.empty(1, 1, 2, 4, device="meta")
 
     with pytest.raises(ConfigError, match=r'no kernel for meta; set parallel\.context to "ulysses"'):
-        attend(Heads(x, x, x, True, None))
+        attend_block(Heads(x, x, x, True, None))
 
 
 def test_dropout_that_would_be_left_out_is_refused():
     x = torch.empty(1, 1, 2, 4)
 
     with pytest.raises(ConfigError, match="ring attention drops nothing"):
-        ring._attend(nn.Identity(), x, x, x, None, dropout=0.1)
+        ring._ring_attend(nn.Identity(), x, x, x, None, dropout=0.1)

@@ -193,7 +193,7 @@ class World:
                 tensor = self.tensors.get((need.party, *key, request.claim))
                 if tensor is None:
                     return None
-                place = request.model_dump(exclude={"permit"})
+                place = request.model_dump()
                 known = self.facts.ledger.messages.get(key)
                 shown = self.evidence.get((need.party, *key), None if known is None else known.header)
                 message = FetchReply(**place, evidence=None if request.claim else shown)
@@ -218,7 +218,7 @@ class World:
     def bulk_header(self, tensors, *, purpose="gradient", step=STEP, **changes):
         """What the stage has signed about sending its gradient, or other tensors, in one part."""
         data = b"".join(bytes_of(tensors[name]) for name in sorted(tensors))
-        about = Bulk(epoch=EPOCH, step=step, stage=STAGE, lane=0, purpose=purpose, offset=0, total=len(data))
+        about = Bulk(epoch=EPOCH, step=step, stage=STAGE, purpose=purpose, offset=0, total=len(data))
         return to_signed(sign(about.kind, about.model_dump(mode="json"), (HOLDER, SHADOW), data, **changes))
 
     def whole_step(self):

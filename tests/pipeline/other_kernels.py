@@ -9,5 +9,4 @@ def eager(copy, held):
     other = copy.plan.model_copy(update={"attention": "eager"})
     found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.empty(other, copy.spec.index).module)
     found.load(copy.state(), copy.step)
-    found.history = copy.history
     return found

@@ -3,10 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from phalanx.config import load_config
-from phalanx.errors import ConfigError
 from phalanx.parallel import ParallelConfig
-from phalanx.pipeline import PartyLayout, WorkerConfig
+from phalanx.pipeline import PartyLayout
 from phalanx.pipeline.party_layout import NOT_FOR_PARTIES
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class
 
@@ -48,18 +46,3 @@ def test_a_layout_says_what_it_is_in_the_numeric_class():
 
     assert (described.ranks, described.layout) == (4, "dp=2 cp=2 context=ring zero=2")
     assert local_numeric_class("cpu", PartyLayout()) == local_numeric_class("cpu")
-
-
-def test_tensor_parallel_in_a_worker_file_is_tp(tmp_path):
-    file = tmp_path / "worker.toml"
-    file.write_text('identity = "here"\nowner = "there:1"\ntensor_parallel = 2\n')
-
-    assert load_config(file, WorkerConfig).parallel == PartyLayout(tp=2)
-
-
-def test_tensor_parallel_beside_a_layout_is_refused(tmp_path):
-    file = tmp_path / "worker.toml"
-    file.write_text('identity = "here"\nowner = "there:1"\ntensor_parallel = 2\n[parallel]\ndp = 2\n')
-
-    with pytest.raises(ConfigError, match="both say how ranks share a stage"):
-        load_config(file, WorkerConfig)

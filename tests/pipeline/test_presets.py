@@ -1,9 +1,12 @@
 """Presets fill in what is not written out, and nothing that is."""
 
 import pytest
-from pydantic import ValidationError
 
-from phalanx.pipeline import PRESETS, REMOVED_SHADOWS, GuardConfig
+from phalanx.config import digest as config_digest
+from phalanx.errors import ConfigError
+from phalanx.pipeline import PRESETS, GuardConfig
+from phalanx.train import load_run
+from tiny_run_file import tiny_run_file
 
 KEYS = tuple(PRESETS["standard"])
 
@@ -33,7 +36,7 @@ def test_what_is_written_out_wins_over_a_preset_that_is_named(written):
     assert guard.preset_in_force is None
 
 
-@pytest.mark.parametrize("key", [*KEYS, "keep_steps", "third_party_audit_rate"])
+@pytest.mark.parametrize("key", KEYS)
 def test_rates_that_are_written_out_without_a_preset_are_none(key):
     fields = GuardConfig.model_fields
     guard = GuardConfig(**{key: fields[key].default})
@@ -49,11 +52,9 @@ def test_rates_that_are_written_out_without_a_preset_are_none(key):
         {"preset": "light"},
         {"preset": "strict", "audit_rate": 0.5},
         {"audit_rate": 0.5},
-        {"shadow": "snapshot"},
-        {"mode": "paper"},
         {"mode": "off"},
         {"mode": "off", "preset": "strict"},
-        {"preset": "light", "keep_steps": 3},
+        {"preset": "light", "keep_states": 3},
     ],
 )
 def test_a_resolved_config_means_the_same_when_it_is_read_again(written):
@@ -63,28 +64,55 @@ def test_a_resolved_config_means_the_same_when_it_is_read_again(written):
     assert GuardConfig.model_validate_json(guard.model_dump_json()) == guard
 
 
-@pytest.mark.parametrize("shadow", ["update", "snapshot"])
-def test_an_upkeep_that_cannot_go_back_keeps_no_states(shadow):
-    guard = GuardConfig(shadow=shadow)
-
-    assert (guard.keep_states, guard.preset_in_force) == (0, "standard")
-
-
-def test_a_preset_beside_a_baseline_is_refused():
-    with pytest.raises(ValueError, match="preset"):
-        GuardConfig(mode="paper", preset="strict")
-
-
 def test_an_unknown_preset_is_refused():
     with pytest.raises(ValueError, match="standard"):
         GuardConfig(preset="paranoid")
 
 
-@pytest.mark.parametrize("shadow", REMOVED_SHADOWS)
-def test_an_upkeep_that_was_removed_is_refused_with_what_to_write_instead(shadow):
-    with pytest.raises(ValidationError) as caught:
-        GuardConfig(shadow=shadow)
+REMOVED = {
+    "keep_steps = 64": "set guard.keep_states",
+    "third_party_audit_rate = 0.5": "raise guard.owner_audit_rate",
+    'recovery = "restart"': "leave it out",
+    'recovery = "skip_layer"': "leave it out",
+    "snapshot_every = 8": "leave it out",
+    'shadow = "update"': 'write shadow = "gradient"',
+    'shadow = "snapshot"': 'write shadow = "gradient"',
+    'mode = "paper"': 'write shadow = "lockstep"',
+    'mode = "statistics"': "leave it out",
+}
 
-    (error,) = caught.value.errors()
-    assert f'shadow = "{shadow}" was removed: ' in error["msg"]
-    assert 'write shadow = "gradient" or leave it out' in error["msg"]
+
+@pytest.mark.parametrize("written", REMOVED)
+def test_what_was_removed_is_refused_with_its_place_and_what_stands_in_its_place(tmp_path, written):
+    path = tmp_path / "run.toml"
+    path.write_text(tiny_run_file(f"[guard]\n{written}\n"))
+
+    with pytest.raises(ConfigError) as refusal:
+        load_run(path)
+
+    said = str(refusal.value)
+    assert f"{path}: guard: {written} was removed; " in said
+    assert REMOVED[written] in said
+
+
+def test_a_removed_key_with_the_only_value_left_changes_nothing():
+    only = {"keep_steps": 0, "third_party_audit_rate": 0.0, "recovery": "takeover", "snapshot_every": 10}
+
+    assert GuardConfig(**only) == GuardConfig()
+    # run digests and the openings of audit logs are what they were
+    assert only.items() <= GuardConfig().model_dump().items()
+
+
+@pytest.mark.parametrize(
+    ("guard", "digest"),
+    [
+        ({}, "80c8a9bcfa9aba9e"),
+        ({"preset": "light"}, "c2404f31fe68cd25"),
+        ({"preset": "strict"}, "c5be22e01ae59523"),
+        ({"mode": "off"}, "b409d91eeec2c0b2"),
+        ({"shadow": "lockstep"}, "5f60f90bf1e4992c"),
+        ({"commit_lag": 1}, "8ae903579b22e606"),
+    ],
+)
+def test_the_digest_of_a_guard_is_what_it_was_when_it_had_more_keys(guard, digest):
+    assert config_digest(GuardConfig(**guard)).startswith(digest)

@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError, ModelError
 from phalanx.planner import SCHEDULES, Layout, nearest, shape_of, why_not
 from phalanx.planner.layout import layouts, parse_layout
 from phalanx.planner.model.recipe import Recipe
-from phalanx.planner.validity import remoteness
+from phalanx.planner.validity import layout_distance
 
 TINY = {"model_type": "gpt2", "n_embd": 64, "n_layer": 8, "n_head": 8, "vocab_size": 128, "n_positions": 64}
 GROUPED = {
@@ -146,7 +146,7 @@ def test_the_nearest_layout_works_and_none_is_nearer(
     for world in range(1, asked.world + 1):
         for other in layouts(world, (zero,)):
             if why_not(other, shape, recipe) is None:
-                assert remoteness(found, asked) <= remoteness(other, asked)
+                assert layout_distance(found, asked) <= layout_distance(other, asked)
 
 
 @pytest.mark.parametrize(

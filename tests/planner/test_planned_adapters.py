@@ -16,7 +16,7 @@ from phalanx.planner.cost.exchanging import data_exchange, traffic
 from phalanx.planner.cost.memory import held_parameters, worst_rank
 from phalanx.planner.cost.step import stage_times
 from phalanx.planner.model.activations import block_bytes
-from phalanx.planner.model.adapter import Adapter, adapted, adapter_numbers, block_tensors, linears
+from phalanx.planner.model.adapter import Adapter, adapted_linears, adapter_numbers, block_tensors, linears_of
 from phalanx.planner.model.compute import model_flops, training_flops
 from phalanx.planner.model.families import FAMILIES as FACTS
 from phalanx.planner.model.recipe import Recipe
@@ -56,10 +56,10 @@ def test_of_every_family_the_planner_has_facts_and_the_models_have_code() -> Non
 def test_matrices_are_those_that_ranks_share_and_the_usual_targets_are_the_family_s(name: str) -> None:
     shape = shape_of(SIZES | {"model_type": name})
 
-    assert {one.name for one in linears(shape) if one.is_row} == set(plan_of(name).rows)
-    assert {one.name for one in linears(shape) if not one.is_row} == set(plan_of(name).columns)
-    assert sum(one.inputs * one.outputs for one in linears(shape)) == shape.layer_matrix
-    assert adapted(shape, LORA) == adapted(shape, Adapter(RANK, FACTS[name].adapter_targets))
+    assert {one.name for one in linears_of(shape) if one.is_row} == set(plan_of(name).rows)
+    assert {one.name for one in linears_of(shape) if not one.is_row} == set(plan_of(name).columns)
+    assert sum(one.inputs * one.outputs for one in linears_of(shape)) == shape.layer_matrix
+    assert adapted_linears(shape, LORA) == adapted_linears(shape, Adapter(RANK, FACTS[name].adapter_targets))
 
 
 @pytest.mark.parametrize(("name", "number"), [("gpt2", 12), ("llama-65b", 9), ("opt-125m", 16), ("bloom-560m", 12)])
@@ -193,7 +193,7 @@ def test_adapters_on_rows_are_refused_with_tensor_parallel_ranks_and_the_nearest
 
 def test_a_target_that_is_no_matrix_is_refused_with_the_choices(tiny: ModelShape) -> None:
     with pytest.raises(ConfigError, match=r"found 'q_proj'; the matrices of gpt2 are attn\.c_attn, attn\.c_proj"):
-        adapted(tiny, Adapter(RANK, ("q_proj",)))
+        adapted_linears(tiny, Adapter(RANK, ("q_proj",)))
 
 
 def test_a_mixed_pool_is_refused(recipe: Recipe, thin: Recipe) -> None:

@@ -20,7 +20,7 @@ from phalanx.planner.cost.memory import (
     worst_rank,
 )
 from phalanx.planner.model.activations import block_bytes
-from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.adapter import Adapter, adapted_linears
 from phalanx.planner.model.families.planned import PLANNED
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -275,7 +275,7 @@ def adapt(model: Any, adapter: Adapter, *, fan_in_fan_out: bool) -> None:
     """Put adapters beside a model's frozen weights."""
     import peft
 
-    targets = [one.name for one in adapted(shape_of(model.config.to_dict()), adapter)]
+    targets = [one.name for one in adapted_linears(shape_of(model.config.to_dict()), adapter)]
     dropout = 0.1 if adapter.drops else 0.0
     peft.inject_adapter_in_model(
         peft.LoraConfig(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from phalanx.planner import Layout
 from phalanx.planner.cluster.machine import Machine
-from phalanx.planner.cost.schedule import StageTimes, simulate
+from phalanx.planner.cost.schedule import StageTimes, simulate_step
 from phalanx.planner.cost.shared_cores import play_sharing
 from phalanx.planner.cost.step import step_time, timeline
 from phalanx.planner.model.recipe import Recipe
@@ -33,7 +33,7 @@ def test_with_a_core_each_nothing_is_shared(
 
     shared = play_sharing(orders(schedule, ranks, microbatches, chunks), times, ranks, latency)
 
-    assert shared.length_s == pytest.approx(simulate(schedule, ranks, microbatches, times, latency).length_s)
+    assert shared.length_s == pytest.approx(simulate_step(schedule, ranks, microbatches, times, latency).length_s)
 
 
 @settings(max_examples=40, deadline=None)

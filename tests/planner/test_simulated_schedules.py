@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play, simulate
+from phalanx.planner.cost.schedule import StageTimes, bubble_formula, play, simulate_step
 from phalanx.planner.schedules import Work, most_in_flight, orders
 
 EQUAL = StageTimes(forward=1.0, inputs=1.0, weights=1.0)
@@ -16,7 +16,7 @@ SIZES = st.integers(1, 8)
 @settings(max_examples=60, deadline=None)
 @given(ranks=SIZES, microbatches=st.integers(1, 24), schedule=st.sampled_from(["gpipe", "1f1b"]))
 def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microbatches: int, schedule: str) -> None:
-    timeline = simulate(schedule, ranks, microbatches, [EQUAL] * ranks)
+    timeline = simulate_step(schedule, ranks, microbatches, [EQUAL] * ranks)
 
     assert timeline.bubble == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
     assert bubble_formula(ranks, microbatches) == pytest.approx((ranks - 1) / (microbatches + ranks - 1))
@@ -25,7 +25,7 @@ def test_the_bubble_of_gpipe_and_1f1b_is_that_of_the_formula(ranks: int, microba
 @settings(max_examples=40, deadline=None)
 @given(ranks=st.integers(2, 6), rounds=st.integers(1, 4), chunks=st.integers(2, 4))
 def test_the_bubble_of_interleaved_stages_is_divided_by_their_number(ranks: int, rounds: int, chunks: int) -> None:
-    timeline = simulate("interleaved", ranks, rounds * ranks, [EQUAL] * (ranks * chunks))
+    timeline = simulate_step("interleaved", ranks, rounds * ranks, [EQUAL] * (ranks * chunks))
 
     assert timeline.bubble == pytest.approx((ranks - 1) / (chunks * rounds * ranks + ranks - 1))
 
@@ -36,9 +36,9 @@ def test_zero_bubble_waits_a_third_as_long_as_1f1b_and_holds_no_more(ranks: int,
     microbatches = ranks + more
     works = 3.0 * microbatches
 
-    waited = simulate("zero-bubble", ranks, microbatches, [EQUAL] * ranks).length_s - works
+    waited = simulate_step("zero-bubble", ranks, microbatches, [EQUAL] * ranks).length_s - works
 
-    assert waited == pytest.approx((simulate("1f1b", ranks, microbatches, [EQUAL] * ranks).length_s - works) / 3)
+    assert waited == pytest.approx((simulate_step("1f1b", ranks, microbatches, [EQUAL] * ranks).length_s - works) / 3)
     assert all(most_in_flight(order) <= ranks for order in orders("zero-bubble", ranks, microbatches))
 
 
@@ -54,7 +54,7 @@ def test_every_piece_of_work_is_done_once_and_in_an_order_that_is_possible(
 ) -> None:
     chunks = 2 if schedule == "interleaved" else 1
     stages, microbatches = ranks * chunks, rounds * ranks
-    timeline = simulate(schedule, ranks, microbatches, [EQUAL] * stages, send)
+    timeline = simulate_step(schedule, ranks, microbatches, [EQUAL] * stages, send)
 
     ends = {slot.work: slot.end for slot in timeline.slots}
     assert len(ends) == len(timeline.slots) == stages * microbatches * (3 if schedule == "zero-bubble" else 2)
@@ -78,20 +78,20 @@ def test_gpipe_holds_all_microbatches_and_1f1b_only_as_many_as_there_are_ranks()
 def test_the_slowest_stage_sets_the_pace() -> None:
     slow = StageTimes(2.0, 2.0, 2.0)
 
-    timeline = simulate("1f1b", 2, 100, [EQUAL, slow])
+    timeline = simulate_step("1f1b", 2, 100, [EQUAL, slow])
 
     assert timeline.length_s == pytest.approx(100 * 6 + 2.0 + 1.0, abs=1.0)
 
 
 def test_a_link_with_a_delay_makes_the_bubble_larger() -> None:
-    without, with_delay = (simulate("1f1b", 4, 8, [EQUAL] * 4, delay) for delay in (0.0, 0.5))
+    without, with_delay = (simulate_step("1f1b", 4, 8, [EQUAL] * 4, delay) for delay in (0.0, 0.5))
 
     assert with_delay.bubble > without.bubble
 
 
 def test_a_link_that_is_slower_than_the_stages_sets_the_pace() -> None:
-    all_forward_first = simulate("gpipe", 2, 100, [EQUAL, EQUAL], transfer_s=10.0)
-    two_in_flight = simulate("1f1b", 2, 100, [EQUAL, EQUAL], transfer_s=10.0)
+    all_forward_first = simulate_step("gpipe", 2, 100, [EQUAL, EQUAL], transfer_s=10.0)
+    two_in_flight = simulate_step("1f1b", 2, 100, [EQUAL, EQUAL], transfer_s=10.0)
 
     # a hundred results each way; with two in flight, each pair takes a whole way there and back
     assert all_forward_first.length_s == pytest.approx(2 * 100 * 10.0, rel=0.01)

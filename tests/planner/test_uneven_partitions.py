@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.planner.cost.partition import balanced, placements, slowest, uneven
+from phalanx.planner.cost.partition import balanced, rank_placements, slowest, uneven_layers
 
 COSTS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=9)
 SPEEDS = st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4)
@@ -20,7 +20,7 @@ def all_partitions(layers: int, stages: int) -> list[tuple[int, ...]]:
 @settings(max_examples=150, deadline=None)
 @given(costs=COSTS, speeds=SPEEDS)
 def test_no_other_partition_is_faster(costs: list[float], speeds: list[float]) -> None:
-    found = uneven(costs, speeds)
+    found = uneven_layers(costs, speeds)
 
     others = all_partitions(len(costs), len(speeds)) if len(costs) >= len(speeds) else []
     if not others:
@@ -35,7 +35,7 @@ def test_no_other_partition_is_faster(costs: list[float], speeds: list[float]) -
 @settings(max_examples=100, deadline=None)
 @given(costs=COSTS, speeds=SPEEDS, room=st.lists(st.integers(1, 9), min_size=4, max_size=4))
 def test_no_other_partition_that_fits_is_faster(costs: list[float], speeds: list[float], room: list[int]) -> None:
-    found = uneven(costs, speeds, lambda stage, first, end: end - first <= room[stage])
+    found = uneven_layers(costs, speeds, lambda stage, first, end: end - first <= room[stage])
 
     others = [
         one
@@ -55,7 +55,7 @@ def test_equal_layers_on_equal_ranks_are_spread_evenly() -> None:
 
 
 def test_a_rank_twice_as_fast_gets_twice_the_layers() -> None:
-    assert uneven([1.0] * 12, [1.0, 2.0, 1.0]) == (3, 6, 3)
+    assert uneven_layers([1.0] * 12, [1.0, 2.0, 1.0]) == (3, 6, 3)
 
 
 def test_more_stages_than_layers_is_an_error() -> None:
@@ -64,7 +64,7 @@ def test_more_stages_than_layers_is_an_error() -> None:
 
 
 def test_equal_devices_are_not_told_apart_when_orders_are_tried() -> None:
-    found = placements(["a", "b", "a"], lambda kind: 1.0)
+    found = rank_placements(["a", "b", "a"], lambda kind: 1.0)
 
     assert sorted(found) == [("a", "a", "b"), ("a", "b", "a"), ("b", "a", "a")]
 
@@ -72,4 +72,4 @@ def test_equal_devices_are_not_told_apart_when_orders_are_tried() -> None:
 def test_a_large_pool_is_put_in_the_order_of_its_memory() -> None:
     kinds = [f"kind-{number % 4}" for number in range(16)]
 
-    assert placements(kinds, lambda kind: float(kind[-1])) == [tuple(sorted(kinds, reverse=True))]
+    assert rank_placements(kinds, lambda kind: float(kind[-1])) == [tuple(sorted(kinds, reverse=True))]

@@ -261,15 +261,21 @@ def test_any_range_of_losses_can_be_drawn(run_dir, losses):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"attacks_injected": 0, "detections": 0, "evicted": []}, "Nobody attacked, 0 false accusations"),
-        ({"attacks_injected": 7, "detections": None, "evicted": None}, "7 steps attacked, nobody checked"),
-        ({"attacks_injected": None}, "Whether anybody attacked is not known, worker-1"),
-        ({"steps_lost": 1}, "1 step lost."),
-        ({"steps_lost": 0, "steps_restarted": 0, "steps_skipped": 0}, "0 steps lost."),
         (
-            {"steps_lost": 0, "steps_restarted": 1, "steps_skipped": 2},
-            "0 steps lost, 1 step restarted, 2 steps skipped.",
+            {"attacks_injected": 0, "detections": 0, "evicted": []},
+            "No lie was found in 1 600 audits, 0 steps lost.",
         ),
+        ({"attacks_injected": 0, "audits": 0, "evicted": []}, "Nothing was audited, 0 steps lost."),
+        # who lied is known of a drill alone, and where nobody was started a verdict is a false one
+        ({"attacks_injected": 0, "false_accusations": 1}, "worker-1 (stage 1) evicted, 1 false accusation"),
+        ({"attacks_injected": 7, "detections": None, "evicted": None}, "7 steps attacked, nobody checked"),
+        ({"attacks_injected": None}, "200 steps trained, worker-1 (stage 1) evicted"),
+        (
+            {"attacks_injected": None, "false_accusations": None, "evicted": []},
+            "No lie was found in 1 600 audits, 0 steps lost.",
+        ),
+        ({"steps_lost": 1}, "1 step lost."),
+        ({"steps_lost": 0}, "0 steps lost."),
         ({"status": "interrupted"}, "Interrupted"),
         ({"validation_perplexity": None, "unigram_perplexity": None}, "not measured"),
     ],

@@ -3,8 +3,8 @@ import re
 import pytest
 
 from phalanx.report.bars import name_bars, part_bars
-from phalanx.report.plan_page import _told
-from phalanx.report.svg import element
+from phalanx.report.plan_page import _drop_empty_columns
+from phalanx.report.svg import make_element
 from phalanx.report.tables import table
 
 
@@ -19,11 +19,11 @@ def test_a_figure_stays_with_its_unit_and_a_sentence_gets_room(cell, css):
 
 
 def test_markup_is_put_into_a_cell_as_it_is():
-    assert '<td><code class="short">x</code></td>' in table(["Head"], [[element("code", {"class": "short"}, "x")]])
+    assert '<td><code class="short">x</code></td>' in table(["Head"], [[make_element("code", {"class": "short"}, "x")]])
 
 
 def test_a_column_that_says_nothing_in_every_row_is_left_out():
-    heads, rows = _told(
+    heads, rows = _drop_empty_columns(
         ("Layout", "Sent", "Cost"), [["dp=2", "nothing", "1"], ["tp=2", "nothing", "nothing"]], "nothing"
     )
 

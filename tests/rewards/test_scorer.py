@@ -172,6 +172,20 @@ def test_the_score_is_that_of_the_token_which_ends_the_answer(tmp_path, with_an_
     assert of_a_chat == pytest.approx(scored("uhie\nagoe"), abs=1e-6)
 
 
+def test_a_reward_model_sees_the_tools_of_a_chat_and_no_special_token_in_a_text(tmp_path, with_an_end):
+    reward, scored = with_an_end
+    path = Path(reward["path"])
+    (path / "chat_template.jinja").write_text("{% for t in tools or [] %}{{ t.name }} {% endfor %}" + TEMPLATE)
+    config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (path / "config.json").write_text(json.dumps(config))
+    record = {"prompt": [{"role": "user", "content": "hi"}], "tools": [{"name": "tide"}]}
+
+    with scorer(tmp_path, reward, timeout_s=60.0) as found:
+        ((of_a_chat,),) = found.score([ScoredText("1", "hi", "go", record)])
+
+    assert of_a_chat == pytest.approx(scored("tide uhie\nagoe"), abs=1e-6)
+
+
 def test_a_text_beyond_the_window_of_a_reward_model_is_named(tmp_path, with_an_end):
     with (
         scorer(tmp_path, with_an_end[0], timeout_s=60.0) as found,

@@ -74,7 +74,7 @@ class ForgedRequest:
     def own_proof(self):
         peer = Identity(self.named, self.signing_key).public
         public = self.tls_key.public_key()
-        return b"1 - " + self.signing_key.sign(requests._proven(peer, public, None)).hex().encode()
+        return b"1 - " + self.signing_key.sign(requests._proven_bytes(peer, public, None)).hex().encode()
 
 
 def test_a_party_is_certified_and_its_keys_are_on_its_own_machine_only(keys, alice):

@@ -150,11 +150,17 @@ def test_a_newer_token_replaces_the_older_one(owner, tmp_path):
     enrol(new, tmp_path / "alice")
 
 
-def test_a_party_that_is_certified_is_not_invited_again(owner, tmp_path):
+def test_a_party_that_is_certified_is_invited_to_a_further_run_and_its_own_keys_alone_are_let_in(owner, tmp_path):
+    enrol(owner.invite(), tmp_path / "alice")
+    before = (tmp_path / "alice" / "certificate.pem").read_bytes()
+
+    # whoever has stolen the second token has other keys
+    with pytest.raises(PeerRefusedError, match="certified with other keys already"):
+        enrol(owner.invite(), tmp_path / "thief")
     enrol(owner.invite(), tmp_path / "alice")
 
-    with pytest.raises(CertificateError, match="alice is certified already"):
-        owner.invite()
+    assert (tmp_path / "alice" / "certificate.pem").read_bytes() == before
+    assert not (tmp_path / "thief" / "certificate.pem").exists()
 
 
 class Impostor:

@@ -265,3 +265,11 @@ def test_the_log_probability_of_an_ending_is_that_of_all_its_tokens(directory, m
         model.log_probs(ids, [""])
     with pytest.raises(DataError, match="the prompt leaves 1"):
         model.log_probs(model.prompt("the " * 15), ["holds both"])
+
+
+def test_a_prompt_in_tokens_and_the_same_as_text_make_an_ending_as_likely(model):
+    endings = [" holds both", " ends"]
+
+    assert model.log_probs("the owner", endings) == model.log_probs(model.prompt("the owner"), endings)
+    # a vocabulary of whole words: written together, they are an unknown one
+    assert model.log_probs("the owner", ["ends"]) != model.log_probs(model.prompt("the owner"), ["ends"])

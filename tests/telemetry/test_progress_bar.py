@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from phalanx.telemetry import ProgressDisplay, StepReading
+from phalanx.telemetry import ProgressDisplay, ShownProgress, StepReading
 
 READING = StepReading(loss=2.5, tokens_per_s=1234.0, audits=7, alarms=1)
 
@@ -117,3 +117,29 @@ def test_a_step_that_was_not_finite_is_shown_as_such():
         progress.update(1, StepReading(loss=float("nan"), tokens_per_s=0.0))
 
     assert "loss nan" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_figure_is_cut_on_a_narrow_terminal(width):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, color_system=None)
+    reading = StepReading(loss=2.5, tokens_per_s=123456.0, audits=1234, alarms=12, epsilon=1.25)
+
+    with ProgressDisplay(20_000, console=console) as display:
+        display.update(12_345, reading)
+
+    drawn = text.getvalue()
+    assert "…" not in drawn
+    for figure in ("12345/20000", "loss 2.5000", "123,456 tokens/s", "epsilon 1.250", "audits 1234", "alarms 12"):
+        assert figure in " ".join(drawn.split())
+
+
+def test_a_run_without_a_guard_speaks_of_no_audits_and_a_federated_one_of_rounds():
+    text = io.StringIO()
+    shown = ShownProgress("round", has_guard=False)
+
+    with ProgressDisplay(3, shown=shown, console=Console(file=text, width=120)) as display:
+        display.update(1, READING)
+
+    assert text.getvalue().startswith("round 1/3  loss 2.5000  1,234 tokens/s")
+    assert "audits" not in text.getvalue() and "alarms" not in text.getvalue()

@@ -17,8 +17,8 @@ has_tensorboard = pytest.mark.skipif(
 @has_tensorboard
 def test_scalars_can_be_read_back(tmp_path):
     with TensorBoardWriter(tmp_path / "tb") as writer:
-        writer.scalar("loss", 2.5, 1)
-        writer.scalars({"loss": 2.0, "lr": float("nan")}, 2)
+        writer.add_scalar("loss", 2.5, 1)
+        writer.add_scalars({"loss": 2.0, "lr": float("nan")}, 2)
 
     assert writer.note is None
     assert read_back(tmp_path / "tb") == [("loss", 1, 2.5), ("loss", 2, 2.0)]
@@ -27,11 +27,11 @@ def test_scalars_can_be_read_back(tmp_path):
 @has_tensorboard
 def test_closing_twice_and_writing_after_it_do_nothing(tmp_path):
     writer = TensorBoardWriter(tmp_path)
-    writer.scalar("loss", 2.0, 1)
+    writer.add_scalar("loss", 2.0, 1)
     writer.close()
     writer.close()
 
-    writer.scalar("loss", 1.0, 2)
+    writer.add_scalar("loss", 1.0, 2)
 
     assert read_back(tmp_path) == [("loss", 1, 2.0)]
 
@@ -40,7 +40,7 @@ def test_without_the_extra_it_says_so_in_one_line_and_goes_on(tmp_path, monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with caplog.at_level(logging.WARNING), TensorBoardWriter(tmp_path / "tb") as writer:
-        writer.scalar("loss", 1.0, 1)
+        writer.add_scalar("loss", 1.0, 1)
 
     assert caplog.messages == [writer.note]
     assert "phalanx-train[tensorboard]" in writer.note
@@ -51,7 +51,7 @@ def test_a_directory_that_cannot_be_made_does_not_stop_the_run(tmp_path):
     (tmp_path / "tb").write_text("a file, not a directory")
 
     with TensorBoardWriter(tmp_path / "tb") as writer:
-        writer.scalar("loss", 1.0, 1)
+        writer.add_scalar("loss", 1.0, 1)
 
     assert writer.note is not None
 
@@ -81,7 +81,7 @@ def read_back(directory):
 @has_tensorboard
 def test_a_text_can_be_read_back_and_is_quoted(tmp_path):
     with TensorBoardWriter(tmp_path) as writer:
-        writer.text("samples/0", "one\n<two>", 3)
+        writer.add_text("samples/0", "one\n<two>", 3)
 
     ((step, value),) = values_of(tmp_path)
     assert (step, value.tag, value.metadata.plugin_data.plugin_name) == (3, "samples/0", "text")
@@ -91,7 +91,7 @@ def test_a_text_can_be_read_back_and_is_quoted(tmp_path):
 @has_tensorboard
 def test_a_histogram_can_be_read_back_bin_by_bin(tmp_path):
     with TensorBoardWriter(tmp_path) as writer:
-        writer.histograms([Histogram("gradients", "h.0.w", -1.0, 1.0, (3, 4))], 5)
+        writer.add_histograms([Histogram("gradients", "h.0.w", -1.0, 1.0, (3, 4))], 5)
 
     ((step, value),) = values_of(tmp_path)
     assert (step, value.tag) == (5, "gradients/h.0.w")

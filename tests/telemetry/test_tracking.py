@@ -17,7 +17,7 @@ from phalanx.config.own_code import pinned
 from phalanx.errors import ConfigError
 from phalanx.telemetry import CurveWriter, Histogram, TensorBoardWriter, open_tracking
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, SinkConfig, TrackedRun, check_sinks
-from phalanx.telemetry.tracking import _lines
+from phalanx.telemetry.tracking import _value_lines
 
 NOTES = """
 import json
@@ -69,9 +69,9 @@ def test_a_sink_is_told_the_run_its_points_and_how_it_ended(track, tmp_path):
     sink = own(tmp_path, NOTES, options={"path": str(tmp_path / "notes")})
 
     with track(sink) as tracking:
-        tracking.scalars({"train/loss": 2.5, "train/lr": float("nan")}, 0)
-        tracking.scalars({"train/loss": float("inf")}, 1)
-        tracking.scalars({"train/loss": 2.0}, 2)
+        tracking.add_scalars({"train/loss": 2.5, "train/lr": float("nan")}, 0)
+        tracking.add_scalars({"train/loss": float("inf")}, 1)
+        tracking.add_scalars({"train/loss": 2.0}, 2)
 
     assert notes(tmp_path / "notes") == [
         ["begin", "0123abcd", "tiny", {"train.steps": 3}],
@@ -98,8 +98,8 @@ def test_a_sink_that_takes_histograms_gets_them_and_any_other_gets_curves_alone(
     sinks = [one.model_copy(update={"options": {"path": str(tmp_path / one.options["path"])}}) for one in (sink, plain)]
 
     with track(*sinks) as tracking:
-        tracking.scalars({"loss": 1.0}, 0)
-        tracking.histograms([DRAWN], 1)
+        tracking.add_scalars({"loss": 1.0}, 0)
+        tracking.add_histograms([DRAWN], 1)
 
     assert notes(tmp_path / "drawn")[1:-1] == [[0, {"loss": 1.0}], [1, "weights/h.0.w", [-1.0, 0.0, 1.0], [3, 4], 1]]
     assert notes(tmp_path / "plain")[1:-1] == [[0, {"loss": 1.0}]]
@@ -110,7 +110,7 @@ def test_a_histogram_that_is_longer_than_a_line_is_dropped_and_counted(track, tm
     sink = own(tmp_path, NOTES, options={"path": str(tmp_path / "notes")})
 
     with track(sink) as tracking:
-        tracking.histograms([Histogram("weights", "w", 0.0, 1.0, (10**30,) * 128)], 1)
+        tracking.add_histograms([Histogram("weights", "w", 0.0, 1.0, (10**30,) * 128)], 1)
 
     assert tracking.report[0]["dropped"] == 1
 
@@ -120,7 +120,7 @@ def test_a_sink_is_told_of_a_run_that_broke_off(track, tmp_path, error, status):
     sink = own(tmp_path, NOTES, options={"path": str(tmp_path / "notes")})
 
     with pytest.raises(error), track(sink) as tracking:
-        tracking.scalars({"loss": 1.0}, 0)
+        tracking.add_scalars({"loss": 1.0}, 0)
         raise error
 
     assert notes(tmp_path / "notes")[-1] == ["end", status]
@@ -143,7 +143,7 @@ def test_a_sink_that_raises_is_named_once_and_the_run_goes_on(track, tmp_path, t
 
     with track(failing) as tracking:
         for step in range(50):
-            tracking.scalars({"loss": 1.0}, step)
+            tracking.add_scalars({"loss": 1.0}, step)
 
     (line,) = track.said
     assert line.startswith("tracking: mine.py:Notes has ended, the run goes on: ")
@@ -161,7 +161,7 @@ def test_a_sink_that_stands_still_holds_up_no_step_and_is_ended_in_time(track, t
 
     with tracking:
         for step in range(20_000):
-            tracking.scalars({longest: 1.0}, step)
+            tracking.add_scalars({longest: 1.0}, step)
         process = tracking._sinks[0]._process
         assert process.poll() is None
 
@@ -174,7 +174,7 @@ def test_a_sink_that_stands_still_holds_up_no_step_and_is_ended_in_time(track, t
 
 
 def test_names_that_another_party_might_choose_are_made_harmless():
-    (line,) = _lines({"loss\x1b[2J\u202e\n": 1.0, "x" * 5000: 2.0}, 3)
+    (line,) = _value_lines({"loss\x1b[2J\u202e\n": 1.0, "x" * 5000: 2.0}, 3)
 
     assert json.loads(line) == {"step": 3, "values": {"loss?[2J??": 1.0, "x" * 200: 2.0}}
 
@@ -182,7 +182,7 @@ def test_names_that_another_party_might_choose_are_made_harmless():
 def test_a_long_row_is_cut_into_lines_that_are_written_as_a_whole():
     values = {f"layer.{number}.{'w' * 60}": float(number) for number in range(500)}
 
-    lines = list(_lines(values, 7))
+    lines = list(_value_lines(values, 7))
 
     assert max(map(len, lines)) <= select.PIPE_BUF
     found = [json.loads(line) for line in lines]
@@ -194,7 +194,7 @@ def test_without_a_section_no_process_is_started(track, monkeypatch):
     monkeypatch.setattr("phalanx.telemetry.tracking.PythonProcess", None)
 
     with track() as tracking:
-        tracking.scalars({"loss": 1.0}, 0)
+        tracking.add_scalars({"loss": 1.0}, 0)
 
     assert tracking.report == []
 
@@ -265,8 +265,8 @@ def library(name):
 def test_mlflow_gets_the_curves_and_a_resumed_run_is_the_same_run(track, tmp_path):
     for first in (0, 2):
         with track(MlflowConfig(flush_s=120)) as tracking:
-            tracking.scalars({"train/loss": 3.0 - first}, first)
-            tracking.scalars({"train/loss": 2.0 - first}, first + 1)
+            tracking.add_scalars({"train/loss": 3.0 - first}, first)
+            tracking.add_scalars({"train/loss": 2.0 - first}, first + 1)
         assert tracking.report == [{"kind": "mlflow", "taken": 2, "dropped": 0, "error": None}]
 
     folder = tmp_path / "run" / "tracking" / "0-mlflow" / "mlruns"
@@ -283,9 +283,9 @@ def test_wandb_writes_the_curves_offline(track, tmp_path):
     config = TypeAdapter(SinkConfig).validate_python({"kind": "wandb", "mode": "offline", "flush_s": 120})
 
     with track(config) as tracking:
-        tracking.scalars({"validation/loss": 2.0}, 1)
+        tracking.add_scalars({"validation/loss": 2.0}, 1)
         # what is known of a step later than of the next one counts as well
-        tracking.scalars({"train/loss": 3.0}, 0)
+        tracking.add_scalars({"train/loss": 3.0}, 0)
 
     assert tracking.report == [{"kind": "wandb", "taken": 2, "dropped": 0, "error": None}]
     (file,) = (tmp_path / "run").rglob("run-0123abcd.wandb")
@@ -305,7 +305,7 @@ def test_trackio_keeps_the_curves_on_this_machine_whatever_the_environment_says(
     config = TypeAdapter(SinkConfig).validate_python({"kind": "trackio", "flush_s": 120})
 
     with track(config) as tracking:
-        tracking.scalars({"train/loss": 3.0}, 0)
+        tracking.add_scalars({"train/loss": 3.0}, 0)
 
     assert tracking.report == [{"kind": "trackio", "taken": 1, "dropped": 0, "error": None}]
     assert b"train/loss" in (tmp_path / "trackio" / "phalanx.db").read_bytes()

@@ -92,12 +92,12 @@ def test_what_was_accepted_before_a_resume_is_in_doubt_after_a_conviction_that_f
 
 
 @pytest.mark.slow
-def test_where_enough_updates_are_kept_nothing_is_left_in_doubt(make_run, quietly, audit_whole, tmp_path):
+def test_where_states_are_kept_nothing_is_left_in_doubt(make_run, quietly, audit_whole, tmp_path):
     audit_whole((1, 4))
 
-    summary = quietly(make_run(*POISONER, "guard.keep_steps=6"), tmp_path / "run")
+    summary = quietly(make_run(*POISONER, "guard.keep_states=6"), tmp_path / "run")
 
-    assert (summary["evicted"], summary["steps_redone"]) == (["worker-1"], 2)
+    assert (summary["evicted"], summary["steps_redone"]) == (["worker-1"], 4)
     assert (summary["in_doubt"], summary["steps_in_doubt"]) == (False, [])
     honest = quietly(make_run("pipeline.stages=4", *NO_COIN), tmp_path / "honest")
     assert summary["final_weights_digest"] == honest["final_weights_digest"]

@@ -17,7 +17,7 @@ RANKS = "[parallel]\ndp = 2\n"
 STAGES = "[pipeline]\nstages = 4\n"
 ROWS = "[privacy]\nepsilon = 8.0\ndelta = 1e-4\nclip_norm = 0.5\n"
 SUMS = (
-    '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\n'
+    '[federated]\nsites = ["a", "b", "c"]\nmin_cohort = 3\nsecure = true\nmax_norm = 1.0\n'
     "[federated.privacy]\nepsilon = 8.0\ndelta = 1e-3\n"
 )
 

@@ -70,7 +70,6 @@ def test_figures_of_another_version_are_refused():
         ({"preset": "light"}, "light"),
         ({"audit_rate": 0.125}, None),
         ({"mode": "off"}, None),
-        ({"mode": "paper"}, None),
     ],
 )
 def test_the_summary_says_which_preset_is_in_force(make_run, tmp_path, guard, preset):
@@ -162,17 +161,6 @@ def test_a_run_without_stages_in_other_hands_has_no_such_figures(make_run, tmp_p
 
     assert {"in_doubt", "steps_in_doubt", "steps_believed", "checks"}.isdisjoint(summary)
     assert (summary["guard"], summary["preset"]) == ("off", None)
-
-
-def test_steps_of_the_papers_recoveries_are_counted_once_each(make_run, tmp_path):
-    figures = Figures()
-    for attempt in (1, 2, 3):
-        figures.observe("step_restarted", {"step": 4, "attempt": attempt})
-    figures.observe("step_skipped", {"step": 5, "left_out": [1, 2], "frozen": [0, 1, 2]})
-
-    summary = summarise(make_run(), figures, RunningTotals(), GroundTruth(tmp_path / "attack.jsonl"))
-
-    assert (summary["steps_restarted"], summary["steps_skipped"]) == (1, 1)
 
 
 def test_what_was_not_measured_is_null(make_run, tmp_path):

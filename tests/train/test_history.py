@@ -45,12 +45,6 @@ def test_a_verdict_convicts_even_when_the_crash_came_before_the_eviction(write):
     assert history.decisions == [("verdict", VERDICT)]
 
 
-def test_a_verdict_after_which_nobody_was_excluded_convicts_nobody(write):
-    history = write(("verdict", VERDICT | {"excludes": False}))
-
-    assert history.convicted == set()
-
-
 def test_a_party_that_was_lost_is_not_convicted(write):
     history = write(("lost", {"party": "worker-2", "step": 3}))
 

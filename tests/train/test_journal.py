@@ -227,7 +227,6 @@ CANNOT = [
     ("train.device=cuda",),
     ("checkpoint.encrypt=true", "checkpoint.key=env:KEY"),
     ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']", "guard.mode=off"),
-    ("guard.mode=paper", "guard.recovery=skip_layer"),
 ]
 
 
@@ -247,10 +246,11 @@ def test_a_journal_is_kept_where_nothing_is_said_about_it(make_run):
     assert run.model_copy(update={"checkpoint": run.checkpoint.model_copy(update={"journal": None})}).journals
 
 
-def test_with_remote_workers_a_journal_is_kept_when_it_is_asked_for(make_run):
+def test_with_remote_workers_a_journal_is_kept_as_well(make_run):
     remote = ("pipeline.stages=3", "pipeline.pki=somewhere", "pipeline.remote_workers=['a']")
     silent = make_run(*remote)
     silent = silent.model_copy(update={"checkpoint": silent.checkpoint.model_copy(update={"journal": None})})
 
-    assert not silent.journals
+    assert silent.journals
     assert make_run("checkpoint.journal=true", *remote).journals
+    assert not make_run("checkpoint.journal=false", *remote).journals

@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import PartyLayout
-from phalanx.pipeline.assignment.rank_memory import rank_bytes
+from phalanx.pipeline.assignment.stage_memory import rank_bytes
 from phalanx.train import describe
 from phalanx.train.sessions.domain import recipe_of
 from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party, stages_of
@@ -146,16 +146,19 @@ def test_the_table_of_a_wide_terminal_is_whole(make_run, open_source):
     assert "…" not in text.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "columns"), [((), 7), (("model.adapter.rank=2",), 8)], ids=["all trained", "adapters"]
-)
-def test_on_a_narrow_terminal_no_number_is_cut_off(make_run, open_source, overrides, columns):
-    text, run = io.StringIO(), make_run("pipeline.stages=3", *overrides)
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("overrides", [(), ("model.adapter.rank=2",)], ids=["all trained", "adapters"])
+def test_on_no_terminal_a_number_or_a_name_is_cut_or_broken(make_run, open_source, overrides, width):
+    text, run = io.StringIO(), make_run("pipeline.stages=4", *overrides)
+    source = open_source(run)
 
-    Console(file=text, width=80).print(stages_of(run, open_source(run)))
+    Console(file=text, width=width).print(stages_of(run, source))
 
     assert "…" not in text.getvalue()
-    assert text.getvalue().count("┳", 0, text.getvalue().index("┓")) == columns - 1
+    assert all(len(line) <= width for line in text.getvalue().splitlines())
+    for row in estimate_stages(run, source):
+        for word in (f"{row.parameters:,}", row.holder, f"{row.size_bytes / 2**20:,.1f} MiB", "memory, expected"):
+            assert any(word in line for line in text.getvalue().splitlines()), word
 
 
 def test_each_process_is_told_what_it_needs_its_shadows_included(make_run, open_source):

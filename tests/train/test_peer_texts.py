@@ -7,7 +7,7 @@ from rich.console import Console
 
 from phalanx.cli.console import say_error, say_figures
 from phalanx.config import is_plain, printable
-from phalanx.report.svg import escape
+from phalanx.report.svg import escape_text
 from phalanx.telemetry import ProgressDisplay
 from phalanx.train.records.record import in_words
 
@@ -53,11 +53,11 @@ def test_no_text_of_a_peer_steers_a_terminal(text, capsys):
 
 @pytest.mark.parametrize("text", STEERING)
 def test_nor_a_page(text):
-    assert all(is_plain(character) for character in escape(text).replace("\ufffd", "?"))
+    assert all(is_plain(character) for character in escape_text(text).replace("\ufffd", "?"))
 
 
 def test_ordinary_text_is_left_as_it_is():
-    assert printable(LOOKS_FINE) == escape(LOOKS_FINE) == LOOKS_FINE
+    assert printable(LOOKS_FINE) == escape_text(LOOKS_FINE) == LOOKS_FINE
 
 
 def test_long_text_is_cut():

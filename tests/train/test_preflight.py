@@ -1,14 +1,19 @@
 """What a run reads is looked at before anything is begun: files, fields and the first documents."""
 
+import io
 import json
+import re
 
 import pytest
+from rich.console import Console
 
-from phalanx.errors import DataError, ModelError
+from phalanx.data.spool import Intake
+from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.models.directory import model_directory
-from phalanx.train import describe, train
+from phalanx.train import describe, entry, load_run, train
 from phalanx.train.setup.guard_outlook import guarded_by_nobody
 from phalanx.train.setup.preflight import check_inputs
+from tiny_run_file import tiny_run_file
 
 LINE = '{"text": "a shield covers the neighbour"}\n'
 
@@ -48,8 +53,8 @@ def test_only_the_beginning_is_looked_at(reading, kind, name, content):
     [
         ("jsonl", LINE * 3 + "{", r"data\.sources\.0: .*line 4: is not JSON"),
         ("jsonl", LINE + '{"txt": 1}', "line 2: no field 'text'; its fields are: txt"),
-        ("jsonl", "\n\n", "kind 'jsonl': holds no text"),
-        ("text", "  \n", "kind 'text': holds no text"),
+        ("jsonl", "\n\n", "a.jsonl: holds no text"),
+        ("text", "  \n", "a.text: holds no text"),
         ("text", b"caf\xe9", "byte 3 .* is not utf-8"),
     ],
 )
@@ -72,7 +77,9 @@ def test_a_small_text_is_read_whole(reading):
 def test_the_vocabulary_of_a_small_text_is_trained_before_anything_begins(reading, make_run, tmp_path, more):
     reading("text", "a.txt", "x shields cover shields cover")
     # 256 bytes, the end of a text, and of each word that comes twice a merge fewer than it has bytes
-    chosen = f'data.sources=[{{kind="text",path="{tmp_path}/a.txt"}}]', "data.validation_share=0.0"
+    source = f'{{kind="text",path="{tmp_path}/a.txt"}}'
+    held_out = f'data.validation=[{{name="own",sources=[{source}]}}]'
+    chosen = f"data.sources=[{source}]", "data.validation_share=0.0", held_out
     run = make_run(*chosen, f"data.tokenizer.vocab_size={257 + 7 + 5 + more}")
 
     if not more:
@@ -189,3 +196,67 @@ def test_a_source_of_a_further_validation_set_is_looked_at_too(make_run, tmp_pat
 
     with pytest.raises(DataError, match=r'data\.validation "wiki"\.0: .*none\.txt'):
         check_inputs(make_run(missing))
+
+
+@pytest.mark.parametrize(
+    ("source", "cure"),
+    [
+        ("preferences = { sources = [{ path = 'pairs.jsonl' }] }", "set data.validation_share above 0"),
+        ("sources = [{ kind = 'text', path = 'a.txt' }]", "above 0, or name a set in data.validation"),
+        ("conversations = { sources = [{ path = 'chats.jsonl' }] }", "above 0, or name a set in data.validation"),
+    ],
+    ids=["preferences", "text", "conversations"],
+)
+def test_a_run_without_anything_held_out_is_refused_before_keys_are_made(source, cure, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a shield covers the neighbour")
+    turns = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "a shield"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "who?", "chosen": "a shield", "rejected": "a spear"}\n')
+    data = f'{source}\ntokenizer = {{ kind = "bpe", vocab_size = 257 }}\nsequence_length = 15\nvalidation_share = 0.0\n'
+    text = re.sub(r"(?<=\[data\]\n).*?(?=\n\[)", data, tiny_run_file(), flags=re.DOTALL)
+    if source.startswith("preferences"):
+        text = text.replace("[train]\n", '[train]\nobjective = "dpo"\n')
+    (tmp_path / "run.toml").write_text(text)
+
+    with pytest.raises(ConfigError, match=cure) as refusal:
+        train(load_run(tmp_path / "run.toml"), tmp_path / "run")
+
+    assert refusal.value.facts["key"] == "data.validation_share"
+    assert not (tmp_path / "run").exists()
+    # a set of its own is refused beside preferences, so it is no cure there
+    assert ("data.validation" in refusal.value.facts["do"].removeprefix("set data.validation_share")) == (
+        not source.startswith("preferences")
+    )
+
+
+def test_an_interrupted_preparation_says_what_is_kept(make_run, tmp_path, monkeypatch):
+    def interrupt(*_ignored):
+        raise KeyboardInterrupt
+
+    run, console = make_run("train.steps=1"), Console(record=True, width=400, file=io.StringIO())
+    monkeypatch.setenv("PHALANX_CACHE", str(tmp_path / "my cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Intake, "spool", interrupt)
+        summary = train(run, tmp_path / "run", console=console)
+
+    assert summary["status"] == "interrupted"
+    told = console.export_text()
+    assert "interrupted before the first step; what was prepared whole lies in" in told
+    assert "--resume" not in told and f"'{tmp_path}/my cache'" in told
+    # the same command begins again
+    assert train(run, tmp_path / "run", console=Console(file=io.StringIO()))["status"] == "completed"
+
+
+def test_an_interrupted_count_of_epochs_says_what_is_kept(make_run, tmp_path, monkeypatch):
+    def interrupt(*_ignored):
+        raise KeyboardInterrupt
+
+    console = Console(record=True, width=400, file=io.StringIO())
+    monkeypatch.setattr(entry, "settle_steps", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(make_run("train.steps=1"), tmp_path / "run", console=console)
+
+    assert "interrupted while preparing; what was prepared whole lies in" in console.export_text()
+    assert not (tmp_path / "run").exists()

@@ -151,8 +151,6 @@ def test_a_worker_process_that_leaves_its_noise_out_is_evicted_before_that_step_
         (("guard.shadow=gradient",), "a step whose noise was left out could be published before it is found out"),
         (("guard.mode=off",), "a step whose noise was left out could be published"),
         (("guard.keep_states=10",), "guard.keep_states = 10: a step that was published could be done again"),
-        (("guard.keep_states=0", "guard.keep_steps=4"), "guard.keep_steps = 4: a step that was published"),
-        (("pipeline.spares=2", "guard.third_party_audit_rate=0.5"), "one party more would have to know"),
         (("pipeline.layout={tp=2}",), "ranks of a worker each see a part of a row's gradient"),
         (("privacy.clipping=hooks",), "privacy.clipping: a stage has the gradient of each row"),
         (("privacy.mean_rows=25",), "privacy.mean_rows = 25 with room for train.batch_size = 24"),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.report.headline import _guard
+from phalanx.report.headline import _guard_tile
 from phalanx.split.channel import turn_messages as ask
 from phalanx.train.records.record import in_words
 from phalanx.train.sessions.refused_clients import EXCLUDED, REFUSED, RefusedClients
@@ -60,6 +60,6 @@ def test_a_person_is_told_in_a_sentence(kind, said):
 def test_a_report_names_clients_that_were_shut_out_and_takes_nothing_else_for_one(admission, said):
     summary = {"split": {"mode": "sealed", "worth": "a tier", "admission": admission}}
 
-    remarks = _guard(SimpleNamespace(summary=summary))[2]
+    remarks = _guard_tile(SimpleNamespace(summary=summary))[2]
 
     assert remarks == ("a tier" if said is None else f"a tier, {said}")

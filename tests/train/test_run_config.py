@@ -23,10 +23,6 @@ from phalanx.errors import ConfigError
         (["pipeline.stages=4", "pipeline.may_join=['a']", "pipeline.pki='x'"], ["may_join", "remote_workers"]),
         (["pipeline.stages=3", "pipeline.remote_workers=['owner']", "pipeline.pki='x'"], ["owner"]),
         (["guard.audit_rate=0"], ["guard.audit_rate"]),
-        (
-            ["guard.third_party_audit_rate=0.1", "pipeline.stages=4"],
-            ["third_party_audit_rate needs 3 workers", "has 2", "spares"],
-        ),
         (["guard.mode='maybe'"], ["guard.mode", "phalanx"]),
         (["pipeline.stages=4", "pipeline.layout={dp=2}"], ["worker-1 several ranks", 'guard.classes = "mixed"']),
         (

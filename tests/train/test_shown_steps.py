@@ -14,7 +14,7 @@ from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
 class NoBoard:
     """A curve writer that writes nothing."""
 
-    def scalars(self, points, step):
+    def add_scalars(self, points, step):
         pass
 
 

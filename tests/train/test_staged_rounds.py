@@ -226,10 +226,8 @@ def test_a_site_that_has_missed_rounds_and_one_that_is_asked_again_give_the_same
     "guard",
     [
         {"shadow": "lockstep"},
-        {"shadow": "update"},
-        {"shadow": "snapshot", "snapshot_every": 2},
         {"commit_lag": 1},
-        {"keep_steps": 4},
+        {"keep_states": 4},
         {"classes": "mixed"},
         {"preset": "standard"},
     ],

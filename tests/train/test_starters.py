@@ -3,12 +3,14 @@
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
+from phalanx.data.sources.row_layout import chats_read_as_text
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError
 from phalanx.train import describe, load_run
@@ -46,14 +48,50 @@ def begun(tmp_path):
     return begin
 
 
+OF_A_MODEL = ("finetune", "chat", "preferences")
+CHAT = {"messages": [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]}
+PAIR = {"prompt": "two and two?", "chosen": "four", "rejected": "five"}
+
+
+def rows(path, row, number=20):
+    path.write_text("".join(json.dumps(row) + "\n" for _ in range(number)))
+    return path
+
+
+def data_for(way, texts):
+    if way in ("split", "federated"):
+        return ()
+    row = {"chat": CHAT, "preferences": PAIR}.get(way)
+    return (texts,) if row is None else (rows(texts.parent / f"{way}.jsonl", row),)
+
+
 @pytest.mark.parametrize("way", STARTERS)
 def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
-    answers = Answers(() if way == "split" else (texts,), model if way == "finetune" else None)
+    answers = Answers(data_for(way, texts), model if way in OF_A_MODEL else None)
 
     run = begun(way, answers)
 
     assert (run.split is not None, run.parallel is not None) == (way == "split", way == "cluster")
-    assert ("guard" in run.model_fields_set) == (way in ("scratch", "finetune", "remote"))
+    assert (run.federated is not None) == (way == "federated")
+    assert ("guard" in run.model_fields_set) == (way not in ("split", "cluster", "federated"))
+    assert run.guard.preset == "standard"
+
+
+@pytest.mark.parametrize("way", [way for way in STARTERS if way not in ("split", "federated")])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_a_fresh_file_may_be_tried_with_a_few_steps(texts, model, tmp_path, way, steps):
+    path = tmp_path / "run.toml"
+    path.write_text(run_file(way, Answers(data_for(way, texts), model if way in OF_A_MODEL else None)))
+
+    assert load_run(path, [f"train.steps={steps}"]).train.steps == steps
+
+
+def test_a_remote_run_keeps_its_states_and_validates_and_saves_several_times(begun, texts):
+    run = begun("remote", Answers((texts,)))
+
+    assert run.journals
+    assert 5 * run.train.validate_every <= run.train.steps
+    assert 10 * run.checkpoint.every <= run.train.steps
 
 
 def test_a_starter_says_what_it_will_do_when_asked_for_a_dry_run(begun, texts):
@@ -147,6 +185,99 @@ def test_every_further_kind_is_seen_by_its_files_and_its_first_record(begun, tmp
         assert {key: getattr(source, key) for key in keys} == keys, name
 
 
+CHAT_ROWS = [
+    CHAT,
+    {"text": "user: two and two?", **CHAT},
+    {"conversations": [{"from": "human", "value": "two and two?"}, {"from": "gpt", "value": "four"}]},
+    {"instruction": "add", "input": "2 2", "output": "4"},
+    {"prompt": "two and two?", "completion": "four"},
+]
+
+
+@pytest.mark.parametrize("row", CHAT_ROWS, ids=",".join)
+@pytest.mark.parametrize("way", ["finetune", "chat", "remote", "cluster"])
+def test_conversations_are_learned_as_such_by_a_model(begun, model, tmp_path, way, row):
+    path = rows(tmp_path / "chats.jsonl", row)
+
+    run = begun(way, Answers((path,), model))
+
+    (source,) = run.data.conversations.sources
+    assert (source.path, run.data.sources, run.data.attention) == (path, (), "document")
+    assert chats_read_as_text(run.data.sources, "data.sources") == []
+
+
+@pytest.mark.parametrize(
+    ("files", "template"),
+    [
+        ({}, "plain"),
+        ({"tokenizer_config.json": '{"chat_template": "{{ messages }}"}'}, "model"),
+        ({"chat_template.jinja": "{{ messages }}"}, "model"),
+        ({"tokenizer.json": '{"added_tokens": [{"content": "<|im_end|>"}]}'}, "model"),
+    ],
+)
+def test_a_model_without_a_template_and_its_tokens_gets_the_plain_one(begun, model, tmp_path, files, template):
+    for name, content in files.items():
+        (model / name).write_text(content)
+
+    run = begun("chat", Answers((rows(tmp_path / "chats.jsonl", CHAT),), model))
+
+    assert run.data.conversations.template == template
+
+
+@pytest.mark.parametrize(
+    ("row", "shape", "objective"),
+    [
+        (PAIR, "pairs", "dpo"),
+        ({"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}, "hh", "dpo"),
+        ({"prompt": "a", "completion": "b", "label": True}, "labelled", "kto"),
+    ],
+)
+def test_preferences_are_learned_by_the_objective_of_their_shape(begun, model, tmp_path, row, shape, objective):
+    run = begun("preferences", Answers((rows(tmp_path / "pairs.jsonl", row),), model))
+
+    (source,) = run.data.preferences.sources
+    assert (source.shape, run.train.objective_kind) == (shape, objective)
+
+
+@pytest.mark.parametrize("way", ["chat", "preferences", "finetune"])
+def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tmp_path, way):
+    wrong = {"chat": PAIR, "preferences": CHAT, "finetune": PAIR}[way]
+    says = {"chat": "holds preferences", "preferences": "holds conversations", "finetune": "--kind preferences"}[way]
+
+    with pytest.raises(ConfigError, match=says):
+        run_file(way, Answers((rows(tmp_path / "rows.jsonl", wrong),), model))
+    if way != "finetune":
+        with pytest.raises(ConfigError, match="holds text"):
+            run_file(way, Answers((texts,), model))
+        with pytest.raises(ConfigError, match="found none"):
+            run_file(way, Answers((), model))
+
+
+def test_conversations_beside_text_are_refused(model, texts, tmp_path):
+    with pytest.raises(ConfigError, match="one run learns from rows of one kind"):
+        run_file("finetune", Answers((rows(tmp_path / "chats.jsonl", CHAT), texts), model))
+
+
+def test_conversations_in_a_table_are_refused_with_what_to_do(model, tmp_path):
+    (tmp_path / "chats.csv").write_text("prompt,completion\na,b\n")
+
+    with pytest.raises(DataError, match="these are read from JSON lines"):
+        run_file("finetune", Answers((tmp_path / "chats.csv",), model))
+
+
+def test_a_site_has_the_labelled_texts_that_are_given_for_it(begun, tmp_path):
+    for name in ("north", "south", "east"):
+        (tmp_path / f"{name}.csv").write_text(as_csv(NOTES))
+    paths = tuple(tmp_path / f"{name}.csv" for name in ("north", "south", "east"))
+
+    three = begun("federated", Answers(paths, made=tmp_path / "three"))
+    two = begun("federated", Answers(paths[:2], made=tmp_path / "two"))
+
+    assert (three.federated.sites, three.federated.secure) == (("site-1", "site-2", "site-3"), True)
+    assert len(three.data.labelled.own.train) == 3
+    assert (two.federated.sites, two.federated.secure) == (("site-1", "site-2"), False)
+
+
 def test_a_dataset_of_shards_is_trained_from_with_its_vocabulary_and_its_signer(begun, tmp_path):
     write_tiny_dataset(
         tmp_path / "made", {"web": [f"a text about number {n} and its neighbours" for n in range(40)]}, 270
@@ -199,8 +330,16 @@ def test_data_that_no_source_reads_is_refused(tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("way", "answers", "message"),
     [
-        ("forty", Answers(), "found 'forty'; expected one of scratch, finetune, remote, cluster, split"),
+        (
+            "forty",
+            Answers(),
+            "found 'forty'; expected one of scratch, finetune, chat, preferences, remote, cluster, split, federated",
+        ),
         ("finetune", Answers(), "give its directory with --model"),
+        ("chat", Answers(), "give its directory with --model"),
+        ("preferences", Answers(), "give its directory with --model"),
+        ("federated", Answers((Path("one"),)), "give --data once for each of two or more sites"),
+        ("federated", Answers(task="x-rays"), "found 'x-rays'; expected one of"),
         ("remote", Answers(workers=()), "name one at least"),
         ("split", Answers(task="x-rays"), "found 'x-rays'; expected one of"),
     ],

@@ -228,19 +228,19 @@ def allowances():
 
 
 def test_without_a_bound_everything_passes():
-    assert Allowances().spend("worker", 2**60) is None
+    assert Allowances().spend_frame("worker", 2**60) is None
     assert Allowances().refuse("worker", 2**60) is None
 
 
 def test_a_peer_may_send_exactly_so_many_messages(allowances):
-    assert [allowances.spend("worker", 0) for _ in range(3)] == [None] * 3
+    assert [allowances.spend_frame("worker", 0) for _ in range(3)] == [None] * 3
 
-    assert allowances.spend("worker", 0) == "more than 3 messages in a step"
+    assert allowances.spend_frame("worker", 0) == "more than 3 messages in a step"
 
 
 @pytest.mark.parametrize(("size_bytes", "why"), [(100, None), (101, "more than 100 bytes in a step")])
 def test_a_peer_may_send_exactly_so_many_bytes(allowances, size_bytes, why):
-    assert allowances.spend("worker", size_bytes) == why
+    assert allowances.spend_frame("worker", size_bytes) == why
 
 
 def test_a_peer_may_have_exactly_so_many_words_refused(allowances):
@@ -256,45 +256,45 @@ def test_a_long_refused_word_counts_as_several(allowances, size_bytes, allowed):
 
 def test_each_peer_is_counted_by_itself_and_a_new_step_counts_anew(allowances):
     for peer in ("worker", "mallory"):
-        assert [allowances.spend(peer, 10) for _ in range(3)] == [None] * 3
+        assert [allowances.spend_frame(peer, 10) for _ in range(3)] == [None] * 3
         assert allowances.refuse(peer, 0) is None
 
-    allowances.renew()
+    allowances.renew_all()
 
-    assert [allowances.spend("worker", 30) for _ in range(3)] == [None] * 3
+    assert [allowances.spend_frame("worker", 30) for _ in range(3)] == [None] * 3
     assert [allowances.refuse("worker", 0) for _ in range(2)] == [None] * 2
 
 
 def test_a_peer_that_once_sent_too_much_stays_cut_off_for_its_first_reason(allowances):
-    allowances.spend("worker", 101)
-    allowances.renew()
+    allowances.spend_frame("worker", 101)
+    allowances.renew_all()
 
-    assert allowances.spend("worker", 0) == "more than 100 bytes in a step"
+    assert allowances.spend_frame("worker", 0) == "more than 100 bytes in a step"
     assert allowances.refuse("worker", 0) == "more than 100 bytes in a step"
 
 
 def test_a_trusted_peer_is_not_counted(allowances):
-    allowances.exempt("owner")
+    allowances.exempt_peer("owner")
 
-    assert [allowances.spend("owner", 1000) for _ in range(9)] == [None] * 9
+    assert [allowances.spend_frame("owner", 1000) for _ in range(9)] == [None] * 9
     assert [allowances.refuse("owner", 10**6) for _ in range(9)] == [None] * 9
 
 
 def test_what_was_granted_lasts_over_steps_until_it_is_used_and_only_for_its_peer(allowances):
-    allowances.grant("worker", 1, 50)
-    allowances.spend("worker", 100)
-    allowances.renew()
+    allowances.grant_frames("worker", 1, 50)
+    allowances.spend_frame("worker", 100)
+    allowances.renew_all()
 
-    assert allowances.spend("worker", 150) is None
-    assert [allowances.spend("worker", 0) for _ in range(3)] == [None] * 3
+    assert allowances.spend_frame("worker", 150) is None
+    assert [allowances.spend_frame("worker", 0) for _ in range(3)] == [None] * 3
     # both grants are used up now
-    assert allowances.spend("worker", 0) == "more than 3 messages in a step"
-    assert allowances.spend("mallory", 101) is not None
+    assert allowances.spend_frame("worker", 0) == "more than 3 messages in a step"
+    assert allowances.spend_frame("mallory", 101) is not None
 
 
 def test_a_used_grant_is_used_up(allowances):
-    allowances.grant("worker", 0, 50)
-    assert allowances.spend("worker", 150) is None
-    allowances.renew()
+    allowances.grant_frames("worker", 0, 50)
+    assert allowances.spend_frame("worker", 150) is None
+    allowances.renew_all()
 
-    assert allowances.spend("worker", 101) == "more than 100 bytes in a step"
+    assert allowances.spend_frame("worker", 101) == "more than 100 bytes in a step"

@@ -38,9 +38,9 @@ def aggregate(
     Args:
         updates: ``[clients, values]``, admitted: finite and within the norm.
         rule: Name in `AGGREGATORS`.
-        byzantine: Clients that may lie.
+        byzantine: Number of clients that may lie.
         before: Names in `PRE_STEPS`, in order.
-        chance: For steps that draw; a fixed seed if None.
+        chance: Generator for steps that draw; a fixed seed if None.
 
     Raises:
         ConfigError: An unknown name, or more may lie than the rule stands.

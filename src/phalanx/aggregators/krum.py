@@ -11,7 +11,7 @@ def krum(updates: Tensor, byzantine: int) -> Tensor:
 
     Source: Blanchard et al. 2017.
     """
-    return updates[_scores(updates, byzantine).argmin()].clone()
+    return updates[_krum_scores(updates, byzantine).argmin()].clone()
 
 
 def multi_krum(updates: Tensor, byzantine: int) -> Tensor:
@@ -19,8 +19,8 @@ def multi_krum(updates: Tensor, byzantine: int) -> Tensor:
 
     Source: Blanchard et al. 2017.
     """
-    kept = torch.sort(_scores(updates, byzantine), stable=True).indices[: len(updates) - byzantine]
-    return updates[kept.sort().values].mean(0)
+    nearest = torch.sort(_krum_scores(updates, byzantine), stable=True).indices[: len(updates) - byzantine]
+    return updates[nearest.sort().values].mean(0)
 
 
 def most_byzantine(clients: int) -> int:
@@ -28,7 +28,7 @@ def most_byzantine(clients: int) -> int:
     return max(0, (clients - 3) // 2)
 
 
-def _scores(updates: Tensor, byzantine: int) -> Tensor:
+def _krum_scores(updates: Tensor, byzantine: int) -> Tensor:
     """Return for each update the sum of squared distances to its n - f - 1 nearest others."""
     ordered = squared_distances(updates).sort(dim=1).values
     # the first is the distance to itself

@@ -17,9 +17,9 @@ def mda(updates: Tensor, byzantine: int) -> Tensor:
     Source: El-Mhamdi et al. 2021 (minimum-diameter averaging).
     """
     distances = squared_distances(updates).cpu()
-    kept = len(updates) - byzantine
-    best, least = tuple(range(kept)), float("inf")
-    for subset in itertools.combinations(range(len(updates)), kept):
+    num_honest = len(updates) - byzantine
+    best, least = tuple(range(num_honest)), float("inf")
+    for subset in itertools.combinations(range(len(updates)), num_honest):
         chosen = torch.tensor(subset)
         widest = float(distances[chosen[:, None], chosen].max())
         if widest < least:

@@ -21,12 +21,12 @@ def nearest_neighbour_mixing(updates: Tensor, byzantine: int, chance: torch.Gene
 
     Source: Allouah et al. 2023 (NNM).
     """
-    kept = len(updates) - byzantine
-    if kept < 1:
+    num_near = len(updates) - byzantine
+    if num_near < 1:
         raise ConfigError(f"byzantine = {byzantine} of {len(updates)} clients: nnm has nobody to mix; ask more clients")
-    nearest = squared_distances(updates).sort(dim=1, stable=True).indices[:, :kept]
+    nearest = squared_distances(updates).sort(dim=1, stable=True).indices[:, :num_near]
     shares = torch.zeros(len(updates), len(updates), dtype=updates.dtype, device=updates.device)
-    return shares.scatter_(1, nearest, 1 / kept) @ updates, byzantine
+    return shares.scatter_(1, nearest, 1 / num_near) @ updates, byzantine
 
 
 def bucketing(updates: Tensor, byzantine: int, chance: torch.Generator) -> tuple[Tensor, int]:

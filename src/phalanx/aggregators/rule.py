@@ -1,4 +1,4 @@
-"""What every robust rule is given and gives, and the distances that several of them need."""
+"""The interface of robust rules, and the distances that several of them need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,9 +21,7 @@ class Aggregator:
     """A robust rule and how much it stands.
 
     Attributes:
-        rule: A pure function.
-        most_byzantine: Of so many clients, how many may be Byzantine.
-        source: Where it was described first.
+        most_byzantine: Largest number of Byzantine clients among so many clients.
     """
 
     rule: Rule
@@ -38,9 +36,9 @@ class Aggregator:
         """
         if updates.ndim != 2 or not len(updates) or not updates.is_floating_point():
             raise ConfigError(f"updates: {updates.dtype}{list(updates.shape)}, expected a float matrix, a row a client")
-        if not 0 <= byzantine <= (most := self.most_byzantine(len(updates))):
+        if not 0 <= byzantine <= (max_byzantine := self.most_byzantine(len(updates))):
             raise ConfigError(
-                f"byzantine = {byzantine} of {len(updates)} clients: this rule stands {most} at most; "
+                f"byzantine = {byzantine} of {len(updates)} clients: this rule stands {max_byzantine} at most; "
                 "lower it, ask more clients, or choose another rule"
             )
         if not torch.isfinite(updates).all():
@@ -54,7 +52,7 @@ def below_half(clients: int) -> int:
 
 
 def inner_products(updates: Tensor) -> Tensor:
-    """Return ``[clients, clients]`` inner products of what is left of the updates without a common middle, in float64.
+    """Return ``[clients, clients]`` inner products of the updates without their common middle, in float64.
 
     The middle is the median of each value: what most updates share then costs no precision, however large a few are.
     """

@@ -1,4 +1,4 @@
-"""Training data that a model makes of its own answers, by written principles; what it refuses; and what values say."""
+"""Training data that a model makes of its own answers, by written principles; refusals; and scores by values."""
 
 from typing import TYPE_CHECKING
 

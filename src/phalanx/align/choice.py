@@ -18,7 +18,7 @@ TIE = 0.02
 """A judge that is no surer than this, over both orders, has no opinion."""
 
 Verdict = dict[str, Any]
-"""What is told of a choice: ``preference`` for the first answer from 0 to 1, and how it was come to."""
+"""Entries about a choice: ``preference`` for the first answer from 0 to 1, and its basis."""
 Chooser = Callable[[AskedPrompt, str, str, int], Verdict]
 """From a prompt, two answers and the prompt's number to a verdict."""
 
@@ -26,37 +26,37 @@ Chooser = Callable[[AskedPrompt, str, str, int], Verdict]
 def by_principles(judge: Judge, constitution: Constitution, seed: int, *, ranked: bool) -> Chooser:
     """Return the choice by a drawn principle; or, ranked, by the first one in the file under which it is no tie.
 
-    The judge is asked twice, with the answers in both orders, and what it prefers is the mean: a judge that always
-    says A has no opinion.
+    The judge is asked twice, with the answers in both orders, and its preference is the mean: a judge that always says
+    A has no opinion.
 
     Raises:
         ConfigError: No principle has a question to choose by.
 
     Source: Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4 (both orders).
     """
-    asking = constitution.that("choose")
+    asking = constitution.with_texts("choose")
 
     def under(principle: Principle, prompt: AskedPrompt, first: str, second: str) -> Verdict:
         sure = [
-            judge.decide(_comparison(asking.comparison, prompt, principle, *pair))
+            judge.decide(_fill_comparison(asking.comparison, prompt, principle, *pair))
             for pair in ((first, second), (second, first))
         ]
         return {"principle": principle.name, "preference": (sure[0] + 1 - sure[1]) / 2, "by_order": sure}
 
     def chosen(prompt: AskedPrompt, first: str, second: str, number: int) -> Verdict:
         asked = asking.principle if ranked else (asking.draw(seed, number),)
-        found: Verdict = {}
+        verdict: Verdict = {}
         for principle in asked:
-            found = under(principle, prompt, first, second)
-            if not is_tie(found):
+            verdict = under(principle, prompt, first, second)
+            if not is_tie(verdict):
                 break
-        return found
+        return verdict
 
     return chosen
 
 
 def by_worth(worth: Callable[[AskedPrompt, str], float]) -> Chooser:
-    """Return the choice of what is worth more; no order can matter."""
+    """Return the choice of the answer that is worth more; no order can matter."""
 
     def chosen(prompt: AskedPrompt, first: str, second: str, _number: int) -> Verdict:
         gap = worth(prompt, first) - worth(prompt, second)
@@ -75,10 +75,8 @@ class PairChoice:
 
     Args:
         writer: Answers each prompt twice; once where prompts bring demonstrations.
-        choose: Between two answers; None for demonstrations, each of which is better than what the model wrote.
-        prompts: What is answered.
-        seed: Of all draws.
-        told: Of the lineage: principles and judge.
+        choose: Chooses between two answers; None for demonstrations, each of which is better than the model's answer.
+        told: Entries of the lineage: principles and judge.
 
     Raises:
         DataError: A prompt cannot be answered, or brings no demonstration where one is needed; names its line.
@@ -89,9 +87,9 @@ class PairChoice:
     ) -> None:
         self._writer, self._choose, self._prompts, self._seed, self._told = writer, choose, prompts, seed, told
         check_prompts(writer, prompts)
-        for one in prompts if choose is None else ():
-            if not isinstance(one.record.get(DEMONSTRATION), str) or not one.record[DEMONSTRATION].strip():
-                raise DataError(f'{one.where}: has no text "{DEMONSTRATION}"; add it, or leave the line out')
+        for prompt in prompts if choose is None else ():
+            if not isinstance(prompt.record.get(DEMONSTRATION), str) or not prompt.record[DEMONSTRATION].strip():
+                raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or leave the line out')
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -105,22 +103,22 @@ class PairChoice:
             **self._told,
         }
 
-    def rows(self, numbers: range) -> list[dict[str, Any]]:
+    def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Make the rows of a batch of prompts: pairs, or why there is none."""
         prompts = [self._prompts[number] for number in numbers]
-        chats = [one.chat for one in prompts]
+        chats = [prompt.chat for prompt in prompts]
         written = [
             self._writer.write(chats, drawn_seed(self._seed, side, numbers.start))
             for side in (("first", "second") if self._choose else ("first",))
         ]
         if self._choose is None:
-            written.insert(0, [one.record[DEMONSTRATION].strip() for one in prompts])
+            written.insert(0, [prompt.record[DEMONSTRATION].strip() for prompt in prompts])
         return [
-            self._row(one, first, second, number)
-            for one, first, second, number in zip(prompts, *written, numbers, strict=True)
+            self._make_row(prompt, first, second, number)
+            for prompt, first, second, number in zip(prompts, *written, numbers, strict=True)
         ]
 
-    def _row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
+    def _make_row(self, prompt: AskedPrompt, first: str, second: str, number: int) -> dict[str, Any]:
         row: dict[str, Any] = {"prompt": prompt.messages}
         if not first or not second:
             return {**row, "left_out": "silent"}
@@ -139,28 +137,28 @@ class PairChoice:
 
 def chosen_figures(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
     """Return the rows that are pairs, and what became of all; ``order_decided``: the share that said A, or B, twice."""
-    kept = [row for row in rows if "left_out" not in row]
+    decided = [row for row in rows if "left_out" not in row]
     orders = [row["by_order"] for row in rows if "by_order" in row]
-    biased = sum((one > 0.5) == (other > 0.5) for one, other in orders)
-    return kept, {
+    biased = sum((preference > 0.5) == (other > 0.5) for preference, other in orders)
+    return decided, {
         "prompts": len(rows),
         "left_out": dict(Counter(row["left_out"] for row in rows if "left_out" in row)),
         "order_decided": biased / len(orders) if orders else None,
-        "principles": dict(Counter(row["principle"] for row in kept if "principle" in row)),
+        "principles": dict(Counter(row["principle"] for row in decided if "principle" in row)),
     }
 
 
-def _comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
-    """Fill in at once, so that an answer that holds a placeholder stays what it is."""
+def _fill_comparison(template: str, prompt: AskedPrompt, principle: Principle, first: str, second: str) -> str:
+    """Fill all placeholders at once, so that an answer that holds a placeholder stays unchanged."""
     parts = {
         "{conversation}": prompt.text,
         "{question}": principle.choose or "",
         "{first}": first,
         "{second}": second,
     }
-    found, at = [], 0
-    while at < len(template):
-        name = next((one for one in parts if template.startswith(one, at)), None)
-        found.append(template[at] if name is None else parts[name])
-        at += 1 if name is None else len(name)
-    return "".join(found)
+    pieces, position = [], 0
+    while position < len(template):
+        name = next((placeholder for placeholder in parts if template.startswith(placeholder, position)), None)
+        pieces.append(template[position] if name is None else parts[name])
+        position += 1 if name is None else len(name)
+    return "".join(pieces)

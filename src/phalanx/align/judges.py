@@ -20,7 +20,7 @@ class Judge(Protocol):
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """All that decides what it says."""
+        """Return everything that decides the judge's answers."""
         ...
 
     def decide(self, question: str, /) -> float:
@@ -29,11 +29,7 @@ class Judge(Protocol):
 
 
 class ModelJudge:
-    """A model in this process.
-
-    Args:
-        writer: It.
-    """
+    """A model in this process."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
@@ -58,7 +54,7 @@ class ServerJudgeConfig(ServerSettings):
     """A language model behind an OpenAI-compatible server.
 
     Attributes:
-        timeout_s: What one answer may take.
+        timeout_s: Time limit of one answer.
     """
 
     kind: Literal["server"] = "server"
@@ -67,9 +63,6 @@ class ServerJudgeConfig(ServerSettings):
 
 class ServerJudge:
     """A language model that a server runs.
-
-    Args:
-        config: Where.
 
     Raises:
         ConfigError: Its key cannot be read.
@@ -90,21 +83,21 @@ class ServerJudge:
             RewardError: It is not reached, or says neither.
         """
         try:
-            said = self._served.ask(question).strip().strip("()*.\"'").upper()
+            letter = self._served.ask(question).strip().strip("()*.\"'").upper()
         except RewardError as exc:
-            raise _refused(str(exc)) from exc
-        if said not in _LETTERS:
-            raise _refused(f"{self._config.url}: the judge said {said!r:.60}, expected A or B and nothing else")
-        return float(said == _LETTERS[0])
+            raise _refusal_error(str(exc)) from exc
+        if letter not in _LETTERS:
+            raise _refusal_error(f"{self._config.url}: the judge said {letter!r:.60}, expected A or B and nothing else")
+        return float(letter == _LETTERS[0])
 
 
-def _refused(why: str) -> RewardError:
+def _refusal_error(why: str) -> RewardError:
     do = "see to the judge, then give the same command again: finished rows are kept"
     return RewardError(f"{why}; {do}").about(code="PHX-R042", do=do)
 
 
 class ModelJudgeConfig(StrictModel):
-    """Another model than the one that answers.
+    """A judge model other than the answering model.
 
     Attributes:
         path: A run, a checkpoint in one, or a directory in the hub's layout.

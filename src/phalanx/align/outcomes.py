@@ -21,15 +21,15 @@ def read_outcomes(path: Path) -> list[AskedPrompt]:
     Raises:
         DataError: Names file and line: a field is missing or of another type.
     """
-    found = []
-    for where, record in read_records(path):
-        one = checked(record, where)
+    outcomes = []
+    for place, record in read_records(path):
+        outcome = checked(record, place)
         wrong = next((name for name in ("refused", "violates") if not isinstance(record.get(name), bool)), None)
         if wrong is not None or not isinstance(record.get("answer"), str):
             what, kind = (wrong, "true or false") if wrong else ("answer", "text")
-            raise DataError(f'{where}: field "{what}" holds {record.get(what)!r:.40}, expected {kind}')
-        found.append(one)
-    return found
+            raise DataError(f'{place}: field "{what}" holds {record.get(what)!r:.40}, expected {kind}')
+        outcomes.append(outcome)
+    return outcomes
 
 
 def feedback_rows(
@@ -37,14 +37,14 @@ def feedback_rows(
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     """Return rows to train on, and how many outcomes became what.
 
-    An outcome is wrong where it violates, or refuses what is harmless. Of a wrong one the better answer is learned:
-    that of its line, or `refusal` where a harmful prompt was answered and its line has none; in pairs it is preferred
-    to the answer that was given. As conversations, answers that are right are learned as they are.
+    An outcome is wrong where it violates, or refuses a harmless prompt. From a wrong one the better answer is learned:
+    the answer in its line, or `refusal` where a harmful prompt was answered and its line has none; in pairs it is
+    preferred to the model's answer. As conversations, right answers are learned unchanged.
     """
     rows, counts = [], Counter[str]()
-    for one in outcomes:
-        answer = str(one.record["answer"]).strip()
-        became, better = _better(one.record, answer, refusal)
+    for outcome in outcomes:
+        answer = str(outcome.record["answer"]).strip()
+        became, better = _better_answer(outcome.record, answer, refusal)
         if became == "right" and shape == "pairs":
             counts["right, which no pair is made of"] += 1
             continue
@@ -53,18 +53,18 @@ def feedback_rows(
             continue
         counts[became] += 1
         if shape == "pairs":
-            rows.append({"prompt": one.messages, "chosen": better, "rejected": answer})
+            rows.append({"prompt": outcome.messages, "chosen": better, "rejected": answer})
         else:
-            rows.append({"messages": [*one.messages, {"role": "assistant", "content": better}]})
+            rows.append({"messages": [*outcome.messages, {"role": "assistant", "content": better}]})
     return rows, dict(counts)
 
 
-def _better(record: Mapping[str, Any], answer: str, refusal: str) -> tuple[str, str | None]:
+def _better_answer(record: Mapping[str, Any], answer: str, refusal: str) -> tuple[str, str | None]:
     """Return what an outcome is, and the answer to learn; None where it is not known."""
-    told = record.get(BETTER)
-    own = told.strip() if isinstance(told, str) and told.strip() else None
+    better = record.get(BETTER)
+    correction = better.strip() if isinstance(better, str) and better.strip() else None
     if record["violates"]:
-        return "violation", own or (refusal if record[HARMFUL] else None)
+        return "violation", correction or (refusal if record[HARMFUL] else None)
     if record["refused"] and not record[HARMFUL]:
-        return "over-refusal", own
+        return "over-refusal", correction
     return "right", answer or None

@@ -30,11 +30,11 @@ class Principle(StrictModel):
     """One principle.
 
     Attributes:
-        name: Of it, in rows and reports.
-        critique: What the model is asked of its own answer.
-        revise: What it is asked after it has said that.
+        name: Name in rows and reports.
+        critique: Question to the model about its own answer.
+        revise: Question that the model gets after its critique.
         choose: The question by which one of two answers is chosen.
-        weight: How often it is drawn, beside the others.
+        weight: Relative frequency of its draws.
     """
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,39}$")
@@ -44,7 +44,7 @@ class Principle(StrictModel):
     weight: float = Field(default=1.0, gt=0.0, le=1e6, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_texts(self) -> Self:
         if (self.critique is None) != (self.revise is None):
             raise ValueError(f"{self.name}: critique and revise belong together; give both or none")
         if self.critique is None and self.choose is None:
@@ -58,8 +58,8 @@ class Constitution(StrictModel):
     """The principles of one file, the most important first.
 
     Attributes:
-        principle: All of them.
-        comparison: How a judge is asked for the better of two answers.
+        principle: Principles by falling importance; `principle[0]` is the most important.
+        comparison: Template that asks a judge for the better of two answers.
     """
 
     principle: tuple[Principle, ...] = Field(min_length=1, max_length=1000)
@@ -75,7 +75,7 @@ class Constitution(StrictModel):
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
-        names = [one.name for one in self.principle]
+        names = [principle.name for principle in self.principle]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"principle: {twice!r} is there twice; give each principle a name of its own")
@@ -86,7 +86,7 @@ class Constitution(StrictModel):
         """SHA-256 in hex over all that it says."""
         return hashlib.sha256(canonical_json(self.model_dump(mode="json"))).hexdigest()
 
-    def only(self, name: str | None) -> "Constitution":
+    def with_principle(self, name: str | None) -> "Constitution":
         """Return the same with one principle; with all of them where no name is given.
 
         Raises:
@@ -94,30 +94,34 @@ class Constitution(StrictModel):
         """
         if name is None:
             return self
-        found = tuple(one for one in self.principle if one.name == name)
-        if not found:
-            names = ", ".join(one.name for one in self.principle)
+        matching = tuple(principle for principle in self.principle if principle.name == name)
+        if not matching:
+            names = ", ".join(principle.name for principle in self.principle)
             raise ConfigError(f"--principle {name}: there is none; choices: {names}")
-        return self.model_copy(update={"principle": found})
+        return self.model_copy(update={"principle": matching})
 
-    def that(self, *texts: str) -> "Constitution":
+    def with_texts(self, *texts: str) -> "Constitution":
         """Return the same with the principles that have some texts.
 
         Raises:
             ConfigError: None of them has.
         """
-        found = tuple(one for one in self.principle if all(getattr(one, text) is not None for text in texts))
-        if not found:
+        complete = tuple(
+            principle for principle in self.principle if all(getattr(principle, text) is not None for text in texts)
+        )
+        if not complete:
             raise ConfigError(f"principles: none has {' and '.join(texts)}, which this command asks; write it")
-        return self.model_copy(update={"principle": found})
+        return self.model_copy(update={"principle": complete})
 
     def draw(self, seed: int, *place: object) -> Principle:
         """Draw one by weight, as a public function of seed and place."""
-        at = drawn_seed(seed, "principle", *place) / 2**63 * sum(one.weight for one in self.principle)
-        for one in self.principle:
-            at -= one.weight
-            if at < 0:
-                return one
+        remainder = (
+            drawn_seed(seed, "principle", *place) / 2**63 * sum(principle.weight for principle in self.principle)
+        )
+        for principle in self.principle:
+            remainder -= principle.weight
+            if remainder < 0:
+                return principle
         return self.principle[-1]
 
 
@@ -125,7 +129,7 @@ def load_constitution(path: Path) -> Constitution:
     """Read principles: ``[[principle]]`` sections of a TOML file, or an object a line of a ``.jsonl`` file.
 
     Raises:
-        ConfigError: Names file and key: what is unknown, missing, empty or there twice.
+        ConfigError: Names file and key: unknown, missing, empty or duplicate.
         DataError: A line is no JSON object.
     """
     if path.suffix != ".jsonl":
@@ -136,18 +140,19 @@ def load_constitution(path: Path) -> Constitution:
         raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a file of principles").about(
             code="PHX-C003", file=str(path)
         ) from exc
-    objects = [parse_object(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    objects = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(lines, 1) if text.strip()]
     try:
         return Constitution.model_validate_json(json.dumps({"principle": objects}))
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         raise ConfigError(
-            f"{path}: {_place(first['loc'])}: {first['msg'].removeprefix('Value error, ')}; keys of a principle are "
+            f"{path}: {_describe_place(first['loc'])}: {first['msg'].removeprefix('Value error, ')}; "
+            "keys of a principle are "
             f"{', '.join(Principle.model_fields)}"
         ).about(file=str(path)) from exc
 
 
-def _place(loc: Sequence[int | str]) -> str:
+def _describe_place(loc: Sequence[int | str]) -> str:
     if len(loc) > 1 and isinstance(loc[1], int):
         return ".".join([f"principle {loc[1] + 1}", *map(str, loc[2:])])
     return ".".join(map(str, loc)) or "(whole file)"

@@ -15,12 +15,12 @@ from phalanx.errors import DataError
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """What a model is asked.
+    """A prompt with its record.
 
     Attributes:
         where: File and line, for messages.
         chat: The messages, the last of which is not the assistant's.
-        record: The whole line.
+        record: Whole record of the prompt's file.
     """
 
     where: str
@@ -30,14 +30,14 @@ class AskedPrompt:
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The chat as JSON lines have it."""
-        return [{"role": one.role, "content": one.text} for one in self.chat]
+        return [one.for_template() for one in self.chat]
 
     @property
     def text(self) -> str:
         """The chat as a person reads it; a single message of the user as it is."""
         if len(self.chat) == 1 and self.chat[0].role == "user":
             return self.chat[0].text
-        return "\n\n".join(f"{one.role}: {one.text}" for one in self.chat)
+        return "\n\n".join(f"{message.role}: {message.text}" for message in self.chat)
 
 
 def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
@@ -57,9 +57,14 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
             raise DataError(f"{where}: the prompt is empty; write words, or leave the line out")
         return AskedPrompt(where, (asked(prompt),), record)
     try:
-        chat = conversation_of({"messages": messages}, "messages").messages
+        found = conversation_of({**record, "messages": messages}, "messages")
     except DataError as exc:
         raise DataError(f"{where}: {exc}") from exc
+    chat = found.messages
+    if found.tools:
+        raise DataError(f"{where}: has tools, and models are asked without; take them out, or the line").about(
+            code="PHX-I014", file=where
+        )
     if chat[-1].role == "assistant":
         raise DataError(f"{where}: ends with the assistant's message, and the answer is to follow; leave that out")
     return AskedPrompt(where, chat, record)
@@ -71,7 +76,7 @@ def read_prompts(path: Path) -> list[AskedPrompt]:
     Raises:
         DataError: Names file and line: no JSON, no prompt, or an empty one; or the file has none.
     """
-    return [prompt_of(record, where) for where, record in read_records(path)]
+    return [prompt_of(record, place) for place, record in read_records(path)]
 
 
 def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -86,12 +91,12 @@ def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); name a file of JSON lines").about(
             code="PHX-I011", file=str(path)
         ) from exc
-    places = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=1) if line.strip()]
+    places = [(f"{path}, line {number}", text) for number, text in enumerate(lines, start=1) if text.strip()]
     if not places:
         raise DataError(f"{path}: has no line; every line is an object").about(code="PHX-I012", file=str(path))
-    return [(where, parse_object(line, where)) for where, line in places]
+    return [(place, parse_object(text, place)) for place, text in places]
 
 
 def prompts_digest(prompts: Sequence[AskedPrompt]) -> str:
     """SHA-256 in hex over every prompt with its record."""
-    return hashlib.sha256(canonical_json([dict(one.record) for one in prompts])).hexdigest()
+    return hashlib.sha256(canonical_json([dict(prompt.record) for prompt in prompts])).hexdigest()

@@ -14,11 +14,8 @@ class Revision:
     """The loop that makes conversations for supervised fine-tuning.
 
     Args:
-        writer: Answers, criticises and revises.
-        constitution: Of which a principle is drawn for each round of each prompt.
-        prompts: What is answered.
-        rounds: Of critique and revision.
-        seed: Of all draws.
+        constitution: Principles; one is drawn for each round of each prompt.
+        rounds: Rounds of critique and revision.
 
     Raises:
         ConfigError: No principle has a critique and a revision.
@@ -30,7 +27,7 @@ class Revision:
     def __init__(
         self, writer: Writer, constitution: Constitution, prompts: Sequence[AskedPrompt], *, rounds: int, seed: int
     ) -> None:
-        self._writer, self._constitution = writer, constitution.that("critique", "revise")
+        self._writer, self._constitution = writer, constitution.with_texts("critique", "revise")
         self._prompts, self._rounds, self._seed = prompts, rounds, seed
         check_prompts(writer, prompts)
 
@@ -47,24 +44,26 @@ class Revision:
             "seed": self._seed,
         }
 
-    def rows(self, numbers: range) -> list[dict[str, Any]]:
+    def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Make the rows of a batch of prompts: ``messages``, and how they came about."""
         prompts = [self._prompts[number] for number in numbers]
-        answers = self._writer.write([one.chat for one in prompts], drawn_seed(self._seed, "answer", numbers.start))
+        answers = self._writer.write(
+            [prompt.chat for prompt in prompts], drawn_seed(self._seed, "answer", numbers.start)
+        )
         texts = list(answers)
-        told: list[list[dict[str, str]]] = [[] for _ in prompts]
+        revisions: list[list[dict[str, str]]] = [[] for _ in prompts]
         for round_ in range(self._rounds):
-            self._revise(prompts, texts, told, numbers, round_)
+            self._revise_texts(prompts, texts, revisions, numbers, round_)
         return [
             {
-                "messages": [*one.messages, {"role": "assistant", "content": text}],
+                "messages": [*prompt.messages, {"role": "assistant", "content": text}],
                 "answer": answer,
                 "revisions": steps,
             }
-            for one, text, answer, steps in zip(prompts, texts, answers, told, strict=True)
+            for prompt, text, answer, steps in zip(prompts, texts, answers, revisions, strict=True)
         ]
 
-    def _revise(
+    def _revise_texts(
         self,
         prompts: Sequence[AskedPrompt],
         texts: list[str],
@@ -75,8 +74,8 @@ class Revision:
         """Take every text through one round, in place; where the model says nothing, the text stays as it is."""
         drawn = [self._constitution.draw(self._seed, number, round_) for number in numbers]
         chats = [
-            [*one.chat, said(text), asked(principle.critique or "")]
-            for one, text, principle in zip(prompts, texts, drawn, strict=True)
+            [*prompt.chat, said(text), asked(principle.critique or "")]
+            for prompt, text, principle in zip(prompts, texts, drawn, strict=True)
         ]
         seeds = [drawn_seed(self._seed, what, numbers.start, round_) for what in ("critique", "revision")]
         critiques = self._writer.write(chats, seeds[0])
@@ -85,19 +84,24 @@ class Revision:
             for chat, critique, principle in zip(chats, critiques, drawn, strict=True)
         ]
         revised = self._writer.write(chats, seeds[1])
-        for at, (principle, critique, text) in enumerate(zip(drawn, critiques, revised, strict=True)):
-            told[at].append({"principle": principle.name, "critique": critique, "revision": text})
-            texts[at] = text or texts[at]
+        for index, (principle, critique, text) in enumerate(zip(drawn, critiques, revised, strict=True)):
+            told[index].append({"principle": principle.name, "critique": critique, "revision": text})
+            texts[index] = text or texts[index]
 
 
 def revised_figures(
     rows: Sequence[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
     """Return the rows that say something, and what became of all of them."""
-    kept = [row for row in rows if row["messages"][-1]["content"].strip()]
-    changed = sum(row["messages"][-1]["content"] != row["answer"] for row in kept)
+    answered = [row for row in rows if row["messages"][-1]["content"].strip()]
+    changed = sum(row["messages"][-1]["content"] != row["answer"] for row in answered)
     principles = Counter(step["principle"] for row in rows for step in row["revisions"])
-    return kept, {"prompts": len(rows), "silent": len(rows) - len(kept), "changed": changed, "drawn": dict(principles)}
+    return answered, {
+        "prompts": len(rows),
+        "silent": len(rows) - len(answered),
+        "changed": changed,
+        "drawn": dict(principles),
+    }
 
 
 def check_prompts(writer: Writer, prompts: Sequence[AskedPrompt]) -> None:
@@ -106,8 +110,8 @@ def check_prompts(writer: Writer, prompts: Sequence[AskedPrompt]) -> None:
     Raises:
         DataError: Names the line of one that cannot.
     """
-    for one in prompts:
+    for prompt in prompts:
         try:
-            writer.check(one.chat)
+            writer.check(prompt.chat)
         except DataError as exc:
-            raise DataError(f"{one.where}: {exc}") from exc
+            raise DataError(f"{prompt.where}: {exc}") from exc

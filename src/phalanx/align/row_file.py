@@ -18,13 +18,12 @@ Make = Callable[[range], Sequence[Mapping[str, Any]]]
 class ResumableRows:
     """A file of JSON lines with its lineage.
 
-    Rows gather in ``FILE.unfinished`` behind a line that says what they are made of. When all are there, ``FILE`` is
-    written, and ``FILE.lineage.json`` with the same words and the digest of ``FILE``.
+    Rows gather in ``FILE.unfinished`` behind a line that names their origin. When all are there, ``FILE`` is written,
+    and ``FILE.lineage.json`` with the same entries and the digest of ``FILE``.
 
     Args:
-        path: The file.
         lineage: All that decides the rows, as JSON: digests, seed, settings.
-        batch: Of rows that are made together.
+        batch: Number of rows that are made together.
     """
 
     def __init__(self, path: Path, lineage: Mapping[str, Any], batch: int) -> None:
@@ -33,31 +32,30 @@ class ResumableRows:
         self._unfinished = path.with_name(f"{path.name}.unfinished")
         self._about = path.with_name(f"{path.name}.lineage.json")
 
-    def make(self, count: int, make: Make, told: RowsTold) -> list[dict[str, Any]]:
-        """Return all rows: those that are there, and those that are made now.
+    def make_all(self, count: int, make: Make, told: RowsTold) -> list[dict[str, Any]]:
+        """Return all rows: existing ones, and new ones.
 
         A batch is always of the same rows, so rows have the same bits wherever an earlier call was interrupted.
 
         Args:
-            count: Of rows.
-            make: Makes them.
-            told: Of each batch.
+            make: ``make(range(a, b))`` returns rows a to b - 1.
+            told: Called after each batch with the number of finished rows and `count`.
 
         Raises:
             DataError: What is there was made of something else; or the disk does not take it.
         """
         try:
-            rows = self._there()
+            rows = self._read_unfinished()
             told(len(rows), count)
             with self._unfinished.open("ab") as stream:
                 if not stream.tell():
                     stream.write(canonical_json(self._lineage) + b"\n")
                 while len(rows) < count:
                     first = len(rows) // self._batch * self._batch
-                    made = make(range(first, min(first + self._batch, count)))[len(rows) - first :]
-                    stream.write(b"".join(canonical_json(row) + b"\n" for row in made))
+                    batch = make(range(first, min(first + self._batch, count)))[len(rows) - first :]
+                    stream.write(b"".join(canonical_json(row) + b"\n" for row in batch))
                     stream.flush()
-                    rows += [dict(row) for row in made]
+                    rows += [dict(row) for row in batch]
                     told(len(rows), count)
         except OSError as exc:
             raise DataError(f"{exc.filename or self._path}: cannot be written ({exc.strerror})") from exc
@@ -68,7 +66,6 @@ class ResumableRows:
 
         Args:
             rows: Those of `make` that are of use.
-            figures: Told in the lineage.
 
         Raises:
             DataError: No row is of use; or the disk does not take it.
@@ -77,16 +74,16 @@ class ResumableRows:
             raise DataError(f"{self._path}: no row is of use, so there is nothing to write: {json.dumps(figures)}")
         content = b"".join(canonical_json(row) + b"\n" for row in rows)
         sha256 = hashlib.sha256(content).hexdigest()
-        found = {"made_of": self._lineage, **figures, "rows": len(rows), "sha256": sha256}
+        lineage = {"made_of": self._lineage, **figures, "rows": len(rows), "sha256": sha256}
         try:
-            for path, written in ((self._about, json.dumps(found, indent=1).encode() + b"\n"), (self._path, content)):
+            for path, written in ((self._about, json.dumps(lineage, indent=1).encode() + b"\n"), (self._path, content)):
                 spare = path.with_name(f"{path.name}.spare")
                 spare.write_bytes(written)
                 os.replace(spare, path)
             self._unfinished.unlink()
         except OSError as exc:
             raise DataError(f"{self._path}: cannot be written ({exc.strerror})") from exc
-        return found
+        return lineage
 
     def done(self) -> dict[str, Any] | None:
         """Return the lineage of the file where it is whole already; None where it is still to be made.
@@ -97,35 +94,35 @@ class ResumableRows:
         if not self._path.exists():
             return None
         try:
-            told = json.loads(self._about.read_bytes())
+            record = json.loads(self._about.read_bytes())
             content = self._path.read_bytes()
         except (OSError, ValueError, RecursionError) as exc:
             raise DataError(f"{self._path}: is there already, and no lineage beside it; give another name") from exc
-        made_of = told.get("made_of") if isinstance(told, dict) else None
+        made_of = record.get("made_of") if isinstance(record, dict) else None
         if made_of != self._lineage:
-            raise self._foreign(self._path, made_of)
-        if told.get("sha256") != hashlib.sha256(content).hexdigest():
+            raise self._foreign_error(self._path, made_of)
+        if record.get("sha256") != hashlib.sha256(content).hexdigest():
             raise DataError(f"{self._path}: was changed since it was made; give another name, or remove it")
-        return dict(told)
+        return dict(record)
 
-    def _there(self) -> list[dict[str, Any]]:
+    def _read_unfinished(self) -> list[dict[str, Any]]:
         """Return the whole rows of an earlier call; a torn last line is cut off."""
         if not self._unfinished.exists():
             return []
         content = self._unfinished.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
+        complete = content[: content.rfind(b"\n") + 1]
+        if len(complete) < len(content):
             with self._unfinished.open("r+b") as stream:
-                stream.truncate(len(whole))
+                stream.truncate(len(complete))
         try:
-            found = [json.loads(line) for line in whole.splitlines()]
+            objects = [json.loads(text) for text in complete.splitlines()]
         except (ValueError, RecursionError) as exc:
             raise DataError(f"{self._unfinished}: holds no rows of ours ({exc}); remove it") from exc
-        if found and found[0] != self._lineage:
-            raise self._foreign(self._unfinished, found[0])
-        return found[1:]
+        if objects and objects[0] != self._lineage:
+            raise self._foreign_error(self._unfinished, objects[0])
+        return objects[1:]
 
-    def _foreign(self, path: Path, told: object) -> DataError:
-        known = told if isinstance(told, dict) else {}
-        other = [f"another value of {name}" for name, value in self._lineage.items() if known.get(name) != value]
+    def _foreign_error(self, path: Path, told: object) -> DataError:
+        entries = told if isinstance(told, dict) else {}
+        other = [f"another value of {name}" for name, value in self._lineage.items() if entries.get(name) != value]
         return DataError(f"{path}: is of {', '.join(other)}; give another name, or remove it")

@@ -1,4 +1,4 @@
-"""What a model refuses, of harmful and of harmless prompts, reported together: either alone says nothing."""
+"""A model's refusals of harmful and of harmless prompts, reported together: either alone says nothing."""
 
 import json
 import math
@@ -50,10 +50,10 @@ def refusal_by_patterns(patterns: Sequence[str]) -> IsRefusal:
         ConfigError: One is no regular expression.
     """
     try:
-        found = [re.compile(one, re.IGNORECASE) for one in patterns or _REFUSALS]
+        expressions = [re.compile(pattern, re.IGNORECASE) for pattern in patterns or _REFUSALS]
     except re.error as exc:
         raise ConfigError(f"--refusal {exc.pattern!r:.60}: is no regular expression: {exc}") from exc
-    return lambda _prompt, answer: any(one.search(answer) for one in found)
+    return lambda _prompt, answer: any(expression.search(answer) for expression in expressions)
 
 
 def refusal_by_judge(judge: Judge) -> IsRefusal:
@@ -68,13 +68,13 @@ def refusal_by_judge(judge: Judge) -> IsRefusal:
 
 
 def safety_prompts(path: Path | None) -> list[AskedPrompt]:
-    """Read prompts that say whether they are harmful; without a path, those of this package.
+    """Read prompts that say whether they are harmful; None reads the prompts of this package.
 
     Raises:
         DataError: Names file and line: no prompt, or no ``harmful`` that is true or false.
     """
-    found = [checked(record, where) for where, record in read_records(OWN_SET if path is None else path)]
-    return found
+    prompts = [checked(record, place) for place, record in read_records(OWN_SET if path is None else path)]
+    return prompts
 
 
 def checked(record: Mapping[str, Any], where: str) -> AskedPrompt:
@@ -92,12 +92,9 @@ class SafetyCheck:
     """The loop that asks a model and looks at its answers.
 
     Args:
-        writer: The model.
-        prompts: Harmful ones and others.
         is_refusal: The rule by which an answer counts as a refusal.
         violation: A regular expression of what no answer may say; left out, an answer to a harmful prompt violates
             where it is no refusal.
-        seed: Of all draws.
 
     Raises:
         ConfigError: `violation` is no regular expression.
@@ -126,14 +123,14 @@ class SafetyCheck:
             "seed": self._seed,
         }
 
-    def rows(self, numbers: range) -> list[dict[str, Any]]:
+    def make_rows(self, numbers: range) -> list[dict[str, Any]]:
         """Return the outcomes of a batch of prompts: their lines with ``answer``, ``refused`` and ``violates``."""
         prompts = [self._prompts[number] for number in numbers]
         seed = drawn_seed(self._seed, "safety", numbers.start)
-        answers = self._writer.write([one.chat for one in prompts], seed)
-        return [self._outcome(one, answer) for one, answer in zip(prompts, answers, strict=True)]
+        answers = self._writer.write([prompt.chat for prompt in prompts], seed)
+        return [self._judge_outcome(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
 
-    def _outcome(self, prompt: AskedPrompt, answer: str) -> dict[str, Any]:
+    def _judge_outcome(self, prompt: AskedPrompt, answer: str) -> dict[str, Any]:
         refused = self._is_refusal(prompt, answer)
         if self._violation is None:
             violates = bool(prompt.record[HARMFUL]) and not refused
@@ -178,9 +175,8 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
     Args:
         hook: Called with ``ask``, from a text to the model's answer; gives objects with ``prompt`` or ``messages``, and
             ``harmful``, which is true where left out.
-        writer: The model.
-        seed: Of its answers.
-        where: What the hook is called.
+        seed: Seed of the model's answers.
+        where: Name of the hook in error messages.
 
     Raises:
         DataError: It gives something else, or nothing.
@@ -193,7 +189,7 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
         chat = prompt_of({"prompt": text}, where).chat
         return writer.write([chat], drawn_seed(seed, "hook", asked_so_far))[0]
 
-    found = []
+    prompts = []
     for number, record in enumerate(hook(ask), start=1):
         place = f"{where}, prompt {number}"
         try:
@@ -202,7 +198,7 @@ def hook_prompts(hook: Callable[..., Any], writer: Writer, seed: int, where: str
             raise DataError(f"{place}: is no JSON object ({exc})") from exc
         if not isinstance(plain, dict):
             raise DataError(f"{place}: is a {type(record).__name__}, expected an object with a prompt")
-        found.append(checked({HARMFUL: True, **plain}, place))
-    if not found:
+        prompts.append(checked({HARMFUL: True, **plain}, place))
+    if not prompts:
         raise DataError(f"{where}: gave no prompt")
-    return found
+    return prompts

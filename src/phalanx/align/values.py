@@ -1,4 +1,4 @@
-"""Pairs on which values disagree: what each value's reward says of both answers, and by how much."""
+"""Pairs on which values disagree: the rewards of each value for both answers, and their gap."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
     """Return how much more each value gives the chosen answer of each pair, and where two of them disagree.
 
     Args:
-        pairs: Of `read_pairs`.
+        pairs: Pairs from `read_pairs`.
         values: The rewards, one a value, with the weights of their sum.
         smallest: A gap up to this is no opinion.
 
     Returns:
-        ``accuracy``: of each value, the share of pairs of which it prefers the chosen answer, ties half;
-        ``disagreement``: of each two values, the share of pairs on which both have opinions that differ;
-        ``conflicts``: these pairs, with every gap and the weighted sum, those of the largest opposed gaps first.
+        ``accuracy``: by value, the share of pairs of which it prefers the chosen answer, ties half; ``disagreement``:
+        by two values, the share of pairs on which both have opinions that differ; ``conflicts``: these pairs, with
+        every gap and the weighted sum, the largest opposed gaps first.
 
     Raises:
         RewardError: A value says nothing of a text.
@@ -33,7 +33,7 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
             values.score([ScoredText(f"{pair.where}, {side}", pair.text, pair.record[side], pair.record)])[0]
             for side in ("chosen", "rejected")
         ]
-        gaps = dict(zip(names, (one - other for one, other in zip(*sides, strict=True)), strict=True))
+        gaps = dict(zip(names, (worth - other for worth, other in zip(*sides, strict=True)), strict=True))
         total = values.total(sides[0]) - values.total(sides[1])
         rows.append({"where": pair.where, "prompt": pair.text, "gaps": gaps, "sum": total})
 
@@ -42,12 +42,13 @@ def value_gaps(pairs: Sequence[AskedPrompt], values: RewardScorer, smallest: flo
 
     def opposed(row: dict[str, Any]) -> float:
         """The smaller of the largest gaps for and against."""
-        told = [gap for gap in row["gaps"].values() if opinion(gap)]
-        return min(max(told, default=0.0), -min(told, default=0.0))
+        gaps = [gap for gap in row["gaps"].values() if opinion(gap)]
+        return min(max(gaps, default=0.0), -min(gaps, default=0.0))
 
     between = {
-        f"{one} / {other}": sum(opinion(row["gaps"][one]) * opinion(row["gaps"][other]) < 0 for row in rows) / len(rows)
-        for one, other in itertools.combinations(names, 2)
+        f"{value} / {other}": sum(opinion(row["gaps"][value]) * opinion(row["gaps"][other]) < 0 for row in rows)
+        / len(rows)
+        for value, other in itertools.combinations(names, 2)
     }
     agreed = {name: sum(1 + opinion(row["gaps"][name]) for row in rows) / (2 * len(rows)) for name in names}
     conflicts = sorted((row for row in rows if opposed(row) > 0), key=opposed, reverse=True)
@@ -60,10 +61,10 @@ def read_pairs(path: Path) -> list[AskedPrompt]:
     Raises:
         DataError: Names file and line: a field is missing or no text.
     """
-    found = []
-    for where, record in read_records(path):
+    pairs = []
+    for place, record in read_records(path):
         for side in ("chosen", "rejected"):
             if not isinstance(record.get(side), str) or not record[side].strip():
-                raise DataError(f'{where}: field "{side}" holds {record.get(side)!r:.40}, expected text')
-        found.append(prompt_of(record, where))
-    return found
+                raise DataError(f'{place}: field "{side}" holds {record.get(side)!r:.40}, expected text')
+        pairs.append(prompt_of(record, place))
+    return pairs

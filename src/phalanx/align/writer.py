@@ -1,4 +1,4 @@
-"""What the loops of this room need of a model; `phalanx.serve.ChatWriter` is one."""
+"""The interface of a model for the loops of this room; `phalanx.serve.ChatWriter` is one."""
 
 import hashlib
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Writer(Protocol):
 
     @property
     def settings(self) -> dict[str, object]:
-        """How its tokens are drawn."""
+        """Settings of the draw of tokens."""
         ...
 
     def check(self, chat: Sequence[ChatMessage], /) -> None:
@@ -46,5 +46,5 @@ def asked(text: str) -> ChatMessage:
 
 def drawn_seed(seed: int, *place: object) -> int:
     """Return the seed of one draw: a public function of the seed of all and of its place."""
-    found = hashlib.sha256(canonical_json(["phalanx align", seed, *place])).digest()
-    return int.from_bytes(found[:8], "big") >> 1
+    digest = hashlib.sha256(canonical_json(["phalanx align", seed, *place])).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -10,10 +10,10 @@ from phalanx.errors import CheckpointError
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """The checkpoint with the best validation of those that a run has kept for it.
+    """The checkpoint with the best validation loss of a run.
 
     Attributes:
-        step: Finished steps.
+        step: Number of optimizer steps that are in it.
         on: Name of the validation set.
         loss: On that set, in nats.
     """
@@ -41,7 +41,7 @@ class BestCheckpoint:
 
 @dataclass
 class CertifiedCheckpoints:
-    """The checkpoints that a run's events certify: those of the whole log on resume, then those of the present session.
+    """The checkpoints that a run's events certify: from the whole log on resume, then from the present session.
 
     Attributes:
         saved: Digest of the signed manifest of every checkpoint that is on disk according to the log, by step.
@@ -61,10 +61,10 @@ class CertifiedCheckpoints:
         if kind == "checkpoint":
             self._announced.add(body["step"])
         elif kind == "checkpoint_saved":
-            kept = {**self.saved, body["step"]: body["manifest"]}
-            self.saved = {step: kept[step] for step in body["kept"] if step in kept}
-            told = body.get("best")
-            self.best = None if told is None else BestCheckpoint.of_json(told)
+            manifests = {**self.saved, body["step"]: body["manifest"]}
+            self.saved = {step: manifests[step] for step in body["kept"] if step in manifests}
+            best = body.get("best")
+            self.best = None if best is None else BestCheckpoint.of_json(best)
             self._drop_best()
         elif kind == "rolled_back":
             self._forget_after(body["to"])
@@ -80,9 +80,9 @@ class CertifiedCheckpoints:
         """Compare the newest checkpoint that was found with the log.
 
         Args:
-            step: Of the one that was found; None when there is none.
+            step: Step of the newest checkpoint; None when there is none.
             manifest: Digest of its signed manifest.
-            where: For messages.
+            where: Name of the checkpoint in error messages.
 
         Raises:
             CheckpointError: It is older than the log says, or of another writing of its step, or the log
@@ -90,9 +90,9 @@ class CertifiedCheckpoints:
         """
         newest = self.newest
         if newest is not None and (step is None or step < newest):
-            found = "none is there" if step is None else f"the newest is of step {step}"
+            state = "none is there" if step is None else f"the newest is of step {step}"
             raise CheckpointError(
-                f"{where}: rolled back: {found}, the audit log has one of step {newest}; put it back, or go back "
+                f"{where}: rolled back: {state}, the audit log has one of step {newest}; put it back, or go back "
                 "on purpose with --resume --from-step STEP"
             ).about(code="PHX-I053")
         if step is None:
@@ -104,7 +104,7 @@ class CertifiedCheckpoints:
             ).about(code="PHX-I053")
 
     def check_writing(self, step: int, manifest: str | None, where: str) -> None:
-        """Compare one checkpoint with what the log says of its step, where it says anything.
+        """Compare one checkpoint with the log's entry for its step, where it has one.
 
         Raises:
             CheckpointError: It is of another writing of its step.

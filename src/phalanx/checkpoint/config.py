@@ -21,7 +21,7 @@ class CheckpointConfig(StrictModel):
         best: Name of a validation set, "validation" being the held-out share: the checkpoint with the lowest loss on it
             is kept as well, whatever its age.
         encrypt: Everything but the manifest is written under AES-256-GCM.
-        key: Where the key is, never the key: ``file:PATH``, ``env:NAME`` or ``command:PROGRAM ARGUMENT ...``.
+        key: Source of the key, never the key: ``file:PATH``, ``env:NAME`` or ``command:PROGRAM ARGUMENT ...``.
         asynchronous: Collecting and writing go on beside the training.
         journal: Every process keeps its last two states in the run directory, so that a killed owner goes on at the
             step where it died. Left out, it does where all processes use this machine's CPUs and nothing is encrypted.

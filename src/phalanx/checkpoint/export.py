@@ -20,9 +20,10 @@ from phalanx.data.tokenizers import open_tokenizer, original_tokenizer, read_jso
 from phalanx.errors import CheckpointError
 from phalanx.models import AdapterConfig, ModelSource, parameter_names
 from phalanx.models.hub_files import GENERATION, architecture_of, copy_tokenizer, with_older_keys
+from phalanx.models.weights import split_experts
 
 _WEIGHT = "weight/"
-_TOKENIZER_CONFIG = "tokenizer_config.json"
+_TOKENIZER_CONFIG, _SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _METADATA = {"format": "pt"}
 
 
@@ -32,10 +33,11 @@ class RunTokenizer:
 
     Attributes:
         file: Its tokenizer.json; companions such as a chat template lie beside it.
-        eos_id: What ends a text.
+        eos_id: Token that ends a text.
         of_model: It came with the model; config and generation defaults of the model then name its tokens.
         template: The chat template that the run rendered conversations by; None of a run without conversations.
         end_of_turn: The token that ends an answer by it.
+        mask_token: What the run hid tokens behind; None of a run that hides none.
     """
 
     file: Path
@@ -43,15 +45,16 @@ class RunTokenizer:
     of_model: bool
     template: Path | None = None
     end_of_turn: int | None = None
+    mask_token: str | None = None
 
     @classmethod
     def of(cls, config: TokenizerConfig, source: ModelSource, corpus: Corpus | PairCorpus) -> "RunTokenizer":
-        """Find the file that was made elsewhere, or else the one that the run trained."""
+        """Find the tokenizer file in the config, or else the one that the run trained."""
         file = original_tokenizer(config, source.tokenizer_path) or corpus.tokenizer_path
-        found = cls(file, corpus.eos_id, of_model=config.kind == "model")
+        run_tokenizer = cls(file, corpus.eos_id, of_model=config.kind == "model")
         if not isinstance(corpus, ChatCorpus | PairCorpus) or corpus.template is None:
-            return found
-        return replace(found, template=corpus.template, end_of_turn=corpus.end_of_turn)
+            return run_tokenizer
+        return replace(run_tokenizer, template=corpus.template, end_of_turn=corpus.end_of_turn)
 
 
 def export_model(
@@ -68,12 +71,10 @@ def export_model(
     Weights are float32, whole and un-sliced, whatever stages they were trained in. The directory appears in one go.
 
     Args:
-        checkpoint: Verified.
         source: The model that was trained, or that the adapter belongs to.
-        out: New directory.
-        adapter: What was trained, where not all weights were.
+        adapter: Trained adapter; None where all weights were trained.
         merge: Add the adapter to the model's own weights and write a whole model.
-        tokenizer: What the text was encoded with.
+        tokenizer: Tokenizer of the training text.
 
     Raises:
         CheckpointError: `out` exists, cannot be written, or the checkpoint is not of this model, or of this vocabulary.
@@ -140,7 +141,11 @@ def write_model(
         _end_answers(target / GENERATION, tokenizer.end_of_turn, config.get("eos_token_id"))
     _write_json(target / "config.json", config)
     names = source.family.stored_names
-    tensors = {names.get(name, name): tensor.contiguous() for name, tensor in weights.items()}
+    tensors = {
+        names.get(piece, piece): part.contiguous()
+        for name, tensor in weights.items()
+        for piece, part in split_experts(source.family, name, tensor)
+    }
     save_file(tensors, target / "model.safetensors", _METADATA)
 
 
@@ -148,8 +153,8 @@ def _end_answers(path: Path, end_of_turn: int, end_of_text: object) -> None:
     """Add the token that ends an answer to those at which the model stops writing."""
     written = read_json(path)
     ends = written.get("eos_token_id", end_of_text)
-    known = [one for one in (ends if isinstance(ends, list) else [ends]) if isinstance(one, int)]
-    _write_json(path, {**written, "eos_token_id": list(dict.fromkeys([*known, end_of_turn]))})
+    eos_ids = [eos for eos in (ends if isinstance(ends, list) else [ends]) if isinstance(eos, int)]
+    _write_json(path, {**written, "eos_token_id": list(dict.fromkeys([*eos_ids, end_of_turn]))})
 
 
 def copy_run_tokenizer(tokenizer: RunTokenizer, target: Path) -> None:
@@ -165,11 +170,23 @@ def copy_run_tokenizer(tokenizer: RunTokenizer, target: Path) -> None:
 
 def _write_tokenizer(target: Path, tokenizer: RunTokenizer) -> None:
     copy_run_tokenizer(tokenizer, target)
-    if (target / _TOKENIZER_CONFIG).is_file():
+    if not (target / _TOKENIZER_CONFIG).is_file():
+        end = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
+        named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
+        _write_json(target / _TOKENIZER_CONFIG, named)
+    if tokenizer.mask_token is not None:
+        for name in (_TOKENIZER_CONFIG, _SPECIAL_TOKENS):
+            _name_mask(target / name, tokenizer.mask_token)
+
+
+def _name_mask(path: Path, mask_token: str) -> None:
+    """Name the mask in a tokenizer's file, in the place of another one; a model's own description of it stays."""
+    written = read_json(path) if path.is_file() else None
+    if not isinstance(written, dict):
         return
-    end = tokenizers.Tokenizer.from_file(str(tokenizer.file)).id_to_token(tokenizer.eos_id)
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": end, "eos_token": end}
-    _write_json(target / _TOKENIZER_CONFIG, named)
+    named = written.get("mask_token")
+    if (named.get("content") if isinstance(named, dict) else named) != mask_token:
+        _write_json(path, {**written, "mask_token": mask_token})
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

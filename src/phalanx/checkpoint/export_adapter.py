@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.errors import CheckpointError
+from phalanx.errors import CheckpointError, ModelError
 from phalanx.models import (
     AdapterConfig,
     LoraConfig,
@@ -17,11 +17,11 @@ from phalanx.models import (
     add_spf,
     encoded_prompt,
     parameter_names,
+    parameter_shapes,
 )
+from phalanx.models.adapters.updates import LowRankUpdate, updates_of
 from phalanx.models.family import SCORE, SCORE_WEIGHT
-from phalanx.models.stage import MAGNITUDE
 
-_LORA_A, _LORA_B = ".lora_A.weight", ".lora_B.weight"
 _SPF = ".spf_delta"
 
 
@@ -42,7 +42,7 @@ def peft_files(
         "inference_mode": True,
     }
     if isinstance(adapter, PrefixConfig):
-        return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt(trained, source)}
+        return config | _prefix_config(source, adapter), {"prompt_embeddings": _prompt_tensor(trained, source)}
     if isinstance(adapter, PromptEncoderConfig):
         return config | _prompt_config(source, adapter), {"prompt_embeddings": encoded_prompt(trained, adapter)}
     config |= {
@@ -65,10 +65,8 @@ def merged(
     trained: Mapping[str, Tensor],
     source: ModelSource,
     adapter: AdapterConfig,
-    *,
-    weights: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the model's own weights with the adapter added; or other ones, which are changed, if they are given.
+    """Return the model's own weights with the adapter added.
 
     Raises:
         CheckpointError: The adapter cannot be a part of weights, or is of another model.
@@ -76,40 +74,49 @@ def merged(
     """
     if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
         raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
-    # a score head that the model had not is trained beside the adapter
-    if weights is None:
-        weights = {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
-    for name, values in trained.items():
-        if name == SCORE_WEIGHT:
-            weights[name] = values
-        elif isinstance(adapter, LoraConfig) and name.endswith(_LORA_A):
-            layer = name.removesuffix(_LORA_A)
-            _require(f"{layer}.weight" in weights and f"{layer}{_LORA_B}" in trained, name)
-            update = torch.mm(trained[f"{layer}{_LORA_B}"], values) * adapter.scale
-            is_turned = source.family.fan_in_fan_out
-            weights[f"{layer}.weight"] += update.T if is_turned else update
-            if adapter.dora:
-                _require(f"{layer}{MAGNITUDE}" in trained, name)
-                _resize(weights[f"{layer}.weight"], trained[f"{layer}{MAGNITUDE}"], inputs=0 if is_turned else 1)
-        elif isinstance(adapter, SpfConfig):
-            layer = name.removesuffix(_SPF)
-            _require(f"{layer}.weight" in weights, name)
+    weights = read_weights(source)
+    if isinstance(adapter, LoraConfig):
+        add_updates(weights, lora_updates(trained, source, adapter), source)
+    else:
+        for name in sorted(trained.keys() - {SCORE_WEIGHT}):
+            layer, values = name.removesuffix(_SPF), trained[name]
+            _require_tensor(f"{layer}.weight" in weights, name)
             weights[f"{layer}.weight"] = add_spf(weights[f"{layer}.weight"], layer, values, source.hub_config, adapter)
-    return weights
+    return weights | {name: values for name, values in trained.items() if name == SCORE_WEIGHT}
 
 
-def _resize(weight: Tensor, sizes: Tensor, inputs: int) -> None:
-    """Give each output's weights the size that DoRA has learned; `inputs` is their dim."""
-    weight *= sizes.unsqueeze(inputs) / torch.linalg.norm(weight, dim=inputs, keepdim=True)
+def read_weights(source: ModelSource) -> dict[str, Tensor]:
+    """Return the weights that the files hold as float32; a score head that is trained beside an adapter may be new."""
+    return {name: source.read(name) for name in parameter_names(source.hub_config) if source.has(name)}
 
 
-def _require(is_there: bool, name: str) -> None:
+def add_updates(weights: Mapping[str, Tensor], updates: Mapping[str, LowRankUpdate], source: ModelSource) -> None:
+    """Add a low-rank adapter to weights, in place."""
+    for name, update in updates.items():
+        update.add_to(weights[name], is_turned=source.family.fan_in_fan_out)
+
+
+def lora_updates(trained: Mapping[str, Tensor], source: ModelSource, adapter: LoraConfig) -> dict[str, LowRankUpdate]:
+    """Return what a run's own adapter adds to each weight.
+
+    Raises:
+        CheckpointError: It is of another model.
+    """
+    config, _ = peft_files(trained, source, adapter)
+    shapes = parameter_shapes(source.hub_config)
+    try:
+        return updates_of(trained, config, shapes, source.directory, is_turned=source.family.fan_in_fan_out)
+    except ModelError as exc:
+        raise CheckpointError(f"{exc}") from exc
+
+
+def _require_tensor(is_there: bool, name: str) -> None:
     if not is_there:
         raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it is of another model")
 
 
 def _prompt_config(source: ModelSource, adapter: PromptEncoderConfig) -> dict[str, Any]:
-    """As peft has it of an encoder that is done: what is loaded are the embeddings that it made."""
+    """Return peft's config of a finished prompt encoder: its computed embeddings are loaded."""
     return {
         "peft_type": "P_TUNING",
         "num_virtual_tokens": adapter.tokens,
@@ -141,10 +148,10 @@ def _prefix_config(source: ModelSource, adapter: PrefixConfig) -> dict[str, Any]
     }
 
 
-def _prompt(trained: Mapping[str, Tensor], source: ModelSource) -> Tensor:
+def _prompt_tensor(trained: Mapping[str, Tensor], source: ModelSource) -> Tensor:
     """Keys and values of all layers as ``[tokens, layers * 2 * heads * size]``."""
     path = f"{source.family.trunk}.{source.family.blocks}"
     names = [f"{path}.{i}.prefix.{part}" for i in range(source.num_layers) for part in ("key", "value")]
     for name in names:
-        _require(name in trained, name)
+        _require_tensor(name in trained, name)
     return torch.cat([trained[name].transpose(0, 1).flatten(1) for name in names], dim=1).contiguous()

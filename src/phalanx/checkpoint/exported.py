@@ -18,14 +18,14 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
     """Return the digest of a directory's weights, which is the run's.
 
     Args:
-        directory: What was exported, or what is said to be that.
-        final_digest: Of what the run trained, from its signed log; None while it has not ended.
+        directory: Export to check; nothing in it is trusted.
+        final_digest: Digest of the trained weights, from the run's signed log; None while it has not ended.
         trains_adapter: Whether that is an adapter.
 
     Raises:
         CheckpointError: The run has not ended, or the directory holds other tensors than the run trained.
         ModelError: The directory is no model.
-        VerificationError: The weights are not those of the run's end.
+        VerificationError: The weights differ from the weights at the run's end.
     """
     if final_digest is None:
         raise CheckpointError("the run's log has no digest of final weights: it has not ended; export names its step")
@@ -36,22 +36,22 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
             f"{directory}: the run trained {what}, and this is something else; a merged model has other weights than "
             "both: export without --merge to verify"
         )
-    found = weights_digest(_adapter(directory / _ADAPTER) if is_adapter else _model(directory))
-    if found != final_digest:
+    digest = weights_digest(_adapter_tensors(directory / _ADAPTER) if is_adapter else _model_tensors(directory))
+    if digest != final_digest:
         raise VerificationError(
-            f"{directory}: weights have digest {found}; the run ended with {final_digest}: they were changed, or are "
+            f"{directory}: weights have digest {digest}; the run ended with {final_digest}: they were changed, or are "
             "of another step or run"
         )
-    return found
+    return digest
 
 
-def _model(directory: Path) -> Iterator[tuple[str, Tensor]]:
+def _model_tensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     source = ModelSource(directory)
     for name in parameter_names(source.hub_config):
         yield name, source.read(name)
 
 
-def _adapter(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _adapter_tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             for name in file.keys():  # noqa: SIM118 - a file is no mapping

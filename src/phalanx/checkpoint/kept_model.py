@@ -31,12 +31,9 @@ _PACK = f"model{SEALED}"
 def keep_model(
     run_dir: Path, source: ModelSource, tokenizer: RunTokenizer, seal: tuple[KeyHolder, str] | None = None
 ) -> None:
-    """Keep config, generation defaults and tokenizer of a run in its directory; what it keeps already stays.
+    """Copy config, generation defaults and tokenizer of a run into its directory; existing copies stay.
 
     Args:
-        run_dir: The directory.
-        source: The model.
-        tokenizer: Of the run.
         seal: The key of its checkpoints, and the run's name, where those are encrypted: so is this.
 
     Raises:
@@ -86,14 +83,10 @@ def kept_files(run_dir: Path) -> dict[str, str]:
 
 
 def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
-    """Compare what a run directory keeps of its model with the digests that a checkpoint has signed.
-
-    Args:
-        run_dir: The directory.
-        state: Of the checkpoint.
+    """Compare a run directory's copies of its model with the digests that a checkpoint has signed.
 
     Returns:
-        Whether the checkpoint names any; those of before this version name none.
+        Whether the checkpoint names any digest; checkpoints of earlier versions name none.
 
     Raises:
         CheckpointError: A file was changed, added or removed.
@@ -101,11 +94,11 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
     signed = state.get("kept")
     if signed is None:
         return False
-    found = kept_files(run_dir)
-    if found != signed:
-        name = min(name for name in {*found, *signed} if found.get(name) != signed.get(name))
+    digests = kept_files(run_dir)
+    if digests != signed:
+        name = min(name for name in {*digests, *signed} if digests.get(name) != signed.get(name))
         path, do = run_dir / KEPT_MODEL / name, f"put {run_dir / KEPT_MODEL} back as the run wrote it"
-        was, now = str(signed.get(name, "no file")), found.get(name, "no file")
+        was, now = str(signed.get(name, "no file")), digests.get(name, "no file")
         raise CheckpointError(
             f"{path}: altered: found SHA-256 {now:.16}, the checkpoint of step {state['step']} has signed {was:.16}; "
             f"{do}"
@@ -118,9 +111,7 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
     """Open what `check_kept` has found to be whole: the model without weights, and the tokenizer of its run.
 
     Args:
-        run_dir: The directory.
-        key: Of the run's checkpoints; None where they are not encrypted.
-        run: The run's name.
+        key: Key of the run's checkpoints; None where they are not encrypted.
 
     Raises:
         CheckpointError: It is of another version, or the key is another one.
@@ -128,40 +119,40 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
     """
     home = run_dir / KEPT_MODEL
     if not (home / _PACK).is_file():
-        yield _opened(home)
+        yield _open_home(home)
         return
     if key is None:
         raise CheckpointError(f"{home}: is encrypted, and the config of the run names no key; put its config back")
-    data_key = unwrap_for(key, _read(home / KEY_FILE), run, 0, home / KEY_FILE)
-    plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read(home / _PACK), str(home / _PACK))
+    data_key = unwrap_for(key, _read_file(home / KEY_FILE), run, 0, home / KEY_FILE)
+    plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read_file(home / _PACK), str(home / _PACK))
     with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as opened:
         for name, content in json.loads(plain).items():
             (Path(opened) / Path(name).name).write_bytes(base64.b64decode(content))
-        yield _opened(Path(opened))
+        yield _open_home(Path(opened))
 
 
 def rotate_kept(run_dir: Path, run: str, old: KeyHolder, new: KeyHolder) -> None:
-    """Wrap the key of what an encrypted run keeps with another key; what is wrapped with it already stays.
+    """Wrap the key of an encrypted run's copies with another key; a key that is wrapped with it already stays.
 
     Raises:
         CheckpointError: It opens with neither key, or cannot be written.
     """
-    where = run_dir / KEPT_MODEL / KEY_FILE
+    place = run_dir / KEPT_MODEL / KEY_FILE
     if not (run_dir / KEPT_MODEL / _PACK).is_file():
         return
-    data = _read(where)
+    data = _read_file(place)
     try:
-        unwrap_for(new, data, run, 0, where)
+        unwrap_for(new, data, run, 0, place)
     except CheckpointError:
-        spare, data_key = run_dir / f".{KEPT_MODEL}-{KEY_FILE}", unwrap_for(old, data, run, 0, where)
+        spare, data_key = run_dir / f".{KEPT_MODEL}-{KEY_FILE}", unwrap_for(old, data, run, 0, place)
         try:
             spare.write_bytes(wrap_for(new, data_key, run, 0))
-            spare.replace(where)
+            spare.replace(place)
         except OSError as exc:
-            raise CheckpointError(f"{where}: cannot be written ({exc.strerror}); the old key still opens it") from exc
+            raise CheckpointError(f"{place}: cannot be written ({exc.strerror}); the old key still opens it") from exc
 
 
-def _opened(home: Path) -> tuple[ModelSource, RunTokenizer]:
+def _open_home(home: Path) -> tuple[ModelSource, RunTokenizer]:
     try:
         facts = json.loads((home / _FACTS).read_text(encoding="utf-8"))
         tokenizer = RunTokenizer(
@@ -176,7 +167,7 @@ def _opened(home: Path) -> tuple[ModelSource, RunTokenizer]:
     return ModelSource(home, weightless=True), tokenizer
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:

@@ -29,7 +29,7 @@ class KeyHolder(Protocol):
     """An object that can wrap and unwrap data keys."""
 
     name: str
-    """What messages and ``key.json`` call the key; tells nothing about it."""
+    """Name of the key in messages and ``key.json``; tells nothing about it."""
 
     def wrap(self, data_key: bytes, about: bytes) -> bytes:
         """Encrypt a data key so that it opens for `about` only."""
@@ -87,13 +87,13 @@ class CommandKey:
 
     def wrap(self, data_key: bytes, about: bytes) -> bytes:
         """As `KeyHolder` says."""
-        return self._ask("wrap", data_key, about)
+        return self._ask_command("wrap", data_key, about)
 
     def unwrap(self, wrapped: bytes, about: bytes) -> bytes:
         """As `KeyHolder` says."""
-        return self._ask("unwrap", wrapped, about)
+        return self._ask_command("unwrap", wrapped, about)
 
-    def _ask(self, operation: str, data: bytes, about: bytes) -> bytes:
+    def _ask_command(self, operation: str, data: bytes, about: bytes) -> bytes:
         question = {"operation": operation, "data": _to_text(data), "context": _to_text(about)}
         try:
             done = subprocess.run(  # noqa: S603 - the command is the user's own
@@ -136,7 +136,7 @@ def open_key(where: str) -> KeyHolder:
         return CommandKey(rest)
     if kind == "file":
         try:
-            data = read_private(Path(rest), f"`phalanx checkpoint new-key {rest}` makes one")
+            data = read_private(Path(rest), f"`phalanx checkpoint new-key {shlex.quote(rest)}` makes one")
         except CertificateError as exc:
             raise CheckpointError(f"checkpoint.key: {exc}") from exc
         text = data.decode("ascii", errors="replace")
@@ -163,7 +163,7 @@ def write_new_key(path: Path) -> str:
     """Draw a key and write it to a new file of mode 0600.
 
     Returns:
-        Its name.
+        Name of the key.
 
     Raises:
         CertificateError: The file exists already, or cannot be written.
@@ -180,7 +180,7 @@ def new_data_key() -> bytes:
 
 def wrap_for(holder: KeyHolder, data_key: bytes, run: str, step: int) -> bytes:
     """Return the bytes of ``key.json``."""
-    wrapped = holder.wrap(data_key, _about(run, step))
+    wrapped = holder.wrap(data_key, _associated_data(run, step))
     return canonical_json({"version": 1, "key": holder.name, "wrapped": wrapped.hex()})
 
 
@@ -203,7 +203,7 @@ def unwrap_for(holder: KeyHolder, data: bytes, run: str, step: int, where: Path)
             "`phalanx checkpoint rotate` with both"
         ).about(code="PHX-I054", key="checkpoint.key")
     try:
-        data_key = holder.unwrap(wrapped, _about(run, step))
+        data_key = holder.unwrap(wrapped, _associated_data(run, step))
     except CheckpointError as exc:
         raise CheckpointError(f"{where}: {exc}") from exc
     if len(data_key) != _KEY_BYTES:
@@ -211,7 +211,7 @@ def unwrap_for(holder: KeyHolder, data: bytes, run: str, step: int, where: Path)
     return data_key
 
 
-def _about(run: str, step: int) -> bytes:
+def _associated_data(run: str, step: int) -> bytes:
     return in_domain("checkpoint-key/1", canonical_json([run, step]))
 
 

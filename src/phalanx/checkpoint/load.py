@@ -44,45 +44,42 @@ def open_checkpoint(
     """Verify a checkpoint as a whole.
 
     Args:
-        path: Its directory.
         peer: The party that must have signed it.
         run: The run that it must belong to; None accepts any.
-        config_digest: The config that it must have been made with, or those of which it must be one; None accepts any.
+        config_digest: Digest of the run's config, or allowed ones; None accepts any.
         at_least_step: The oldest step to accept: a signature does not tell old from new.
         key: Unwraps the data key of an encrypted checkpoint.
 
     Raises:
-        CheckpointError: Names the file and what is wrong: missing, extra, truncated, altered, swapped
-            with another step's, signed by another key, from another run or config, too old, or encrypted with
-            another key than `key`.
+        CheckpointError: Names the file and the fault: missing, extra, truncated, altered, swapped with another step's,
+            signed by another key, from another run or config, too old, or encrypted with another key than `key`.
 
     Guarantees:
         What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
         the bytes that are parsed, so a change after opening is refused too.
     """
-    where = path / MANIFEST_FILE
-    manifest = verify_manifest(_read_bytes(where, _MAX_MANIFEST_BYTES), peer, where)
+    place = path / MANIFEST_FILE
+    manifest = verify_manifest(_read_bytes(place, _MAX_MANIFEST_BYTES), peer, place)
     _check_belonging(path, manifest, run, config_digest)
     if manifest.step < at_least_step:
         raise CheckpointError(
-            f"{where}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
+            f"{place}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
             "newer one back, or name the step to go back to"
         ).about(code="PHX-I053")
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
         _check_file(path / name, entry)
-    return Checkpoint(path, manifest, _sealer(path, manifest, key))
+    return Checkpoint(path, manifest, _open_sealer(path, manifest, key))
 
 
 class Checkpoint:
     """A verified checkpoint; made by `open_checkpoint`.
 
     Attributes:
-        path: Its directory.
         step: Finished steps of the run.
-        state: What was saved beside the tensors.
+        state: Saved state beside the tensors.
         stages: Indices of the stages, ascending.
-        log_head: Where the run's audit log ended when it was begun; None where the caller gave no head.
+        log_head: End of the run's audit log when the checkpoint was begun; None where the caller gave no head.
     """
 
     def __init__(self, path: Path, manifest: CheckpointManifest, sealer: FileSealer | None = None) -> None:
@@ -100,10 +97,10 @@ class Checkpoint:
         self.state = self._read_state()
 
     def check_base(self, digest: str) -> None:
-        """Compare a model's files with those that the adapter was trained beside.
+        """Compare a model's files with the base of the adapter.
 
         Args:
-            digest: Of `ModelSource.files_digest`.
+            digest: Digest from `ModelSource.files_digest`.
 
         Raises:
             CheckpointError: They differ.
@@ -117,10 +114,10 @@ class Checkpoint:
             ).about(code="PHX-I053", file=str(self.path), key="model", found=digest, expected=str(saved))
 
     def check_vocabulary(self, digest: str) -> None:
-        """Compare a vocabulary with the one that the model was trained with.
+        """Compare a vocabulary with the vocabulary of the training.
 
         Args:
-            digest: Of `phalanx.data.tokenizers.vocabulary_digest`.
+            digest: Digest from `phalanx.data.tokenizers.vocabulary_digest`.
 
         Raises:
             CheckpointError: They differ: the numbers of tokens would mean other words to the model.
@@ -139,7 +136,7 @@ class Checkpoint:
         Raises:
             CheckpointError: There is no such stage, or its file changed since it was opened.
         """
-        entry = self._entry(stage)
+        entry = self._shard_entry(stage)
         path, data = self._read(shard_file(stage))
         try:
             tensors = load(data)
@@ -163,7 +160,7 @@ class Checkpoint:
         Raises:
             CheckpointError: There is no such stage.
         """
-        return self._entry(stage).num_steps
+        return self._shard_entry(stage).num_steps
 
     def names(self) -> dict[str, int]:
         """Return every tensor name with the stage that holds it; the lowest one where several do."""
@@ -183,7 +180,7 @@ class Checkpoint:
             self._cached = self.shard(stage)
         return self._cached.tensors[name]
 
-    def _entry(self, stage: int) -> ShardEntry:
+    def _shard_entry(self, stage: int) -> ShardEntry:
         if stage not in self._shards:
             raise CheckpointError(f"{self.path}: has no stage {stage}; stages: {list(self.stages)}")
         return self._shards[stage]
@@ -207,39 +204,39 @@ class Checkpoint:
         return state
 
 
-def _sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> FileSealer | None:
+def _open_sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None) -> FileSealer | None:
     if manifest.encryption is None:
         return None
-    where = path / KEY_FILE
+    place = path / KEY_FILE
     if key is None:
         raise CheckpointError(
             f"{path}: is encrypted; say where its key is, as checkpoint.key in the run file does"
         ).about(code="PHX-I054", file=str(path), key="checkpoint.key")
-    data_key = unwrap_for(key, _read_bytes(where, _MAX_KEY_BYTES), manifest.run, manifest.step, where)
+    data_key = unwrap_for(key, _read_bytes(place, _MAX_KEY_BYTES), manifest.run, manifest.step, place)
     sealer = FileSealer(data_key)
     if sealer.commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
-        raise CheckpointError(f"{where}: swapped: it holds another data key than the signed manifest commits to")
+        raise CheckpointError(f"{place}: swapped: it holds another data key than the signed manifest commits to")
     return sealer
 
 
 def _check_belonging(
     path: Path, manifest: CheckpointManifest, run: str | None, config_digest: str | Collection[str] | None
 ) -> None:
-    where = path / MANIFEST_FILE
+    place = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
-        raise CheckpointError(f"{where}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
+        raise CheckpointError(f"{place}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
             code="PHX-I053"
         )
-    known = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
-    if config_digest is not None and manifest.config_digest not in known:
-        expected = " or ".join(f"{one:.12}..." for one in sorted(known)) or "none"
+    allowed = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
+    if config_digest is not None and manifest.config_digest not in allowed:
+        expected = " or ".join(f"{digest:.12}..." for digest in sorted(allowed)) or "none"
         raise CheckpointError(
-            f"{where}: foreign: config digest {manifest.config_digest:.12}..., expected {expected}; resume with the "
+            f"{place}: foreign: config digest {manifest.config_digest:.12}..., expected {expected}; resume with the "
             "run file that it was made with"
         ).about(code="PHX-I053")
     named = step_of(path.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(f"{where}: swapped: it is of step {manifest.step}, its directory is {path.name}")
+        raise CheckpointError(f"{place}: swapped: it is of step {manifest.step}, its directory is {path.name}")
 
 
 def _check_listing(path: Path, manifest: CheckpointManifest) -> None:

@@ -43,7 +43,7 @@ class Encryption(StrictModel):
 
     Attributes:
         scheme: See `phalanx.checkpoint.sealed`.
-        commitment: Of the data key, so that no other one can be put in its place.
+        commitment: Commitment to the data key, so that no other one can be put in its place.
     """
 
     scheme: Literal["aes-256-gcm-chunks/1"] = "aes-256-gcm-chunks/1"
@@ -51,7 +51,7 @@ class Encryption(StrictModel):
 
 
 class CheckpointManifest(StrictModel):
-    """Everything that a checkpoint is; what is not named here is not part of it, but for the wrapped key.
+    """The contents of a checkpoint; other files are not part of it, except the wrapped key.
 
     `audit_log` is where the audit log ended when the checkpoint was begun: a log without that line was cut.
     """
@@ -68,7 +68,7 @@ class CheckpointManifest(StrictModel):
 
     @property
     def ending(self) -> str:
-        """What the names of all files but the manifest and the key end with."""
+        """Suffix of all files but the manifest and the key."""
         return "" if self.encryption is None else SEALED
 
 
@@ -102,7 +102,7 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
     Args:
         data: Bytes of ``manifest.json``.
         peer: The party that must have signed it.
-        where: Its path, for messages.
+        where: Path of the manifest, for error messages.
 
     Raises:
         CheckpointError: Malformed, altered, or signed by another party.
@@ -119,7 +119,7 @@ def verify_manifest(data: bytes, peer: Peer, where: Path) -> CheckpointManifest:
             f"{peer.name}, {peer.public_key.hex()[:8]}...; resume with the identity that began the run"
         ).about(code="PHX-I053")
     try:
-        peer.verify(_unhex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
+        peer.verify(_decode_hex(envelope["signature"]), in_domain(_DOMAIN, canonical_json(envelope["body"])))
     except (SignatureError, ValueError) as exc:
         raise CheckpointError(f"{where}: altered: the signature of {peer.name} does not match").about(
             code="PHX-I052"
@@ -153,21 +153,21 @@ def list_checkpoints(directory: Path) -> dict[int, Path]:
 def latest_checkpoint(directory: Path) -> Path | None:
     """Return the newest checkpoint by step, or None when there is none.
 
-    Only whole checkpoints count: what a crash left half written has another name. Damage that came later
-    is for `open_checkpoint` to refuse; falling back to an older one is never done silently. When a crash fell
-    between the two renames that replace a checkpoint of the same step, the old one is put back first.
+    Only whole checkpoints count: a half-written one has another name after a crash. Later damage is for
+    `open_checkpoint` to refuse; falling back to an older one is never done silently. When a crash fell between the two
+    renames that replace a checkpoint of the same step, the old one is put back first.
 
     Raises:
         CheckpointError: The directory cannot be read.
     """
     try:
         restore_set_aside(directory)
-        found = list_checkpoints(directory)
+        checkpoints = list_checkpoints(directory)
     except FileNotFoundError:
         return None
     except OSError as exc:
         raise CheckpointError(f"{directory}: cannot be read ({exc.strerror})") from exc
-    return found[max(found)] if found else None
+    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def restore_set_aside(directory: Path) -> None:
@@ -194,7 +194,7 @@ def _read_body(body: Any, where: Path) -> CheckpointManifest:
     return manifest
 
 
-def _unhex(value: Any) -> bytes:
+def _decode_hex(value: Any) -> bytes:
     if not isinstance(value, str):
         raise ValueError("not hex")  # noqa: TRY004 - becomes a CheckpointError where it is caught
     return bytes.fromhex(value)

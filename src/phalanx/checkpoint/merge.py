@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phalanx.checkpoint.export import write_model
-from phalanx.checkpoint.export_adapter import merged
-from phalanx.errors import CheckpointError
-from phalanx.models import LoraConfig, ModelSource, parameter_names, trained_shapes, weights_digest
-from phalanx.models.adapters.peft_files import read_adapter, read_adapter_config
+from phalanx.checkpoint.export_adapter import add_updates, read_weights
+from phalanx.errors import CheckpointError, ModelError
+from phalanx.models import ModelSource, parameter_names, parameter_shapes, weights_digest
+from phalanx.models.adapters.peft_files import read_adapter_keys, read_tensors
+from phalanx.models.adapters.updates import LowRankUpdate, updates_of
+from phalanx.models.family import SCORE_WEIGHT
 
 KEPT = "phalanx_merge"
 """Directory, inside a merged model, of what it takes to go back."""
 
+_BASE = ".base_layer.weight"
 _RECORD, _MATRICES = "record.json", "base.safetensors"
 
 
 def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
-    """Write a model with an adapter in its weights, and beside them what they were.
+    """Write a model with an adapter merged into its weights, and beside them the data that restores the base.
 
     Args:
-        base: In the hub's layout.
-        adapter: In peft's format.
-        out: New directory.
+        base: Base model in the hub's layout.
 
     Returns:
         Digests of the three, and ``rounding``: how far a weight would be off after subtracting again, at most.
@@ -42,16 +44,19 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         CheckpointError: `out` exists, or the adapter cannot be a part of weights.
         ModelError: One of them cannot be read, or they do not belong together.
     """
-    source, config = ModelSource(base), read_adapter_config(adapter)
-    trained = read_adapter(adapter, trained_shapes(source.hub_config, config))
-    after = merged(trained, source, config)
-    before = {name: source.read(name) for name in after}
+    source = ModelSource(base)
+    trained, updates = _read_updates(adapter, source)
+    before = read_weights(source)
+    after = {name: values.clone() if name in updates else values for name, values in before.items()}
+    add_updates(after, updates, source)
+    if SCORE_WEIGHT in trained:
+        after[SCORE_WEIGHT] = trained[SCORE_WEIGHT]
     changed = {name: values for name, values in before.items() if not torch.equal(values, after[name])}
     record = {
         "base": weights_digest(before.items()),
         "adapter": weights_digest(trained.items()),
         "merged": weights_digest(after.items()),
-        "rounding": _rounding(before, after, trained, source, config),
+        "rounding": _rounding_error(before, after, updates, source),
     }
 
     def write(target: Path) -> None:
@@ -61,7 +66,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> dict[str, Any]:
         save_file(changed, target / KEPT / _MATRICES)
         (target / KEPT / _RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
-    _appear(out, write)
+    _write_at_once(out, write)
     return {**record, "matrices": len(changed)}
 
 
@@ -72,40 +77,54 @@ def unmerge_adapter(directory: Path, out: Path) -> dict[str, Any]:
         The digest of its weights.
 
     Raises:
-        CheckpointError: `out` exists, or the directory keeps nothing to go back by, or the merged weights, or what is
-            kept, were changed since.
+        CheckpointError: `out` exists, or the directory has no data that restores the base, or the merged weights, or
+            that data, were changed since.
         ModelError: The directory is no model.
     """
-    source, (record, kept) = ModelSource(directory), _kept(directory)
+    source, (record, stored) = ModelSource(directory), _read_kept(directory)
     now = {name: source.read(name) for name in parameter_names(source.hub_config)}
-    _expect(directory, "the merged weights", weights_digest(now.items()), record["merged"])
-    back = {**now, **kept}
-    _expect(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
+    _expect_digest(directory, "the merged weights", weights_digest(now.items()), record["merged"])
+    back = {**now, **stored}
+    _expect_digest(directory / KEPT, "the weights before the merge", weights_digest(back.items()), record["base"])
 
     def write(target: Path) -> None:
         write_model(target, back, source, None)
         _copy_companions(directory, target)
 
-    _appear(out, write)
-    return {"base": record["base"], "matrices": len(kept)}
+    _write_at_once(out, write)
+    return {"base": record["base"], "matrices": len(stored)}
 
 
-def _rounding(
+def _read_updates(adapter: Path, source: ModelSource) -> tuple[dict[str, Tensor], dict[str, LowRankUpdate]]:
+    """Return the tensors of an adapter, and what they add to each weight."""
+    keys = read_adapter_keys(adapter, to_merge=True)
+    if keys["peft_type"] != "LORA":
+        raise CheckpointError(f"{adapter}: {keys['peft_type']}: virtual tokens are no weights of the model; load both")
+    tensors = read_tensors(adapter)
+    for name in [name for name in tensors if name.endswith(_BASE)]:
+        # of a head or an embedding peft saves the model's own weight beside the adapter
+        weight = f"{name.removesuffix(_BASE)}.weight"
+        if not torch.equal(tensors.pop(name), source.read(weight)):
+            raise ModelError(f"{adapter}: brings a {weight} of its own, which differs from that of {source.directory}")
+    turned = source.family.fan_in_fan_out
+    return tensors, updates_of(tensors, keys, parameter_shapes(source.hub_config), adapter, is_turned=turned)
+
+
+def _rounding_error(
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
-    trained: Mapping[str, Tensor],
+    updates: Mapping[str, LowRankUpdate],
     source: ModelSource,
-    config: Any,
 ) -> float | None:
-    """How far weights would be off without what is kept; None for DoRA, of which a size is lost for good."""
-    if not isinstance(config, LoraConfig) or config.dora:
+    """Return the error of unmerging without the stored data; None for DoRA, whose magnitudes are lost for good."""
+    if any(update.sizes is not None for update in updates.values()):
         return None
-    negated = {name: -values if ".lora_B." in name else values for name, values in trained.items()}
-    back = merged(negated, source, config, weights={name: values.clone() for name, values in after.items()})
-    return max(float((back[name] - values).abs().max()) for name, values in before.items())
+    back = {name: after[name].clone() for name in updates}
+    add_updates(back, {name: replace(update, scale=-update.scale) for name, update in updates.items()}, source)
+    return max((float((values - before[name]).abs().max()) for name, values in back.items()), default=0.0)
 
 
-def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _read_kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
     home = directory / KEPT
     try:
         record = json.loads((home / _RECORD).read_text(encoding="utf-8"))
@@ -118,7 +137,7 @@ def _kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         ).about(code="PHX-I059", file=str(home), do="take the base model itself") from exc
 
 
-def _expect(where: Path, what: str, found: str, expected: object) -> None:
+def _expect_digest(where: Path, what: str, found: str, expected: object) -> None:
     if found != expected:
         raise CheckpointError(
             f"{where}: {what}: found digest {found:.16}, expected {expected!s:.16}; they were changed since the "
@@ -127,14 +146,14 @@ def _expect(where: Path, what: str, found: str, expected: object) -> None:
 
 
 def _copy_companions(directory: Path, target: Path) -> None:
-    """Copy tokenizer files and the rest of what is no weight."""
+    """Copy tokenizer files and all other files that are no weights."""
     for path in directory.iterdir():
         is_wanted = path.suffix in (".json", ".jinja", ".txt", ".model") and not path.name.endswith(".index.json")
         if is_wanted and path.is_file() and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
 
 
-def _appear(out: Path, write: Callable[[Path], None]) -> None:
+def _write_at_once(out: Path, write: Callable[[Path], None]) -> None:
     """Fill a directory that appears in one go."""
     if out.exists():
         raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(

@@ -1,4 +1,4 @@
-"""Copies of checkpoints in an object store, through fsspec; what comes back is judged like a stranger's disk."""
+"""Copies of checkpoints in an object store, through fsspec; a downloaded copy is judged like a stranger's disk."""
 
 import contextlib
 import hashlib
@@ -57,11 +57,11 @@ class RemoteStore:
         Raises:
             CheckpointError: The store does not answer.
         """
-        with self._explained("be listed"):
+        with self._explain_errors("be listed"):
             # another process may have written since the last look
             self._files.invalidate_cache()
-            found = self._files.find(self._root) if self._files.exists(self._root) else []
-        paths = [str(path).rsplit("/", 2) for path in found]
+            files = self._files.find(self._root) if self._files.exists(self._root) else []
+        paths = [str(path).rsplit("/", 2) for path in files]
         steps = [step_of(parts[1]) for parts in paths if len(parts) == 3 and parts[2] == MANIFEST_FILE]
         return {step for step in steps if step is not None}
 
@@ -73,7 +73,7 @@ class RemoteStore:
         """
         folder = f"{self._root}/{checkpoint.name}"
         names = sorted(path.name for path in checkpoint.iterdir() if path.name != MANIFEST_FILE)
-        with self._explained(f"take {checkpoint.name}"):
+        with self._explain_errors(f"take {checkpoint.name}"):
             if self._has_folders:
                 self._files.makedirs(folder, exist_ok=True)
             if self._files.exists(f"{folder}/{MANIFEST_FILE}"):
@@ -82,7 +82,7 @@ class RemoteStore:
                 self._files.put_file(str(checkpoint / name), f"{folder}/{name}")
 
     def upload_kept(self, kept: Path) -> None:
-        """Copy what the run directory keeps of its model beside the checkpoints, once in a session: it does not change.
+        """Copy the run directory's files of its model beside the checkpoints, once in a session: they do not change.
 
         Raises:
             CheckpointError: The store does not take it.
@@ -90,7 +90,7 @@ class RemoteStore:
         if self._has_kept or not kept.is_dir():
             return
         folder = f"{self._root}/{kept.name}"
-        with self._explained(f"take {kept.name}"):
+        with self._explain_errors(f"take {kept.name}"):
             if self._has_folders:
                 self._files.makedirs(folder, exist_ok=True)
             for path in sorted(kept.iterdir()):
@@ -102,26 +102,26 @@ class RemoteStore:
 
         Args:
             signed: Their SHA-256 in hex, by name.
-            kept: New directory.
+            kept: Directory that is made here.
             wrapped: They are encrypted, and the wrapped key, which no checkpoint signs, belongs to them.
 
         Raises:
             CheckpointError: A file is missing, altered or named outside of the directory, or the disk is full.
         """
-        with self._explained(f"bring {kept.name}"):
+        with self._explain_errors(f"bring {kept.name}"):
             scratch = Path(tempfile.mkdtemp(prefix=f".{kept.name}-", dir=kept.parent))
         try:
             for name in (*signed, *((KEY_FILE,) if wrapped else ())):
                 if Path(name).name != name:
                     raise CheckpointError(f"{self._address}/{kept.name}/{name}: is no plain name; not used")
-                self._copy(f"{kept.name}/{name}", scratch / name, _MAX_KEPT_BYTES)
-                found = hashlib.sha256((scratch / name).read_bytes()).hexdigest()
-                if name in signed and found != signed[name]:
+                self._copy_file(f"{kept.name}/{name}", scratch / name, _MAX_KEPT_BYTES)
+                digest = hashlib.sha256((scratch / name).read_bytes()).hexdigest()
+                if name in signed and digest != signed[name]:
                     raise CheckpointError(
-                        f"{self._address}/{kept.name}/{name}: altered: found SHA-256 {found:.16}, the checkpoint has "
+                        f"{self._address}/{kept.name}/{name}: altered: found SHA-256 {digest:.16}, the checkpoint has "
                         f"signed {signed[name]:.16}; not used"
-                    ).about(code="PHX-I058", file=name, found=found, expected=signed[name])
-            with self._explained(f"bring {kept.name}"):
+                    ).about(code="PHX-I058", file=name, found=digest, expected=signed[name])
+            with self._explain_errors(f"bring {kept.name}"):
                 sync_directory(scratch)
                 publish(scratch, kept)
         finally:
@@ -135,7 +135,7 @@ class RemoteStore:
         """
         for step in sorted(self.steps() - set(kept)):
             folder = f"{self._root}/{step_directory(step)}"
-            with self._explained(f"remove {step_directory(step)}"):
+            with self._explain_errors(f"remove {step_directory(step)}"):
                 self._files.rm_file(f"{folder}/{MANIFEST_FILE}")
                 self._files.rm(folder, recursive=True)
 
@@ -154,24 +154,24 @@ class RemoteStore:
         except OSError as exc:
             raise CheckpointError(f"{directory}: cannot be written ({exc.strerror})") from exc
         try:
-            self._copy(f"{name}/{MANIFEST_FILE}", temporary / MANIFEST_FILE, _MAX_MANIFEST_BYTES)
+            self._copy_file(f"{name}/{MANIFEST_FILE}", temporary / MANIFEST_FILE, _MAX_MANIFEST_BYTES)
             manifest = verify_manifest(
                 (temporary / MANIFEST_FILE).read_bytes(), peer, Path(f"{self._address}/{name}/{MANIFEST_FILE}")
             )
             if manifest.step != step:
                 raise CheckpointError(f"{self._address}/{name}: swapped: it is of step {manifest.step}; not used")
             for file, limit in _files_of(manifest).items():
-                self._copy(f"{name}/{file}", temporary / file, limit)
-            with self._explained(f"bring {name}"):
+                self._copy_file(f"{name}/{file}", temporary / file, limit)
+            with self._explain_errors(f"bring {name}"):
                 sync_directory(temporary)
                 publish(temporary, directory / name)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         return directory / name
 
-    def _copy(self, remote: str, local: Path, limit: int) -> None:
+    def _copy_file(self, remote: str, local: Path, limit: int) -> None:
         with (
-            self._explained(f"bring {remote}"),
+            self._explain_errors(f"bring {remote}"),
             self._files.open(f"{self._root}/{remote}", "rb") as source,
             local.open("wb") as target,
         ):
@@ -180,7 +180,7 @@ class RemoteStore:
             os.fsync(target.fileno())
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
+    def _explain_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as exc:

@@ -15,7 +15,7 @@ REMOVING = ".removing-"
 
 @dataclass(frozen=True)
 class Retention:
-    """A rule of retention: the newest checkpoints stay, and those of certain steps for good.
+    """A rule of retention: the newest checkpoints stay, and the checkpoints of certain steps for good.
 
     Attributes:
         keep: Newest ones, at least 1.
@@ -38,11 +38,11 @@ class Retention:
 
 
 def prune(directory: Path, newest: int, retention: Retention) -> None:
-    """Remove what is not kept; failing to is a warning, for the new checkpoint is good."""
+    """Remove checkpoints by the retention rule; a failure is a warning, for the new checkpoint is good."""
     try:
-        found = list_checkpoints(directory)
-        for step in sorted(found.keys() - retention.kept(found, newest)):
-            remove_checkpoint(found[step])
+        checkpoints = list_checkpoints(directory)
+        for step in sorted(checkpoints.keys() - retention.kept(checkpoints, newest)):
+            remove_checkpoint(checkpoints[step])
     except OSError as exc:
         logger.warning("%s: an old checkpoint cannot be removed (%s)", directory, exc.strerror)
 
@@ -53,8 +53,8 @@ def drop_checkpoints_after(directory: Path, step: int) -> None:
     Raises:
         CheckpointError: One cannot be removed.
     """
-    for found, path in sorted(list_checkpoints(directory).items()):
-        if found > step:
+    for number, path in sorted(list_checkpoints(directory).items()):
+        if number > step:
             try:
                 remove_checkpoint(path)
             except OSError as exc:

@@ -17,10 +17,7 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
     ``key.json``, in backups for instance, still open with the old key: the data keys stay the same.
 
     Args:
-        directory: Checkpoints of one run.
         peer: The party that must have signed them.
-        old: The present key.
-        new: The next one.
 
     Returns:
         Steps of the checkpoints that open with `new` now.
@@ -29,28 +26,28 @@ def rotate_keys(directory: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> 
         CheckpointError: One is foreign, opens with neither key, or cannot be written.
     """
     try:
-        found = sorted(list_checkpoints(directory).items())
-        return [step for step, path in found if _rotate(path, peer, old, new)]
+        checkpoints = sorted(list_checkpoints(directory).items())
+        return [step for step, path in checkpoints if _rotate_checkpoint(path, peer, old, new)]
     except OSError as exc:
         raise CheckpointError(f"{exc.filename or directory}: cannot be read or written ({exc.strerror})") from exc
 
 
-def _rotate(path: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> bool:
+def _rotate_checkpoint(path: Path, peer: Peer, old: KeyHolder, new: KeyHolder) -> bool:
     manifest = verify_manifest((path / MANIFEST_FILE).read_bytes(), peer, path / MANIFEST_FILE)
     if manifest.encryption is None:
         return False
-    where = path / KEY_FILE
-    data = where.read_bytes()
+    place = path / KEY_FILE
+    data = place.read_bytes()
     try:
-        unwrap_for(new, data, manifest.run, manifest.step, where)
+        unwrap_for(new, data, manifest.run, manifest.step, place)
     except CheckpointError:
-        data_key = unwrap_for(old, data, manifest.run, manifest.step, where)
+        data_key = unwrap_for(old, data, manifest.run, manifest.step, place)
         # beside the checkpoint, not inside: a file that the manifest does not name would make it unreadable
         spare = path.with_name(f".writing-{path.name}-{KEY_FILE}")
         with spare.open("wb") as file:
             file.write(wrap_for(new, data_key, manifest.run, manifest.step))
             file.flush()
             os.fsync(file.fileno())
-        spare.replace(where)
+        spare.replace(place)
         sync_directory(path)
     return True

@@ -46,21 +46,21 @@ def save_checkpoint(
     key: KeyHolder | None = None,
     log_head: LogHead | None = None,
 ) -> Path:
-    """Write the checkpoint of one step and remove what is no longer kept.
+    """Write the checkpoint of one step and remove checkpoints by the retention rule.
 
-    Everything is written to a directory beside, forced to disk, and renamed in one go. One process writes
-    to `directory` at a time. Checkpoints of later steps, which a run that went back has left behind, are
-    removed with those that are not kept; the new one never is.
+    All files are written to a directory beside, forced to disk, and renamed in one go. One process writes to
+    `directory` at a time. Checkpoints of later steps, left behind by a run that went back, are removed as well; the new
+    one never is.
 
     Args:
-        directory: Where the checkpoints of the run are; made when missing.
+        directory: Directory of the run's checkpoints; made when missing.
         step: Finished steps of the run.
         shards: One per stage, in any order; taken one at a time and let go of before the next.
         state: JSON data with the texts ``run`` and ``config_digest``, and whatever else a resumed run needs.
         sign: Signs the manifest of the checkpoint.
-        retention: Which checkpoints stay; it keeps at least 1.
+        retention: Rule of retention; it keeps at least 1.
         key: Encrypts everything but the manifest; None writes in the clear.
-        log_head: Where the audit log ends on this disk; None where there is none.
+        log_head: End of the audit log on this disk; None where there is none.
 
     Returns:
         The directory of the new checkpoint.
@@ -107,7 +107,7 @@ def save_checkpoint(
 
 
 class _Files:
-    """A writer of the files of one checkpoint, encrypted or not, that notes what the manifest says about them."""
+    """A writer of the files of one checkpoint, encrypted or not, that notes their entries for the manifest."""
 
     def __init__(self, target: Path, run: str, step: int, key: KeyHolder | None) -> None:
         self.entries: dict[str, FileEntry] = {}

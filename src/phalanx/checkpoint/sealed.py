@@ -13,7 +13,7 @@ from phalanx.errors import CheckpointError
 from phalanx.security.crypto import in_domain
 
 SEALED = ".sealed"
-"""What the name of an encrypted file ends with."""
+"""Suffix of encrypted files."""
 _CHUNK_BYTES = 2**20
 _TAG_BYTES = 16
 _MAGIC = b"phalanx-sealed-1"
@@ -24,8 +24,7 @@ class FilePlace:
     """The file and the checkpoint that a chunk belongs to; it opens nowhere else.
 
     Attributes:
-        run: Name of the run.
-        step: Finished steps.
+        step: Number of optimizer steps that are in it.
         file: Name of the encrypted file.
     """
 
@@ -49,11 +48,11 @@ class FileSealer:
 
     def seal(self, place: FilePlace, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
         """Yield the encrypted file; its last chunk says that it is the last, so that no cut passes for an end."""
-        cipher = self._cipher(place)
+        cipher = self._file_cipher(place)
         yield _MAGIC
-        for index, chunk in enumerate(_chunks(pieces)):
+        for index, chunk in enumerate(_full_chunks(pieces)):
             last = len(chunk) < _CHUNK_BYTES
-            yield cipher.encrypt(_nonce(index), chunk, _about(place, index, last=last))
+            yield cipher.encrypt(_chunk_nonce(index), chunk, _associated_data(place, index, last=last))
 
     def open(self, place: FilePlace, data: bytes, where: str) -> bytes:
         """Decrypt a whole file.
@@ -63,14 +62,16 @@ class FileSealer:
         """
         if not data.startswith(_MAGIC):
             raise CheckpointError(f"{where}: is not an encrypted file of this version; use an older checkpoint")
-        cipher, plain = self._cipher(place), bytearray()
+        cipher, plain = self._file_cipher(place), bytearray()
         body = memoryview(data)[len(_MAGIC) :]
         size = _CHUNK_BYTES + _TAG_BYTES
         count = len(body) // size + 1
         for index in range(count):
             chunk = body[index * size : (index + 1) * size]
             try:
-                plain += cipher.decrypt(_nonce(index), chunk, _about(place, index, last=index == count - 1))
+                plain += cipher.decrypt(
+                    _chunk_nonce(index), chunk, _associated_data(place, index, last=index == count - 1)
+                )
             except (InvalidTag, ValueError) as exc:
                 raise CheckpointError(
                     f"{where}: chunk {index} of {count} does not open: altered, cut or from another file, step or run, "
@@ -79,13 +80,13 @@ class FileSealer:
         return bytes(plain)
 
     def commitment(self, run: str, step: int) -> str:
-        """Return what the signed manifest says about the data key, hex; nothing can be computed from it."""
-        return self._derived(["commitment", run, step]).hex()
+        """Return the manifest's commitment to the data key, hex; nothing can be computed from it."""
+        return self._derive_key(["commitment", run, step]).hex()
 
-    def _cipher(self, place: FilePlace) -> AESGCM:
-        return AESGCM(self._derived(["file", place.run, place.step, place.file]))
+    def _file_cipher(self, place: FilePlace) -> AESGCM:
+        return AESGCM(self._derive_key(["file", place.run, place.step, place.file]))
 
-    def _derived(self, about: list[str | int]) -> bytes:
+    def _derive_key(self, about: list[str | int]) -> bytes:
         info = in_domain("checkpoint-file-key/1", canonical_json(about))
         return HKDF(algorithm=SHA256(), length=32, salt=None, info=info).derive(self._data_key)
 
@@ -93,7 +94,7 @@ class FileSealer:
         return "FileSealer(...)"
 
 
-def _chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+def _full_chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     """Yield full chunks and then one that is shorter, empty if need be."""
     buffer = bytearray()
     for piece in pieces:
@@ -108,9 +109,9 @@ def _chunks(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     yield bytes(buffer)
 
 
-def _nonce(index: int) -> bytes:
+def _chunk_nonce(index: int) -> bytes:
     return index.to_bytes(12, "big")
 
 
-def _about(place: FilePlace, index: int, *, last: bool) -> bytes:
+def _associated_data(place: FilePlace, index: int, *, last: bool) -> bytes:
     return in_domain("checkpoint-chunk/1", canonical_json([place.run, place.step, place.file, index, last]))

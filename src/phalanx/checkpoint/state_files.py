@@ -19,7 +19,7 @@ _TORN = -1
 
 
 def state_path(directory: Path, stage: int, party: str, step: int) -> Path:
-    """Where a party keeps its stage's state after so many steps; even and odd steps have a file each."""
+    """Return the path of a party's state after so many steps; even and odd steps have a file each."""
     return directory / f"stage-{stage}.{party}.{step % 2}.safetensors"
 
 
@@ -94,18 +94,18 @@ class _StateFile:
         self._offsets = {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
 
     def write(self, step: int, state: Mapping[str, Tensor]) -> None:
-        self._mark(_TORN)
+        self._mark_step(_TORN)
         for name, tensor in state.items():
-            self._put(tensor_buffers(tensor.detach().cpu().contiguous()), self._offsets[name])
-        self._mark(step)
+            self._put_bytes(tensor_buffers(tensor.detach().cpu().contiguous()), self._offsets[name])
+        self._mark_step(step)
 
     def close(self) -> None:
         os.close(self._handle)
 
-    def _mark(self, step: int) -> None:
-        self._put(memoryview(struct.pack("<q", step)), self._offsets[_MARK])
+    def _mark_step(self, step: int) -> None:
+        self._put_bytes(memoryview(struct.pack("<q", step)), self._offsets[_MARK])
 
-    def _put(self, data: memoryview, offset: int) -> None:
+    def _put_bytes(self, data: memoryview, offset: int) -> None:
         while data:
             written = os.pwrite(self._handle, data, offset)
             data, offset = data[written:], offset + written
@@ -122,8 +122,8 @@ def read_state(path: Path, step: int) -> dict[str, Tensor]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc}") from exc
-    found = int(tensors.pop(_MARK, torch.tensor(_TORN)))
-    if found != step:
-        state = "was being written" if found == _TORN else f"is of step {found}"
+    written_step = int(tensors.pop(_MARK, torch.tensor(_TORN)))
+    if written_step != step:
+        state = "was being written" if written_step == _TORN else f"is of step {written_step}"
         raise CheckpointError(f"{path}: {state}, expected the state of step {step}")
     return tensors

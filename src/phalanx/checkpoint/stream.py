@@ -18,7 +18,7 @@ class Shard:
 
     Attributes:
         stage: Index of the stage, from 0.
-        tensors: By name: ``weight/<parameter>`` and the optimizer's state of the same parameter, such as
+        tensors: Tensors by name: ``weight/<parameter>`` and the optimizer's state of the same parameter, such as
             ``exp_avg/<parameter>`` and ``exp_avg_sq/<parameter>``; any shape and dtype.
         num_steps: Optimizer steps that the state has taken.
     """
@@ -62,9 +62,9 @@ def safetensors_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
             raise CheckpointError(
                 f"checkpoint: {name!r:.200} is of {tensor.dtype}; expected one of {sorted(_NAMES.values())}"
             )
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
+        stop = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        offset = stop
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     yield struct.pack("<Q", len(text)) + text

@@ -4,7 +4,7 @@ A program that asked for JSON gets the same figures as an object, so they are no
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,17 +42,23 @@ def say_figures(figures: Mapping[str, Any]) -> None:
 
 
 def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print flat objects as one table on stdout; columns in the order of their first appearance."""
-    if for_programs():
+    """Print flat objects as one table on stdout, or as a list where the terminal is too narrow for it.
+
+    Columns are in the order of their first appearance.
+    """
+    if for_programs() or not rows:
         return
-    from rich.table import Column, Table
-    from rich.text import Text
+    from phalanx.telemetry.fitted_table import FittedTable
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(*(Column(Text(_plain(name))) for name in columns))
-    for row in rows:
-        table.add_row(*(Text(_as_text(row.get(name))) for name in columns))
-    say_page(table)
+    cells = [[_as_text(row.get(name)) for name in columns] for row in rows]
+    say_page(FittedTable(columns, cells, left=columns))
+
+
+def say_warnings(lines: Iterable[str]) -> None:
+    """Print warnings where errors are printed: a program that reads the answer does not find them in it."""
+    for line in lines:
+        typer.echo(line, err=True)
 
 
 def say_page(page: "RenderableType") -> None:

@@ -1,7 +1,9 @@
-"""``phalanx explain``: the page of an error's code, offline."""
+"""``phalanx explain``: the page of an error's code, or what a word of the project means; offline."""
 
+import difflib
 import re
 from functools import cache
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -9,9 +11,12 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.errors import ConfigError
 
-PAGES = "error_pages.md"
+PAGES, GLOSSARY = "error_pages.md", "glossary.md"
 _SECTION = re.compile(r"^## (PHX-[A-Z]\d{3})\n\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _PARTS = re.compile(r"(.+?)\n\n- \*\*Cause\.\*\* (.+?)\n- \*\*Look\.\*\* (.+?)\n- \*\*Cure\.\*\* (.+?)\s*", re.DOTALL)
+_CODE = re.compile(r"\[?(?:PHX-)?([A-Z]\d{3})\]?", re.IGNORECASE)
+_TERM = re.compile(r"^\| ([a-z][a-z0-9 -]*) \| (.+) \| `([\w/]+\.py)` \| `(\w+)` \|$", re.MULTILINE)
+_MAX_NEAR, _MIN_LIKENESS = 6, 0.6
 
 
 class ErrorPage(NamedTuple):
@@ -23,35 +28,69 @@ class ErrorPage(NamedTuple):
     cure: str
 
 
+class Term(NamedTuple):
+    """A word of the project."""
+
+    term: str
+    meaning: str
+    file: str
+    name: str
+
+
 @cache
 def error_pages() -> dict[str, ErrorPage]:
     """Read every page, by code."""
-    from importlib.resources import files
-
-    text = (files("phalanx.cli.answers") / PAGES).read_text(encoding="utf-8")
-    found = {code: _PARTS.fullmatch(body) for code, body in _SECTION.findall(text)}
+    found = {code: _PARTS.fullmatch(body) for code, body in _SECTION.findall(_packaged(PAGES).read_text("utf-8"))}
     return {
         code: ErrorPage(*(" ".join(one.split()) for one in parts.groups())) for code, parts in found.items() if parts
     }
 
 
-def _codes(incomplete: str) -> list[str]:
-    return [code for code in error_pages() if code.startswith(incomplete.upper())]
+@cache
+def glossary() -> dict[str, Term]:
+    """Read every term, by its words."""
+    packaged = _packaged(GLOSSARY)
+    # a checkout has the page where people read it, and nowhere else
+    path = packaged if packaged.is_file() else Path(__file__).resolve().parents[3] / "docs" / GLOSSARY
+    text = path.read_text("utf-8") if path.is_file() else ""
+    return {_words(term.term): term for term in (Term(*row) for row in _TERM.findall(text))}
+
+
+def _completions(incomplete: str) -> list[str]:
+    codes = [code for code in error_pages() if code.startswith(incomplete.upper())]
+    terms = [term.term for term in glossary().values() if term.term.startswith(incomplete.lower())]
+    return codes + (terms if incomplete else [])
 
 
 def explain(
-    code: Annotated[
+    word: Annotated[
         str | None,
-        typer.Argument(metavar="CODE", help="As an error ends with; left out: list all.", autocompletion=_codes),
+        typer.Argument(
+            metavar="CODE|TERM",
+            help="A code as an error ends with, or a word such as shadow; left out: list all.",
+            autocompletion=_completions,
+        ),
     ] = None,
 ) -> Answer:
-    """Say what an error's code means: its cause, where to look, and its cure."""
-    pages = error_pages()
-    if code is None:
-        for one, page in pages.items():
-            typer.echo(f"{one}  {page.title}")
-        return Answer({"codes": {one: page.title for one, page in pages.items()}})
-    wanted = code.strip("[]").upper()
+    """Say what an error's code means (its cause, where to look, its cure), or a word of terminal and reports."""
+    if word is None:
+        return _list_all()
+    if _CODE.fullmatch(word.strip()):
+        return _explain_code(word)
+    key, terms = _words(word), glossary()
+    found = terms.get(key) or terms.get(key.removesuffix("s"))
+    if found is None:
+        near = ", ".join(terms[one].term for one in _near(key, terms))
+        do = f"did you mean {near}?" if near else "`phalanx explain` lists what there is"
+        raise ConfigError(f"explain: no term {word[:40]!r} in the glossary; {do}").about(
+            code="PHX-C002", key="TERM", found=word[:40], do=do
+        )
+    typer.echo(f"{found.term}: {found.meaning}\n\nIn the code: {found.name}, in phalanx/{found.file}")
+    return Answer(found._asdict())
+
+
+def _explain_code(code: str) -> Answer:
+    pages, wanted = error_pages(), code.strip().strip("[]").upper()
     wanted = wanted if wanted.startswith("PHX-") else f"PHX-{wanted}"
     if wanted not in pages:
         raise ConfigError(f"explain: no error has the code {code[:40]!r}; `phalanx explain` lists them").about(
@@ -60,3 +99,28 @@ def explain(
     page = pages[wanted]
     typer.echo(f"{wanted}: {page.title}\n\nCause: {page.cause}\nLook:  {page.look}\nCure:  {page.cure}")
     return Answer({"code": wanted, **page._asdict()})
+
+
+def _list_all() -> Answer:
+    pages, terms = error_pages(), glossary()
+    for code, page in pages.items():
+        typer.echo(f"{code}  {page.title}")
+    typer.echo(f"\nterms: {', '.join(term.term for term in terms.values())}")
+    titles = {code: page.title for code, page in pages.items()}
+    return Answer({"codes": titles, "terms": {term.term: term.meaning for term in terms.values()}})
+
+
+def _near(key: str, terms: dict[str, Term]) -> list[str]:
+    """Return terms that are spelled alike, or have a word in common."""
+    alike = difflib.get_close_matches(key, terms, _MAX_NEAR, _MIN_LIKENESS)
+    shared = [term for term in terms if set(term.split()) & set(key.split())]
+    return list(dict.fromkeys([*alike, *shared]))[:_MAX_NEAR]
+
+
+def _words(text: str) -> str:
+    """Return a term as it is looked up: gradient_doubted, Gradient-doubted and gradient doubted are one."""
+    return re.sub(r"[\s_-]+", " ", text.strip().lower())
+
+
+def _packaged(name: str) -> Path:
+    return Path(__file__).resolve().parent / "answers" / name

@@ -1,11 +1,8 @@
 """Files that a command reads and writes whole: a full disk or a missing folder is said, never shown as a traceback."""
 
-import errno
 from pathlib import Path
 
-from phalanx.errors import DiskError, InputError
-
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}
+from phalanx.errors import DiskError, InputError, is_disk_fault, writing_cure
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -19,9 +16,7 @@ def write_file(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     except OSError as exc:
-        is_disk = exc.errno in _DISK
-        kind = DiskError if is_disk else InputError
-        do = "free space, or give another path" if is_disk else "give another path, or allow writing there"
+        kind, do = DiskError if is_disk_fault(exc) else InputError, writing_cure(exc)
         raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(file=str(path), do=do) from exc
 
 

@@ -1,5 +1,6 @@
 """``phalanx init``: a few questions, or flags, and a commented run file."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.console import say_warnings
 from phalanx.cli.files import write_text
 
 
@@ -14,14 +16,18 @@ def init(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file to write.")] = Path("run.toml"),
     *,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="scratch, finetune, remote, cluster or split; asked for if left out.")
+        str | None,
+        typer.Option(
+            "--kind",
+            help="scratch, finetune, chat, preferences, remote, cluster, split or federated; asked for if left out.",
+        ),
     ] = None,
     data: Annotated[
         list[Path] | None,
         typer.Option(
             "--data",
             metavar="PATH",
-            help="Files of text of any kind that a source reads, or a dataset; of split, one a client, labelled.",
+            help="Text, conversations, preferences or a dataset; of split and federated labelled texts, one a client.",
         ),
     ] = None,
     model: Annotated[
@@ -36,7 +42,7 @@ def init(
 ) -> Answer:
     """Write a commented run file to begin with; in a terminal, ask for what is left out."""
     from phalanx.errors import ConfigError
-    from phalanx.train import load_run
+    from phalanx.train import load_run, text_warnings
     from phalanx.train.starter import STARTERS, Answers
     from phalanx.train.starter import run_file as text_of
 
@@ -51,34 +57,44 @@ def init(
         )
     if kind is None:
         for name, starter in STARTERS.items():
-            typer.echo(f"  {name:<9} {starter.purpose}")
+            typer.echo(f"  {name:<11} {starter.purpose}")
         kind = typer.prompt("What do you begin with", default="scratch")
     if asks and not data:
-        what = "labelled texts (empty: codes of ICD-10)" if kind == "split" else "text (empty: Python's documentation)"
+        what = _ASKED.get(kind, "text (empty: Python's documentation)")
         given = typer.prompt(f"A file or directory of {what}", default="")
         data = [Path(given)] if given else None
-    if asks and kind == "finetune" and model is None:
+    if asks and kind in ("finetune", "chat", "preferences") and model is None:
         model = Path(typer.prompt("The model's directory"))
     names = [name for name in (part.strip() for part in workers.split(",")) if name]
     made = run_file.parent / f"{run_file.stem}-texts"
     text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task, made)).replace(
-        "THIS_FILE", str(run_file)
+        "THIS_FILE", shlex.quote(str(run_file))
     )
     write_text(run_file, text)
-    load_run(run_file)
+    run = load_run(run_file)
     typer.echo(f"wrote {run_file}")
+    say_warnings(text_warnings(run))
     following = _next(kind, run_file, names)
     for line in following:
         typer.echo(f"  {line}")
     return Answer({"run_file": run_file, "kind": kind, "next": following})
 
 
+_LABELLED = "labelled texts (empty: codes of ICD-10)"
+_ASKED = {
+    "split": _LABELLED,
+    "federated": _LABELLED,
+    "chat": "conversations, JSON lines",
+    "preferences": "preferences, JSON lines",
+}
+
+
 def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:
     """Return the commands that come next, to be copied."""
-    chosen = " ".join(f"--name {name}" for name in workers)
-    before = [f"phalanx invite {run_file} {chosen}  # prints what to run on each machine"]
+    file, chosen = shlex.quote(str(run_file)), " ".join(f"--name {name}" for name in workers)
+    before = [f"phalanx invite {file} {chosen}  # prints what to run on each machine"]
     return [
         *(before if kind == "remote" else ()),
-        f"phalanx train {run_file} --dry-run",
-        f"phalanx train {run_file}",
+        f"phalanx train {file} --dry-run",
+        f"phalanx train {file}",
     ]

@@ -10,7 +10,9 @@ from phalanx.cli.planned_guard import PlannedGuard, say_guard
 from phalanx.planner.cluster.catalog import open_cluster
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.cluster.links import read_probe
-from phalanx.planner.search.answer import PlanAnswer, causes
+from phalanx.planner.cost.estimate import Estimate
+from phalanx.planner.search.answer import PlanAnswer, refusal_causes
+from phalanx.planner.search.rank import ERROR
 
 _SHOWN = 15
 
@@ -36,6 +38,7 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
     say_figures(
         {
             "best": best.layout,
+            "global batch": _batch(best),
             **({"layers": best.layers, "devices": best.devices} if best.layers is not None else {}),
             "usable": len(answer.ranking.valid),
             "refused": len(answer.ranking.refused),
@@ -43,9 +46,20 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
             **({"run file": out} if out is not None else {}),
         }
     )
-    typer.echo("\n".join(causes(answer.ranking.refused)))
-    typer.echo("Estimates; --json and --html name what they rest on.")
+    typer.echo("\n".join(refusal_causes(answer.ranking.refused)))
+    typer.echo(
+        f"Estimates; --json and --html name what they rest on. Within {100 * ERROR:.0f} % none is the faster: of such "
+        "layouts the common one stands first."
+    )
     say_guard(guarded)
+
+
+def _batch(best: Estimate) -> str:
+    """Say what one step of all ranks trains on, which no layout changes."""
+    recipe, copies = best.recipe, best.layout.dp
+    share = f"{recipe.microbatches} x {recipe.sequences // copies // recipe.microbatches} on each of {copies}"
+    tokens = recipe.sequences * recipe.sequence_length
+    return f"{recipe.sequences} sequences of {recipe.sequence_length:,} tokens = {tokens:,} tokens ({share})"
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cluster.hardware import Cluster
 from phalanx.planner.guard.finding import Verification
-from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.adapter import Adapter, adapted_linears
 from phalanx.planner.model.read import read_shape, shape_of
 from phalanx.planner.model.recipe import Precision, Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -86,7 +86,7 @@ def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
     adapter: Adapter | None = model.planned_adapter
     if adapter is not None:
         # a target that is none is said before anything is planned
-        adapted(shape, adapter)
+        adapted_linears(shape, adapter)
     return adapter
 
 

@@ -13,16 +13,25 @@ from phalanx.cli.console import say_figures
 # the figures of summary.json that are worth a line each; those a run does not have are left out
 SUMMARY = (
     "status",
+    "worse_than_before",
     "steps",
+    "rounds",
+    "sites",
+    "excluded",
     "loss_first",
     "loss_last",
     "validation_perplexity",
     "ended_early",
     "best_checkpoint",
     "accuracy",
+    "accuracy_first",
+    "margin",
+    "margin_first",
     "macro_f1",
     "tfidf_accuracy",
     "majority_accuracy",
+    "privacy",
+    "epsilon_spent",
     "tokens_per_s",
     "audits",
     "attacks_injected",
@@ -38,7 +47,10 @@ SUMMARY = (
     "final_weights_digest",
 )
 _OF_A_DRILL = ("attacks_injected", "detections", "false_accusations")
-"""Known where attackers are started here; elsewhere a row of dashes."""
+"""Of use where attackers are started here; of any other run they say that nobody was started."""
+_OF_A_GUARD = ("audits", "evicted", "replaced", "verdicts_refused", "steps_redone", "in_doubt", "takeovers")
+_WHERE_THERE_IS_ONE = ("worse_than_before", "excluded", "evicted", "replaced", "verdicts_refused", "takeovers")
+"""Rows that say something where they are not empty, or not zero."""
 
 
 def report(
@@ -66,10 +78,45 @@ def summary_of(run_dir: Path) -> dict[str, Any]:
 
 
 def say_summary(summary: Mapping[str, Any]) -> None:
-    """Print what a user wants to know of ``summary.json`` on stdout."""
-    known = {**summary, **summary.get("classification", {}), **_ends(summary)}
-    measured = {name for name, value in known.items() if value is not None or name not in _OF_A_DRILL}
-    say_figures({name: known[name] for name in SUMMARY if name in measured})
+    """Print what a user wants to know of ``summary.json`` on stdout; rows that the run does not have are left out."""
+    known = {**summary, **_scores(summary), **_ends(summary), **_rounds(summary), **_privacy(summary)}
+    known["worse_than_before"] = ", ".join(summary.get("worse_than_before") or ())
+    shown = {name: value for name in SUMMARY if (value := known.get(name)) is not None}
+    if not known.get("attacks_injected"):
+        # a conviction of nobody's attacker stays: it is a false one
+        shown = {name: value for name, value in shown.items() if name not in _OF_A_DRILL or value}
+    if summary.get("guard") == "off":
+        shown = {name: value for name, value in shown.items() if name not in _OF_A_GUARD}
+    say_figures({name: value for name, value in shown.items() if value or name not in _WHERE_THERE_IS_ONE})
+
+
+def _scores(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a classifier, or a model of pairs, makes of held-out rows."""
+    pairs = summary.get("preferences")
+    # what a classifier had before is in its report
+    classes = {key: one for key, one in summary.get("classification", {}).items() if not key.endswith("_first")}
+    return {**classes, **({} if not isinstance(pairs, dict) else pairs)}
+
+
+def _rounds(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of a federated run in its own words: a step of it is a round."""
+    rounds = summary.get("federated")
+    if not isinstance(rounds, dict):
+        return {}
+    out = ", ".join(f"{site}: {reason}" for site, reason in rounds["excluded"].items())
+    sites = f"{', '.join(rounds['sites'])}; {rounds['asked']} asked a round; the owner sees {rounds['owner_sees']}"
+    return {"steps": None, "steps_lost": None, "rounds": summary.get("steps"), "sites": sites, "excluded": out}
+
+
+def _privacy(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whose data a bound protects, and what of it is spent."""
+    told = summary.get("privacy")
+    if not isinstance(told, dict):
+        return {}
+    return {
+        "privacy": f"protects {told.get('example', 'one training row')}",
+        "epsilon_spent": f"{told['epsilon_spent']:.4g} of {told['epsilon']:g} at delta {told['delta']:g}",
+    }
 
 
 def _ends(summary: Mapping[str, Any]) -> dict[str, str]:

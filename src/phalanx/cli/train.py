@@ -8,7 +8,7 @@ import typer
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_page
+from phalanx.cli.console import say_page, say_warnings
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 from phalanx.cli.report import say_summary, summary_of
@@ -40,13 +40,14 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
-    from phalanx.train import check_directory, check_inputs, default_directory, load_run
+    from phalanx.train import check_directory, check_inputs, default_directory, load_run, text_warnings
     from phalanx.transport.config import check_port
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
     run = load_run(run_file, overrides)
     check_inputs(run)
+    say_warnings(text_warnings(run))
     if not run.is_domain and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
         if run.pipeline.remote_workers:
@@ -60,7 +61,7 @@ def train(
         die_with_parent()
     with one_blas_thread():
         from phalanx.report import write_report
-        from phalanx.train import describe, follow, plays_rank
+        from phalanx.train import describe, drill_result, follow, plays_rank
         from phalanx.train import train as train_run
 
     if run.attack.kind != "none":
@@ -88,4 +89,7 @@ def train(
     say_summary(summary)
     page = write_report(Path(summary["run_dir"]))
     typer.echo(f"report: {page}")
+    shown = drill_result(summary)
+    if shown is not None:
+        typer.echo(shown)
     return Answer({**summary, "report": page}, EXIT_CODE_OF[summary["status"]])

@@ -17,6 +17,7 @@ from phalanx.config.own_code import (
     source_files,
     users_traceback,
 )
+from phalanx.config.relative_paths import check_relative_paths
 from phalanx.config.strict import StrictModel, any_kind, check_name, one_of
 from phalanx.config.text import escape_controls, is_plain, printable
 
@@ -29,6 +30,7 @@ __all__ = [
     "changed_code",
     "check_methods",
     "check_name",
+    "check_relative_paths",
     "code_key",
     "config_of",
     "digest",

@@ -25,7 +25,6 @@ class CodeReference:
 
     Attributes:
         where: A file ending in ``.py``, or the dotted name of an installed module.
-        name: The object in it.
         digest: SHA-256 in hex of its source; empty where it is not pinned yet.
     """
 
@@ -58,23 +57,23 @@ def parse_reference(kind: str) -> CodeReference:
     Raises:
         ConfigError: It is neither ``file.py:object`` nor ``module:object``, with or without ``@`` and a digest.
     """
-    where, _, rest = kind.rpartition(":")
-    name, at, digest = rest.partition("@")
-    found = CodeReference(where, name, digest)
+    source, _, rest = kind.rpartition(":")
+    name, separator, digest = rest.partition("@")
+    reference = CodeReference(source, name, digest)
     if not name.isidentifier():
         raise ConfigError(
             f"{kind}: found {name!r} behind the colon; expected one name such as Chats, without dots or spaces"
         )
-    if at and not _DIGEST.fullmatch(digest):
+    if separator and not _DIGEST.fullmatch(digest):
         raise ConfigError(f"{kind}: found {digest[:80]!r} behind the @; expected 64 digits of SHA-256, or nothing")
-    path = Path(where)
-    if found.is_file and (path.is_absolute() or ".." in path.parts):
+    path = Path(source)
+    if reference.is_file and (path.is_absolute() or ".." in path.parts):
         raise ConfigError(f"{kind}: expected a file in the run file's directory or below it; copy it there")
-    if not found.is_file and not all(part.isidentifier() for part in where.split(".")):
+    if not reference.is_file and not all(part.isidentifier() for part in source.split(".")):
         raise ConfigError(
-            f"{kind}: found {where!r} before the colon; expected a file that ends in .py, or an installed module"
+            f"{kind}: found {source!r} before the colon; expected a file that ends in .py, or an installed module"
         )
-    return found
+    return reference
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ def find_source(reference: CodeReference, home: Path) -> CodeSource:
     """Find the source of a reference; nothing of it is run.
 
     Args:
-        reference: What is looked for.
         home: The directory of the file that names it.
 
     Raises:
@@ -110,10 +108,10 @@ def find_source(reference: CodeReference, home: Path) -> CodeSource:
 
 def _file_source(reference: CodeReference, home: Path) -> CodeSource:
     path, home = home / reference.where, home.resolve()
-    kept = home / KEPT_CODE / f"{reference.digest}.py"
-    if reference.digest and not path.exists() and kept.exists():
+    pinned_copy = home / KEPT_CODE / f"{reference.digest}.py"
+    if reference.digest and not path.exists() and pinned_copy.exists():
         # the resolved run file of a run directory, where the digest names the file
-        path = kept
+        path = pinned_copy
     if not path.resolve().is_relative_to(home):
         raise ConfigError(f"{path}: leads to {path.resolve()}, outside {home}; copy the file to where the run file is")
     try:
@@ -163,6 +161,6 @@ def installed_roots() -> list[Path]:
     for root in list(roots):
         for added in sorted(root.glob("*.pth")):
             lines = added.read_text(encoding="utf-8", errors="replace").splitlines()
-            wanted = (line for line in lines if line.strip() and not line.startswith(("#", "import ", "import\t")))
-            roots |= dict.fromkeys((root / line.strip()).resolve() for line in wanted)
+            path_rows = (row for row in lines if row.strip() and not row.startswith(("#", "import ", "import\t")))
+            roots |= dict.fromkeys((root / row.strip()).resolve() for row in path_rows)
     return list(roots)

@@ -21,7 +21,7 @@ def require_bitsandbytes(key: str) -> None:
     """Look for bitsandbytes without importing it.
 
     Args:
-        key: What of the run file needs it.
+        key: Key of the run file that needs it.
 
     Raises:
         ConfigError: It is not installed.
@@ -36,7 +36,7 @@ def require_tenseal(key: str) -> None:
     """Look for TenSEAL without importing it.
 
     Args:
-        key: What of the run file needs it.
+        key: Key of the run file that needs it.
 
     Raises:
         ConfigError: It is not installed.

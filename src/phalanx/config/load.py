@@ -27,14 +27,12 @@ def load_config(
     """Read one TOML file, apply overrides and validate.
 
     Args:
-        path: The file.
-        model: The config class.
         overrides: ``section.key=value`` strings, with values in TOML or plain text, and ``section.key-``, which takes
             a key or a section out; in this order.
-        prepare: Changes what was read, given the directory of the file, before it is validated.
+        prepare: Changes the parsed values, given the directory of the file, before validation.
 
     Raises:
-        ConfigError: Names the file, the key, the value found and what was expected.
+        ConfigError: Names the file, the key, the value found and the expected one.
     """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -44,8 +42,9 @@ def load_config(
         ) from exc
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
-        raise ConfigError(f"{path}: is not valid TOML: {exc}").about(
-            code="PHX-C004", file=str(path), found=str(exc)
+        do = "mend that line: key = value, text in quotes"
+        raise ConfigError(f"{path}: is not valid TOML: {exc}; {do}").about(
+            code="PHX-C004", file=str(path), found=str(exc), do=do
         ) from exc
     return config_of(data, path, model, overrides, prepare)
 
@@ -57,14 +56,13 @@ def config_of(
     overrides: Iterable[str] = (),
     prepare: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Config:
-    """Make a config of what a file or a command line says; as `load_config`, which reads the file.
+    """Make a config from values of a file or a command line; `load_config` reads the file.
 
     Args:
         data: Sections and keys; overrides are written into it.
-        path: Where they are from, for messages and for `prepare`.
-        model: The config class.
-        overrides: As of `load_config`.
-        prepare: As of `load_config`.
+        path: Source of the values, for messages and for `prepare`.
+        overrides: See `load_config`.
+        prepare: See `load_config`.
 
     Raises:
         ConfigError: As `load_config`.
@@ -88,9 +86,9 @@ def config_of(
         # JSON mode: strict types, but a TOML array may become a tuple
         return model.model_validate_json(json.dumps(data))
     except ValidationError as exc:
-        found = [_explain(error, model) for error in exc.errors()]
-        message = "\n".join(f"{path}: {facts['key']}: {said}" for said, facts in found)
-        raise ConfigError(message).about(file=str(path), **found[0][1]) from exc
+        explanations = [_explain(error, model) for error in exc.errors()]
+        message = "\n".join(f"{path}: {facts['key']}: {explanation}" for explanation, facts in explanations)
+        raise ConfigError(message).about(file=str(path), **explanations[0][1]) from exc
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -153,7 +151,7 @@ def _dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str, str]]:
-    """Return what is wrong in words, and as facts for programs."""
+    """Return an error in words, and as facts for programs."""
     facts = {"key": ".".join(str(part) for part in error["loc"]) or "(whole file)"}
     if error["type"] == "extra_forbidden":
         choices = _choices(model, error["loc"][:-1])
@@ -168,28 +166,33 @@ def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str
     if error["type"] == "union_tag_not_found":
         return "missing; add it", facts | {"code": "PHX-C006", "key": f"{facts['key']}.kind", "do": "add it"}
     if error["type"] == "union_tag_invalid":
-        tag, known = repr(error["ctx"]["tag"]), str(error["ctx"]["expected_tags"])
-        facts |= {"code": "PHX-C007", "key": f"{facts['key']}.kind", "found": tag, "expected": f"one of {known}"}
-        return f"found {tag}; expected one of {known}", facts
+        tag, expected_tags = repr(error["ctx"]["tag"]), str(error["ctx"]["expected_tags"])
+        facts |= {
+            "code": "PHX-C007",
+            "key": f"{facts['key']}.kind",
+            "found": tag,
+            "expected": f"one of {expected_tags}",
+        }
+        return f"found {tag}; expected one of {expected_tags}", facts
     if error["type"] == "value_error":
         return str(error["ctx"]["error"]), facts
-    found = repr(error["input"])
-    if len(found) > LONGEST_VALUE:
-        found = f"{found[:LONGEST_VALUE]}..."
+    value = repr(error["input"])
+    if len(value) > LONGEST_VALUE:
+        value = f"{value[:LONGEST_VALUE]}..."
     expected = error["msg"].removeprefix("Input ")
-    return f"found {found}; {expected}", facts | {"code": "PHX-C007", "found": found, "expected": expected}
+    return f"found {value}; {expected}", facts | {"code": "PHX-C007", "found": value, "expected": expected}
 
 
 def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     current = [model]
     for part in path:
-        fields = [one.model_fields[str(part)] for one in current if str(part) in one.model_fields]
+        fields = [model.model_fields[str(part)] for model in current if str(part) in model.model_fields]
         if fields:
             current = [inner for field in fields for inner in _models_in(field.annotation)]
         else:
             # an index, a key of a mapping, or the tag that picked one member of a union
-            current = [one for one in current if _has_tag(one, part)] or current
-    return sorted({name for one in current for name in one.model_fields})
+            current = [model for model in current if _has_tag(model, part)] or current
+    return sorted({name for model in current for name in model.model_fields})
 
 
 def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
@@ -199,4 +202,4 @@ def _has_tag(model: type[BaseModel], tag: int | str) -> bool:
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [found for inner in get_args(annotation) for found in _models_in(inner)]
+    return [model for inner in get_args(annotation) for model in _models_in(inner)]

@@ -1,7 +1,7 @@
 """Code of the user's own behind a ``kind``: ``file.py:object`` or ``installed.module:object``, pinned by its digest.
 
-A run file names the code, its directory is the only place where files are looked for, and what is run are the very
-bytes that were hashed. A reference in a peer's message finds only what this process has opened for itself.
+A run file names the code, files are looked for in its directory only, and the executed bytes are those that were
+hashed. A reference in a peer's message finds only code that this process has opened for itself.
 """
 
 import importlib
@@ -35,7 +35,6 @@ def pin_own_code(data: Any, home: Path) -> None:
 
     Args:
         data: The run file as it was read; changed in place.
-        home: Its directory.
 
     Raises:
         ConfigError: A reference is none, or its source cannot be had.
@@ -81,10 +80,9 @@ def changed_code(expected: list[str], found: list[str]) -> str | None:
 
 
 def open_own_code(kind: str, home: Path) -> None:
-    """Run the source of one reference, so that `resolve` finds what it names; a second time does nothing.
+    """Run the source of one reference, so that `resolve` finds its objects; a second call does nothing.
 
     Args:
-        kind: The reference, pinned.
         home: The directory of the file that names it.
 
     Raises:
@@ -121,8 +119,7 @@ def resolve(kind: str, table: Mapping[str, Found], own: Callable[[str, Any], Fou
 
     Args:
         kind: A name of the table, or a reference that this process has opened.
-        table: What there is.
-        own: Makes a line of what the reference names, or refuses it with `lacks`; called with the reference.
+        own: Makes a table entry from a reference, or refuses it with `lacks`.
 
     Raises:
         ConfigError: It is neither.
@@ -145,7 +142,7 @@ def check_methods(kind: str, found: Any, what: str, methods: tuple[str, ...]) ->
     """Return where an object has every method of an interface.
 
     Raises:
-        ConfigError: Names those that it has not.
+        ConfigError: Names the missing methods.
     """
     missing = [name for name in methods if not callable(getattr(found, name, None))]
     if missing:
@@ -168,13 +165,13 @@ def source_files(kinds: list[str]) -> Iterator[tuple[str, bytes]]:
 
 def users_traceback(error: BaseException) -> str:
     """Return the traceback of an error from the first line of code that is the user's own, without our frames."""
-    told = traceback.TracebackException.from_exception(error, compact=True)
-    own = {str(opened.source.path) for opened in _OPENED.values()} | _RUNNING
-    frames = list(told.stack)
-    first = next((at for at, frame in enumerate(frames) if frame.filename in own), len(frames))
-    told.stack = traceback.StackSummary.from_list(frames[first:])
-    told.__cause__ = told.__context__ = None
-    return "".join(told.format()).rstrip()
+    summary = traceback.TracebackException.from_exception(error, compact=True)
+    own_files = {str(opened.source.path) for opened in _OPENED.values()} | _RUNNING
+    frames = list(summary.stack)
+    first = next((index for index, frame in enumerate(frames) if frame.filename in own_files), len(frames))
+    summary.stack = traceback.StackSummary.from_list(frames[first:])
+    summary.__cause__ = summary.__context__ = None
+    return "".join(summary.format()).rstrip()
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ def any_kind(configs: Mapping[str, type[StrictModel]], own: type[StrictModel] | 
     """Return the type of any of these sections, told apart by ``kind``.
 
     Args:
-        configs: By kind.
-        own: The section of what the user's own code adds; its kind is a reference.
+        own: Section of the user's own code; its kind is a reference.
     """
     table = configs if own is None else {**configs, OWN_KIND: own}
     tagged: list[Any] = [Annotated[config, Tag(name)] for name, config in table.items()]
@@ -37,7 +36,7 @@ def _kind_of(value: Any) -> Any:
 
 
 def one_of(names: Collection[str] | Callable[[], Collection[str]], *, or_own: bool = False) -> AfterValidator:
-    """Accept what is in `names` when a config is read, and refuse anything else as a `Literal` would.
+    """Accept members of `names` when a config is read, and refuse other values as a `Literal` would.
 
     Args:
         names: A table by name, or what gives the names where only some of a table's count.

@@ -18,23 +18,25 @@ def printable(text: str, limit: int = MOST_CHARACTERS, *, keep: str = "") -> str
     """Return at most `limit` characters of a text, with a question mark for each that is not plain.
 
     Args:
-        text: Text of another party.
         limit: Characters beyond it are cut off.
         keep: Characters that may pass although they are not plain, such as line ends in a text of our own.
     """
-    return "".join(one if is_plain(one) or one in keep else "?" for one in text[:limit])
+    return "".join(character if is_plain(character) or character in keep else "?" for character in text[:limit])
 
 
 def escape_controls(text: str, keep: str = "\n\t") -> str:
     """Return a whole text of a model or a document as a terminal may show it, with the code of each control character.
 
     Args:
-        text: Of any length; pieces of one text may be given one after the other.
+        text: Any length; pieces of one text may be passed one after the other.
         keep: Characters that may pass although they are not plain.
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(one if is_plain(one) or one in keep or one in _JOINERS else _escaped(one) for one in text)
+    return "".join(
+        character if is_plain(character) or character in keep or character in _JOINERS else _escaped(character)
+        for character in text
+    )
 
 
 def _escaped(character: str) -> str:

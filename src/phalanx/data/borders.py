@@ -1,28 +1,67 @@
-"""Where texts begin and meet in tokens, by what a tokenizer itself says of them."""
+"""Where texts begin and meet in tokens, by a tokenizer's own markers."""
 
+import unicodedata
 from collections.abc import Sequence
 
 import tokenizers
 
 
-def border_of(encoding: tokenizers.Encoding, characters: int) -> int:
-    """Return the number of the first token that reaches beyond so many characters; that of all where none does."""
-    return next((at for at, (_, stop) in enumerate(encoding.offsets) if stop > characters), len(encoding.ids))
+def bare_encoder(backend: tokenizers.Tokenizer, *, special_is_text: bool) -> tokenizers.Tokenizer:
+    """Return a copy that writes nothing around a text, and whose offsets count every character.
+
+    Post-processors of byte-level tokenizers trim spaces off the offsets of a token, so that a token seems to end before
+    a border that it reaches over.
+
+    Args:
+        special_is_text: Whether a special token that is spelled out in a text is text.
+    """
+    copy = tokenizers.Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    copy.post_processor = None
+    copy.encode_special_tokens = special_is_text
+    return copy
+
+
+def border_of(encoding: tokenizers.Encoding, text: str, characters: int) -> int:
+    """Return the number of the first token that reaches beyond so many characters; that of all where none does.
+
+    Args:
+        encoding: Of the text by a `bare_encoder`.
+        characters: From the beginning of the text.
+    """
+    offsets = encoding.offsets
+    if _is_composed(offsets, text, characters):
+        characters -= 1
+    return next((at for at, (_, stop) in enumerate(offsets) if stop > characters), len(encoding.ids))
+
+
+def _is_composed(offsets: Sequence[tuple[int, int]], text: str, at: int) -> bool:
+    """Return whether a normalizer made one character of those on both sides of a place; offsets name the first."""
+    if not 0 < at < len(text) or any(start <= at < stop for start, stop in offsets):
+        return False
+    pair = text[at - 1 : at + 1]
+    return len(unicodedata.normalize("NFC", pair)) < sum(len(unicodedata.normalize("NFC", one)) for one in pair)
+
+
+def frame_of(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what a tokenizer's post-processor writes before a text, and behind it."""
+    bare, whole = (list(backend.encode("a", add_special_tokens=adds).ids) for adds in (False, True))
+    begins = (at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare)
+    begin = next(begins, None)
+    return ((), ()) if begin is None else (tuple(whole[:begin]), tuple(whole[begin + len(bare) :]))
 
 
 def first_ids_of(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """Return what a tokenizer's post-processor writes before a text."""
-    bare, whole = (list(backend.encode("a", add_special_tokens=adds).ids) for adds in (False, True))
-    begins = (at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare)
-    return tuple(whole[: next(begins, 0)])
+    """Return the ids that a tokenizer's post-processor writes before a text."""
+    return frame_of(backend)[0]
 
 
 def without_last(ids: Sequence[int], bare: Sequence[int]) -> list[int]:
     """Return the ids of a text without what its tokenizer writes behind it.
 
     Args:
-        ids: With what it writes before and behind.
-        bare: Without.
+        ids: Ids with the post-processor's own before and behind.
     """
     whole, inner = list(ids), list(bare)
     begins = (at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner)

@@ -27,9 +27,6 @@ class ChatSplitRecord(StrictModel):
     """The content of one split.
 
     Attributes:
-        conversations: Those that were kept.
-        tokens: Of all of them.
-        targets: Tokens that are learned.
         digests: SHA-256 of tokens, weights and beginnings.
     """
 
@@ -43,11 +40,11 @@ class ChatManifest(StrictModel):
     """Everything about a corpus of conversations but its tokens.
 
     Attributes:
-        key: Of all that decided it.
+        key: Key of everything that decided it.
         template: The name of the chat template.
         template_digest: SHA-256 of its text.
-        end_of_turn: The token that ends what the assistant says; None where the template writes none.
-        dropped: How many conversations were left out, by reason.
+        end_of_turn: The token that ends an assistant's turn; None where the template writes none.
+        dropped: Number of left-out conversations, by reason.
         examples: Names of the first of them.
     """
 
@@ -66,11 +63,11 @@ class ChatManifest(StrictModel):
 
 
 class ChatCorpus(Corpus):
-    """A corpus of conversations; the labels of its rows are what the assistant says.
+    """A corpus of conversations; the labels of its rows are the assistant's turns.
 
     Attributes:
-        manifest: What it was made of.
-        directory: Of the shards, a dataset as any other.
+        manifest: Its sources and settings.
+        directory: Directory of the shards, a dataset as any other.
         template: The file of its chat template, which exports of the model get.
     """
 
@@ -91,7 +88,7 @@ class ChatCorpus(Corpus):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of it: how much is learned, and what was left out."""
+        """Return remarks for people: the learned share, and left-out conversations."""
         train, dropped = self.manifest.train, self.manifest.dropped
         learned = f"{train.targets} of {train.tokens} tokens in {train.conversations} conversations are learned"
         lines = [f"{learned}, by the chat template {self.manifest.template}"]
@@ -105,8 +102,6 @@ def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = 
     """Check a corpus of conversations and open it.
 
     Args:
-        home: Of its shards.
-        layout: How tokens become sequences.
         signer: Fingerprint of the key that must have signed it; None: any.
 
     Raises:

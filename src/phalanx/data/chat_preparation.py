@@ -60,8 +60,7 @@ class ChatJob:
     """Where and how a corpus of conversations is made.
 
     Attributes:
-        cache_dir: Results live here.
-        seed: Of the split into training and validation.
+        seed: Seed of the split into training and validation.
         tokenizer_path: The model's directory, or its ``tokenizer.json``.
         report: Told a phase and the documents done in it.
     """
@@ -76,8 +75,8 @@ def prepare_conversations(config: DataConfig, wanted: ConversationsConfig, job: 
     """Read, split, render and encode conversations, or open the result of an earlier call.
 
     Raises:
-        DataError: A source is missing or empty; a conversation is broken or too long and the run file does not say that
-            such are dropped, with file and line; the tokenizer lacks what the template writes; or the cache is damaged.
+        DataError: A source is missing or empty; a conversation is broken or too long and the run file does not drop
+            such, with file and line; the tokenizer lacks tokens that the template writes; or the cache is damaged.
         ModelError: The template is broken, or does or takes what no template may.
 
     Guarantees:
@@ -276,10 +275,8 @@ class _ChatBuild:
         if not train.conversations:
             raise DataError(f"data.conversations: none is left for training{said}; add some").about(code="PHX-I012")
         if self._config.validation_share > 0 and not held_out.conversations:
-            raise DataError(
-                f"data.conversations: none is held out{said}; raise data.validation_share, add conversations, or set "
-                "the share to 0"
-            ).about(code="PHX-I012")
+            do = "raise data.validation_share, or add conversations"
+            raise DataError(f"data.conversations: none is held out{said}; {do}").about(code="PHX-I012", do=do)
 
 
 def _template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:

@@ -52,7 +52,7 @@ class BpeConfig(StrictModel):
 
 
 class ModelTokenizerConfig(StrictModel):
-    """The tokenizer in the model's own directory; `eos_token` overrides the one that it names."""
+    """The tokenizer in the model's own directory; `eos_token` overrides its end token."""
 
     kind: Literal["model"] = "model"
     eos_token: str | None = Field(default=None, min_length=1)
@@ -80,6 +80,32 @@ FileOfEach = Annotated[
     tuple[Annotated[Path, Field(strict=False)], ...], Field(strict=False), BeforeValidator(_listed)
 ]
 """One path, or a list of them."""
+
+
+class PromptSource(StrictModel):
+    """A file of prompts, a JSON object a line.
+
+    Attributes:
+        ignore: Fields of a message that may be there and are not read; any other unknown one is an error.
+    """
+
+    path: Annotated[Path, Field(strict=False)]
+    ignore: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_path(self, write: SerializerFunctionWrapHandler) -> Any:
+        """Write a path alone where nothing is ignored, as it always was."""
+        plain = write(self)
+        return plain if self.ignore else plain["path"]
+
+
+def _prompt_sources(value: object) -> object:
+    listed = value if isinstance(value, list | tuple) else [value]
+    return [{"path": one} if isinstance(one, str | Path) else one for one in listed]
+
+
+PromptFiles = Annotated[tuple[PromptSource, ...], Field(strict=False), BeforeValidator(_prompt_sources)]
+"""One file of prompts, or a list of them; each a path, or a section with `ignore`."""
 
 
 class OwnTaskConfig(StrictModel):
@@ -131,12 +157,12 @@ class LabelledConfig(StrictModel):
     """Labelled texts of one task, for the clients of a split: shared out to them, or files of their own.
 
     Attributes:
-        task: Which one; or the files of a task of the clients' own, all texts of which are used.
+        task: Name of the task; or the files of a task of the clients' own, all texts of which are used.
         home: Folder of its files; left out, the usual places. Two tasks come with Python packages.
         texts_per_client: Training texts of each client: equal numbers, since clients take turns.
         test_texts: Held out, the same for every seed.
-        alpha: Of the Dirichlet distribution by which classes are shared out to clients, where a task has no silos of
-            its own; small: each client has few classes, large: all are alike.
+        alpha: Parameter of the Dirichlet distribution by which classes are shared out to clients, where a task has no
+            silos of its own; small: each client has few classes, large: all are alike.
     """
 
     task: TaskConfig
@@ -176,7 +202,7 @@ class ValidationSetConfig(StrictModel):
     """One more validation set: text that is measured by name, and never trained on by this run.
 
     Attributes:
-        name: In metrics, summary, report and TensorBoard.
+        name: Name in metrics, summary, report and TensorBoard.
         sources: All their documents belong to the set; nothing compares them with the training text.
         max_sequences: At most so many sequences are used, spread evenly.
     """
@@ -203,10 +229,9 @@ class DataConfig(StrictModel):
         sources: Read in this order; a document seen before is dropped.
         labelled: Texts of a classification task, for ``train.objective = "classification"``.
         preferences: Which of two answers is better, or whether one is wanted.
-        dataset: Token shards.
-        conversations: What the assistant says in them is learned; with ``attention = "document"`` several are put whole
-            into a sequence, else each has one for itself.
-        prompts: Files of JSON lines with a text ``prompt`` each, for objectives that learn from what the model writes.
+        conversations: The assistant's turns are learned; with ``attention = "document"`` several are put whole into a
+            sequence, else each has one for itself.
+        prompts: Files of JSON lines with a ``prompt`` each, for objectives that learn from what the model writes.
         tokenizer: Trained here, the model's own, a file, or the one of the dataset.
         sequence_length: Tokens of one packed sequence; of a labelled text, the rest of which is cut off.
         validation_share: Share of the documents that is held out, drawn by content and seed; a dataset has a split.
@@ -227,7 +252,7 @@ class DataConfig(StrictModel):
     preferences: PreferencesConfig | None = None
     dataset: DatasetConfig | None = None
     conversations: ConversationsConfig | None = None
-    prompts: FileOfEach = ()
+    prompts: PromptFiles = ()
     tokenizer: TokenizerConfig = DatasetTokenizerConfig()
     sequence_length: int = Field(ge=2)
     validation_share: float = Field(default=0.05, ge=0.0, le=0.5, allow_inf_nan=False)

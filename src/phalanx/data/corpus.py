@@ -27,12 +27,11 @@ class SequenceLayout:
     """How tokens become sequences, and sequences a run.
 
     Attributes:
-        sequence_length: Tokens of a sequence.
         max_validation_sequences: At most so many held-out ones are used, spread evenly.
-        packing: As in the run file.
-        attention: As in the run file.
-        phases: As in the run file.
-        weights: Of each group in phases that give none.
+        packing: See the run file.
+        attention: See the run file.
+        phases: See the run file.
+        weights: Weight of each group in phases that give none.
         repeats: Passes that a group gives at most.
         skip: Ranges of batches that are left out.
         weighted: Whether batches bring the weight of each label.
@@ -50,7 +49,7 @@ class SequenceLayout:
 
     @classmethod
     def of(cls, config: DataConfig) -> Self:
-        """Return what a run file says."""
+        """Return the layout of a run file."""
         return cls(
             config.sequence_length,
             config.max_validation_sequences,
@@ -71,9 +70,8 @@ class CorpusFacts:
     Attributes:
         digest: SHA-256 in hex of every token.
         vocab_size: One more than the largest token id.
-        eos_id: Ends every document.
         tokenizer_path: Its ``tokenizer.json``.
-        trust: What is known of the signer of a dataset, in one sentence; empty of text that was prepared here.
+        trust: Description of a dataset's signer in one sentence; empty for text that was prepared here.
     """
 
     digest: str
@@ -90,8 +88,6 @@ class TokenGroup:
     Attributes:
         name: Empty where a corpus is one group.
         digest: SHA-256 in hex of its training tokens.
-        train: Trained on.
-        validation: Held out.
     """
 
     name: str
@@ -106,19 +102,11 @@ class Corpus:
     A sequence may hold several documents. No loss is taken across a border; attention reaches back over it, as in
     GPT-2's training, unless the layout says that it stays inside a document.
 
-    Args:
-        facts: What identifies it.
-        groups: At least one.
-        layout: How they become sequences.
-
     Attributes:
         digest: SHA-256 in hex of every token, and of how documents are packed.
         vocab_size: One more than the largest token id.
-        eos_id: Ends every document.
         tokenizer_path: Its ``tokenizer.json``.
-        layout: How tokens become sequences.
-        trust: As in `CorpusFacts`.
-        num_train_sequences: Over all groups.
+        trust: See `CorpusFacts`.
         num_validation_sequences: At most so many as the layout says; 0 when nothing is held out.
 
     Raises:
@@ -153,7 +141,7 @@ class Corpus:
         first = list(tokenizer.first_ids)
         if not first or tokenizer.eos_id in first:
             return ""
-        named = " ".join(tokenizer.backend.id_to_token(one) or str(one) for one in first)
+        named = tokenizer.beginning
         tokens = self._groups[0].train.tokens
         if np.asarray(tokens[: len(first)]).tolist() == first:
             return f"documents begin with {named}, as the tokenizer begins texts"
@@ -177,8 +165,6 @@ class Corpus:
         """Return the order in which a run sees the sequences, or the share of one of several loaders.
 
         Args:
-            seed: Of the run.
-            batch_size: Of the loader.
             share: (number, of so many): of each group only every so manyth sequence, which `shared` numbers.
 
         Raises:
@@ -234,7 +220,7 @@ class Corpus:
         """Training sequences by number.
 
         Raises:
-            DataError: There is no such sequence, or its tokens are not those that were signed.
+            DataError: There is no such sequence, or its tokens are not the signed ones.
         """
         _check_numbers(indices, self.num_train_sequences)
         return self._batch(self._train, indices, indices)

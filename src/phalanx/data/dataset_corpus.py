@@ -26,9 +26,7 @@ def open_shards(
     """Open a dataset as a run file names it.
 
     Args:
-        config: Of the run's data.
-        dataset: Which of its groups are used, and by which key it is signed.
-        directory: Where it is.
+        dataset: Its used groups, and its signer's key.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Raises:

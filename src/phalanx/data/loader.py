@@ -56,7 +56,6 @@ class Rewrite(Protocol):
         """Return the batch that is learned.
 
         Args:
-            batch: As it was packed.
             samples: The number of each row in the run, or among the held-out rows.
             phases: The number of each row's phase.
             held_out: Whether the rows are measured on alone.
@@ -77,7 +76,7 @@ class RewrittenHeldOut:
         return self._sequences.num_validation_sequences
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
-        """As `HeldOut` says; rows are those of the first phase."""
+        """See `HeldOut`; rows are those of the first phase."""
         batch = self._sequences.validation_batch(indices)
         return self._rewrite(batch, list(indices), [0] * len(indices), held_out=True)
 
@@ -89,12 +88,10 @@ class BatchLoader:
     would have seen, none lost and none doubled, on any number of ranks and even with another batch size.
 
     Args:
-        corpus: Where sequences come from; a `Corpus` also says in which phases, and which batches are left out.
-        batch_size: Sequences of a batch.
-        seed: Of the order.
+        corpus: Source of sequences; a `Corpus` also has phases, and left-out batches.
         share: (number, of so many): of each group only every so manyth sequence is drawn, so that loaders of different
             numbers have none in common.
-        rewrite: Makes of each batch what is learned; None where packed rows are.
+        rewrite: Turns each batch into learned rows; None where packed rows are learned.
 
     Raises:
         ConfigError: The batch size is not positive, the corpus has not a sequence for every share, or a phase names a
@@ -157,7 +154,7 @@ class BatchLoader:
 
     @property
     def consumed(self) -> dict[str, int]:
-        """Samples of each group so far, by its name, with those of skipped batches."""
+        """Return the samples of each group so far, by its name, with those of skipped batches."""
         return self._order.consumed(self._num_samples)
 
     def state(self) -> dict[str, Any]:
@@ -171,8 +168,8 @@ class BatchLoader:
         """Go on where a state was taken.
 
         Raises:
-            CheckpointError: The state is malformed, from another seed, or from other sequences than those that this
-                run would have seen until there.
+            CheckpointError: The state is malformed, from another seed, or from other sequences than this run would have
+                seen until there.
         """
         identity, digest = self._identity(), self._corpus.digest
         # states from before it was written have its first bits alone; groups are compared one by one
@@ -212,7 +209,7 @@ class BatchLoader:
         return samples, sequences
 
     def _drawn(self) -> NDArray[np.int64]:
-        """Return the numbers of the next batch's samples: those that follow, without the skipped ones."""
+        """Return the numbers of the next batch's samples, without the skipped ones."""
         samples = self._num_samples + np.arange(self._batch_size, dtype=np.int64)
         for first, behind in self._skip:
             start, stop = first * self._batch_size, behind * self._batch_size

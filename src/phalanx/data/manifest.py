@@ -1,4 +1,4 @@
-"""The manifest of a packed corpus, with counts that add up; its digest is what a signature covers."""
+"""The manifest of a packed corpus, with counts that add up; a signature covers its digest."""
 
 from typing import Literal
 

@@ -67,12 +67,11 @@ class ShardPlace:
         tokenizer: TokenizerRecord,
         files: tuple[str, ...],
     ) -> None:
-        """Sign what was written.
+        """Sign the written shards.
 
         Args:
-            writer: Has all documents.
             config: The run file's section; what decided the tokens is kept as the recipe.
-            sources: Of the documents, in the order of their numbers.
+            sources: Sources of the documents, in the order of their numbers.
             tokenizer: Made the tokens; its file lies beside the shards.
             files: Further files of the directory that the signature covers.
         """
@@ -86,7 +85,7 @@ class ShardPlace:
 
 
 def _recipe(config: DataConfig) -> str:
-    """Return as TOML what of a run file's section decided the tokens."""
+    """Return as TOML the part of a run file's section that decided the tokens."""
     read = config.sources if config.conversations is None else (config.conversations,)
     sections = {"sources": [one.model_dump(mode="json", exclude_none=True) for one in read]}
     numbers = {name: value for name in _NUMBERS if (value := getattr(config, name)) is not None}
@@ -96,10 +95,9 @@ def _recipe(config: DataConfig) -> str:
 
 
 def open_own_shards(home: Path, signer: str | None) -> Dataset:
-    """Open what a run has made, every token and further file of it checked.
+    """Open a run's own shards, with every token and further file checked.
 
     Args:
-        home: Of the dataset.
         signer: Fingerprint of the key that must have signed it; None: any.
 
     Raises:

@@ -26,8 +26,6 @@ def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWr
     """Write the tokens of one split, the end-of-text token after each document.
 
     Args:
-        spool: The documents.
-        encoder: Gives the ids.
         sequence_length: Decides how many sequences there are; the tokens do not depend on it.
         part: Gets them, each document with its name.
         report: Told ``("encode", documents so far)``.
@@ -52,7 +50,7 @@ def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWr
 
 
 def entry_of(document: KeptText) -> DocumentEntry:
-    """Return what a dataset says of a kept document; its text is in NFC."""
+    """Return a dataset's entry of a kept document; its text is in NFC."""
     return DocumentEntry(hashlib.sha256(document.text.encode()).hexdigest(), document.source, document.name[:_NAME])
 
 

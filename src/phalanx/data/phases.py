@@ -31,8 +31,8 @@ class DatasetConfig(StrictModel):
             the console tells the fingerprint.
         key_file: The file with the key of encrypted shards.
         groups: Those that are used; left out, all.
-        weights: Of each group in phases that give none; left out, what its recipe gives the sources of each group, or,
-            where one of them has no weight, what each group has in sequences.
+        weights: Weight of each group in phases that give none; left out, its recipe's weights of the sources of each
+            group, or, where one of them has none, the number of sequences of each group.
     """
 
     path: Location
@@ -63,8 +63,6 @@ class UntilConfig(StrictModel):
 
     Attributes:
         steps: Batches; one that was skipped, or given up by the guard, counts.
-        samples: Sequences.
-        tokens: Tokens of whole sequences.
     """
 
     steps: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
@@ -91,7 +89,6 @@ class CurriculumConfig(StrictModel):
         by: ``length``, the tokens of a document, or a field of the dataset's documents that holds numbers, such as
             ``quality``. A sequence of several documents has their mean, weighed by tokens.
         buckets: Parts of equal size, in the order of the score; within one the order is random.
-        descending: The highest score first.
     """
 
     by: str = Field(min_length=1, max_length=100)
@@ -104,7 +101,8 @@ class PhaseConfig(StrictModel):
 
     Attributes:
         until: Its end; left out of the last phase, which has none.
-        weights: Of each group; a group that is not named has no sample in the phase. Left out: those of the dataset.
+        weights: Weight of each group; a group that is not named has no sample in the phase. Left out: those of the
+            dataset.
         curriculum: Left out: a random order.
         sequence_length: Tokens that attention spans at most in this phase, a divisor of ``data.sequence_length``: rows
             keep their shape and are cut into parts that do not see each other.

@@ -41,9 +41,9 @@ def prepare(
     """Read, split and tokenise the sources into shards, or open what an earlier call made; or open a dataset.
 
     Args:
-        config: What to read and how to cut it; conversations are rendered before.
+        config: Sources and cutting; conversations are rendered before.
         cache_dir: Results live here, each under a digest of all that decided it (file contents included).
-        seed: Of the split into training and validation.
+        seed: Seed of the split into training and validation.
         tokenizer_path: The model's directory or ``tokenizer.json``, for a tokenizer of kind "model".
         progress: Told a phase ("read", "vocabulary", "encode") and the documents done in it.
 
@@ -146,11 +146,11 @@ def _tokenizer(config: DataConfig, spool: Spool, job: _Job) -> TextTokenizer:
 
 
 def _check_text(spool: Spool, config: DataConfig, job: _Job) -> None:
-    for counts, fingerprint in zip(spool.sources, job.fingerprints, strict=True):
+    for source, counts, fingerprint in zip(config.sources, spool.sources, job.fingerprints, strict=True):
         if counts.fingerprint != fingerprint:
             raise DataError(f"data.sources, kind {counts.kind!r}: a file changed while it was read; run again")
         if counts.size_bytes == 0 and config.max_documents is None:
-            raise no_text(counts.kind)
+            raise no_text(source)
     if spool.train.documents == 0:
         raise DataError(
             f"data: no document is left for training ({spool.validation.documents} for validation); add text"

@@ -22,8 +22,8 @@ class PreparedCorpus(Corpus):
     """A corpus that was made of sources; all its text is one group without a name.
 
     Attributes:
-        manifest: What it was made of; its digest is that of the corpus, unless documents are packed otherwise.
-        directory: Of the shards, a dataset as any other.
+        manifest: Its sources and settings; its digest is that of the corpus, unless documents are packed otherwise.
+        directory: Directory of the shards, a dataset as any other.
     """
 
     def __init__(self, found: Dataset, manifest: CorpusManifest, layout: SequenceLayout) -> None:
@@ -40,8 +40,6 @@ def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = No
     """Check a prepared corpus and open it.
 
     Args:
-        directory: Of its shards.
-        layout: How tokens become sequences.
         signer: Fingerprint of the key that must have signed it; None: any.
 
     Raises:

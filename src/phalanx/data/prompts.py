@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 from phalanx.config import canonical_json
 from phalanx.data.batch import IGNORE, Batch
-from phalanx.data.chat.conversation import conversation_of
+from phalanx.data.chat.conversation import Conversation, asked_in
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import OF_MODEL
 from phalanx.data.config import BpeConfig, DataConfig
@@ -38,25 +38,32 @@ class PromptRecord:
     Attributes:
         where: File and line, for messages.
         text: The prompt, as the model is given it.
-        ids: The same as tokens.
-        record: The whole line, as rewards are given it.
+        asked: The conversation that the prompt is; None where it is text.
     """
 
     where: str
     text: str
     ids: tuple[int, ...]
     record: Mapping[str, Any]
+    asked: Conversation | None = None
+
+    @property
+    def for_rewards(self) -> dict[str, Any]:
+        """The line as rewards are given it: its messages and tools in the form that a template sees."""
+        if self.asked is None:
+            return dict(self.record)
+        messages = [one.for_template() for one in self.asked.messages]
+        tools = {"tools": list(self.asked.tools)} if self.asked.tools else {}
+        return {**self.record, PROMPT: messages, **tools}
 
 
 class PromptSet:
     """The prompts of a run, those to train on apart from those held out.
 
     Attributes:
-        tokenizer: Of prompts and of what is written.
+        tokenizer: Tokenizer of prompts and written texts.
         tokenizer_path: Its ``tokenizer.json``.
-        train: Trained on.
-        held_out: Measured on.
-        ends: Tokens that end what is written: the tokenizer's, and where prompts are conversations the one that ends a
+        ends: Tokens that end a written text: the tokenizer's, and where prompts are conversations the one that ends a
             turn.
     """
 
@@ -116,19 +123,19 @@ def prepare_prompts(
     """Read the prompts of a run file.
 
     Args:
-        data: With `prompts`.
-        cache: Where the vocabulary of this run lies.
-        seed: Of the draw of what is held out, by content.
+        data: Needs `prompts`.
+        cache: Directory of the vocabulary of this run.
+        seed: Seed of the draw of held-out prompts, by content.
         model_tokenizer: The model's, for a tokenizer of kind "model".
-        max_new_tokens: What must fit into a row behind every prompt.
+        max_new_tokens: Tokens that must fit into a row behind every prompt.
 
     Raises:
         DataError: A file or a line is missing or malformed, or a prompt leaves no room; names file and line.
         ConfigError: The tokenizer is the model's, and there is none.
     """
-    lines = [found for path in data.prompts for found in _lines(path)]
+    lines = [(*found, source.ignore) for source in data.prompts for found in _lines(source.path)]
     if isinstance(data.tokenizer, BpeConfig):
-        texts = (_words(record) for _, record in lines)
+        texts = (_words(record) for _, record, _ in lines)
         tokenizer = train_bpe(texts, data.tokenizer)
     else:
         tokenizer = load_tokenizer(data.tokenizer, model_tokenizer)
@@ -140,11 +147,17 @@ def prepare_prompts(
     room, end_of_turn = data.sequence_length - max_new_tokens, None
     with contextlib.ExitStack() as stack:
         chat = None
-        if any(not isinstance(record[PROMPT], str) for _, record in lines):
+        if any(not isinstance(record[PROMPT], str) for _, record, _ in lines):
             end = end_of_text(original, tokenizer.eos_id)
             chat = stack.enter_context(open_chat(OF_MODEL, tokenizer.backend, end, original.parent))
             end_of_turn = chat.end_of_turn
-        records = [_encoded(where, record, tokenizer, chat, room) for where, record in lines]
+        records = []
+        for where, record, ignore in lines:
+            try:
+                records.append(encode_prompt(where, record, tokenizer, chat, ignore))
+            except DataError as exc:
+                raise DataError(f"{where}: {exc}") from exc
+    _check_room(records, room)
     held_out = [_is_held_out(one, seed, data.validation_share) for one in records]
     train = [one for one, kept in zip(records, held_out, strict=True) if not kept]
     if not train:
@@ -183,32 +196,40 @@ def _words(record: Mapping[str, Any]) -> str:
     return "".join(one for one in (*record.values(), *turns) if isinstance(one, str))
 
 
-def _encoded(
-    where: str, record: dict[str, Any], tokenizer: TextTokenizer, chat: ChatEncoder | None, room: int
+def encode_prompt(
+    where: str,
+    record: Mapping[str, Any],
+    tokenizer: TextTokenizer,
+    chat: ChatEncoder | None,
+    ignore: Collection[str] = (),
 ) -> PromptRecord:
+    """Encode the prompt of one line, up to where the model begins to write.
+
+    Args:
+        where: File and line, for messages.
+        chat: Encodes prompts that are conversations; None where there is none.
+        ignore: Fields of a message that are not looked at.
+
+    Raises:
+        DataError: A message is malformed, or the template does not render it; the caller tells file and line.
+    """
     text = record[PROMPT]
-    try:
-        if isinstance(text, str) or chat is None:
-            ids = tokenizer.encode_prompt(text)
-        else:
-            ids = _asked(record, chat)
-            text = tokenizer.backend.decode(ids, skip_special_tokens=False)
-    except DataError as exc:
-        raise DataError(f"{where}: {exc}") from exc
-    if len(ids) > room:
-        raise DataError(
-            f"{where}: the prompt has {len(ids)} tokens, and data.sequence_length leaves {room} beside max_new_tokens; "
-            "shorten it, or raise data.sequence_length"
-        )
-    return PromptRecord(where, text, tuple(ids), record)
-
-
-def _asked(record: Mapping[str, Any], chat: ChatEncoder) -> list[int]:
-    """A line's messages up to where the assistant begins, in tokens."""
-    asked = conversation_of({"messages": record[PROMPT], "tools": record.get("tools"), "system": record.get("system")})
+    if isinstance(text, str) or chat is None:
+        return PromptRecord(where, text, tuple(tokenizer.encode_prompt(text)), record)
+    asked = asked_in(record, ignore)
     if asked.messages[-1].role == "assistant":
         raise DataError("its last message is the assistant's, and the model is to answer; leave that one out")
-    return chat.encode_prompt(asked.messages, asked.tools)
+    ids = chat.encode_prompt(asked.messages, asked.tools)
+    return PromptRecord(where, tokenizer.backend.decode(ids, skip_special_tokens=False), tuple(ids), record, asked)
+
+
+def _check_room(records: Sequence[PromptRecord], room: int) -> None:
+    for one in records:
+        if len(one.ids) > room:
+            raise DataError(
+                f"{one.where}: the prompt has {len(one.ids)} tokens, and data.sequence_length leaves {room} beside "
+                "max_new_tokens; shorten it, or raise data.sequence_length"
+            )
 
 
 def _is_held_out(prompt: PromptRecord, seed: int, share: float) -> bool:

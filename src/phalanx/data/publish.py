@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from phalanx.errors import DataError
+from phalanx.errors import DataError, writing_cure
 
 
 def publish(home: Path, fill: Callable[[Path], None]) -> None:
@@ -14,7 +14,6 @@ def publish(home: Path, fill: Callable[[Path], None]) -> None:
 
     Args:
         home: Its place; where another process is first, that one's stays.
-        fill: Writes the files.
 
     Raises:
         DataError: It cannot be written.
@@ -26,12 +25,12 @@ def publish(home: Path, fill: Callable[[Path], None]) -> None:
         home.parent.mkdir(parents=True, exist_ok=True)
         directory = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=home.parent))
     except OSError as exc:
-        raise DataError(f"{home.parent}: cannot be written ({exc.strerror}); choose another place") from exc
+        raise DataError(f"{home.parent}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     try:
         fill(directory)
         _name(directory, home)
     except OSError as exc:
-        raise DataError(f"{directory}: cannot be written ({exc.strerror}); free space or choose another place") from exc
+        raise DataError(f"{directory}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Rows of a corpus as text, in pieces: which of it is learned, and what is only read."""
+"""Rows of a corpus as text, in learned and unlearned pieces."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,8 +15,6 @@ class RowPiece:
     """Neighbouring tokens of one document of a row that are all learned, or all not.
 
     Attributes:
-        text: With special tokens.
-        tokens: How many.
         learned: Whether the model learns to write them.
         document: Number of the document in its row.
     """
@@ -27,16 +25,19 @@ class RowPiece:
     document: int
 
 
-def row_pieces(corpus: Corpus, number: int) -> list[RowPiece]:
-    """Return a training row in pieces; what fills the row at its end is left out.
+def row_pieces(batch: Batch, corpus: Corpus, *, in_place: bool = False) -> list[RowPiece]:
+    """Return the first row of a batch in pieces; what fills the row at its end is left out.
 
-    Raises:
-        DataError: There is no such row.
+    Args:
+        batch: Of the corpus, as the objective learns it.
+        in_place: Whether a label is the token of its own place, which is then shown, and not the one behind it.
     """
-    batch = corpus.train_batch([number])
     ids: list[int] = batch.input_ids[0].tolist()
+    if in_place:
+        labels: list[int] = batch.labels[0].tolist()
+        ids = [token if label == IGNORE else label for token, label in zip(ids, labels, strict=True)]
     backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
-    kinds = list(_kinds(batch))
+    kinds = list(_kinds(batch, in_place=in_place))
     found, at = [], 0
     for (document, learned), group in groupby(kinds):
         size = len(list(group))
@@ -57,12 +58,12 @@ def pieces_of(ids: Sequence[int], learned: Sequence[bool], backend: tokenizers.T
     return found
 
 
-def _kinds(batch: Batch) -> Iterator[tuple[int, bool]]:
-    """The document of each token, and whether it is the label of the one before."""
+def _kinds(batch: Batch, *, in_place: bool) -> Iterator[tuple[int, bool]]:
+    """The document of each token, and whether it is the label of the one before, or of its own place."""
     labels: list[int] = batch.labels[0].tolist()
     documents = batch.extras[DOCUMENTS][0].tolist() if DOCUMENTS in batch.extras else [0] * len(labels)
     for at, document in enumerate(documents):
-        yield document, at > 0 and labels[at - 1] != IGNORE
+        yield document, labels[at] != IGNORE if in_place else at > 0 and labels[at - 1] != IGNORE
 
 
 def _is_filling(ids: Sequence[int], kinds: Sequence[tuple[int, bool]], pieces: Sequence[RowPiece], eos_id: int) -> bool:

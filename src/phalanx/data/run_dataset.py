@@ -1,11 +1,11 @@
-"""The dataset that a run file names: opened, and compared with what the run file says of it; free of torch."""
+"""The dataset that a run file names: opened, and compared with the run file's claims; free of torch."""
 
 import hashlib
 from pathlib import Path
 
 from phalanx.data.config import DataConfig
 from phalanx.data.phases import DatasetConfig
-from phalanx.data.shards import Dataset, SealKey, open_dataset
+from phalanx.data.shards import Dataset, SealKey, abbreviate_digests, open_dataset
 from phalanx.data.shards.stored import StoredDataset
 from phalanx.data.tokenizers.tokenizer import TOKENIZER_FILE, TextTokenizer, open_tokenizer, vocabulary_digest
 from phalanx.errors import ConfigError, DataError
@@ -34,9 +34,7 @@ def open_groups(
     """Open a dataset and find the groups of a run in it; no token is read.
 
     Args:
-        config: Of the run's data.
-        dataset: Which of its groups are used, and by which key it is signed.
-        path: Its directory.
+        dataset: Its used groups, and its signer's key.
         tokenizer: The one that the run file names; None for that of the dataset.
 
     Returns:
@@ -62,16 +60,16 @@ def open_groups(
 
 
 def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:
-    """Return where the dataset's tokenizer is the one that was signed, and the one that the run file names."""
+    """Check that the dataset's tokenizer is the signed one, and the one that the run file names."""
     record = found.manifest.tokenizer
     try:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy of the dataset") from exc
     if content != record.digest:
+        has, expects = abbreviate_digests(content, record.digest)
         raise DataError(
-            f"{path}: has SHA-256 {content[:16]}..., the signed manifest {record.digest[:16]}...: altered; restore it "
-            "from a copy of the dataset"
+            f"{path}: has SHA-256 {has}, the signed manifest {expects}: altered; restore it from a copy of the dataset"
         ).about(code="PHX-I027", file=str(path))
     own = open_tokenizer(path, record.eos_id)
     if wanted is not None and vocabulary_digest(own) != vocabulary_digest(wanted):

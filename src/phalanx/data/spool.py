@@ -25,9 +25,8 @@ class KeptText:
     """A document as it is kept.
 
     Attributes:
-        text: Cleaned.
         source: The number of its source.
-        name: As the source gives it.
+        name: Name that the source gives.
     """
 
     text: str
@@ -78,7 +77,6 @@ class Intake:
     """The intake of documents: which are kept and where they go, by the rules of one run.
 
     Attributes:
-        seed: Of the split.
         validation_share: A document is held out when its hash, a number in [0, 1), is below this.
         max_documents: Stop after so many kept documents.
     """

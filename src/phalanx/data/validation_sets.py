@@ -22,7 +22,7 @@ class ValidationSet:
 
     Args:
         corpus: Prepared without a validation share.
-        most: So many sequences at most are used, spread evenly.
+        most: Maximum of sequences, spread evenly.
     """
 
     def __init__(self, corpus: Corpus, most: int) -> None:
@@ -50,11 +50,10 @@ def prepare_validation_sets(
     """Read and pack every further validation set of a run, or open the results of an earlier call.
 
     Args:
-        config: Names the sets.
         corpus: The run's own text; its vocabulary is used where the run trains one.
-        cache_dir: As for `prepare`.
+        cache_dir: See `prepare`.
         tokenizer_path: The model's, for a tokenizer of kind "model".
-        progress: As for `prepare`.
+        progress: See `prepare`.
 
     Raises:
         DataError: Names the set; a source is missing, malformed or too short.

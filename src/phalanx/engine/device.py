@@ -38,13 +38,13 @@ def check_device(device: str, where: str) -> None:
         return
     import torch  # noqa: PLC0415 - a run on CPUs is checked without it
 
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     number = int(device.partition(":")[2] or 0)
-    if not found:
+    if not device_count:
         raise _refusal(device, where, f"torch {torch.__version__} finds no CUDA device here", "run where there is one")
-    if number >= found:
-        last = f"cuda:0 to cuda:{found - 1}" if found > 1 else "cuda:0"
-        raise _refusal(device, where, f"torch finds {found} here, {last}", "take one of these")
+    if number >= device_count:
+        last = f"cuda:0 to cuda:{device_count - 1}" if device_count > 1 else "cuda:0"
+        raise _refusal(device, where, f"torch finds {device_count} here, {last}", "take one of these")
 
 
 def _refusal(device: str, where: str, found: str, instead: str) -> ConfigError:

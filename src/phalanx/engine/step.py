@@ -70,24 +70,20 @@ class StepInputs:
             return plain
         columns = [(name, [named[name] for named in self.extras]) for name in sorted(self.extras[0])]
         shapes = [
-            [name, str(rows[0].dtype).removeprefix("torch."), [list(one.shape) for one in rows]]
+            [name, str(rows[0].dtype).removeprefix("torch."), [list(row.shape) for row in rows]]
             for name, rows in columns
         ]
-        buffers = [tensor_buffers(one.contiguous()) for _, rows in columns for one in rows]
+        buffers = [tensor_buffers(row.contiguous()) for _, rows in columns for row in rows]
         return digest_hex(plain.encode("ascii"), canonical_json(shapes), *buffers)[:32]
 
 
 @dataclass(frozen=True)
 class GuardReport:
-    """The guard's report of one step; the defaults are those of a step in which it found nothing to do.
+    """The guard's report of one step; the defaults describe a step without findings.
 
     Attributes:
-        attempts: How often the step was run until it was verified; above 1, it was redone.
-        num_audits: Microbatches that were recomputed.
+        attempts: Number of runs until the step was verified; above 1, it was redone.
         num_alarms: Disputes that fell in the step.
-        verdicts: How they ended.
-        restarts: Attempts that the paper's `restart` threw away.
-        skipped: Stages that the paper's `skip_layer` left out of this step.
         steps_redone: Earlier steps that were undone and done again before this one.
     """
 
@@ -95,8 +91,6 @@ class GuardReport:
     num_audits: int = 0
     num_alarms: int = 0
     verdicts: tuple[Verdict, ...] = ()
-    restarts: int = 0
-    skipped: tuple[int, ...] = ()
     steps_redone: int = 0
 
 
@@ -109,15 +103,13 @@ class StepResult:
     """The result of one applied step.
 
     Attributes:
-        step: Its number.
         loss: Mean over the batch's targets, in nats.
-        num_targets: How many there are.
-        gradient_norm: Of the whole gradient, before it was clipped.
+        gradient_norm: Norm of the whole gradient before clipping.
         phases: Seconds by phase, at the process that reports.
-        bytes_by_link: What crossed, by ``sender>receiver``; empty where no link is counted.
+        bytes_by_link: Bytes by ``sender>receiver``; empty where no link is counted.
         batch: Digest of the batch that the step was applied with.
-        guard: What a guard did; None of an engine that has none.
-        claimed_links: Of `bytes_by_link`: those between two workers, of which their senders alone have figures.
+        guard: None of an engine without a guard.
+        claimed_links: Links of `bytes_by_link` between two workers: claims of their senders.
     """
 
     step: int

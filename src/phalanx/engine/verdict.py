@@ -14,12 +14,11 @@ Offence = Literal[
     "shape",
     "transfer",
     "collusion",
-    "statistics",
 ]
 
 
 class Verdict(StrictModel):
-    """One party is guilty; `reason` says where, what was found and what was allowed."""
+    """One party is guilty; `reason` states the place, the measured value and the allowed one."""
 
     step: int
     stage: int

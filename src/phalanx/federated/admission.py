@@ -1,4 +1,4 @@
-"""Admission: an update is refused for what it is before any statistics look at it.
+"""Admission: an update is refused for its own faults before any statistics look at it.
 
 A site signs a header; the values follow as safetensors. A NaN breaks most rules, a second update of one site counts it
 twice, and a replayed one is no training: none of that is a question of distances.
@@ -62,12 +62,10 @@ sends such an update. Equal or empty values show none, for training may end ther
 
 
 class UpdateHeader(StrictModel):
-    """What a site signs of its update.
+    """The signed part of a site's update.
 
     Attributes:
         run: Digest of the run file.
-        site: Party name.
-        round: Number of the round.
         model: Digest of the weights that the update is relative to.
         values: Digest of the bytes that follow.
         samples: Trained on; the weight of the update where a rule has weights.
@@ -98,14 +96,12 @@ def _to_sign(header: UpdateHeader) -> bytes:
 
 @dataclass(frozen=True)
 class DueUpdates:
-    """What the updates of one round must be.
+    """The requirements of the updates of one round.
 
     Attributes:
         run: Digest of the run file.
-        round: Number of the round.
         model: Digest of the weights that went out.
         shapes: Shape of each tensor, by name; all are of `dtype`.
-        dtype: Of the tensors.
         max_norm: Bound of the Euclidean norm of all values; sites scale theirs down to it themselves.
         max_samples: Bound of a site's weight.
     """
@@ -129,11 +125,9 @@ class AdmittedUpdate:
     """An update that may be looked at.
 
     Attributes:
-        site: Its site.
-        samples: Its weight.
-        tensors: By name.
-        norm: Over all of them.
-        header: The signed header, which is the evidence of what the site sent.
+        samples: Weight of the update in a mean.
+        norm: Euclidean norm over all tensors together.
+        header: The signed header, the evidence of the site's statement.
     """
 
     site: str
@@ -163,37 +157,35 @@ class UpdateAdmission:
         self._first_rounds: dict[str, int] = {}
         self._entered: set[tuple[int, str, str]] = set()
 
-    def exclude(self, site: str, reason: str) -> None:
+    def exclude_site(self, site: str, reason: str) -> None:
         """Let a site in no more."""
         self._excluded.setdefault(site, reason)
 
-    def recall(self, headers: Iterable[bytes]) -> None:
+    def recall_updates(self, headers: Iterable[bytes]) -> None:
         """Count updates of earlier sessions, by their signed headers, as updates that have come.
 
         Raises:
             UpdateRefusedError: A header is not signed by a site of the roster.
         """
         for header in headers:
-            self._enter(self._signed(header))
+            self._enter_update(self._read_header(header))
 
     @property
     def excluded(self) -> dict[str, str]:
         """The sites that are let in no more, with the reasons."""
         return dict(self._excluded)
 
-    def admit(self, bringer: str, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
+    def admit_update(self, bringer: str, header: bytes, values: bytes, due: DueUpdates) -> AdmittedUpdate:
         """Check an update, and count it as its site's update of the round.
 
         Args:
             bringer: The site that handed it in, as its carrier proves.
-            header: Signed.
-            values: The tensors, as safetensors.
-            due: What it must be.
+            values: Safetensors bytes of the tensors.
 
         Raises:
-            UpdateRefusedError: It is not what is due, or another site's.
+            UpdateRefusedError: It differs from the expectations, or comes from another site.
         """
-        body = self._signed(header)
+        body = self._read_header(header)
         if body.site != bringer:
             raise UpdateRefusedError(UpdateRefusal.OTHER_BRINGER, f"{bringer}: handed in an update of {body.site}")
         self._check_place(body, due)
@@ -201,16 +193,16 @@ class UpdateAdmission:
             raise UpdateRefusedError(UpdateRefusal.OTHER_VALUES, f"{body.site}: sent other values than it signed for")
         if self._first_rounds.get(body.values, body.round) < body.round:
             raise UpdateRefusedError(UpdateRefusal.REPLAYED, f"{body.site}: these very values came in an earlier round")
-        tensors = _tensors(body.site, values, due)
-        norm = _norm(body.site, tensors, due)
-        self._enter(body)
+        tensors = _read_tensors(body.site, values, due)
+        norm = _check_norm(body.site, tensors, due)
+        self._enter_update(body)
         return AdmittedUpdate(body.site, body.samples, tensors, norm, header)
 
-    def _enter(self, body: UpdateHeader) -> None:
+    def _enter_update(self, body: UpdateHeader) -> None:
         self._first_rounds[body.values] = min(body.round, self._first_rounds.get(body.values, body.round))
         self._entered.add((body.round, body.model, body.site))
 
-    def _signed(self, header: bytes) -> UpdateHeader:
+    def _read_header(self, header: bytes) -> UpdateHeader:
         try:
             message = _SignedHeader.model_validate_json(header[: _MOST_HEADER_BYTES + 1])
             is_canonical = canonical_json(message.model_dump(mode="json")) == header
@@ -236,9 +228,9 @@ class UpdateAdmission:
             ("round", UpdateRefusal.OTHER_ROUND),
             ("model", UpdateRefusal.OTHER_MODEL),
         ):
-            if (found := getattr(body, field)) != (expected := getattr(due, field)):
+            if (value := getattr(body, field)) != (expected := getattr(due, field)):
                 raise UpdateRefusedError(
-                    reason, f"{body.site}: {field} is {str(found)[:16]}, expected {str(expected)[:16]}"
+                    reason, f"{body.site}: {field} is {str(value)[:16]}, expected {str(expected)[:16]}"
                 )
         if (body.round, body.model, body.site) in self._entered:
             raise UpdateRefusedError(UpdateRefusal.SECOND_UPDATE, f"{body.site}: sent one in round {body.round}")
@@ -248,7 +240,7 @@ class UpdateAdmission:
             )
 
 
-def _tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
+def _read_tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
     try:
         tensors = load(values)
     except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
@@ -262,7 +254,7 @@ def _tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor]:
     return tensors
 
 
-def _norm(site: str, tensors: dict[str, Tensor], due: DueUpdates) -> float:
+def _check_norm(site: str, tensors: dict[str, Tensor], due: DueUpdates) -> float:
     if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
         raise UpdateRefusedError(UpdateRefusal.NOT_FINITE, f"{site}: a tensor holds NaN or infinity")
     squares = sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in tensors.values())

@@ -20,9 +20,9 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
     """Draw sites into buckets of `size` or one more.
 
     Args:
-        sites: Names.
         size: At least 3, or as many as each site wants in a sum.
-        chance: What no site knew when it joined, such as the digest of the round's model: the order is by its hashes.
+        chance: Bytes that no site knew when it joined, such as the digest of the round's model: the order is by its
+            hashes.
 
     Raises:
         ConfigError: The sites do not fill one bucket, or a bucket would hide nothing.
@@ -35,20 +35,20 @@ def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[s
 
 
 def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) -> Tensor:
-    """Return what a rule makes of the buckets' means.
+    """Apply a robust rule to the buckets' means.
 
     Args:
-        sums: One of each bucket.
+        sums: One sum per bucket, ``[buckets]``.
         rule: Name in `AGGREGATORS`.
         byzantine: Sites that may lie, each of which spoils one bucket at most.
 
     Raises:
         ConfigError: The rule does not stand so many of so few buckets.
     """
-    most = AGGREGATORS[rule].most_byzantine(len(sums))
-    if byzantine > most:
+    max_byzantine = AGGREGATORS[rule].most_byzantine(len(sums))
+    if byzantine > max_byzantine:
         raise ConfigError(
-            f"{len(sums)} buckets: {rule} stands {most} spoiled ones at most, {byzantine} sites may lie; "
+            f"{len(sums)} buckets: {rule} stands {max_byzantine} spoiled ones at most, {byzantine} sites may lie; "
             "make smaller buckets, or ask more sites"
         )
-    return aggregate(torch.stack([torch.from_numpy(one.mean()) for one in sums]), rule, byzantine)
+    return aggregate(torch.stack([torch.from_numpy(bucket.mean()) for bucket in sums]), rule, byzantine)

@@ -23,7 +23,7 @@ class FedAvgConfig(StrictModel):
 
     kind: Literal["fedavg"] = "fedavg"
     rate: Rate = 1.0
-    """What the mean is multiplied with."""
+    """Factor of the mean."""
 
 
 class FedAvgMConfig(StrictModel):
@@ -80,7 +80,7 @@ class SitePrivacyConfig(StrictModel):
     """Differential privacy of whole sites: each adds its share of the noise of a sum before its masks.
 
     Attributes:
-        epsilon: What all rounds together may spend of each site; the run ends before a sum that would spend more.
+        epsilon: Budget of each site for all rounds together; the run ends before a sum that would exceed it.
         delta: The chance that the bound does not hold; below one over the number of sites.
         noise_multiplier: Standard deviation of the noise that honest sites bring together, in units of `max_norm`; left
             out, the least one with which `train.steps` sums stay within `epsilon`.
@@ -95,8 +95,8 @@ class EnclaveSumsConfig(StrictModel):
     """The enclave of an aggregator that opens single updates, so that the owner does not.
 
     Attributes:
-        tier: What stands behind its evidence: a sandboxed process, a TPM, or nothing ("sim").
-        tpm: Where the TPM of tier "tpm" is, as `split.tpm` has it.
+        tier: Backing of its evidence: a sandboxed process, a TPM, or nothing ("sim").
+        tpm: Address of the TPM of tier "tpm", as in `split.tpm`.
         policy: Policy file of the attestation at each site; left out, sites accept this release's own code at the tier.
         allow_insecure_sim: Whether evidence that proves nothing is accepted.
     """
@@ -107,7 +107,7 @@ class EnclaveSumsConfig(StrictModel):
     allow_insecure_sim: bool = False
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_enclave(self) -> Self:
         if (self.tier == "sim") is not self.allow_insecure_sim:
             raise ValueError(
                 'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
@@ -127,29 +127,29 @@ class FederatedConfig(StrictModel):
         fraction: Share of the sites that a round asks, drawn by the run's seed.
         local_steps: Optimizer steps of a site in a round, with ``[optimizer]`` begun anew; its learning rate is that of
             the round.
-        algorithm: What becomes of the updates, and how sites train.
-        aggregator: How one update comes of many: "mean", or a rule that stands sites which lie.
+        algorithm: Use of the updates, and local training of sites.
+        aggregator: Aggregate of many updates: "mean", or a rule that withstands lying sites.
         byzantine: Sites that may lie; the rule must stand so many.
-        before: Steps before the rule.
         secure: Whether the owner learns the updates' sum and none of them.
-        sums: How that is: "masked", by masks that sites agree on; "homomorphic", by ciphertexts that `keepers` open
-            the sum of, where sites cannot talk to each other in a round; or "enclave", by an aggregator that opens
+        sums: Method of secure sums: "masked", by masks that sites agree on; "homomorphic", by ciphertexts whose sum
+            `keepers` open, where sites cannot talk to each other in a round; or "enclave", by an aggregator that opens
             updates where the owner cannot look, and may apply a rule to them.
         keepers: Sites with keys of their own, for "homomorphic": all of them together could read one site's update,
             and one less nothing.
-        enclave: The aggregator's, for "enclave".
-        privacy: What sums may tell of a site; nothing is promised when left out.
+        enclave: Settings of the aggregator, for "enclave".
+        privacy: Privacy of a site in sums; None promises nothing.
         bucket: Sites of a sum, where a rule looks at the means of several sums; one sum of all when left out.
         weights: Sites count the same, or by their training sequences, up to `most_samples`.
-        exchange: What sites train and send of LoRA adapters: both "factors", though their mean is not that of what they
-            do; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes the mean
-            "product" and cuts it to the rank.
+        exchange: Trained and sent parts of LoRA adapters: both "factors", though their mean differs from the mean of
+            the products; B alone, with "frozen_a" the same A for all, which is exact; or both, of which the owner takes
+            the mean "product" and cuts it to the rank.
         personal: Patterns of the names of weights that each site trains for itself and never sends.
         max_norm: Bound of the Euclidean norm of an update; sites scale theirs down to it, and a larger one is refused.
-        deadline_s: How long sites may take for an answer; the round goes on without those that are late.
-        respawns: How often the process of a site is started again after its end.
-        carrier: What brings orders to sites: "loopback", to processes of this machine that the run starts; or "bridge",
-            an engine that forwards frames to sites of others (`phalanx site`): NVFlare, Flower.
+            Beside `privacy` it must be given, for noise is measured in it.
+        deadline_s: Seconds that sites may take for an answer; the round goes on without late ones.
+        respawns: Number of restarts of a site's process after its end.
+        carrier: Transport of orders to sites: "loopback", to processes of this machine that the run starts; or
+            "bridge", an engine that forwards frames to sites of others (`phalanx site`): NVFlare, Flower.
         pki: Directory with the authority's certificate, the owner's keys and the sites' certificates, for "bridge".
     """
 
@@ -189,7 +189,7 @@ class FederatedConfig(StrictModel):
     transport: TransportConfig = TransportConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_federated(self) -> Self:
         if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
             raise ValueError(f'sites: {", ".join(self.sites)}: expected different names, none of them "{OWNER}"')
         if not self.min_cohort <= self.num_asked:
@@ -270,11 +270,12 @@ class FederatedConfig(StrictModel):
                 'the sites of each of several sums, or set sums = "enclave"'
             )
         summed = self.bucket or self.num_asked
-        most = least_left_of(summed) if self.sums == "masked" else summed
-        if not LEAST_SUMMED <= self.min_cohort <= most:
+        max_summed = least_left_of(summed) if self.sums == "masked" else summed
+        if not LEAST_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a sum of {summed} sites hides none of them with fewer than "
-                f"{LEAST_SUMMED}, and may end with {most}; choose from {LEAST_SUMMED} to {most}, or have more sites"
+                f"{LEAST_SUMMED}, and may end with {max_summed}; choose from {LEAST_SUMMED} to {max_summed}, "
+                "or have more sites"
             )
         if self.sums == "enclave":
             self._check_mixed()
@@ -302,6 +303,11 @@ class FederatedConfig(StrictModel):
                 f'weights = "{self.weights}": a weight would raise what one site counts for against the noise; set '
                 'weights = "equal" beside privacy'
             )
+        if "max_norm" not in self.model_fields_set:
+            raise ValueError(
+                "max_norm: missing; noise is measured in it, so no default fits every model: give about the "
+                "update_norm of a run without privacy (metrics.jsonl); `phalanx train RUN.toml --dry-run` judges it"
+            )
         if self.privacy.delta * len(self.sites) >= 1:
             raise ValueError(
                 f"privacy.delta = {self.privacy.delta} with {len(self.sites)} sites: to publish all of a site drawn at "
@@ -316,7 +322,7 @@ class FederatedConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not asked for, so that an older run file keeps its digest."""
+        """Leave out unset keys, so that an older run file keeps its digest."""
         unasked: dict[str, object] = {"pki": None, "privacy": None, "personal": (), "sums": "masked", "keepers": ()}
         left_out = {name for name, plain in unasked.items() if getattr(self, name) == plain}
         if self.sums != "enclave":
@@ -325,10 +331,10 @@ class FederatedConfig(StrictModel):
 
     @property
     def cohort_sizes(self) -> range:
-        """How many sites a secure sum may be begun with."""
-        most = self.num_asked if self.bucket is None else min(self.num_asked, 2 * self.bucket - 1)
+        """Numbers of sites that a secure sum may begin with."""
+        max_clients = self.num_asked if self.bucket is None else min(self.num_asked, 2 * self.bucket - 1)
         fewest = self.min_cohort if self.bucket is None else max(self.min_cohort, self.bucket)
-        return range(fewest, most + 1)
+        return range(fewest, max_clients + 1)
 
     @property
     def num_asked(self) -> int:

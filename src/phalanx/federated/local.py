@@ -20,7 +20,7 @@ from phalanx.federated.vectors import shapes_of
 
 @dataclass(frozen=True)
 class SpentRows:
-    """What the private rows of one site have spent.
+    """The spent budget of one site's private rows.
 
     Attributes:
         epsilon: A bound of it, within the budget.
@@ -33,16 +33,15 @@ class SpentRows:
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """What a site has trained in one round.
+    """A site's result of training one round.
 
     Attributes:
-        delta: What its weights have moved by, by name.
+        delta: Movement of its weights, by name.
         samples: Training sequences that the site has: its weight, where sites do not count the same.
         loss: Mean over the targets of the round, in nats, as it was before each step; None of private rows, of which
             it would tell without noise.
-        num_targets: Of the round; 0 of private rows.
-        steps: Local steps.
-        spent: What the site's private rows have spent; None where rows are not private.
+        num_targets: Targets of the round; 0 of private rows.
+        spent: Spent budget of the site's private rows; None where rows are not private.
     """
 
     delta: Named
@@ -55,12 +54,13 @@ class LocalUpdate:
 
 @dataclass(frozen=True)
 class SiteScores:
-    """What a site's own held-out rows say of a model.
+    """A model's scores on a site's own held-out rows.
 
     Attributes:
-        loss: Summed, in nats.
-        num_targets: How many there were.
-        classes: For each class texts of it, texts that were taken for it, and right ones; empty of no classification.
+        loss: Loss summed over all targets, in nats.
+        num_targets: Number of targets that `loss` is summed over.
+        classes: For each class: its texts, texts that were classified as it, and right ones; empty without a
+            classification.
     """
 
     loss: float
@@ -69,7 +69,7 @@ class SiteScores:
 
 
 class LocalTrainer(Protocol):
-    """What trains at a site, with the model in memory from round to round."""
+    """The interface of local training, with the model in memory from round to round."""
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shape of each tensor that is trained."""
@@ -79,10 +79,8 @@ class LocalTrainer(Protocol):
         """Train one round; the same arguments give the same update, but for private rows, which are drawn anew.
 
         Args:
-            number: Of the round, from 1.
-            start: Weights at its beginning.
-            rate: Learning rate.
-            rule: Corrects gradients.
+            number: Number of the round, from 1.
+            start: Weights at the start of the round.
 
         Raises:
             FailedBatchError: Loss or gradient is not finite.
@@ -104,7 +102,7 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
 
     Args:
         trained: Names of all weights that are trained.
-        patterns: As a shell has them.
+        patterns: Patterns in the form of a shell's.
 
     Raises:
         ConfigError: A pattern matches none of them, or nothing is left that sites would share.
@@ -114,21 +112,21 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
         if not any(fnmatchcase(name, pattern) for name in names):
             shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
             raise ConfigError(f'federated.personal: "{pattern}" matches no trained weight; there are {shown}')
-    found = frozenset(name for name in names if any(fnmatchcase(name, one) for one in patterns))
-    if len(found) == len(names):
+    personal = frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
+    if len(personal) == len(names):
         raise ConfigError("federated.personal: matches all trained weights, and sites would share none; name fewer")
-    return found
+    return personal
 
 
 class PersonalWeights:
     """The personal weights of one site, a file for each of the latest rounds that it has trained.
 
     Args:
-        directory: Of the site alone.
-        first: What they are before its first round.
+        directory: Directory of the site alone.
+        first: Weights before its first round.
 
     Guarantees:
-        A round that is trained again begins with what it began with: of the rounds before it, the latest.
+        A round that is trained again begins with the same weights: the latest of the rounds before it.
     """
 
     def __init__(self, directory: Path, first: Mapping[str, object]) -> None:
@@ -141,8 +139,8 @@ class PersonalWeights:
         Raises:
             CheckpointError: The file is damaged, or of other weights.
         """
-        earlier = [one for one in self._rounds() if one < number]
-        return self._read(earlier[-1]) if earlier else None
+        earlier = [earlier_round for earlier_round in self._stored_rounds() if earlier_round < number]
+        return self._read_round(earlier[-1]) if earlier else None
 
     def latest(self) -> Named | None:
         """Return them as they are now; None before the first round.
@@ -150,32 +148,32 @@ class PersonalWeights:
         Raises:
             CheckpointError: The file is damaged, or of other weights.
         """
-        rounds = self._rounds()
-        return self._read(rounds[-1]) if rounds else None
+        rounds = self._stored_rounds()
+        return self._read_round(rounds[-1]) if rounds else None
 
     def keep(self, number: int, weights: Named) -> None:
         """Keep them as a round has left them; later rounds that are done again go."""
-        path = self._path(number)
+        path = self._round_path(number)
         beside = path.with_suffix(".tmp")
         save_file(weights, beside)
         beside.replace(path)
-        rounds = self._rounds()
-        for one in [*[old for old in rounds if old > number], *rounds[:-_KEPT]]:
-            self._path(one).unlink(missing_ok=True)
+        rounds = self._stored_rounds()
+        for old_round in [*[old for old in rounds if old > number], *rounds[:-_KEPT]]:
+            self._round_path(old_round).unlink(missing_ok=True)
 
-    def _rounds(self) -> list[int]:
+    def _stored_rounds(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("round-")) for path in self._directory.glob("round-*.safetensors"))
 
-    def _path(self, number: int) -> Path:
+    def _round_path(self, number: int) -> Path:
         return self._directory / f"round-{number}.safetensors"
 
-    def _read(self, number: int) -> Named:
+    def _read_round(self, number: int) -> Named:
         try:
-            found: Named = load_file(self._path(number))
+            weights: Named = load_file(self._round_path(number))
         except (SafetensorError, OSError) as exc:
             raise CheckpointError(
-                f"{self._path(number)}: cannot be read; remove it, and the round before holds"
+                f"{self._round_path(number)}: cannot be read; remove it, and the round before holds"
             ) from exc
-        if frozenset(shapes_of(found)) != self._names:
-            raise CheckpointError(f"{self._path(number)}: is of other weights than federated.personal names")
-        return found
+        if frozenset(shapes_of(weights)) != self._names:
+            raise CheckpointError(f"{self._round_path(number)}: is of other weights than federated.personal names")
+        return weights

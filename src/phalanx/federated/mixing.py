@@ -30,7 +30,7 @@ def least_mixed(rule: str, byzantine: int, before: Sequence[str], sites: int) ->
 
     Args:
         rule: Name in `AGGREGATORS`.
-        byzantine: Sites that may lie.
+        byzantine: Number of sites that may lie.
         before: Names in `PRE_STEPS`, in order.
         sites: That have sent an update.
     """

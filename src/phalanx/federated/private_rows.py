@@ -31,28 +31,34 @@ LEDGER_FILE, _HEAD_FILE = "events.jsonl", "audit.head"
 
 
 def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, PastCharges]:
-    """Open the ledger of a site, which all runs of its directory share, and read what was charged.
+    """Open the ledger of a site, which all runs of its directory share, and read its charges.
 
     Args:
-        directory: Of the ledger alone.
-        identity: It signs each line.
+        directory: Directory of the ledger alone.
+        identity: Identity that signs each line.
 
     Raises:
         AuditLogError: A line is broken, missing, or of another site; or another process has it open.
         DiskError: It cannot be read or written.
     """
-    path, kept, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
-    known = []
+    path, head_file, run = directory / LEDGER_FILE, directory / _HEAD_FILE, f"rows of {identity.name}"
+    heads = []
     try:
-        if kept.exists():
-            known = [KnownHead(read_head(json.loads(kept.read_bytes()), identity.public, run, str(kept)), str(kept))]
+        if head_file.exists():
+            heads = [
+                KnownHead(
+                    read_head(json.loads(head_file.read_bytes()), identity.public, run, str(head_file)), str(head_file)
+                )
+            ]
     except (OSError, ValueError, RecursionError) as exc:
-        raise AuditLogError(f"{kept}: cannot be read, so a cut-off ledger could not be told from a whole one") from exc
-    log, past = AuditLog(path, identity, run, known=known, kept_at=kept), PastCharges()
+        raise AuditLogError(
+            f"{head_file}: cannot be read, so a cut-off ledger could not be told from a whole one"
+        ) from exc
+    log, past = AuditLog(path, identity, run, known=heads, kept_at=head_file), PastCharges()
     try:
         with path.open("rb") as file:
-            for line in walk(file, path, identity.public, run):
-                past.take(line.kind, line.body)
+            for entry in walk(file, path, identity.public, run):
+                past.take(entry.kind, entry.body)
     except OSError as exc:
         raise DiskError(f"{path}: cannot be read ({exc.strerror})") from exc
     return log, past
@@ -62,9 +68,7 @@ class SiteRows:
     """The training rows of one site, of which each step draws some and is charged first.
 
     Args:
-        data: The site's.
-        settings: What may be spent, and how.
-        ledger: The site's own.
+        settings: Budget and sampling of the rows.
         key: Secret; with the number of a charge it decides the rows.
 
     Guarantees:
@@ -100,9 +104,8 @@ class PrivateSteps:
     """The gradients of a site's steps: sums of rows' clipped gradients, with noise, over the rows of a mean batch.
 
     Args:
-        model: What is trained.
-        rows: Draws, and is charged.
-        schedule: Of the site.
+        rows: Rows that are drawn and charged.
+        schedule: Local schedule of the site.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Raises:
@@ -134,12 +137,12 @@ class PrivateSteps:
             torch.default_generator.manual_seed(int.from_bytes(self._fresh(7), "big"))
             total = self._gradients.zeros()
             if batch is not None:
-                self._add(batch, total)
+                self._add_rows(batch, total)
             self._add_noise(total)
             self._gradients.settle(total)
             yield self._model.take_gradients(), 0.0, 0
 
-    def _add(self, batch: Batch, total: list[Tensor]) -> None:
+    def _add_rows(self, batch: Batch, total: list[Tensor]) -> None:
         ids, labels = batch.input_ids, batch.labels
 
         def losses(numbers: Tensor) -> Tensor:
@@ -151,6 +154,6 @@ class PrivateSteps:
 
     def _add_noise(self, total: list[Tensor]) -> None:
         stream = SecureStream(self._fresh(SEED_BYTES))
-        for one in total:
-            noise = gaussian_noise(stream, one.numel(), self._deviation)
-            one.add_(torch.from_numpy(noise).view_as(one)).div_(self._schedule.batch_size)
+        for tensor in total:
+            noise = gaussian_noise(stream, tensor.numel(), self._deviation)
+            tensor.add_(torch.from_numpy(noise).view_as(tensor)).div_(self._schedule.batch_size)

@@ -1,7 +1,7 @@
 """What is held against a site over rounds: signed updates that were refused, and rounds in which its update was far.
 
-Only what a signature shows shuts a site out. Distances never do: data of sites differ, so a far site may be an honest
-one, and a liar could choose which honest site looks far. A robust rule stands liars in each round without a verdict.
+Only signed statements shut a site out. Distances never do: data of sites differ, so a far site may be an honest one,
+and a liar could choose which honest site looks far. A robust rule withstands liars in each round without a verdict.
 """
 
 from collections import Counter

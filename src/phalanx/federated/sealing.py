@@ -1,4 +1,4 @@
-"""Sealing: what one site says to one holder of a key, for one place, through parties that neither read nor alter it.
+"""Sealing: messages from one site to one key holder, for one place, through parties that neither read nor alter them.
 
 X25519 with a fresh key, HKDF-SHA256 and AES-256-GCM; the place and both keys are in the derivation. No party
 but the two ends can make other bytes of it that open, for this place or another one.
@@ -29,12 +29,11 @@ class SealedPlace:
     """The one place that sealed bytes are for.
 
     Attributes:
-        purpose: What is sealed, and for which kind of party.
+        purpose: Meaning of the sealed bytes, and kind of the receiving party.
         terms: Digest of the terms of the run, 32 bytes.
-        round: Its number.
         model: Digest of the weights that updates are relative to.
         site: Name of the site that the update is of.
-        number: Of the sum; 0 where a round has one alone.
+        number: Number of the sum; 0 where a round has one alone.
     """
 
     purpose: str
@@ -51,13 +50,13 @@ def seal(place: SealedPlace, public: bytes, data: bytes) -> bytes:
     Raises:
         AggregationError: The key is none.
     """
-    own = X25519PrivateKey.generate()
-    ephemeral = own.public_key().public_bytes_raw()
-    return ephemeral + _cipher(own, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
+    ephemeral_key = X25519PrivateKey.generate()
+    ephemeral = ephemeral_key.public_key().public_bytes_raw()
+    return ephemeral + _open_cipher(ephemeral_key, public, (ephemeral, public), place).encrypt(_NONCE, data, None)
 
 
 def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> bytes:
-    """Return what was sealed.
+    """Open sealed bytes.
 
     Raises:
         AggregationError: It was sealed for another key or place, or altered.
@@ -65,14 +64,14 @@ def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> byte
     ephemeral, rest = sealed[:_KEY_BYTES], sealed[_KEY_BYTES:]
     ends = (ephemeral, private.public_key().public_bytes_raw())
     try:
-        return _cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
+        return _open_cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
     except InvalidTag as exc:
         raise AggregationError(
             SumRefusal.MALFORMED, f"{place.site}: what it sealed does not open for this place and key"
         ) from exc
 
 
-def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
+def _open_cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], place: SealedPlace) -> AESGCM:
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as exc:
@@ -83,7 +82,7 @@ def _cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, bytes], 
         "model": place.model,
         "site": place.site,
         "number": place.number,
-        "ends": [end.hex() for end in ends],
+        "ends": [party.hex() for party in ends],
     }
     info = in_domain(place.purpose, canonical_json(dict(facts)))
     return AESGCM(HKDF(SHA256(), 32, None, info).derive(secret))

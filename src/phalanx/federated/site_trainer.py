@@ -27,11 +27,11 @@ StepGradient = tuple[Named, float, int]
 
 
 class PrivateGradients(Protocol):
-    """What makes gradients that tell little of any one row."""
+    """Makes gradients that tell little of any one row."""
 
     @property
     def spent(self) -> SpentRows:
-        """What has been spent of the site's budget."""
+        """Spent part of the site's budget."""
         ...
 
     def of_round(self, number: int) -> Iterator[StepGradient]:
@@ -44,19 +44,17 @@ class PrivateGradients(Protocol):
 
 
 class WholeModel:
-    """A whole model in one process, with what is trained of it.
+    """A whole model in one process, with its trained parameters.
 
     Args:
-        source: Its files.
-        config: Adapter and attention.
-        seed: Of the adapter's first values.
+        seed: Seed of the adapter's first values.
         objective: A key of `OBJECTIVES`.
-        num_classes: Of a classification; 0 of anything else.
-        frozen_a: Whether the factors A of LoRA stay what the seed made them.
+        num_classes: Number of classes; 0 without a classification.
+        frozen_a: Whether the factors A of LoRA keep the values that the seed gave.
 
     Attributes:
-        trained: What is trained and exchanged, by canonical name.
-        personal: What is trained and stays at its site.
+        trained: Trained and exchanged parameters, by canonical name.
+        personal: Trained parameters that stay at their site.
     """
 
     def __init__(
@@ -73,11 +71,11 @@ class WholeModel:
             seed=seed,
         )
         head = self._task.put_head(self._stage)
-        found: dict[str, nn.Parameter] = {**self._stage.trainable(), **head}
-        for name, parameter in found.items():
+        parameters: dict[str, nn.Parameter] = {**self._stage.trainable(), **head}
+        for name, parameter in parameters.items():
             parameter.requires_grad_(not (frozen_a and name.endswith(_A)))
-        self.trained = {name: one for name, one in sorted(found.items()) if one.requires_grad}
-        self._frozen = {name: one for name, one in found.items() if name not in self.trained}
+        self.trained = {name: parameter for name, parameter in sorted(parameters.items()) if parameter.requires_grad}
+        self._frozen = {name: parameter for name, parameter in parameters.items() if name not in self.trained}
         self.personal: dict[str, nn.Parameter] = {}
         self._stage.train()
 
@@ -88,29 +86,29 @@ class WholeModel:
             ConfigError: A pattern matches nothing, or all is matched.
         """
         names = personal_names(self.trained, patterns)
-        self.personal = {name: one for name, one in self.trained.items() if name in names}
-        self.trained = {name: one for name, one in self.trained.items() if name not in names}
+        self.personal = {name: parameter for name, parameter in self.trained.items() if name in names}
+        self.trained = {name: parameter for name, parameter in self.trained.items() if name not in names}
         self._frozen |= self.personal
 
     def weights(self) -> Named:
-        """What is trained, as it is now; copies."""
-        return {name: one.detach().clone() for name, one in self.trained.items()}
+        """Return copies of the present trained parameters."""
+        return {name: parameter.detach().clone() for name, parameter in self.trained.items()}
 
     def frozen(self) -> Named:
-        """What is not exchanged and yet part of a checkpoint: frozen factors, and personal weights at first."""
-        return {name: one.detach().clone() for name, one in self._frozen.items()}
+        """Return parameters that are not exchanged and yet saved: frozen factors, and personal weights at first."""
+        return {name: parameter.detach().clone() for name, parameter in self._frozen.items()}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights, of exactly what is trained and exchanged."""
-        for name, one in self.trained.items():
-            one.copy_(weights[name])
+        """Load weights, of exactly the exchanged parameters."""
+        for name, parameter in self.trained.items():
+            parameter.copy_(weights[name])
 
     @torch.no_grad()
     def load_personal(self, weights: Mapping[str, Tensor]) -> None:
         """Take a site's personal weights."""
-        for name, one in self.personal.items():
-            one.copy_(weights[name])
+        for name, parameter in self.personal.items():
+            parameter.copy_(weights[name])
 
     @property
     def module(self) -> nn.Module:
@@ -119,24 +117,27 @@ class WholeModel:
 
     @property
     def learned(self) -> dict[str, nn.Parameter]:
-        """What is trained, whether it is exchanged or personal."""
+        """Trained parameters, exchanged or personal."""
         return {**self.trained, **self.personal}
 
     def row_losses(self, ids: Tensor, labels: Tensor) -> Tensor:
         """Run some rows, and return the mean loss of each one over its own targets."""
-        found = []
+        losses = []
         # split, not slices: the backward pass of each slice would fill and add gradients of all rows
         for row, logits in enumerate(self._stage(ids).split(1)):
             loss, targets = self._objective(logits, labels[row : row + 1], NO_EXTRAS)
-            found.append(loss / max(1, targets))
-        return torch.stack(found)
+            losses.append(loss / max(1, targets))
+        return torch.stack(losses)
 
     def take_gradients(self) -> Named:
         """Hand out the gradients that there are, zeros where there are none, and leave none."""
-        found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in self.learned.items()}
-        for one in self.learned.values():
-            one.grad = None
-        return found
+        gradients = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            for name, parameter in self.learned.items()
+        }
+        for parameter in self.learned.values():
+            parameter.grad = None
+        return gradients
 
     def gradient(self, batch: Batch, num_microbatches: int) -> StepGradient:
         """Return the mean gradient over a batch's targets, the summed loss, and the targets.
@@ -164,28 +165,29 @@ class WholeModel:
         loss, targets, predicted, true = 0.0, 0, list[int](), list[int]()
         self._stage.eval()
         for batch in batches:
-            found = self._task.measure(self._stage, with_marks(batch.input_ids, batch.extras), batch.labels)
-            loss, targets = loss + found.loss, targets + found.targets
-            predicted += found.answers
+            result = self._task.measure(self._stage, with_marks(batch.input_ids, batch.extras), batch.labels)
+            loss, targets = loss + result.loss, targets + result.targets
+            predicted += result.answers
             if self._num_classes:
                 true += [int(label) for label in batch.labels[batch.labels != IGNORE]]
         self._stage.train()
         counts = tuple(
-            (true.count(one), predicted.count(one), sum(a == b == one for a, b in zip(true, predicted, strict=True)))
-            for one in range(self._num_classes)
+            (
+                true.count(number),
+                predicted.count(number),
+                sum(a == b == number for a, b in zip(true, predicted, strict=True)),
+            )
+            for number in range(self._num_classes)
         )
         return SiteScores(loss, targets, counts)
 
 
 @dataclass(frozen=True)
 class SiteData:
-    """What a site trains and is measured on.
+    """The training rows and held-out rows of a site.
 
     Attributes:
-        name: Of the site.
         loader: Draws from the site's own sequences.
-        num_sequences: How many there are.
-        held_out: Gives its held-out batches.
         pick: Gives its own sequences by number, from 0.
         digest: SHA-256 in hex of all that they are drawn from.
     """
@@ -206,14 +208,11 @@ class SiteData:
 
 @dataclass(frozen=True)
 class SiteSchedule:
-    """How a site trains in a round.
+    """The local schedule of a site in a round.
 
     Attributes:
         optimizer: Begun anew in every round.
-        steps: Local ones.
-        batch_size: Sequences of a step.
         microbatches: Parts that they are cut into.
-        seed: Of dropout.
     """
 
     optimizer: OptimizerConfig
@@ -227,10 +226,7 @@ class SiteTrainer:
     """A `LocalTrainer` of a whole model in this process: it is loaded once, for all rounds.
 
     Args:
-        model: In memory.
-        data: The site's own.
-        schedule: How it trains.
-        directory: Of the site alone; personal weights are kept there.
+        directory: Directory of the site alone, for personal weights.
         private: Makes each step's gradient one with noise; None where the batches' own is taken.
 
     Raises:
@@ -248,7 +244,7 @@ class SiteTrainer:
         self._model, self._data, self._schedule, self._private = model, data, schedule, private
         if model.personal and directory is None:
             raise ConfigError("federated.personal: the site has no directory of its own to keep them in")
-        self._first = {name: one.detach().clone() for name, one in model.personal.items()}
+        self._first = {name: parameter.detach().clone() for name, parameter in model.personal.items()}
         self._kept = PersonalWeights(directory / "personal", self._first) if directory and model.personal else None
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -264,17 +260,17 @@ class SiteTrainer:
         update = _LocalOptimizer(model.learned, frozenset(start), schedule.optimizer)
         total, targets = 0.0, 0
         private = self._private
-        for gradients, loss, count in self._plain(number) if private is None else private.of_round(number):
+        for gradients, loss, count in self._plain_steps(number) if private is None else private.of_round(number):
             total, targets = total + loss, targets + count
             update.step(gradients, rate, rule)
         if self._kept is not None:
-            self._kept.keep(number, {name: one.detach().clone() for name, one in model.personal.items()})
-        delta = {name: one.detach() - start[name] for name, one in model.trained.items()}
+            self._kept.keep(number, {name: parameter.detach().clone() for name, parameter in model.personal.items()})
+        delta = {name: parameter.detach() - start[name] for name, parameter in model.trained.items()}
         if private is not None:
             return LocalUpdate(delta, self._data.num_sequences, None, 0, schedule.steps, private.spent)
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
-    def _plain(self, number: int) -> Iterator[StepGradient]:
+    def _plain_steps(self, number: int) -> Iterator[StepGradient]:
         schedule = self._schedule
         for step, batch in enumerate(self._data.round_batches(number, schedule.steps, schedule.batch_size)):
             torch.default_generator.manual_seed(self._dropout_seed(number, step))
@@ -293,7 +289,7 @@ class SiteTrainer:
 
 
 class _LocalOptimizer:
-    """The optimizer of one round, with a state that ends with it; rules are about what is shared."""
+    """The optimizer of one round, with a state that ends with it; rules apply to shared parameters."""
 
     def __init__(self, weights: Mapping[str, nn.Parameter], shared: frozenset[str], config: OptimizerConfig) -> None:
         self._weights, self._shared, self._config = weights, shared, config
@@ -301,15 +297,17 @@ class _LocalOptimizer:
         self._momenta: Named = {}
 
     def step(self, gradients: Named, rate: float, rule: LocalRule) -> None:
-        """Clip, correct, and move; what a rule adds is no part of what is clipped."""
+        """Clip, correct, and move; the addition of a rule is not clipped."""
         try:
             clipped = clip_coefficient(math.sqrt(gradient_norm_squared(gradients)), self._config.clip_norm)
         except NonFiniteLossError as exc:
             raise FailedBatchError(str(exc)) from exc
         for gradient in gradients.values():
             gradient.mul_(clipped)
-        weights = {name: one.detach() for name, one in self._weights.items()}
-        rule.correct({name: one for name, one in gradients.items() if name in self._shared}, weights)
+        weights = {name: parameter.detach() for name, parameter in self._weights.items()}
+        rule.correct_gradients(
+            {name: gradient for name, gradient in gradients.items() if name in self._shared}, weights
+        )
         if self._adamw is not None:
             self._adamw.step(gradients, rate, 1.0)
             return
@@ -318,6 +316,6 @@ class _LocalOptimizer:
             if weight.ndim > 1:
                 gradient.add_(weight, alpha=self._config.weight_decay)
             if self._config.momentum:
-                kept = self._momenta.setdefault(name, torch.zeros_like(weight))
-                gradient = kept.mul_(self._config.momentum).add_(gradient)
+                momentum = self._momenta.setdefault(name, torch.zeros_like(weight))
+                gradient = momentum.mul_(self._config.momentum).add_(gradient)
             weight.sub_(gradient, alpha=rate)

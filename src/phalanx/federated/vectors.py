@@ -1,4 +1,4 @@
-"""Updates of many sites as vectors, and averages of their low-rank factors: means of what the adapters do."""
+"""Updates of many sites as vectors, and averages of their low-rank factors: means of the adapters' products."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ def num_values(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def flatten(named: Mapping[str, Tensor]) -> Tensor:
+def flatten_tensors(named: Mapping[str, Tensor]) -> Tensor:
     """Return all values as one vector; a copy."""
     return torch.cat([named[name].detach().reshape(-1) for name in sorted(named)])
 
 
-def unflatten(vector: Tensor, shapes: Shapes) -> Named:
+def unflatten_vector(vector: Tensor, shapes: Shapes) -> Named:
     """Return the tensors of a vector; views of it."""
     names = sorted(shapes)
     parts = torch.split(vector, [math.prod(shapes[name]) for name in names])
@@ -37,7 +37,9 @@ def unflatten(vector: Tensor, shapes: Shapes) -> Named:
 
 def norm_of(named: Mapping[str, Tensor]) -> float:
     """Return the Euclidean norm over all values."""
-    return math.sqrt(sum(float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for one in named.values()))
+    return math.sqrt(
+        sum(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2 for tensor in named.values())
+    )
 
 
 class LowRank(NamedTuple):
@@ -46,7 +48,7 @@ class LowRank(NamedTuple):
     Attributes:
         a: ``[rank, inputs]``.
         b: ``[outputs, rank]``.
-        scale: What their product is multiplied with.
+        scale: Factor of the product ``b @ a``.
     """
 
     a: Tensor
@@ -58,19 +60,21 @@ def mean_product(adapters: Sequence[LowRank], weights: Sequence[float]) -> LowRa
     """Return the exact mean of what adapters add, with the sum of their ranks as rank and 1 as scale.
 
     Args:
-        adapters: Of one weight; ranks may differ.
-        weights: Of the sites, positive; they need not add up to one.
+        adapters: Adapters of one weight; ranks may differ.
+        weights: Positive weights of the sites; they need not add up to one.
 
     Raises:
         ConfigError: There are none, or they are of different weights.
     """
-    shapes = {(one.b.shape[0], one.a.shape[1]) for one in adapters}
+    shapes = {(adapter.b.shape[0], adapter.a.shape[1]) for adapter in adapters}
     if len(shapes) != 1 or len(weights) != len(adapters) or min(weights) <= 0:
         raise ConfigError(f"adapters: {len(adapters)} with {len(weights)} weights, for weights of {len(shapes)} shapes")
     total = sum(weights)
-    shares = [weight / total * one.scale for one, weight in zip(adapters, weights, strict=True)]
-    a = torch.cat([one.a for one in adapters])
-    return LowRank(a, torch.cat([share * one.b for one, share in zip(adapters, shares, strict=True)], dim=1), 1.0)
+    shares = [weight / total * adapter.scale for adapter, weight in zip(adapters, weights, strict=True)]
+    a = torch.cat([adapter.a for adapter in adapters])
+    return LowRank(
+        a, torch.cat([share * adapter.b for adapter, share in zip(adapters, shares, strict=True)], dim=1), 1.0
+    )
 
 
 def to_rank(adapter: LowRank, rank: int, scale: float) -> LowRank:
@@ -80,15 +84,15 @@ def to_rank(adapter: LowRank, rank: int, scale: float) -> LowRank:
 
     Source: Bai et al. 2024 (FlexLoRA), by QR of the factors.
     """
-    left, upper = torch.linalg.qr(adapter.b.double())
+    q, upper = torch.linalg.qr(adapter.b.double())
     right, lower = torch.linalg.qr(adapter.a.double().T)
     u, values, vh = torch.linalg.svd(upper @ lower.T * (adapter.scale / scale))
-    kept = min(rank, len(values))
-    root = values[:kept].sqrt()
-    b, a = left @ u[:, :kept] * root, root[:, None] * vh[:kept] @ right.T
-    if kept < rank:
-        b = torch.cat([b, b.new_zeros(len(b), rank - kept)], dim=1)
-        a = torch.cat([a, a.new_zeros(rank - kept, a.shape[1])])
+    new_rank = min(rank, len(values))
+    root = values[:new_rank].sqrt()
+    b, a = q @ u[:, :new_rank] * root, root[:, None] * vh[:new_rank] @ right.T
+    if new_rank < rank:
+        b = torch.cat([b, b.new_zeros(len(b), rank - new_rank)], dim=1)
+        a = torch.cat([a, a.new_zeros(rank - new_rank, a.shape[1])])
     return LowRank(a.to(adapter.a.dtype).contiguous(), b.to(adapter.b.dtype).contiguous(), scale)
 
 
@@ -96,12 +100,11 @@ _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
 def mean_of_products(before: Mapping[str, Tensor], deltas: Sequence[Named], weights: Sequence[float]) -> Named:
-    """Return what the weights are to move by, so that adapters do the mean of what the sites' adapters do.
+    """Return the movement of the weights by which adapters compute the mean of the sites' adapters.
 
     Args:
         before: Weights that the updates are relative to; factors come in pairs.
-        deltas: What each site's weights have moved by.
-        weights: Of the sites.
+        deltas: Movement of each site's weights.
 
     Guarantees:
         The product of each pair is the mean of the sites' products as nearly as the rank allows; the sites' ranks
@@ -112,10 +115,10 @@ def mean_of_products(before: Mapping[str, Tensor], deltas: Sequence[Named], weig
     for name, now in before.items():
         if name.endswith(_A):
             pair = name.removesuffix(_A) + _B
-            found = [LowRank(now + one[name], before[pair] + one[pair], 1.0) for one in deltas]
-            nearest = to_rank(mean_product(found, weights), len(now), 1.0)
+            adapters = [LowRank(now + delta[name], before[pair] + delta[pair], 1.0) for delta in deltas]
+            nearest = to_rank(mean_product(adapters, weights), len(now), 1.0)
             update |= {name: nearest.a - now, pair: nearest.b - before[pair]}
         elif not name.endswith(_B):
-            means = [one[name] * (weight / total) for one, weight in zip(deltas, weights, strict=True)]
+            means = [delta[name] * (weight / total) for delta, weight in zip(deltas, weights, strict=True)]
             update[name] = sum(means[1:], means[0])
     return update

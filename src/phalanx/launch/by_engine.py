@@ -12,14 +12,10 @@ def launch_domain(launch: DomainLaunch, engine: str, nodes: Nodes, address: str 
     """Run a domain on torchrun or on Ray.
 
     Args:
-        launch: What is run.
         engine: ``torchrun`` or ``ray``.
         nodes: Over which machines, for torchrun.
-        address: Of a running cluster, for Ray; None for one of its own.
+        address: Address of a running Ray cluster; None for one of its own.
         dry_run: Print what would be run; start nothing.
-
-    Returns:
-        Exit code.
 
     Raises:
         ConfigError: Nothing was started, and why.

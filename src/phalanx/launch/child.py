@@ -1,4 +1,4 @@
-"""A child: at most one ``phalanx`` process, which never outlives the one that keeps it, and its notice to end."""
+"""A child: at most one ``phalanx`` process, which never outlives its keeper, and its notice to end."""
 
 import signal
 from collections.abc import Mapping
@@ -53,11 +53,7 @@ class Child:
 
 
 class TerminationNotice:
-    """A notice that this process was told to end.
-
-    Attributes:
-        given: How often.
-    """
+    """A notice that this process was told to end."""
 
     def __init__(self) -> None:
         self.given = 0

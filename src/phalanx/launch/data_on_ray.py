@@ -21,9 +21,9 @@ class RayTasks:
     """Performs tasks on a cluster; its machines share the current directory, the sources and the dataset's directory.
 
     Args:
-        worker: What tasks are performed for.
+        worker: Performs the tasks.
         workers: Tasks at a time; None: as many as the cluster has cores for.
-        address: Of a running cluster; None starts one on this machine.
+        address: Address of a running cluster; None starts one on this machine.
     """
 
     def __init__(self, worker: BuildWorker, workers: int | None = None, address: str | None = None) -> None:
@@ -60,25 +60,25 @@ class RayTasks:
 
     def _result(self, ray: Any, waiting: Any) -> dict[str, Any]:
         try:
-            found: dict[str, Any] = json.loads(ray.get(waiting))
+            result: dict[str, Any] = json.loads(ray.get(waiting))
         except ray.exceptions.RayError as exc:
             raise DataError(f"--engine ray: a task failed ({str(exc)[:500]}); run the build again: it goes on") from exc
-        if "error" in found:
-            raise error_from_json(found["error"])
-        return found
+        if "error" in result:
+            raise error_from_json(result["error"])
+        return result
 
 
 def perform_task(job: str, task: str) -> str:
     """Perform one task in a process of Ray's, which keeps its worker for the next one."""
-    wanted = json.loads(job)
+    request = json.loads(job)
     try:
         worker = _WORKERS.get(job)
         if worker is None:
             # paths of a recipe are taken from where the build was started
-            os.chdir(wanted["directory"])
-            worker = _WORKERS[job] = BuildWorker.of(wanted)
+            os.chdir(request["directory"])
+            worker = _WORKERS[job] = BuildWorker.of(request)
     except OSError as exc:
-        lost = DataError(f"{wanted['directory']}: is not on every machine of the cluster ({exc.strerror}); share it")
+        lost = DataError(f"{request['directory']}: is not on every machine of the cluster ({exc.strerror}); share it")
         return json.dumps({"error": error_to_json(lost)})
     except PhalanxError as exc:
         return json.dumps({"error": error_to_json(exc)})

@@ -27,8 +27,8 @@ class DomainLaunch:
         overrides: ``section.key=value`` strings.
         directory: The run directory; None for ``runs/NAME``.
         resume: Go on with the run in the directory, if there is one.
-        max_restarts: How often all ranks may be started again; None for what the run file says.
-        ranks: How many to start where the run file allows several numbers; None for its own.
+        max_restarts: Maximum of restarts of all ranks; the run file's when None.
+        ranks: Number of ranks where the run file allows several; its own when None.
     """
 
     run_file: Path
@@ -136,7 +136,7 @@ class Sizes:
 
     Args:
         allowed: Numbers of ranks, most first.
-        first: With how many to begin; it need not be among them.
+        first: Number of ranks of the first start; need not be among the sizes.
     """
 
     def __init__(self, allowed: list[int], first: int) -> None:

@@ -16,7 +16,6 @@ class LeadProcess(Child):
     """Rank 0 as a process of its own: what kills it, or lets it hang, does not end the run.
 
     Args:
-        launch: What is run.
         once: Words of the command line until there is a run to go on with.
     """
 
@@ -39,10 +38,10 @@ class LeadProcess(Child):
         self._heartbeat.forget()
         launch = self._launch
         goes_on = self._has_begun and holds_run(launch.run_dir)
-        words = ("--resume",) if goes_on else self._once
+        arguments = ("--resume",) if goes_on else self._once
         self._has_begun = True
         ranks = ("--ranks", str(self._sizes.next(launch.newest_checkpoint())))
-        self.start(("train", *launch.arguments(), *words, *ranks), {})
+        self.start(("train", *launch.arguments(), *arguments, *ranks), {})
 
     def look_for_signs(self) -> None:
         """Kill it when it hangs; `watch_owner` notices its end."""
@@ -56,9 +55,7 @@ def keep_domain(launch: DomainLaunch, *, from_step: int | None = None, from_run:
     """Run rank 0 until the run is over, however often it has to be started.
 
     Args:
-        launch: What is run.
-        from_step: As `phalanx.train` takes it, for the first start.
-        from_run: Likewise.
+        from_step: Step as in `phalanx.train`, for the first start.
 
     Returns:
         How it ended at last.

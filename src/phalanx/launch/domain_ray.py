@@ -4,6 +4,7 @@ Rank 0 is placed on the machine where the command is given, because the run dire
 a Ray cluster can run code on all of its machines, as with torchrun: one cluster is one trust domain.
 """
 
+import shlex
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -40,9 +41,9 @@ def rank_bundles(launch: DomainLaunch, world: int, here: str | None = None) -> l
 
 def describe_domain_ray(launch: DomainLaunch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
-    where = f"the cluster at {address}" if address else "a cluster of its own on this machine"
-    lines = [f"ray: {where}; placement group PACK of {rank_bundles(launch, launch.world)}, rank 0 on this machine"]
-    return [*lines, f"each: phalanx train {' '.join(launch.arguments())}"]
+    place = f"the cluster at {address}" if address else "a cluster of its own on this machine"
+    lines = [f"ray: {place}; placement group PACK of {rank_bundles(launch, launch.world)}, rank 0 on this machine"]
+    return [*lines, f"each: phalanx train {shlex.join(launch.arguments())}"]
 
 
 def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
@@ -52,8 +53,7 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
     on with fewer when a machine is lost, and with more, after the next checkpoint, when one has come.
 
     Args:
-        launch: What is run.
-        address: Of a running cluster, as `ray.init` takes it; None starts one on this machine for this run.
+        address: Address of a running cluster for `ray.init`; None starts one on this machine for this run.
 
     Returns:
         How the run ended.
@@ -66,9 +66,9 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
     restarts = launch.restarts
     with connected(address, launch.world * launch.run.train.threads) as ray, TerminationNotice() as notice:
         while True:
-            most = policy.next(launch.newest_checkpoint())
-            fewer = [] if is_own else [size for size in launch.sizes() if size < most]
-            with RayRanks(ray, launch, [most, *fewer]) as crew:
+            max_ranks = policy.next(launch.newest_checkpoint())
+            fewer = [] if is_own else [size for size in launch.sizes() if size < max_ranks]
+            with RayRanks(ray, launch, [max_ranks, *fewer]) as crew:
                 code = crew.watch(notice)
             if code is None:
                 typer.echo(f"launch: a machine has come; from {crew.world} ranks to more", err=True)
@@ -83,8 +83,6 @@ class RayRanks:
     """All ranks of one start; a context manager that ends them.
 
     Args:
-        ray: The module, connected.
-        launch: What is run.
         sizes: Numbers of ranks that will do, most first; the first that finds room is taken.
 
     Raises:
@@ -120,7 +118,7 @@ class RayRanks:
         Returns:
             How it ended, 0 for a run that is complete; None where it should go on with more ranks.
         """
-        told = 0
+        num_notices = 0
         while True:
             self._look()
             failed = [code for code in self._codes.values() if code]
@@ -128,8 +126,8 @@ class RayRanks:
                 return self._why(failed)
             if len(self._codes) == self.world:
                 return 0
-            if notice.given > told:
-                told = notice.given
+            if notice.given > num_notices:
+                num_notices = notice.given
                 self._ask_to_end()
             elif not notice.given and self._should_grow():
                 return None
@@ -156,13 +154,13 @@ class RayRanks:
         except ray.exceptions.RayActorError:
             self._codes[0] = LOST
             return
-        text, (_, *words) = dump_toml(launch.run), launch.arguments()
+        text, (_, *arguments) = dump_toml(launch.run), launch.arguments()
         # overrides are in the text already
-        words = words[words.index("--run-dir") :]
-        words[1] = str(launch.run_dir.resolve())
+        arguments = arguments[arguments.index("--run-dir") :]
+        arguments[1] = str(launch.run_dir.resolve())
         shared = {**rank_environment(go_on=True), **threads_environment(launch.run)}
         for actor, place in zip(self._actors, environments(machines, port), strict=True):
-            actor.start.remote(text, words, {**shared, **place})
+            actor.start.remote(text, arguments, {**shared, **place})
 
     def _place(self) -> tuple[list[dict[str, float]], Any]:
         from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415 - an extra

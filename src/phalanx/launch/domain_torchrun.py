@@ -13,7 +13,7 @@ from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.launch.domain import DomainLaunch, rank_environment
 from phalanx.launch.torchrun import Nodes, start_torchrun
-from phalanx.parallel.groups.network import check_private, own_address, resolved
+from phalanx.parallel.groups.network import check_private, own_address, resolve_host
 from phalanx.parallel.groups.rank_env import MEETINGS
 
 _SOMEWHERE = "PRIVATE_DIRECTORY"
@@ -29,10 +29,10 @@ def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
     """
     if nodes.is_one:
         return launch.world
-    fewest, _, most = nodes.count.partition(":")
+    fewest, _, max_nodes = nodes.count.partition(":")
     config = launch.config
-    ranks = config.most_dp * config.ranks_per_copy if most else config.world
-    machines = int(most or fewest)
+    ranks = config.most_dp * config.ranks_per_copy if max_nodes else config.world
+    machines = int(max_nodes or fewest)
     if ranks % machines:
         raise ConfigError(
             f"--nnodes {nodes.count}: {ranks} ranks cannot be shared out equally among {machines} machines; change "
@@ -54,7 +54,7 @@ def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
     if not all(part.isdecimal() and int(part) for part in nodes.count.split(":")):
         raise ConfigError(f"--nnodes {nodes.count}: expected a number, or MIN:MAX")
     host = _host(nodes)
-    check_private(resolved(host), f"--rdzv-endpoint {host}", unsafe=launch.config.unsafe_public_network)
+    check_private(resolve_host(host), f"--rdzv-endpoint {host}", unsafe=launch.config.unsafe_public_network)
     ranks_per_machine(launch, nodes)
 
 
@@ -64,31 +64,29 @@ def domain_command(
     """What torchrun is called with, and its environment beyond this process's own.
 
     Args:
-        launch: What is run.
-        nodes: Over which machines.
         directory: A private one, for a launch on one machine; None shows where its name would stand.
     """
-    words = ["--nnodes", nodes.count, "--nproc-per-node", str(ranks_per_machine(launch, nodes))]
-    words += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
-    words += ["--rdzv-id", digest(launch.run)[:16]]
+    arguments = ["--nnodes", nodes.count, "--nproc-per-node", str(ranks_per_machine(launch, nodes))]
+    arguments += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
+    arguments += ["--rdzv-id", digest(launch.run)[:16]]
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **rank_environment(go_on=True)}
     if nodes.is_one:
         home = Path(_SOMEWHERE) if directory is None else directory
-        words += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
-        words += ["--local-addr", "127.0.0.1"]
+        arguments += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
+        arguments += ["--local-addr", "127.0.0.1"]
         environment[MEETINGS] = str(home)
     else:
-        words += ["--rdzv-endpoint", nodes.endpoint or "", "--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}"]
+        arguments += ["--rdzv-endpoint", nodes.endpoint or "", "--rdzv-conf", f"last_call_timeout={_LAST_CALL_S}"]
         # what torchrun would find out for itself is the address of the machine's name, which may be a public one
-        words += ["--local-addr", own_address(_host(nodes))]
-    return [*words, "-m", "phalanx", "train", *launch.arguments()], environment
+        arguments += ["--local-addr", own_address(_host(nodes))]
+    return [*arguments, "-m", "phalanx", "train", *launch.arguments()], environment
 
 
 def describe_domain_torchrun(launch: DomainLaunch, nodes: Nodes) -> list[str]:
     """Lines that say what would be run here."""
-    words, environment = domain_command(launch, nodes)
+    arguments, environment = domain_command(launch, nodes)
     settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
-    command = shlex.join([sys.executable, "-m", "torch.distributed.run", *words])
+    command = shlex.join([sys.executable, "-m", "torch.distributed.run", *arguments])
     return [f"{launch.config.layout}: {launch.world} ranks", " ".join([*settings, command])]
 
 

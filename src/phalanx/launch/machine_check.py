@@ -1,4 +1,4 @@
-"""A check of this machine: what is here, what is missing, what will be slow, and why. Nothing is changed or sent."""
+"""A check of this machine: what is installed, missing or slow, and why. Nothing is changed or sent."""
 
 import ctypes
 import importlib.metadata
@@ -42,10 +42,8 @@ class MachineFact:
     """One line of the check.
 
     Attributes:
-        about: What was looked at.
         state: Whether it is as it should be; `bad` is what no run gets along with.
-        found: What is there.
-        advice: What to do, where there is something to do.
+        advice: Remedy, where there is one.
     """
 
     about: str
@@ -62,11 +60,11 @@ def check_machine(directory: Path, identities: Sequence[Path] = ()) -> list[Mach
     """Look at this machine as a place to train.
 
     Args:
-        directory: Where runs would be written.
+        directory: Directory for runs.
         identities: Directories with keys and certificates, as `phalanx pki` makes them.
     """
-    found = [finding for look in CHECKS.values() for finding in look(directory)]
-    return found + [_identity(path) for path in identities]
+    findings = [finding for look in CHECKS.values() for finding in look(directory)]
+    return findings + [_identity(path) for path in identities]
 
 
 def _versions(_: Path) -> list[MachineFact]:
@@ -119,7 +117,7 @@ def _memory(_: Path) -> list[MachineFact]:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
         return [MachineFact("memory", "notice", "unknown", "this system does not say how much is available")]
-    fields = dict(line.split(":", 1) for line in lines)
+    fields = dict(row.split(":", 1) for row in lines)
     available = int(fields["MemAvailable"].split()[0]) / 2**20
     is_little = available < _LITTLE_MEMORY_GIB
     advice = "a process takes about 0.5 GiB before its first weight; lower pipeline.stages" if is_little else ""
@@ -127,14 +125,14 @@ def _memory(_: Path) -> list[MachineFact]:
 
 
 def _disk(directory: Path) -> list[MachineFact]:
-    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "cannot be written" if there.is_dir() else "is a file"
-        return [MachineFact("disk", "bad", f"{there} {why}", "choose another place with --run-dir")]
-    free = shutil.disk_usage(there).free / _GIB
+    existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        why = "cannot be written" if existing.is_dir() else "is a file"
+        return [MachineFact("disk", "bad", f"{existing} {why}", "choose another place with --run-dir")]
+    free = shutil.disk_usage(existing).free / _GIB
     is_little = free < _LITTLE_DISK_GIB
     advice = "a checkpoint takes 12 bytes for each trained number; lower checkpoint.keep" if is_little else ""
-    return [MachineFact("disk", "notice" if is_little else "good", f"{free:.1f} GiB free at {there}", advice)]
+    return [MachineFact("disk", "notice" if is_little else "good", f"{free:.1f} GiB free at {existing}", advice)]
 
 
 def _kernels(_: Path) -> list[MachineFact]:
@@ -145,8 +143,8 @@ def _kernels(_: Path) -> list[MachineFact]:
     fast, slow = (_product_s(torch.randn(512, 512).to(kind)) for kind in (torch.float32, torch.bfloat16))
     ratio = slow / fast
     advice = "train in fp32 on this CPU: bf16 is emulated" if ratio > _SLOW_RATIO else ""
-    found = f"bf16 products take {ratio:.2g} times as long as fp32 ({capability})"
-    return [MachineFact("kernels", "notice" if advice else "good", found, advice)]
+    description = f"bf16 products take {ratio:.2g} times as long as fp32 ({capability})"
+    return [MachineFact("kernels", "notice" if advice else "good", description, advice)]
 
 
 def _product_s(x: "torch.Tensor") -> float:
@@ -166,15 +164,15 @@ def _extras(_: Path) -> list[MachineFact]:
     except importlib.metadata.PackageNotFoundError:
         return [MachineFact("extras", "notice", "unknown", f"{DISTRIBUTION} is not installed here, only its files are")]
     missing: dict[str, list[str]] = {}
-    for line in requirements:
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        name = re.match(r"[\w.-]+", line)
+    for requirement in requirements:
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
+        name = re.match(r"[\w.-]+", requirement)
         if extra is not None and name is not None:
             missing.setdefault(extra[1], []).extend([] if _is_installed(name[0]) else [name[0]])
-    there = [extra for extra, lacks in missing.items() if not lacks]
+    installed = [extra for extra, lacks in missing.items() if not lacks]
     absent = [extra for extra, lacks in missing.items() if lacks]
     advice = f"pip install '{DISTRIBUTION}[NAME]' for one of {', '.join(sorted(absent))}" if absent else ""
-    return [MachineFact("extras", "good", ", ".join(sorted(there)) or "none", advice)]
+    return [MachineFact("extras", "good", ", ".join(sorted(installed)) or "none", advice)]
 
 
 def _is_installed(name: str) -> bool:
@@ -208,12 +206,12 @@ def _clock(_: Path) -> list[MachineFact]:
 
 
 def _trusted_hardware(_: Path) -> list[MachineFact]:
-    there = [path for path in _TRUSTED_HARDWARE if Path(path).exists()]
-    unreadable = [path for path in there if not os.access(path, os.R_OK | os.W_OK)]
+    devices = [path for path in _TRUSTED_HARDWARE if Path(path).exists()]
+    unreadable = [path for path in devices if not os.access(path, os.R_OK | os.W_OK)]
     if unreadable:
-        return [MachineFact("attestation", "notice", ", ".join(there), f"no right to use {', '.join(unreadable)}")]
-    if there:
-        return [MachineFact("attestation", "good", ", ".join(there))]
+        return [MachineFact("attestation", "notice", ", ".join(devices), f"no right to use {', '.join(unreadable)}")]
+    if devices:
+        return [MachineFact("attestation", "good", ", ".join(devices))]
     simulator = "a software TPM is here for tests" if shutil.which("swtpm") else "swtpm is not installed either"
     advice = 'a [split] falls back to tier = "process", which hides nothing from who owns this machine'
     return [MachineFact("attestation", "notice", f"no TPM, SEV-SNP or TDX device; {simulator}", advice)]
@@ -226,16 +224,18 @@ def _identity(directory: Path) -> MachineFact:
         steady_now,
     )
 
-    about = f"identity {directory}"
+    topic = f"identity {directory}"
     try:
         identity = load_identity(directory)
-        end = certificate_facts(identity.certificate_pem, about).not_after
+        expires_at = certificate_facts(identity.certificate_pem, topic).not_after
     except PhalanxError as exc:
-        return MachineFact(about, "bad", str(exc), f"phalanx explain {exc.facts['code']}")
-    found = f"{identity.name}: keys and certificate belong together, valid until {end.isoformat()}"
-    if end - steady_now() > _SOON:
-        return MachineFact(about, "good", found)
-    return MachineFact(about, "notice", found, "have a new one made with phalanx pki sign, or issue, before it expires")
+        return MachineFact(topic, "bad", str(exc), f"phalanx explain {exc.facts['code']}")
+    description = f"{identity.name}: keys and certificate belong together, valid until {expires_at.isoformat()}"
+    if expires_at - steady_now() > _SOON:
+        return MachineFact(topic, "good", description)
+    return MachineFact(
+        topic, "notice", description, "have a new one made with phalanx pki sign, or issue, before it expires"
+    )
 
 
 CHECKS: Mapping[str, Callable[[Path], list[MachineFact]]] = MappingProxyType(

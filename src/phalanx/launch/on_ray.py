@@ -6,6 +6,7 @@ the disks of the machines and never enter Ray's object store.
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -66,20 +67,20 @@ def bundles(launch: Launch) -> list[dict[str, float]]:
 
 def describe_ray(launch: Launch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
-    where = f"the cluster at {address}" if address else "a cluster of its own on this machine"
-    lines = [f"ray: {where}; placement group SPREAD of {bundles(launch)}"]
+    place = f"the cluster at {address}" if address else "a cluster of its own on this machine"
+    lines = [f"ray: {place}; placement group SPREAD of {bundles(launch)}"]
     pipeline = launch.run.pipeline
     lines += [f"actor: {name}: keys in {launch.keys / name}, wherever it is placed" for name in pipeline.remote_workers]
     lines += [f"in the place of the dead: {', '.join(pipeline.may_join) or 'nobody'}"]
-    return [*lines, f"here: phalanx train {' '.join(OwnerProcess(launch).arguments())}"]
+    return [*lines, f"here: phalanx train {shlex.join(OwnerProcess(launch).arguments())}"]
 
 
 def run_on_ray(launch: Launch, address: str | None) -> int:
     """Run the owner as a process of this machine and the workers as actors.
 
     Args:
-        launch: What is launched; the owner's keys must be here, the workers' where Ray may place them.
-        address: Of a running cluster, as `ray.init` takes it; None starts one on this machine for this run.
+        launch: The owner's keys must be here, the workers' where Ray may place them.
+        address: Address of a running cluster for `ray.init`; None starts one on this machine for this run.
 
     Returns:
         The owner's exit code.
@@ -123,7 +124,7 @@ def connected(address: str | None, processors: int) -> Iterator[Any]:
     """Ray, connected to a running cluster, or to one of its own that ends with the block.
 
     Args:
-        address: As `ray.init` takes it; None starts one on this machine.
+        address: Address for `ray.init`; None starts one on this machine.
         processors: That one of its own has: as many as are asked for, as `phalanx train` has.
 
     Raises:

@@ -18,7 +18,7 @@ class OwnerProcess(Child):
     """The process of ``phalanx train``; started again, it goes on from the last checkpoint."""
 
     def __init__(self, launch: Launch, machine: str | None = None) -> None:
-        """`machine` is what an engine calls this machine; None for what it calls itself."""
+        """`machine` is the engine's name for this machine; its own name when None."""
         super().__init__()
         self._launch = launch
         self._machine = machine

@@ -14,8 +14,8 @@ class ActorMachine:
     """The machine of an actor.
 
     Attributes:
-        name: Of the machine within its cluster.
-        address: By which the cluster knows it.
+        name: Name of the machine within its cluster.
+        address: Address of the machine within its cluster.
     """
 
     name: str
@@ -46,8 +46,8 @@ class RankHost:
         """Start the rank.
 
         Args:
-            run_file: What the run file says; this machine need not have it.
-            arguments: Of ``phalanx train``, after the run file.
+            run_file: Text of the run file; this machine need not have it.
+            arguments: Arguments of ``phalanx train`` after the run file.
             environment: Its place among the others.
         """
         path = Path(self._directory.name) / "run.toml"
@@ -67,7 +67,6 @@ def environments(machines: Sequence[ActorMachine], port: int) -> list[dict[str, 
     """What tells each rank its place; ranks in the order of their machines.
 
     Args:
-        machines: One for each rank.
         port: Free on the machine of rank 0, where all of them meet.
 
     Ray shows each actor the one GPU that it was given, so every rank's own is the first one.

@@ -40,9 +40,9 @@ class Launch:
         directory: The run directory; None for ``runs/NAME``.
         chosen: Parties that run here; empty for all that have their keys here.
         owner: ``host:port`` of an owner that is started elsewhere; None when it is part of this launch.
-        advertise: Name or address of this machine for others; None for what it calls itself.
+        advertise: Name or address of this machine for others; its own name when None.
         resume: Go on with the run in the directory, if there is one.
-        max_restarts: How often the engine may start everything, or the owner, again; None for 3.
+        max_restarts: Maximum of restarts of everything, or of the owner; 3 when None.
     """
 
     run_file: Path
@@ -112,23 +112,23 @@ class Launch:
 
     @cached_property
     def parts(self) -> tuple[ProcessSlot, ...]:
-        """The processes that run here: the chosen parties, or those that have their keys here; the owner first.
+        """Return the processes that run here: the chosen parties, or those with keys here; the owner first.
 
         Raises:
             ConfigError: No party runs here, the run does not know one, or one has no keys.
         """
         pipeline = self.run.pipeline
-        known = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
-        strangers = sorted(set(self.chosen) - set(known))
+        known_parties = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
+        strangers = sorted(set(self.chosen) - set(known_parties))
         if strangers:
-            raise ConfigError(f"--party {strangers[0]}: {self.run_file} knows {', '.join(known)}")
-        with_keys = [name for name in known if (self.keys / name / "signing.key").exists()]
-        here = [name for name in known if name in self.chosen] or with_keys
+            raise ConfigError(f"--party {strangers[0]}: {self.run_file} knows {', '.join(known_parties)}")
+        with_keys = [name for name in known_parties if (self.keys / name / "signing.key").exists()]
+        here = [name for name in known_parties if name in self.chosen] or with_keys
         missing = [name for name in here if name not in with_keys]
         if missing or not here:
-            wanted = missing or list(known)
+            lacking = missing or list(known_parties)
             raise ConfigError(
-                f"{self.keys}: has no keys of {', '.join(wanted)}; make them here with `phalanx pki issue`, or have "
+                f"{self.keys}: has no keys of {', '.join(lacking)}; make them here with `phalanx pki issue`, or have "
                 "each party make its own with `phalanx pki request`"
             )
         return _parts(here, pipeline.may_join)
@@ -165,21 +165,20 @@ class Launch:
 
     def arguments(self) -> tuple[str, ...]:
         """The command line that says the same as this, after the verb."""
-        words = [str(self.run_file)]
-        words += [word for override in self.overrides for word in ("--set", override)]
-        words += [word for name in self.chosen for word in ("--party", name)]
-        words += ["--run-dir", str(self.run_dir)]
-        words += [] if self.owner is None else ["--owner", self.owner]
-        words += [] if self.advertise is None else ["--advertise", self.advertise]
-        return (*words, "--resume") if self.resume else tuple(words)
+        arguments = [str(self.run_file)]
+        arguments += [word for override in self.overrides for word in ("--set", override)]
+        arguments += [word for name in self.chosen for word in ("--party", name)]
+        arguments += ["--run-dir", str(self.run_dir)]
+        arguments += [] if self.owner is None else ["--owner", self.owner]
+        arguments += [] if self.advertise is None else ["--advertise", self.advertise]
+        return (*arguments, "--resume") if self.resume else tuple(arguments)
 
 
 def reachable_host(bind: str, machine: str | None) -> str | None:
     """What to call a machine that listens on all interfaces; None where the address that it listens on will do.
 
     Args:
-        bind: Where it listens.
-        machine: What an engine calls it; None for what it calls itself.
+        machine: The engine's name for this machine; its own name when None.
     """
     return (machine or socket.getfqdn()) if bind.strip("[]") in _EVERYWHERE else None
 

@@ -1,8 +1,8 @@
-"""One command line for torchrun, and what is done before and after it.
+"""One command line for torchrun, with preparations and the work after it.
 
-torchrun's own rendezvous unpickles what it reads, so a program that can write to it can run code in every process of
-the launch. On one machine it therefore goes through a file in a private directory and nothing listens; over several
-machines they must all be in the hands of one operator, on a network of their own.
+torchrun's own rendezvous unpickles its input, so a program that can write to it can run code in every process of the
+launch. On one machine it therefore goes through a file in a private directory and nothing listens; several machines
+must all be in the hands of one operator, on a network of their own.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ class Nodes:
     """The machines of one torchrun.
 
     Attributes:
-        count: As torchrun's ``--nnodes``: a number, or ``MIN:MAX``.
-        endpoint: As torchrun's ``--rdzv-endpoint``: ``host:port`` on a machine that stays, best the owner's.
+        count: Value of torchrun's ``--nnodes``: a number, or ``MIN:MAX``.
+        endpoint: Value of torchrun's ``--rdzv-endpoint``: ``host:port`` on a machine that stays, best the owner's.
     """
 
     count: str = _ONE
@@ -70,32 +70,30 @@ def torchrun_command(launch: Launch, nodes: Nodes, directory: Path | None = None
     """What torchrun is called with, and its environment beyond this process's own.
 
     Args:
-        launch: What is launched.
-        nodes: Over which machines.
         directory: A private one, for a launch on one machine; None shows where its name would stand.
     """
-    words = ["--nnodes", nodes.count, "--nproc-per-node", str(len(launch.parts))]
-    words += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
-    words += ["--rdzv-id", digest(launch.run)[:16]]
+    torchrun_arguments = ["--nnodes", nodes.count, "--nproc-per-node", str(len(launch.parts))]
+    torchrun_arguments += ["--max-restarts", str(launch.restarts), "--rdzv-backend", "c10d"]
+    torchrun_arguments += ["--rdzv-id", digest(launch.run)[:16]]
     environment: dict[str, str] = {}
     if nodes.is_one:
         home = Path(_SOMEWHERE) if directory is None else directory
-        words += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
-        words += ["--local-addr", "127.0.0.1"]
+        torchrun_arguments += ["--rdzv-endpoint", str(home / "rendezvous"), "--rdzv-conf", "store_type=file"]
+        torchrun_arguments += ["--local-addr", "127.0.0.1"]
         # the store that torchrun would open for its processes listens on every interface
         environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **rendezvous_environment(home)}
     else:
-        words += ["--rdzv-endpoint", nodes.endpoint or ""]
+        torchrun_arguments += ["--rdzv-endpoint", nodes.endpoint or ""]
     # a group that is started again must go on, and a run that was there before was refused already
     arguments = launch.arguments() if launch.resume else (*launch.arguments(), "--resume")
-    return [*words, "-m", "phalanx", "launch", *arguments], environment
+    return [*torchrun_arguments, "-m", "phalanx", "launch", *arguments], environment
 
 
 def describe_torchrun(launch: Launch, nodes: Nodes) -> list[str]:
     """Lines that say what would be run here."""
-    words, environment = torchrun_command(launch, nodes)
+    arguments, environment = torchrun_command(launch, nodes)
     settings = [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
-    command = shlex.join([sys.executable, "-m", "torch.distributed.run", *words])
+    command = shlex.join([sys.executable, "-m", "torch.distributed.run", *arguments])
     return [*describe_parts(launch), " ".join([*settings, command])]
 
 
@@ -130,16 +128,15 @@ def run_torchrun(launch: Launch, nodes: Nodes) -> int:
         The owner's exit code where it runs here, or that of the process that failed first.
     """
     with tempfile.TemporaryDirectory(prefix="phalanx-launch-") as directory:
-        words, environment = torchrun_command(launch, nodes, Path(directory))
-        return start_torchrun(words, environment) or FileRendezvous(Path(directory)).code()
+        arguments, environment = torchrun_command(launch, nodes, Path(directory))
+        return start_torchrun(arguments, environment) or FileRendezvous(Path(directory)).code()
 
 
-def start_torchrun(words: list[str], environment: Mapping[str, str]) -> int:
+def start_torchrun(torchrun_arguments: list[str], environment: Mapping[str, str]) -> int:
     """Run torchrun in this process.
 
     Args:
-        words: Its command line.
-        environment: For it and its processes, beyond this process's own.
+        environment: Variables for it and its processes, beyond this process's own.
 
     Returns:
         0, or how the process ended that failed first.
@@ -151,7 +148,7 @@ def start_torchrun(words: list[str], environment: Mapping[str, str]) -> int:
 
     with _settings(environment):
         try:
-            main(words)
+            main(torchrun_arguments)
         except ChildFailedError as exc:
             return exit_code(exc.get_first_failure()[1].exitcode)
         except SignalException:

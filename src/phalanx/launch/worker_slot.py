@@ -38,7 +38,7 @@ class LocalWorkerHost:
         return self._child.poll() if name == self._name else LOST
 
     def ask_to_leave(self) -> None:
-        """Let the worker hand over what it holds and end."""
+        """Let the worker hand over its state and end."""
         self._child.ask_to_end()
 
     def end(self) -> None:
@@ -50,7 +50,7 @@ class LocalWorkerHost:
         self._child.kill()
 
     def machine(self) -> str | None:
-        """What the engine calls this machine; None for what it calls itself."""
+        """Return the engine's name for this machine; None for its own."""
         return None
 
 
@@ -63,7 +63,7 @@ class WorkerHost(Protocol):
     """A host that runs one worker process."""
 
     def start(self, name: str, config: WorkerConfig) -> None:
-        """Start a worker; the one that ran before is killed."""
+        """Start a worker; an earlier one is killed."""
         ...
 
     def poll(self, name: str) -> int | None:
@@ -186,18 +186,17 @@ def watch_owner(
     """Start an owner and watch it; the first notice asks it to end, the second one kills it.
 
     Args:
-        owner: Process to start.
         notice: Looked at each time; after one nothing is started again.
         look: Called several times a second with where the owner listens, None while it does not.
-        restarts: How often it is started again where it may end otherwise next time.
+        restarts: Maximum of restarts after ends that may not recur.
         renew: Called after each further start.
-        name: What it is called in messages.
+        name: Name in messages.
 
     Returns:
         How it ended at last, negative for a signal.
     """
     owner.begin()
-    told = False
+    was_told = False
     while True:
         code = owner.poll()
         if code is not None and (notice.given or restarts == 0 or not is_worth_another(code)):
@@ -208,9 +207,9 @@ def watch_owner(
             owner.begin()
             renew()
         look(owner.address)
-        if notice.given and not told:
+        if notice.given and not was_told:
             owner.ask_to_end()
-            told = True
+            was_told = True
         if notice.given > 1:
             owner.kill()
         time.sleep(LOOK_EVERY_S)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         build_stage,
         estimate_costs,
         parameter_names,
+        parameter_shapes,
         stage_table,
         trained_shapes,
     )
@@ -67,6 +68,7 @@ __all__ = [
     "made_one_by_one",
     "open_model",
     "parameter_names",
+    "parameter_shapes",
     "parse_hub_config",
     "partition",
     "rows_before",

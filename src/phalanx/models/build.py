@@ -39,13 +39,11 @@ def build_stage(
     """Build one stage and read its own tensors, no others.
 
     Args:
-        source: The model.
         spec: The layers of the stage.
         adapter: Adapters to add; their first values depend on `seed` and their names only.
         activation_checkpointing: Recompute each block in the backward pass.
         attention: Attention kernel; see ``Family.attention``.
         seed: Seed of the first values of adapters, and of a score head that the files have not.
-        device: Where the parameters live.
 
     Returns:
         The stage in training mode with float32 parameters. A tied head that is built without the first stage
@@ -57,30 +55,30 @@ def build_stage(
     """
     stage = meta_stage(source.hub_config, spec, adapter, attention, activation_checkpointing)
     _materialise(stage, device)
-    wanted: dict[str, Tensor] = {}
-    given, packed = _given_values(source, adapter), quantized_layers(stage)
+    targets: dict[str, Tensor] = {}
+    values, packed = _given_values(source, adapter), quantized_layers(stage)
     for name, layer in packed.items():
         # one matrix after the other: no more than one is in memory as it was
         layer.take(source.read(name))
-    made = {id(value) for layer in packed.values() for value in (layer.weight, layer.absmax)}
+    quantized_ids = {id(value) for layer in packed.values() for value in (layer.weight, layer.absmax)}
     for name, parameter in stage.all_parameters().items():
-        if id(parameter) in made:
+        if id(parameter) in quantized_ids:
             continue
-        if name in given:
-            parameter.detach().copy_(given[name])
+        if name in values:
+            parameter.detach().copy_(values[name])
         elif is_adapter(name):
             draw_adapter(name, parameter.detach(), seed)
         elif name == SCORE_WEIGHT and not source.has(name):
             draw_score(name, parameter.detach(), seed)
         else:
-            wanted[name] = parameter.detach()
+            targets[name] = parameter.detach()
     if stage.ties_head and spec.is_last:
         source.check_tied()
-    if stage.ties_head and stage.family.head_weight in wanted:
-        wanted[stage.family.embedding_weight] = wanted.pop(stage.family.head_weight)
-    source.load_into(wanted)
+    if stage.ties_head and stage.family.head_weight in targets:
+        targets[stage.family.embedding_weight] = targets.pop(stage.family.head_weight)
+    source.load_into(targets)
     choose_rows(stage)
-    if isinstance(adapter, LoraConfig) and not given:
+    if isinstance(adapter, LoraConfig) and not values:
         set_magnitudes(stage)
     return stage
 
@@ -103,8 +101,8 @@ def build_empty_stage(
 ) -> StageModule:
     """Build one stage without reading any file; its parameters are to be filled from elsewhere.
 
-    Names and shapes equal those of ``build_stage``. Values hold NaN, so that one which is never filled
-    shows at once. Tables that are computed from the config (rotary frequencies) are right.
+    Names and shapes equal those of ``build_stage``. Values hold NaN, so that a value that is never filled shows at
+    once. Tables that are computed from the config (rotary frequencies) are right.
 
     Raises:
         ModelError: As ``build_stage``, the config is malformed, or the adapter chooses rows by weights, which are not
@@ -141,8 +139,8 @@ def meta_stage(
             f"{layers} layers, which the last stage alone must reach"
         )
     with one_at_a_time():
-        whole = _whole_model(hub_config, family, attention)
-        stage = StageModule(whole, family, spec, activation_checkpointing=activation_checkpointing)
+        model = _whole_model(hub_config, family, attention)
+        stage = StageModule(model, family, spec, activation_checkpointing=activation_checkpointing)
     if adapter is not None:
         with quiet_transformers():
             inject_adapter(stage, adapter)
@@ -175,20 +173,20 @@ def parameter_shapes(hub_config: Any) -> dict[str, tuple[int, ...]]:
 def trained_shapes(
     hub_config: Any, adapter: AdapterConfig | None, spec: StageSpec | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what is trained by name, a tied head left out: all parameters, or the adapter's alone.
+    """Return the shapes of trained tensors by name, without a tied head: all parameters, or the adapter's alone.
 
     Args:
-        hub_config: transformers' config object.
-        adapter: What is added.
-        spec: Of one stage; None for the whole model.
+        spec: One stage; None for the whole model.
 
     Raises:
         ModelError: As ``build_stage``.
     """
     stage = meta_stage(hub_config, spec or _whole_spec(hub_config), adapter)
-    found = stage.trainable().items()
+    trainable = stage.trainable().items()
     return {
-        name: tuple(value.shape) for name, value in found if not (stage.ties_head and name == stage.family.head_weight)
+        name: tuple(value.shape)
+        for name, value in trainable
+        if not (stage.ties_head and name == stage.family.head_weight)
     }
 
 
@@ -218,7 +216,7 @@ _MOST_MODELS = 4
 
 
 def _whole_model(hub_config: Any, family: Family, attention: Attention) -> Any:
-    """Build a whole model on the meta device, or return the one that was built from an equal config before.
+    """Build a whole model on the meta device, or return the cached one of an equal config.
 
     transformers builds no layer alone, and a party builds stages again and again: its copies, a measurement of its
     class, and a copy more whenever roles change. A stage copies its own parts, so the model itself stays as it is.
@@ -255,14 +253,14 @@ def _materialise(stage: StageModule, device: str) -> None:
 
 
 def _give_memory(stage: StageModule, device: str) -> None:
-    made: dict[int, nn.Parameter] = {}
+    parameters: dict[int, nn.Parameter] = {}
     for module in stage.modules():
         for leaf, parameter in list(module.named_parameters(recurse=False)):
-            if id(parameter) not in made:
+            if id(parameter) not in parameters:
                 dtype = torch.float32 if parameter.is_floating_point() else parameter.dtype
                 values = torch.empty(parameter.shape, dtype=dtype, device=device)
-                made[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
-            setattr(module, leaf, made[id(parameter)])
+                parameters[id(parameter)] = nn.Parameter(values, requires_grad=parameter.requires_grad)
+            setattr(module, leaf, parameters[id(parameter)])
     stage.family.restore_buffers(stage.trunk, stage.hub_config)
     for name, buffer in stage.named_buffers():
         if buffer.is_meta:
@@ -275,7 +273,6 @@ class StageRow:
     """One line of the stage table; a tied head counts once, in the first stage.
 
     Attributes:
-        stage: Index of the stage.
         first_layer: First layer of the stage.
         end_layer: Layer behind its last one.
         parameters: Numbers that the stage holds.
@@ -294,7 +291,7 @@ class StageRow:
 
 
 def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterConfig | None) -> list[StageRow]:
-    """Count what each stage holds, without memory for any of it.
+    """Count the parameters of each stage without allocating any of them.
 
     Raises:
         ModelError: As ``build_stage``.
@@ -303,16 +300,18 @@ def stage_table(hub_config: Any, specs: tuple[StageSpec, ...], adapter: AdapterC
     for spec in specs:
         stage = meta_stage(hub_config, spec, adapter)
         shared = stage.ties_head and not spec.embeds
-        held = [
+        tensors = [
             value for name, value in stage.all_parameters().items() if not (shared and name == stage.family.head_weight)
         ]
         packed = quantized_layers(stage).values()
-        narrow = sum(one.weight.numel() + one.absmax.numel() for one in packed)
-        parameters = sum(value.numel() for value in held) + sum(one.inputs * one.outputs for one in packed) - narrow
-        trainable = sum(value.numel() for value in held if value.requires_grad)
-        size = sum(value.numel() * (4 if value.is_floating_point() else 1) for value in held)
-        kept = sum(value.numel() for value in held)
-        rows.append(StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, size, kept))
+        narrow = sum(layer.weight.numel() + layer.absmax.numel() for layer in packed)
+        parameters = (
+            sum(value.numel() for value in tensors) + sum(layer.inputs * layer.outputs for layer in packed) - narrow
+        )
+        trainable = sum(value.numel() for value in tensors if value.requires_grad)
+        size = sum(value.numel() * (4 if value.is_floating_point() else 1) for value in tensors)
+        num_values = sum(value.numel() for value in tensors)
+        rows.append(StageRow(spec.index, spec.first_layer, spec.end_layer, parameters, trainable, size, num_values))
     return rows
 
 
@@ -337,8 +336,8 @@ def _look_up_work(module: nn.Module | None) -> int:
     """As `_matrix_work`, but for tables, of which a token takes a row."""
     if module is None:
         return 0
-    tables = [one for one in module.modules() if isinstance(one, nn.Embedding)]
-    return _matrix_work(module) + sum(one.embedding_dim - one.weight.numel() for one in tables)
+    tables = [table for table in module.modules() if isinstance(table, nn.Embedding)]
+    return _matrix_work(module) + sum(table.embedding_dim - table.weight.numel() for table in tables)
 
 
 def _matrix_work(module: nn.Module | None) -> int:

@@ -56,7 +56,7 @@ class LoraConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out what is usual: the digests of other runs stay as they were."""
+        """Leave out default values, so that digests of other runs stay the same."""
         return _written(write(self), ("dora", "rslora", "quantize", "path"))
 
     @model_validator(mode="after")
@@ -86,7 +86,7 @@ class SpfConfig(StrictModel):
 
     Attributes:
         kind: ``spf``.
-        share: Of the heads, and of the rows, that is trained; rounded up.
+        share: Trained share of the heads, and of the rows; rounded up.
     """
 
     kind: Literal["spf"]
@@ -108,7 +108,7 @@ class PrefixConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out what is usual: the digests of other runs stay as they were."""
+        """Leave out default values, so that digests of other runs stay the same."""
         return _written(write(self), ("path",))
 
     @property
@@ -194,7 +194,6 @@ class ModelConfig(StrictModel):
 
     Attributes:
         path: Local directory in the hub's layout: config.json, safetensors, tokenizer.json.
-        name: A packaged model.
         from_scratch: Draw random weights for ``architecture``, or for the config.json in ``path``.
         architecture: The hub's config keys, ``model_type`` included.
         adapter: Train this only; without it every weight is trained.
@@ -203,8 +202,8 @@ class ModelConfig(StrictModel):
         attention: Kernel; a family without ``sdpa`` (bloom, gemma2) uses ``eager``.
         family: Code of the user's own that cuts the model into stages, where no family here does.
         layers: Use the first so many blocks alone, with embedding, last norm and head; all when left out.
-        head: What the last stage gives for each token: ``lm``, a logit of each word; ``score``, one number, as a reward
-            model has it; ``lm_and_score``, both side by side, the number last. As the files have it when left out.
+        head: Output of the last stage for each token: ``lm``, a logit of each word; ``score``, one number, as of a
+            reward model; ``lm_and_score``, both side by side, the number last. As in the files when left out.
     """
 
     path: str | None = None
@@ -227,10 +226,10 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_origin(self) -> "ModelConfig":
-        given = [key for key in ("path", "name", "architecture") if getattr(self, key) is not None]
-        if len(given) != 1:
+        sources = [key for key in ("path", "name", "architecture") if getattr(self, key) is not None]
+        if len(sources) != 1:
             raise ValueError(
-                f"found {' and '.join(given) or 'none of path, name, architecture'}; "
+                f"found {' and '.join(sources) or 'none of path, name, architecture'}; "
                 "expected exactly one of path, name, architecture"
             )
         if self.path == "":
@@ -247,7 +246,7 @@ class ModelConfig(StrictModel):
 
     @property
     def planned_adapter(self) -> Adapter | None:
-        """The adapter as the planner has it; None for all weights, and for those of a kind that it does not know."""
+        """Return the planner's view of the adapter; None for all weights, and for kinds unknown to the planner."""
         return None if self.adapter is None or isinstance(self.adapter, SpfConfig) else self.adapter.planned
 
     @property

@@ -38,10 +38,10 @@ def check_keys(described: Mapping[str, Any], where: str) -> None:
         ModelError: Names the key and the choices.
     """
     family = described.get("model_type")
-    known = config_keys(family) if isinstance(family, str) else None
-    unknown = [] if known is None else sorted(set(described) - known - _OLD_KEYS_OF_SOME)
+    known_keys = config_keys(family) if isinstance(family, str) else None
+    unknown = [] if known_keys is None else sorted(set(described) - known_keys - _OLD_KEYS_OF_SOME)
     if unknown:
-        raise unknown_key(unknown[0], str(family), known or frozenset(), where)
+        raise unknown_key(unknown[0], str(family), known_keys or frozenset(), where)
 
 
 def unknown_key(key: str, family: str, known: frozenset[str] | set[str], where: str) -> ModelError:
@@ -57,11 +57,11 @@ def config_keys(family: str) -> frozenset[str] | None:
     if spec is None or spec.origin is None or not family.isidentifier():
         return None
     home = Path(spec.origin).parent
-    own = _class_of(home / "models" / family / f"configuration_{family}.py", family=family)
+    class_node = _class_of(home / "models" / family / f"configuration_{family}.py", family=family)
     base = _class_of(home / "configuration_utils.py", name=_BASE)
-    if own is None or base is None or [ast.unparse(one) for one in own.bases] != [_BASE]:
+    if class_node is None or base is None or [ast.unparse(base_node) for base_node in class_node.bases] != [_BASE]:
         return None
-    return frozenset({"model_type", *_fields(own), *_fields(base), *_other_names(own)})
+    return frozenset({"model_type", *_fields(class_node), *_fields(base), *_other_names(class_node)})
 
 
 def _class_of(path: Path, *, family: str = "", name: str = "") -> ast.ClassDef | None:
@@ -70,7 +70,14 @@ def _class_of(path: Path, *, family: str = "", name: str = "") -> ast.ClassDef |
     except (OSError, ValueError, SyntaxError):
         return None
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return next((one for one in classes if one.name == name or (family and _value(one, "model_type") == family)), None)
+    return next(
+        (
+            candidate
+            for candidate in classes
+            if candidate.name == name or (family and _value(candidate, "model_type") == family)
+        ),
+        None,
+    )
 
 
 def _fields(found: ast.ClassDef) -> Iterator[str]:
@@ -91,7 +98,9 @@ def _other_names(found: ast.ClassDef) -> Iterator[str]:
 def _value(found: ast.ClassDef, name: str) -> Any:
     for node in found.body:
         targets = node.targets if isinstance(node, ast.Assign) else []
-        if isinstance(node, ast.Assign) and any(isinstance(one, ast.Name) and one.id == name for one in targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in targets
+        ):
             try:
                 return ast.literal_eval(node.value)
             except ValueError:

@@ -21,10 +21,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
-    """Refuse a run's model directory that lacks what the run will read of it.
+    """Refuse a model directory that lacks files that the run will read.
 
     Args:
-        config: Which model.
         needs_tokenizer: Whether the text is cut by the model's own tokenizer.
 
     Raises:
@@ -74,13 +73,13 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
     Raises:
         ModelError: Its ``model_type`` is not among the families.
     """
-    found = described.get("model_type")
-    if not isinstance(found, str) or found not in FAMILIES:
+    model_type = described.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         experts = any("expert" in key for key in described)
         why = ", a mixture of experts, which stages do not carry" if experts else ""
         raise ModelError(
-            f"{where}: model_type: found {found!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
-        ).about(code="PHX-I033", file=where, key="model_type", found=str(found))
+            f"{where}: model_type: found {model_type!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
+        ).about(code="PHX-I033", file=where, key="model_type", found=str(model_type))
 
 
 def check_header(path: Path) -> None:
@@ -96,17 +95,21 @@ def check_header(path: Path) -> None:
     try:
         ends = [value["data_offsets"][1] for name, value in json.loads(header).items() if name != "__metadata__"]
         expected = 8 + length + max(ends, default=0)
-        said = "" if size == expected else f"has {size} bytes, its header says {expected}"
+        problem = "" if size == expected else f"has {size} bytes, its header says {expected}"
     except (ValueError, RecursionError, AttributeError, LookupError, TypeError):
-        said = "its header is cut or malformed"
-    if said:
-        raise ModelError(f"{path}: cannot be read as safetensors: {said}; fetch or export it again").about(
-            code="PHX-I035", file=str(path), found=said, do="fetch or export it again"
+        problem = "its header is cut or malformed"
+    if problem:
+        raise ModelError(f"{path}: cannot be read as safetensors: {problem}; fetch or export it again").about(
+            code="PHX-I035", file=str(path), found=problem, do="fetch or export it again"
         )
 
 
-def model_directory(path: str) -> Path:
+def model_directory(path: str, key: str = "model.path") -> Path:
     """Return the directory of a model.
+
+    Args:
+        path: As the user wrote it.
+        key: Of the run file, or the option, that names it.
 
     Raises:
         ModelError: There is none; where the text could name a model of the hub, how to fetch it.
@@ -115,18 +118,18 @@ def model_directory(path: str) -> Path:
     if directory.is_dir():
         return directory
     if directory.exists():
-        raise ModelError(f"model.path: {path}: is a file; give the directory that it lies in").about(
-            code="PHX-I031", file=path, key="model.path", do="give the directory that it lies in"
+        raise ModelError(f"{key}: {path}: is a file; give the directory that it lies in").about(
+            code="PHX-I031", file=path, key=key, do="give the directory that it lies in"
         )
     fetch = ""
     if _HUB_NAME.fullmatch(path):
         beside = f"models/{path.rpartition('/')[2]}"
         fetch = (
             f"; if a model of the hub is meant, fetch it first, for nothing is fetched in a run: `hf download {path} "
-            f"--local-dir {beside}`, then set model.path to {beside}"
+            f"--local-dir {beside}`, then set {key} to {beside}"
         )
-    raise ModelError(f"model.path: {path}: is no directory; give one in the hub's layout{fetch}").about(
-        code="PHX-I031", file=path, key="model.path", do="give a directory in the hub's layout"
+    raise ModelError(f"{key}: {path}: is no directory; give one in the hub's layout{fetch}").about(
+        code="PHX-I031", file=path, key=key, do="give a directory in the hub's layout"
     )
 
 
@@ -145,7 +148,7 @@ def read_config(directory: Path) -> dict[str, Any]:
             "config.json, *.safetensors, tokenizer.json"
         ).about(code="PHX-I032", file=str(path), expected="a directory in the hub's layout") from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}").about(
+        raise ModelError(f"{path}: is not valid JSON: {exc}; mend it, or fetch the model again").about(
             code="PHX-I032", file=str(path), found=str(exc)
         ) from exc
     if not isinstance(data, dict):

@@ -61,7 +61,7 @@ _LOCAL_KEYS = ("_name_or_path", "_model_name_or_path")
 
 
 def adopt_family(kind: str) -> Family:
-    """Put a family of the user's own, which this process has loaded, beside those of the tables.
+    """Add a family of the user's own, which this process has loaded, to the tables.
 
     Args:
         kind: A reference, as `model.family` or a worker's own file has it.
@@ -69,23 +69,23 @@ def adopt_family(kind: str) -> Family:
     Raises:
         ConfigError: It was not loaded here, is no family, or is called as one that is there.
     """
-    found, facts = resolve(kind, {}, _own_family)
-    name = found if isinstance(found, str) else found.model_type
+    family, facts = resolve(kind, {}, _own_family)
+    name = family if isinstance(family, str) else family.model_type
     if name in FAMILIES and name not in ADOPTED:
         raise lacks(
             kind.partition("@")[0], f"a family for model_type {name!r}", "one for a model_type that has no family here"
         )
     ADOPTED.add(name)
     FACTS[name] = facts
-    FAMILIES[name] = FamilyByPlan(name) if isinstance(found, str) else found
+    FAMILIES[name] = FamilyByPlan(name) if isinstance(family, str) else family
     return FAMILIES[name]
 
 
 def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
-    """Make a family of what a reference names.
+    """Make a family from a reference.
 
     Returns:
-        The family, or the model_type of one that is cut by transformers' plan; and what is known of it without torch.
+        The family, or the model_type of one that transformers' plan cuts; and the facts that need no torch.
 
     Raises:
         ConfigError: It is no family.
@@ -100,12 +100,12 @@ def _own_family(kind: str, found: Any) -> tuple[Family | str, FamilyFacts]:
     if missing:
         raise lacks(kind, f"a family without {' and '.join(missing)}", _EXPECTED)
     try:
-        made = found()
-        facts = made.facts
+        family = found()
+        facts = family.facts
     except Exception as exc:
         # whatever the user's code raises
         raise ConfigError(f"{kind}: cannot be made:\n{users_traceback(exc)}") from exc
-    return made, facts
+    return family, facts
 
 
 def family_of(model_type: object, where: str) -> Family:
@@ -149,11 +149,11 @@ def parse_hub_config(data: Mapping[str, Any], where: str, refuse_unknown: bool =
     family = family_of(data.get("model_type"), where)
     config_class = CONFIG_MAPPING[family.model_type]
     if refuse_unknown:
-        known = {field.name for field in dataclasses.fields(config_class)}
-        known |= {"model_type", *family.old_keys, *config_class.attribute_map}
-        unknown = sorted(set(data) - known)
+        known_keys = {field.name for field in dataclasses.fields(config_class)}
+        known_keys |= {"model_type", *family.old_keys, *config_class.attribute_map}
+        unknown = sorted(set(data) - known_keys)
         if unknown:
-            raise unknown_key(unknown[0], family.model_type, known, where)
+            raise unknown_key(unknown[0], family.model_type, known_keys, where)
     try:
         with quiet_transformers():
             config = config_class.from_dict(dict(data))

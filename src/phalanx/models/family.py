@@ -39,22 +39,23 @@ class AttentionPattern:
     documents: Tensor | None = None
 
     def __post_init__(self) -> None:
-        given = {name for name in ("prefix", "documents") if getattr(self, name) is not None}
-        wanted = {self.kind} & {"prefix", "documents"}
-        if given != wanted:
+        arguments = {name for name in ("prefix", "documents") if getattr(self, name) is not None}
+        expected = {self.kind} & {"prefix", "documents"}
+        if arguments != expected:
             raise ModelError(
-                f"attention {self.kind}: was given {sorted(given) or 'nothing'}, needs {sorted(wanted) or 'nothing'}"
+                f"attention {self.kind}: was given {sorted(arguments) or 'nothing'}, "
+                f"needs {sorted(expected) or 'nothing'}"
             )
 
     def positions(self, seq: int, device: torch.device, before: int = 0) -> Tensor:
         """Return the position of each token: ``[1, seq]``, or ``[batch, seq]`` where documents begin anew."""
-        whole = torch.arange(before, before + seq, device=device).unsqueeze(0)
+        positions = torch.arange(before, before + seq, device=device).unsqueeze(0)
         if self.documents is None:
-            return whole
+            return positions
         begins = torch.ones_like(self.documents, dtype=torch.bool)
         begins[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        first = torch.where(begins, whole, torch.zeros((), dtype=whole.dtype, device=device))
-        return whole - first.cummax(dim=1).values
+        first = torch.where(begins, positions, torch.zeros((), dtype=positions.dtype, device=device))
+        return positions - first.cummax(dim=1).values
 
     def check(self, batch: int, seq: int) -> None:
         """Return where the pattern is one of so many rows of so many tokens.
@@ -62,14 +63,17 @@ class AttentionPattern:
         Raises:
             ModelError: It has other rows or tokens, or a prefix is longer than its row.
         """
-        found = self.prefix if self.documents is None else self.documents
-        wanted = (batch,) if self.documents is None else (batch, seq)
-        if found is None:
+        boundaries = self.prefix if self.documents is None else self.documents
+        expected_shape = (batch,) if self.documents is None else (batch, seq)
+        if boundaries is None:
             return
-        if found.dtype != torch.int64 or tuple(found.shape) != wanted:
-            raise ModelError(f"attention {self.kind}: {found.dtype} {list(found.shape)}; expected int64 {list(wanted)}")
-        if self.prefix is not None and not bool(((found >= 0) & (found <= seq)).all()):
-            raise ModelError(f"attention prefix: lengths {found.tolist()[:5]}; expected 0 to {seq}")
+        if boundaries.dtype != torch.int64 or tuple(boundaries.shape) != expected_shape:
+            raise ModelError(
+                f"attention {self.kind}: {boundaries.dtype} {list(boundaries.shape)}; "
+                f"expected int64 {list(expected_shape)}"
+            )
+        if self.prefix is not None and not bool(((boundaries >= 0) & (boundaries <= seq)).all()):
+            raise ModelError(f"attention prefix: lengths {boundaries.tolist()[:5]}; expected 0 to {seq}")
 
     def mask(self, hub_config: Any, hidden: Tensor, *, windowed: bool = False) -> Any:
         """Return the mask that blocks take for hidden states ``[batch, seq, hidden]``; of ``causal`` transformers' own.
@@ -99,7 +103,7 @@ CAUSAL = AttentionPattern()
 
 
 def written_mask(hub_config: Any, hidden: Tensor, seen: Tensor) -> Tensor:
-    """Return a mask ``[batch, 1, seq, columns]`` as the kernel of the config takes it, from what each token sees."""
+    """Return a mask ``[batch, 1, seq, columns]`` for the config's kernel from the visible tokens."""
     if hub_config._attn_implementation != "eager":
         return seen
     hides = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
@@ -140,7 +144,6 @@ def split_marks(x: Tensor, kind: AttentionKind, *, embeds: bool) -> tuple[Tensor
         x: ``[batch, seq, hidden + 1]``; ids ``[batch, seq, 2]`` of the stage that embeds, or ``[batch, seq]``, where
             every row is one document, or has no prefix.
         kind: One of `MARKED_KINDS`.
-        embeds: Whether the stage does.
     """
     if embeds and x.dim() == 2:
         if kind == "prefix":
@@ -194,7 +197,7 @@ class Family(ABC):
         trunk: Dotted name of the module that holds embeddings, blocks and final norm.
         attention_inputs: Layers of a block that make q, k and v; a single one makes all three.
         feed_forward_inputs: First feed-forward layers of a block.
-        past_key: How a block calls keys and values that come before its own.
+        past_key: Name under which a block takes earlier keys and values.
         fan_in_fan_out: True where linear weights are stored ``[in, out]``.
         old_keys: Keys that transformers accepts beside the fields of its config class.
         attention_kinds: The kinds of attention that transformers has for the family.
@@ -202,6 +205,7 @@ class Family(ABC):
             head shares.
         scoring: Modules beside the trunk that the last stage alone has; one behind the other they give logits.
         stored_names: Names in the hub's files of tensors that transformers' modules call otherwise.
+        other_embeddings: Further names under which files may hold the embedding.
     """
 
     model_type: str
@@ -214,6 +218,7 @@ class Family(ABC):
     old_keys: tuple[str, ...] = ()
     attention_kinds: frozenset[AttentionKind] = ALL_KINDS
     stored_names: Mapping[str, str] = MappingProxyType({})
+    other_embeddings: tuple[str, ...] = ()
     head: str = HEAD
     scoring: tuple[str, ...] = (HEAD,)
 
@@ -222,12 +227,23 @@ class Family(ABC):
         """Full name of the weight of the head."""
         return f"{self.head}.weight"
 
+    def expert_pieces(self, name: str) -> tuple[str, ...]:
+        """Return the names, with ``{}`` for the expert, of the pieces in which the hub's files hold a tensor.
+
+        Args:
+            name: Of a tensor of transformers' modules, ``[experts, rows, columns]``.
+
+        Returns:
+            The pieces whose rows follow each other in one expert's matrix; none where the files hold the tensor whole.
+        """
+        return ()
+
     def whole_model(self, hub_config: Any, **options: Any) -> Any:
         """Return transformers' whole model with its head, by the rules of transformers alone."""
         return AutoModelForCausalLM.from_config(hub_config, dtype=torch.float32, trust_remote_code=False, **options)
 
     def heads(self, model: Any) -> dict[str, Any]:
-        """Return the modules behind the trunk that a model, or a stage, has; those that give logits come first."""
+        """Return the modules behind the trunk of a model or stage; those with logits come first."""
         return {name: head for name in (*self.scoring, SCORE) if (head := getattr(model, name, None)) is not None}
 
     def score(self, stage: Any, hub_config: Any, hidden: Tensor) -> Tensor:
@@ -249,7 +265,7 @@ class Family(ABC):
         return list(trunk.get_submodule(self.blocks))
 
     def parts_beside(self, hub_config: Any, layer: int) -> tuple[str, ...]:
-        """Return members of the trunk that the stage of a layer has beside what the first and the last one have."""
+        """Return the trunk members that a layer's stage has, beyond those of the first and the last stage."""
         return ()
 
     @property
@@ -330,28 +346,27 @@ class Family(ABC):
         """
 
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
-        """Return what one block is called with, from what `context` gave for all."""
+        """Return the arguments of one block, from the shared ones of `context`."""
         return context
 
     def call_block(self, block: Any, hidden: Tensor, context: dict[str, Any]) -> Any:
-        """Run one block, called with what `block_context` gave; what it gives beside hidden states is not read."""
+        """Run one block with the arguments of `block_context`; only its hidden states are read."""
         return block(hidden, **context)
 
     def balance(self, hub_config: Any, share: float) -> RouterBalance | None:
-        """Return what is added to the gradient of every block's output for its router; None where there is nothing.
+        """Return the term that the router adds to the gradient of every block's output; None where there is none.
 
         Args:
-            hub_config: transformers' config object.
-            share: Of the whole step, which a microbatch is.
+            share: Share of the whole step in this microbatch.
         """
         return None
 
     def scale_logits(self, hub_config: Any, logits: Tensor) -> Tensor:
-        """Change what the language model's head gave, where the whole model does; any number of columns."""
+        """Scale the logits of the language model's head, of any number of columns, as the whole model does."""
         return logits
 
     def logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
-        """Turn the last block's output into what the last stage gives, ``[batch, seq, vocab]``."""
+        """Turn the last block's output into the last stage's output, ``[batch, seq, vocab]``."""
         scores: Tensor = stage.through_heads(self.finish(stage.trunk, hidden))
         return scores
 
@@ -376,9 +391,11 @@ def attention_mask(
     if not before:
         return pattern.mask(hub_config, hidden, windowed=windowed)
     seq, window = hidden.shape[1], int(hub_config.sliding_window) if windowed else None
-    kept = before if window is None else min(before, window - 1)
-    if seq == 1 and (window is None or kept + 1 < window):
+    num_earlier = before if window is None else min(before, window - 1)
+    if seq == 1 and (window is None or num_earlier + 1 < window):
         # it sees everything; where a window is full, transformers writes that out, and its kernel rounds otherwise
         return None
-    seen = torch.ones(seq, kept + seq, dtype=torch.bool, device=hidden.device).tril(kept)
-    return written_mask(hub_config, hidden, (seen if window is None else seen.triu(kept - window + 1))[None, None])
+    seen = torch.ones(seq, num_earlier + seq, dtype=torch.bool, device=hidden.device).tril(num_earlier)
+    return written_mask(
+        hub_config, hidden, (seen if window is None else seen.triu(num_earlier - window + 1))[None, None]
+    )

@@ -19,7 +19,7 @@ SUFFIX = ".gguf"
 def rewrite_gguf(source: Path, out: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as config.json, safetensors and tokenizer.json.
 
-    Numbers that were quantised are written as the float32 that they stand for, which is not what they were made of.
+    Quantised numbers are written as the float32 that they stand for, which is not their value before quantisation.
 
     Raises:
         ModelError: transformers reads no model of it.

@@ -67,9 +67,9 @@ def find_tokenizer(directory: Path, cache_dir: Path) -> Path | None:
     Raises:
         ModelError: The two files are there and transformers makes no tokenizer of them.
     """
-    own = directory / TOKENIZER
-    if own.is_file():
-        return own
+    tokenizer_path = directory / TOKENIZER
+    if tokenizer_path.is_file():
+        return tokenizer_path
     if not all((directory / name).is_file() for name in SLOW_BPE):
         return None
     total = hashlib.sha256()

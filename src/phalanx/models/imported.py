@@ -13,7 +13,7 @@ from phalanx.models.directory import TOKENIZER
 from phalanx.models.gguf_reader import SUFFIX
 from phalanx.models.hub_files import GENERATION, tokenizer_companions
 from phalanx.models.source import ModelSource, read_hub_config
-from phalanx.models.unpickle import GGUF, REFUSAL, WEIGHTS, pickled_files
+from phalanx.models.unpickle import GGUF, INDEX, REFUSAL, WEIGHTS, pickled_files
 from phalanx.models.unpickle import TOKENIZER as MAKE_TOKENIZER
 from phalanx.security.isolation import Measure, Program, Sandbox, start_isolated
 
@@ -53,13 +53,44 @@ def import_model(source: Path, out: Path, *, makes_tokenizer: bool = True) -> No
         spare = Path(tempfile.mkdtemp(prefix=".importing-", dir=out.parent))
         try:
             _fill(source, spare, makes_tokenizer)
-            check_shapes(ModelSource(spare))
+            _check_copy(source, spare)
             spare.chmod(0o755)
             spare.rename(out)
         finally:
             shutil.rmtree(spare, ignore_errors=True)
     except OSError as exc:
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
+
+
+def _check_copy(source: Path, spare: Path) -> None:
+    """Compare what was written with its config; an error names the user's file that it was made of.
+
+    Raises:
+        ModelError: As `check_shapes`, and as a model directory that is opened.
+    """
+    try:
+        check_shapes(ModelSource(spare))
+    except ModelError as exc:
+        names = _origins(source, spare)
+        raise ModelError(_renamed(str(exc), names)).about(
+            **{fact: _renamed(value, names) for fact, value in exc.facts.items()}
+        ) from exc
+
+
+def _origins(source: Path, spare: Path) -> list[tuple[str, str]]:
+    """List the paths of files that were written with those of the user's files that they were made of."""
+    if source.suffix == SUFFIX:
+        return [(str(path), str(source)) for path in (*spare.iterdir(), spare)]
+    pickles = [] if any(source.glob("*.safetensors")) else pickled_files(source)
+    made = [(spare / "model.safetensors.index.json", source / INDEX)] if len(pickles) > 1 else []
+    made += zip(sorted(spare.glob("*.safetensors")), pickles, strict=False)
+    return [(str(path), str(origin)) for path, origin in (*made, (spare, source))]
+
+
+def _renamed(text: str, names: list[tuple[str, str]]) -> str:
+    for written, origin in names:
+        text = text.replace(written, origin)
+    return text
 
 
 def check_shapes(source: ModelSource) -> None:
@@ -69,9 +100,9 @@ def check_shapes(source: ModelSource) -> None:
         ModelError: One is missing or differs.
     """
     for name, shape in parameter_shapes(source.hub_config).items():
-        found = source.shape(name)
-        if found != list(shape):
-            raise ModelError(f"{source.directory}: {name} has shape {found}; config.json says {list(shape)}")
+        actual_shape = source.shape(name)
+        if actual_shape != list(shape):
+            raise ModelError(f"{source.directory}: {name} has shape {actual_shape}; config.json says {list(shape)}")
     if source.family.ties_head(source.hub_config):
         source.check_tied()
 
@@ -79,15 +110,15 @@ def check_shapes(source: ModelSource) -> None:
 def _check_gguf(source: Path) -> None:
     """Refuse what cannot be read at all, before a child is started for it."""
     part = _PART.search(source.name)
-    said, do = "", ""
+    problem, do = "", ""
     if not source.is_file():
-        said, do = "is no file", "give the path of a .gguf file"
+        problem, do = "is no file", "give the path of a .gguf file"
     elif part is not None and int(part[1]) > 1:
-        said, do = f"is one of {int(part[1])} parts", "join them with llama.cpp's gguf-split --merge"
+        problem, do = f"is one of {int(part[1])} parts", "join them with llama.cpp's gguf-split --merge"
     elif not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
-        said, do = "needs the packages gguf and accelerate", "install phalanx-train[gguf]"
-    if said:
-        raise ModelError(f"{source}: {said}; {do}").about(code="PHX-I038", file=str(source), found=said, do=do)
+        problem, do = "needs the packages gguf and accelerate", "install phalanx-train[gguf]"
+    if problem:
+        raise ModelError(f"{source}: {problem}; {do}").about(code="PHX-I038", file=str(source), found=problem, do=do)
 
 
 def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
@@ -96,16 +127,16 @@ def _fill(source: Path, target: Path, makes_tokenizer: bool) -> None:
         _open_to_all(target)
         return
     ready = sorted(source.glob("*.safetensors")) + sorted(source.glob("*.safetensors.index.json"))
-    wanted = [] if ready else [WEIGHTS]
-    if wanted and not pickled_files(source):
+    actions = [] if ready else [WEIGHTS]
+    if actions and not pickled_files(source):
         raise ModelError(
             f"{source}: has neither safetensors nor pytorch_model.bin; expected weights of the hub's layout"
         )
     companions = list(tokenizer_companions(source))
     if makes_tokenizer and companions and not (source / TOKENIZER).is_file():
-        wanted.append(MAKE_TOKENIZER)
-    if wanted:
-        _run_confined(source, target, wanted)
+        actions.append(MAKE_TOKENIZER)
+    if actions:
+        _run_confined(source, target, actions)
     for path in (*ready, source / "config.json", source / GENERATION, source / TOKENIZER, *companions):
         place = target / path.relative_to(source)
         if path.is_file() and not place.exists():
@@ -126,31 +157,34 @@ def _run_confined(source: Path, target: Path, wanted: list[str]) -> None:
     places = {str(path.resolve().parent) for path in inside} | {
         str(source.resolve() if source.is_dir() else source.parent.resolve())
     }
-    with tempfile.TemporaryDirectory(prefix=".reading-", dir=target.parent) as made:
-        program = Program(_MODULE, (str(source.resolve()), str(Path(made).resolve()), *wanted))
-        sandbox = Sandbox(tuple(sorted(places)), (str(Path(made).resolve()),), _NOT_NEEDED)
+    with tempfile.TemporaryDirectory(prefix=".reading-", dir=target.parent) as directory:
+        program = Program(_MODULE, (str(source.resolve()), str(Path(directory).resolve()), *wanted))
+        sandbox = Sandbox(tuple(sorted(places)), (str(Path(directory).resolve()),), _NOT_NEEDED)
         with start_isolated(program, sandbox, _CLOSE_S) as process:
             code = process.wait(_MOST_S)
-        _take(Path(made), source, target, code)
+        _take(Path(directory), source, target, code)
 
 
 def _take(made: Path, source: Path, target: Path, code: int) -> None:
-    """Move what the child wrote; a link, which could lead out of its directory, is never followed."""
+    """Move the child's files; a link, which could lead out of its directory, is never followed."""
     files = sorted(made.rglob("*"))
     for path in files:
         if not (stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)):
             raise ModelError(f"{source}: the child left {path.name}, which is no plain file; do not trust this model")
-    said = made / REFUSAL
-    if code or said in files:
-        reason = said.read_text(encoding="utf-8", errors="replace")[:2000] if said in files else f"exit code {code}"
+    refusal = made / REFUSAL
+    if code or refusal in files:
+        reason = (
+            refusal.read_text(encoding="utf-8", errors="replace")[:2000] if refusal in files else f"exit code {code}"
+        )
+        reason = _renamed(reason, [(str(place), str(source)) for place in (made.resolve(), made)])
         refused = ModelError(f"{source}: cannot be converted: {reason}")
         raise refused.about(code="PHX-I038", file=str(source)) if source.suffix == SUFFIX else refused
     weights = {path for path in files if path.name.endswith((".safetensors", ".safetensors.index.json"))}
-    known = weights | {made / TOKENIZER, *tokenizer_companions(made)}
+    expected_files = weights | {made / TOKENIZER, *tokenizer_companions(made)}
     if source.suffix == SUFFIX:
-        known |= {made / "config.json", made / GENERATION}
+        expected_files |= {made / "config.json", made / GENERATION}
     for path in files:
-        if path in known:
+        if path in expected_files:
             place = target / path.relative_to(made)
             place.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, place)

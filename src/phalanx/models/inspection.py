@@ -1,4 +1,4 @@
-"""What a directory of the hub holds, and what a run would refuse about it."""
+"""The contents of a hub directory, and the reasons for which a run would refuse it."""
 
 import json
 import math
@@ -19,14 +19,14 @@ def inspect_model(directory: Path) -> dict[str, Any]:
 
     Headers are read, and no weights.
     """
-    found: dict[str, Any] = {"directory": str(directory)}
+    description: dict[str, Any] = {"directory": str(directory)}
     refused: list[str] = []
     try:
         hub_config = read_hub_config(directory)
     except PhalanxError as exc:
-        return found | {"refused": [str(exc)]}
+        return description | {"refused": [str(exc)]}
     shapes = parameter_shapes(hub_config)
-    found |= {
+    description |= {
         "family": hub_config.model_type,
         "parameters": sum(math.prod(shape) for shape in shapes.values()),
         "layers": hub_config.num_hidden_layers,
@@ -41,16 +41,16 @@ def inspect_model(directory: Path) -> dict[str, Any]:
     }
     try:
         source = ModelSource(directory)
-        found["head"] = describe_head(source)
+        description["head"] = describe_head(source)
         check_shapes(source)
     except PhalanxError as exc:
-        hint = "; phalanx model convert makes safetensors of them" if found["weights"] == "pickled" else ""
+        hint = "; phalanx model convert makes safetensors of them" if description["weights"] == "pickled" else ""
         refused.append(f"{exc}{hint}")
-    if found["tokenizer"] is None:
+    if description["tokenizer"] is None:
         refused.append(f'{directory}: no tokenizer; data.tokenizer.kind = "bpe" or "file" is needed')
-    elif found["tokenizer"] == "other files":
+    elif description["tokenizer"] == "other files":
         refused.append(f"{directory}: no {TOKENIZER}; phalanx model import makes one of the files that are there")
-    return found | {"refused": refused}
+    return description | {"refused": refused}
 
 
 def _weights(directory: Path) -> str | None:

@@ -69,7 +69,6 @@ def check_length(sequence_length: int, longest: int | None) -> None:
     """Refuse sequences that are longer than a model's table of positions.
 
     Args:
-        sequence_length: Tokens of a sequence.
         longest: Positions; None where they are computed.
 
     Raises:
@@ -107,7 +106,6 @@ def partition(
     """Cut the layers into contiguous stages.
 
     Args:
-        num_layers: Layers that are cut.
         num_stages: Stages, each with at least one layer.
         layers_per_stage: Layers of every stage; None balances them.
         first_cost: Work of the embedding, which the first stage does, in layers.
@@ -116,8 +114,8 @@ def partition(
         front: Layers before them, which other parties have.
 
     Returns:
-        One spec a stage. Balanced: the busiest process is as little busy as can be, and among such cuts the sum
-        of squares of the processes' work is smallest; what is left of ties gives later stages more layers.
+        One spec a stage. Balanced: the busiest process is as little busy as can be, and among such cuts the sum of
+        squares of the processes' work is smallest; remaining ties give later stages more layers.
 
     Raises:
         ConfigError: More stages than layers, or ``layers_per_stage`` does not add up.
@@ -133,7 +131,8 @@ def partition(
         sizes = _balance(num_layers, num_stages, first_cost, head_cost)
     ends = [front + sum(sizes[: index + 1]) for index in range(num_stages)]
     return tuple(
-        StageSpec(index, num_stages, end - size, end) for index, (size, end) in enumerate(zip(sizes, ends, strict=True))
+        StageSpec(index, num_stages, end_layer - size, end_layer)
+        for index, (size, end_layer) in enumerate(zip(sizes, ends, strict=True))
     )
 
 
@@ -198,8 +197,8 @@ def _best_cuts(
                 if squares_below is not None and here > squares_below:
                     break
                 total = max(value, here) if squares_below is None else value + here * here
-                found = (total, (*sizes, size))
-                if done + size not in step or found < step[done + size]:
-                    step[done + size] = found
+                candidate = (total, (*sizes, size))
+                if done + size not in step or candidate < step[done + size]:
+                    step[done + size] = candidate
         best = step
     return best[num_layers]

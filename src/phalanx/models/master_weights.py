@@ -1,4 +1,4 @@
-"""Stages that compute with bf16 weights and keep fp32 masters of what is trained."""
+"""Stages that compute with bf16 weights and keep fp32 masters of trained ones."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ NARROW = torch.bfloat16
 
 
 def keep_masters(stage: StageModule) -> None:
-    """Turn a stage's weights into bf16 and keep float32 masters of those that are trained; once is enough.
+    """Turn a stage's weights into bf16 and keep float32 masters of the trained ones; a second call does nothing.
 
     Afterwards the stage lists the masters as its parameters: they are updated, digested and stored. Before each call
     the weights are rounded from the masters. What goes in and comes out is float32 as ever.
@@ -49,8 +49,8 @@ def keep_masters(stage: StageModule) -> None:
 def _round(masters: dict[str, nn.Parameter], computing: dict[str, nn.Parameter]) -> None:
     """Round the masters into the weights.
 
-    Always, for torch's fused update counts no version of what it writes; and into `data`, for graphs of other
-    microbatches of the step hold these weights, with the values that they get again.
+    Always, for torch's fused update counts no version of its outputs; and into `data`, for graphs of other microbatches
+    of the step hold these weights, with the values that they get again.
     """
     for name, master in masters.items():
         computing[name].data.copy_(master.data)

@@ -45,8 +45,8 @@ def open_packaged(name: str, cache_dir: Path) -> Path:
     not run.
 
     Raises:
-        ModelError: The name is unknown, its package or a converter is not installed, or the file is not the
-            one that this release was tested with.
+        ModelError: The name is unknown, its package or a converter is not installed, or the file is not the one that
+            this release was tested with.
     """
     package = _PACKAGES.get(name)
     if package is None:
@@ -72,13 +72,13 @@ def _convert(path: Path, package: _Package, directory: Path) -> None:
             raise ModelError(f"{path}: needs {needed}, which is not installed; install phalanx-train[gguf]")
     try:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            actual_sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as exc:
         raise ModelError(f"{path}: cannot be read ({exc.strerror}); install {package.distribution} again") from exc
-    if found != package.sha256:
+    if actual_sha256 != package.sha256:
         version = importlib.metadata.version(package.distribution)
         raise ModelError(
-            f"{path}: SHA-256 is {found}; expected {package.sha256}; {package.distribution} {version} "
+            f"{path}: SHA-256 is {actual_sha256}; expected {package.sha256}; {package.distribution} {version} "
             "is not the release that Phalanx was tested with"
         )
     # the bar of the GGUF reader obeys no switch; what goes wrong is raised, not printed

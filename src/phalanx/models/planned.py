@@ -66,9 +66,9 @@ class FamilyByPlan(Family):
     def objection(self, hub_config: Any) -> str | None:
         """Refuse layers of an unknown kind, and options that the family's line refuses."""
         for key, carried in self._slicing.refused:
-            found = getattr(hub_config, key, carried)
-            if found != carried:
-                return f"{key} = {found}: stages cannot carry it; set it to {carried}"
+            value = getattr(hub_config, key, carried)
+            if value != carried:
+                return f"{key} = {value}: stages cannot carry it; set it to {carried}"
         strange = sorted({*self._layer_types(hub_config)} - {_FULL, _SLIDING})
         if strange:
             return f"layer_types: found {strange[0]!r}; stages carry {_FULL} and {_SLIDING}"
@@ -178,5 +178,5 @@ class FamilyByPlan(Family):
                 f"{self.model_type}: the installed transformers has no pipeline plan for it; install the release that "
                 "Phalanx was tested with"
             )
-        at = names.index(blocks[0])
-        return tuple(names[:at]), blocks[0], tuple(names[at + 1 :])
+        index = names.index(blocks[0])
+        return tuple(names[:index]), blocks[0], tuple(names[index + 1 :])

@@ -15,7 +15,6 @@ class RouterBalance:
 
     Attributes:
         router: Name of the module in a block that gives logits of experts first.
-        num_experts: Of a block.
         num_asked: Experts that each token asks.
         weight: The loss is multiplied by it: its coefficient, over all blocks and microbatches.
 
@@ -28,7 +27,7 @@ class RouterBalance:
     weight: float
 
     def run(self, block: nn.Module, call: Callable[[], Tensor]) -> Tensor:
-        """Return what a block gives, the gradient of which has that of the router's loss in it."""
+        """Run a block and return its output, with the gradient of the router's loss added."""
         logits: list[Tensor] = []
 
         def note(module: nn.Module, inputs: Any, outputs: Any) -> None:

@@ -22,9 +22,7 @@ def write_random_model(hub_config: Any, seed: int, cache_dir: Path, tokenizer: P
     names mean equal bytes.
 
     Args:
-        hub_config: transformers' config object.
         seed: Seed of torch's generator, which is left as it was found.
-        cache_dir: Where the directory goes.
         tokenizer: A tokenizer.json to put beside the weights with its companions, if it exists.
 
     Raises:

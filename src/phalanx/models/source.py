@@ -24,14 +24,10 @@ class ModelSource:
     """A model directory in the hub's layout.
 
     Args:
-        directory: Where it lies.
-        cache_dir: Where a tokenizer.json is made if the directory has its older form alone; None makes none.
+        cache_dir: Directory for a tokenizer.json that is converted from the older form; None converts none.
         weightless: It has no weights, which lie in a checkpoint.
 
     Attributes:
-        directory: Where it lies.
-        hub_config: transformers' config object.
-        family: Its slicing rule.
         tokenizer_path: Its tokenizer.json, or the one made from vocab.json and merges.txt, or None.
 
     Raises:
@@ -42,9 +38,10 @@ class ModelSource:
         self.directory = directory
         self.hub_config = read_hub_config(directory)
         self.family = family_of(self.hub_config.model_type, str(directory / "config.json"))
-        own = directory / TOKENIZER
-        self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else own if own.is_file() else None
-        self._weights = WeightFiles(directory, self.family.prefix, self.family.stored_names, weightless=weightless)
+        path = directory / TOKENIZER
+        self.tokenizer_path = find_tokenizer(directory, cache_dir) if cache_dir else path if path.is_file() else None
+        ties_head = self.family.ties_head(self.hub_config)
+        self._weights = WeightFiles(directory, self.family, ties_head=ties_head, weightless=weightless)
 
     @property
     def hub_config_dict(self) -> dict[str, Any]:
@@ -148,7 +145,8 @@ class ModelSource:
             ModelError: Both tensors are there and differ.
         """
         embedding, head = self.family.embedding_weight, self.family.head_weight
-        if not (self._weights.has(head) and self._weights.has(embedding)):
+        if self._weights.stored_name(head) == self._weights.stored_name(embedding):
+            # the files hold one of the two
             return
         if not torch.equal(self.read(head), self.read(embedding)):
             raise ModelError(
@@ -161,10 +159,9 @@ def open_model(config: ModelConfig, cache_dir: Path, seed: int) -> ModelSource:
     """Open the model that a config names; a packaged or random one is first written to the cache, once.
 
     Args:
-        config: Which model.
-        cache_dir: Where written models are kept; made if it is not there.
-        seed: Of the random weights. The same seed and versions of torch and transformers give the same
-            bytes, whatever stages are later cut from them.
+        cache_dir: Directory of written models; made if it does not exist.
+        seed: Seed of random weights. The same seed and versions of torch and transformers give the same bytes, for any
+            later cut into stages.
 
     Raises:
         ModelError: The model is missing, malformed, of an unknown family, has fewer layers than are asked for, or

@@ -63,7 +63,6 @@ class EmbeddingNoise:
 
         Args:
             ids: int64 ``[batch, seq]``.
-            hidden_size: Numbers of a token.
 
         Returns:
             float32 ``[batch, seq, hidden]``.
@@ -158,19 +157,18 @@ class StageModule(nn.Module):
     def all_parameters(self) -> dict[str, nn.Parameter]:
         """Return this stage's parameters by canonical name, in the model's order, tied ones once.
 
-        Names are those of the whole model without adapters; an adapter adds ``.lora_A.weight`` and
-        ``.lora_B.weight`` (DoRA also ``.lora_magnitude_vector``) to the name of its layer. They do not depend on the
-        layout of stages.
+        Names are those of the whole model without adapters; an adapter adds ``.lora_A.weight`` and ``.lora_B.weight``
+        (DoRA also ``.lora_magnitude_vector``) to the name of its layer. They do not depend on the layout of stages.
         """
-        own = {
+        parameters = {
             canonical_name(name): parameter
             for name, parameter in self.named_parameters()
             if not (self._head_is_shared and name == self.family.head_weight)
         }
-        return {**own, **self.masters}
+        return {**parameters, **self.masters}
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return what the optimizer updates: with an adapter the adapter only, else every parameter."""
+        """Return the parameters that the optimizer updates: with an adapter the adapter only, else all."""
         return {name: value for name, value in self.all_parameters().items() if value.requires_grad}
 
     def forward(self, x: Tensor, pattern: AttentionPattern = CAUSAL) -> Tensor:
@@ -179,7 +177,8 @@ class StageModule(nn.Module):
         Args:
             x: Ids ``[batch, seq]`` for the stage that embeds, else hidden states ``[batch, seq, hidden]``; with
                 kinds of attention that each row says more about with marks behind them, as `with_marks` has it.
-            pattern: Which tokens see which, the same for all stages of one call; left out, `attends` and marks say it.
+            pattern: Which tokens see which, the same for all stages of one call; taken from `attends` and marks when
+                left out.
 
         Returns:
             Logits ``[batch, seq, vocab]`` of the last stage, or scores ``[batch, seq, 1]``, or both side by side; else
@@ -206,11 +205,11 @@ class StageModule(nn.Module):
         recompute = self.activation_checkpointing and learns
         balance = self.family.balance(self.hub_config, self.router_share) if learns and self.training else None
         for layer, block in enumerate(self.own_blocks, self.spec.first_layer):
-            own = self.with_prefix(block, self.family.block_context(self.hub_config, context, layer))
+            block_context = self.with_prefix(block, self.family.block_context(self.hub_config, context, layer))
             if recompute:
-                hidden = checkpoint(_run_block, block, hidden, own, self.family, balance, use_reentrant=False)
+                hidden = checkpoint(_run_block, block, hidden, block_context, self.family, balance, use_reentrant=False)
             else:
-                hidden = _run_block(block, hidden, own, self.family, balance)
+                hidden = _run_block(block, hidden, block_context, self.family, balance)
         if self.spec.is_last:
             return self.family.logits(self, self.without_prompt(hidden), pattern)
         return join_marks(hidden, pattern) if is_marked else hidden
@@ -224,7 +223,7 @@ class StageModule(nn.Module):
         return hidden[:, self.num_prompt_tokens :]
 
     def with_prefix(self, block: nn.Module, context: dict[str, Any]) -> dict[str, Any]:
-        """Return what a block is called with, its virtual tokens included where an adapter has added any."""
+        """Return the arguments of a block, with the virtual tokens that an adapter has added."""
         prefix = getattr(block, PREFIX, None)
         return context if prefix is None else context | {self.family.past_key: prefix}
 
@@ -242,14 +241,14 @@ class StageModule(nn.Module):
         self._gives_logits = False
 
     def through_heads(self, hidden: Tensor) -> Tensor:
-        """Turn what the family's `finish` gave into what the heads give for each token."""
+        """Turn the output of the family's `finish` into the heads' output for each token."""
         if self.family.scoring != (HEAD,):
             return self.family.score(self, self.hub_config, hidden)
         scores: list[Tensor] = []
         for name, head in self.heads().items():
-            found = head(hidden)
+            logits = head(hidden)
             is_scaled = name == HEAD and self._gives_logits
-            scores.append(self.family.scale_logits(self.hub_config, found) if is_scaled else found)
+            scores.append(self.family.scale_logits(self.hub_config, logits) if is_scaled else logits)
         return scores[0] if len(scores) == 1 else torch.cat(scores, dim=-1)
 
     def _check_input(self, x: Tensor) -> None:
@@ -337,7 +336,7 @@ def _add_twins(whole: nn.Module, twins: dict[int, Any]) -> None:
 
     As `copy.deepcopy`, which takes ten times as long: it copies the dozen empty tables of every module one by one.
     """
-    made: list[tuple[nn.Module, nn.Module]] = []
+    pairs: list[tuple[nn.Module, nn.Module]] = []
     waiting = list(whole.children())
     while waiting:
         module = waiting.pop()
@@ -350,9 +349,9 @@ def _add_twins(whole: nn.Module, twins: dict[int, Any]) -> None:
             if id(parameter) not in twins:
                 twins[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
             twin._parameters[name] = twins[id(parameter)]
-        made.append((module, twin))
+        pairs.append((module, twin))
         waiting += module.children()
-    for module, twin in made:
+    for module, twin in pairs:
         twin._modules.update({name: part and twins[id(part)] for name, part in module._modules.items()})
 
 

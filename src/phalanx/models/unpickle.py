@@ -29,7 +29,7 @@ def pickled_files(directory: Path) -> list[Path]:
     """List the files of pickled weights, of one or of many parts; empty where there are none.
 
     Raises:
-        ModelError: The index of many parts is malformed, or names what is no plain file beside it.
+        ModelError: The index of many parts is malformed, or names a path that is no plain file beside it.
     """
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
@@ -46,7 +46,7 @@ def pickled_files(directory: Path) -> list[Path]:
 
 
 def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
-    """Do what is wanted, and return an exit code."""
+    """Run the requested action, and return an exit code."""
     files = [path for path in source.iterdir() if path.is_file()] if source.is_dir() else [source]
     try:
         acts = [_act(what) for what in wanted]
@@ -60,7 +60,7 @@ def main(source: Path, out: Path, wanted: tuple[str, ...]) -> int:
 
 
 def _act(what: str) -> Callable[[Path, Path], None]:
-    """Return what does it; only what is needed is imported into the sandbox."""
+    """Return the function of an action; only its imports enter the sandbox."""
     if what == TOKENIZER:
         from phalanx.models.hub_files import save_tokenizer  # noqa: PLC0415 - weights need no transformers
 
@@ -73,15 +73,15 @@ def _act(what: str) -> Callable[[Path, Path], None]:
 
 
 def _limit(size: int, growth: int) -> None:
-    """Bound time, memory and what can be written, by the size of the files and by how much that may grow."""
+    """Bound time, memory and written bytes by the size of the files and their allowed growth."""
     bounds = {
         resource.RLIMIT_CPU: _MOST_S,
         resource.RLIMIT_AS: _ADDRESSES + 2 * growth * size,
         resource.RLIMIT_FSIZE: growth * size + _SPARE_BYTES,
         resource.RLIMIT_CORE: 0,
     }
-    for which, most in bounds.items():
-        resource.setrlimit(which, (most, most))
+    for which, limit in bounds.items():
+        resource.setrlimit(which, (limit, limit))
 
 
 def _rewrite(source: Path, out: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from phalanx.errors import ModelError
 from phalanx.models.directory import WEIGHTS, WEIGHTS_INDEX, check_weights
+from phalanx.models.family import Family
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
@@ -23,25 +24,20 @@ class WeightFiles:
 
     Args:
         directory: Holds model.safetensors, or its index and the files that it names.
-        prefix: Name of the model without head, which files of some families leave out.
-        stored_names: Other names that tensors may have in the files.
+        family: Says which names tensors may have in the files, and which of them lie there in pieces.
+        ties_head: Head and embedding are one tensor, which the files may hold under the name of either.
         weightless: There are none, and no tensor will be asked for.
 
     Raises:
         ModelError: No safetensors, only pickled weights, or a malformed header or index.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        prefix: str,
-        stored_names: Mapping[str, str] | None = None,
-        *,
-        weightless: bool = False,
-    ) -> None:
+    def __init__(self, directory: Path, family: Family, *, ties_head: bool, weightless: bool = False) -> None:
         self._directory = directory
-        self._stored_names = stored_names or {}
-        self._prefix = f"{prefix}."
+        self._family = family
+        embedding = (family.embedding_weight, *family.other_embeddings)
+        tied = (*embedding, family.head_weight)
+        self._same = dict.fromkeys(tied, tied) if ties_head else dict.fromkeys(embedding, embedding)
         if weightless:
             self._files: dict[str, Path] = {}
             return
@@ -53,18 +49,20 @@ class WeightFiles:
             self._files = _read_index(directory / WEIGHTS_INDEX)
 
     def has(self, name: str) -> bool:
-        """True if a tensor of that name is there."""
-        return self._stored_name(name) is not None
+        """True if a tensor of that name is there, whole or in pieces."""
+        return self.stored_name(name) is not None or self._num_experts(name) > 0
 
     def shape(self, name: str) -> list[int]:
-        """Return a tensor's shape.
+        """Return a tensor's shape; of one in pieces, the shape that they have together.
 
         Raises:
             ModelError: It is not there.
         """
-        stored, path = self._locate(name)
-        with _opened(path) as file:
-            return list(_header(file, stored, path).get_shape())
+        num_experts = self._num_experts(name)
+        if not num_experts:
+            return self._stored_shape(name)
+        shapes = [self._stored_shape(piece.format(0)) for piece in self._family.expert_pieces(name)]
+        return [num_experts, sum(shape[0] for shape in shapes), *shapes[0][1:]]
 
     def load_into(self, wanted: Mapping[str, Tensor]) -> None:
         """Fill tensors, converting to their dtype and device; each file is opened once.
@@ -72,21 +70,54 @@ class WeightFiles:
         Raises:
             ModelError: One is missing, has another shape, or is not in floating point.
         """
-        by_file: dict[Path, list[tuple[str, str]]] = {}
-        for name in wanted:
+        by_file: dict[Path, list[tuple[str, Tensor]]] = {}
+        for name, target in self._split(wanted):
             stored, path = self._locate(name)
-            by_file.setdefault(path, []).append((name, stored))
-        for path, names in by_file.items():
+            by_file.setdefault(path, []).append((stored, target))
+        for path, targets in by_file.items():
             with _opened(path) as file:
-                for name, stored in names:
-                    _fill(file, stored, path, wanted[name])
+                for stored, target in targets:
+                    _fill(file, stored, path, target)
 
-    def _stored_name(self, name: str) -> str | None:
-        choices = (name, name.removeprefix(self._prefix), self._stored_names.get(name, name), _older_name(name))
-        return next((one for one in choices if one in self._files), None)
+    def _split(self, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Give each tensor that the files hold in pieces as those pieces, which are views of it."""
+        for name, target in wanted.items():
+            num_experts = self._num_experts(name)
+            if not num_experts:
+                yield name, target
+                continue
+            if num_experts > len(target):
+                last = self._family.expert_pieces(name)[0].format(num_experts - 1)
+                raise ModelError(f"{self._files[last]}: holds {last!r}; config.json says {len(target)} experts")
+            yield from split_experts(self._family, name, target.detach())
+
+    def _num_experts(self, name: str) -> int:
+        """Count the experts whose pieces make up a tensor; 0 where the files hold it whole, or not at all."""
+        pieces = self._family.expert_pieces(name)
+        if not pieces or self.stored_name(name) is not None:
+            return 0
+        num_experts = 0
+        while self.stored_name(pieces[0].format(num_experts)) is not None:
+            num_experts += 1
+        return num_experts
+
+    def _stored_shape(self, name: str) -> list[int]:
+        stored, path = self._locate(name)
+        with _opened(path) as file:
+            return list(_header(file, stored, path).get_shape())
+
+    def stored_name(self, name: str) -> str | None:
+        """Return the name that the files have for a tensor, None where they hold it in pieces or not at all."""
+        names = (name, *self._same.get(name, ()))
+        return next((stored for one in names for stored in self._spellings(one) if stored in self._files), None)
+
+    def _spellings(self, name: str) -> tuple[str, ...]:
+        """List the names that files of the family may have for a tensor."""
+        hub_name = self._family.stored_names.get(name, name)
+        return name, name.removeprefix(f"{self._family.prefix}."), hub_name, _older_name(name)
 
     def _locate(self, name: str) -> tuple[str, Path]:
-        stored = self._stored_name(name)
+        stored = self.stored_name(name)
         if stored is None:
             files = sorted({path.name for path in self._files.values()})
             raise ModelError(
@@ -94,6 +125,17 @@ class WeightFiles:
                 f"{len(self._files)} others are there; expected the complete model"
             )
         return stored, self._files[stored]
+
+
+def split_experts(family: Family, name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Cut a tensor into the pieces that the hub's files hold, by their names; itself where they hold it whole."""
+    pieces = family.expert_pieces(name)
+    if not pieces:
+        yield name, value
+        return
+    for expert, matrix in enumerate(value):
+        for piece, rows in zip(pieces, matrix.chunk(len(pieces)), strict=True):
+            yield piece.format(expert), rows
 
 
 def _older_name(name: str) -> str:

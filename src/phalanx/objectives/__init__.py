@@ -71,7 +71,7 @@ from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 
 
-def _preference(
+def _preference_objective(
     loss: LossWithExtras,
     worth: Callable[..., Any],
     settings: type[ObjectiveSettings] | None,
@@ -83,12 +83,16 @@ def _preference(
 OBJECTIVES: dict[str, Objective] = {
     "causal_lm": Objective(causal_lm),
     "classification": Objective(classification, own_head=True),
-    "denoisers": Objective(causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.of, attention="prefix"),
-    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.of),
-    "masked": Objective(causal_lm, settings=MaskedSettings, rewriting=MaskedRows.of, attention="bidirectional"),
-    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.of, attention="prefix"),
+    "denoisers": Objective(
+        causal_lm, settings=DenoisersSettings, rewriting=DenoisedRows.from_tokens, attention="prefix"
+    ),
+    "fill_in_the_middle": Objective(causal_lm, settings=FillInTheMiddleSettings, rewriting=MiddleRows.from_tokens),
+    "masked": Objective(
+        causal_lm, settings=MaskedSettings, rewriting=MaskedRows.from_tokens, attention="bidirectional"
+    ),
+    "prefix_lm": Objective(causal_lm, rewriting=PrefixRows.from_tokens, attention="prefix"),
     "span_corruption": Objective(
-        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.of, attention="prefix"
+        causal_lm, settings=SpanCorruptionSettings, rewriting=CorruptedRows.from_tokens, attention="prefix"
     ),
     "weighted_causal_lm": Objective(with_extras=weighted_causal_lm, extras={"weights": ExtraRows()}),
     "grpo": Objective(with_extras=grpo, extras=ROLLOUT_EXTRAS, settings=GrpoSettings, target="sequence", by_label=True),
@@ -97,15 +101,17 @@ OBJECTIVES: dict[str, Objective] = {
     ),
     "rloo": Objective(with_extras=rloo, extras=ROLLOUT_EXTRAS, settings=RlooSettings, target="sequence"),
     "ppo": Objective(with_extras=ppo, extras=PPO_EXTRAS, settings=PpoSettings, head="lm_and_score"),
-    "dpo": _preference(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
-    "ipo": _preference(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
-    "kto": _preference(
+    "dpo": _preference_objective(dpo, log_ratio_worth, DpoSettings, _BESIDE_REFERENCE),
+    "ipo": _preference_objective(ipo, mean_log_ratio_worth, IpoSettings, _BESIDE_REFERENCE),
+    "kto": _preference_objective(
         kto, log_ratio_worth, KtoSettings, _BESIDE_REFERENCE | {WANTED: ExtraRows("int64", per_token=False)}
     ),
-    "orpo": _preference(orpo, mean_worth, OrpoSettings),
-    "simpo": _preference(simpo, mean_worth, SimpoSettings),
-    "cpo": _preference(cpo, total_worth, CpoSettings),
-    "reward": replace(_preference(reward, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"),
+    "orpo": _preference_objective(orpo, mean_worth, OrpoSettings),
+    "simpo": _preference_objective(simpo, mean_worth, SimpoSettings),
+    "cpo": _preference_objective(cpo, total_worth, CpoSettings),
+    "reward": replace(
+        _preference_objective(reward, row_scores, None, {MARGIN: ExtraRows(per_token=False)}), head="score"
+    ),
 }
 
 
@@ -131,12 +137,12 @@ The name alone of an objective that has settings stands for its defaults."""
 
 
 def kind_of(choice: str | ObjectiveSettings) -> str:
-    """Return the name, or the reference, of what a run minimises."""
+    """Return the name, or the reference, of a run's objective."""
     return choice if isinstance(choice, str) else choice.kind
 
 
 def objective_of(choice: str | ObjectiveSettings) -> Objective:
-    """Return what a run minimises, with its settings.
+    """Return a run's objective, with its settings.
 
     Args:
         choice: A key of `OBJECTIVES`, a reference to a function of the user's own, or settings.

@@ -1,4 +1,4 @@
-"""Advantages: how much better an answer, or a token of it, was than what was to be expected."""
+"""Advantages: by how much an answer, or a token of it, was better than expected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
     """Rewards less the mean of their group.
 
     Args:
-        rewards: Of all answers to each prompt, finite.
+        rewards: Finite rewards of all answers to each prompt.
         scaled: Whether they are then divided by the group's standard deviation, as GRPO does and Dr. GRPO does not.
 
     Raises:
@@ -28,17 +28,17 @@ def group_advantages(rewards: Float[Tensor, "prompts group"], *, scaled: bool) -
 
     Source: Shao et al. 2024, section 4.1.2; Liu et al. 2025, section 3.
     """
-    _check(rewards)
+    _check_rewards(rewards)
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     return centred / (rewards.std(dim=1, keepdim=True) + _LEAST_SPREAD) if scaled else centred
 
 
 def leave_one_out_advantages(rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
-    """Each reward less the mean of the others of its group; arguments and errors are those of `group_advantages`.
+    """Return each reward less the mean of the others of its group; arguments and errors as in `group_advantages`.
 
     Source: Ahmadian et al. 2024, section 3.3.
     """
-    _check(rewards)
+    _check_rewards(rewards)
     others = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
     return rewards - others
 
@@ -54,11 +54,11 @@ def generalised_advantages(
     """Generalised advantage estimation over the tokens of answers, each of which ends where its mask does.
 
     Args:
-        rewards: What follows each token.
-        values: What the critic expected before each token, from there on.
+        rewards: Reward that follows each token.
+        values: The critic's expectation before each token, of the rewards from there on.
         mask: 1 at the tokens of the answer, which are in one piece; 0 elsewhere, where nothing counts.
-        discount: Of the next token's value; gamma.
-        trace: Of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
+        discount: Factor of the next token's value; gamma.
+        trace: Factor of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
 
     Returns:
         ``sum over l of (discount trace)^l delta(t + l)`` with ``delta(t) = reward(t) + discount value(t + 1) -
@@ -76,25 +76,24 @@ def generalised_advantages(
             f"advantages: rewards {list(rewards.shape)}, values {list(values.shape)}, mask {list(mask.shape)}; "
             "expected [batch, tokens] of each"
         )
-    found = torch.zeros_like(values)
+    advantages = torch.zeros_like(values)
     following, value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
-    for at in reversed(range(values.shape[1])):
-        inside = mask[:, at]
-        delta = rewards[:, at] + discount * value - values[:, at]
+    for place in reversed(range(values.shape[1])):
+        inside = mask[:, place]
+        delta = rewards[:, place] + discount * value - values[:, place]
         # behind the last token there is neither a value nor an advantage
         following = inside * (delta + discount * trace * following)
-        value = inside * values[:, at]
-        found[:, at] = following
-    return found
+        value = inside * values[:, place]
+        advantages[:, place] = following
+    return advantages
 
 
-def whitened(
+def whiten_numbers(
     numbers: Float[Tensor, "batch tokens"], mask: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch tokens"]:
     """Numbers less their mean, in their standard deviations, both over the places that count; 0 at the others.
 
     Args:
-        numbers: Advantages.
         mask: True at the places that count, of which there is one at least.
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
@@ -104,7 +103,7 @@ def whitened(
     return torch.where(mask, scaled, torch.zeros_like(scaled))
 
 
-def _check(rewards: Tensor) -> None:
+def _check_rewards(rewards: Tensor) -> None:
     if rewards.ndim != _FEWEST or rewards.shape[1] < _FEWEST:
         raise DataError(
             f"advantages: rewards {list(rewards.shape)}; expected [prompts, group], two of a group at least"

@@ -19,12 +19,12 @@ def classification(
 ) -> tuple[Float[Tensor, ""], int]:
     """Summed cross-entropy of one class a text.
 
-    A text's logits are the mean over its tokens, from the first one to the one that carries its label; what follows is
-    padding. A linear head on hidden states that are averaged over the text gives the same numbers, so the head can stay
-    one that works token by token, as a language model's does.
+    A text's logits are the mean over its tokens, from the first one to the one with its label; the rest is padding. A
+    linear head on hidden states that are averaged over the text gives the same numbers, so the head can stay one that
+    works token by token, as a language model's does.
 
     Args:
-        logits: Of every token, any float type; averages and loss are taken in float32.
+        logits: Logits of every token, any float type; averages and loss are taken in float32.
         labels: The class at the text's last token, IGNORE (-100) everywhere else; see `mark_classes`.
 
     Returns:
@@ -64,15 +64,15 @@ def pooled_logits(
         raise DataError(f"classification: a label is outside 0 .. {num_classes - 1}; give the head all classes")
     inside = (torch.arange(labels.shape[1], device=labels.device).unsqueeze(0) <= last.unsqueeze(1)).unsqueeze(2)
     # a product with 0 would keep a NaN of the padding
-    kept = torch.where(inside, logits.to(torch.float32), torch.zeros((), device=logits.device))
-    return kept.sum(dim=1) / (last + 1).unsqueeze(1), classes
+    counted = torch.where(inside, logits.to(torch.float32), torch.zeros((), device=logits.device))
+    return counted.sum(dim=1) / (last + 1).unsqueeze(1), classes
 
 
 def mark_classes(classes: Sequence[int], lengths: Sequence[int], seq: int) -> Int64[Tensor, "batch seq"]:
     """Return the labels of texts: each class at the last token of its text.
 
     Args:
-        classes: One a text.
+        classes: One class per text, ``[batch]``.
         lengths: Tokens of each text, 1 to `seq`.
         seq: Tokens of a row, padding included.
 
@@ -100,7 +100,7 @@ class Confusion:
     counts: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> Confusion:
+    def count_answers(cls, predicted: Sequence[int], true: Sequence[int], num_classes: int) -> Confusion:
         """Count.
 
         Raises:
@@ -109,10 +109,10 @@ class Confusion:
         if not true or len(predicted) != len(true):
             raise DataError(f"confusion: {len(predicted)} predictions of {len(true)} texts; expected one for each")
         rows = [[0] * num_classes for _ in range(num_classes)]
-        for found, expected in zip(predicted, true, strict=True):
-            if not (0 <= found < num_classes and 0 <= expected < num_classes):
-                raise DataError(f"confusion: class {found} for {expected}; expected 0 .. {num_classes - 1}")
-            rows[expected][found] += 1
+        for guess, expected in zip(predicted, true, strict=True):
+            if not (0 <= guess < num_classes and 0 <= expected < num_classes):
+                raise DataError(f"confusion: class {guess} for {expected}; expected 0 .. {num_classes - 1}")
+            rows[expected][guess] += 1
         return cls(tuple(tuple(row) for row in rows))
 
     @property
@@ -129,7 +129,7 @@ class Confusion:
         """
         scores = []
         for label, row in enumerate(self.counts):
-            found, true = sum(other[label] for other in self.counts), sum(row)
-            if found + true:
-                scores.append(2 * row[label] / (found + true))
+            num_predicted, true = sum(other[label] for other in self.counts), sum(row)
+            if num_predicted + true:
+                scores.append(2 * row[label] / (num_predicted + true))
         return sum(scores) / len(scores)

@@ -23,7 +23,7 @@ class DpoSettings(ObjectiveSettings):
 
     kind: Literal["dpo"] = "dpo"
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How much a nat of log-ratio weighs: the larger, the nearer the model stays to its reference."""
+    """Weight of a nat of log-ratio: the larger, the nearer the model stays to its reference."""
     label_smoothing: float = Field(default=0.0, ge=0.0, lt=0.5)
     """Share of the pairs that may be the wrong way round."""
 
@@ -46,10 +46,9 @@ def dpo(
     """Summed logistic loss of the pairs' gaps of log-ratios to the reference.
 
     Args:
-        logits: Of the chosen answers in even rows, of the rejected ones in odd rows.
+        logits: Logits of the chosen answers in even rows, of the rejected ones in odd rows.
         labels: Already shifted; IGNORE (-100) outside the answers.
         extras: ``reference``, float32 ``[batch]``: log-probability of each row's answer under the reference model.
-        settings: See there.
 
     Returns:
         ``-(1 - e) log s(d) - e log s(-d)`` with ``d = beta ((p_c - r_c) - (p_r - r_r))``, over the pairs; and their
@@ -78,15 +77,14 @@ def ipo(
     *,
     settings: IpoSettings,
 ) -> tuple[Float[Tensor, ""], int]:
-    """Summed square of what the pairs' gaps of log-ratios lack to one that is aimed at.
+    """Return the summed square of the differences between the pairs' gaps of log-ratios and a target gap.
 
     Log-ratios are means over a row's labels, as the authors and TRL have it, so that long answers do not weigh more.
 
     Args:
-        logits: As `dpo`.
-        labels: As `dpo`.
-        extras: As `dpo`.
-        settings: See there.
+        logits: As in `dpo`.
+        labels: As in `dpo`.
+        extras: As in `dpo`.
 
     Returns:
         ``((p_c - r_c) / n_c - (p_r - r_r) / n_r - 1 / (2 beta))^2`` over the pairs; and their number.
@@ -136,7 +134,7 @@ class SimpoSettings(ObjectiveSettings):
 
     kind: Literal["simpo"] = "simpo"
     beta: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """How much a nat a label weighs."""
+    """Weight of a nat per label."""
     margin: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """The gap that a chosen answer is to have, in the units of beta times nats (gamma in the paper)."""
 
@@ -146,7 +144,7 @@ class CpoSettings(ObjectiveSettings):
 
     kind: Literal["cpo"] = "cpo"
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How much a nat of an answer weighs."""
+    """Weight of a nat of an answer."""
     likelihood: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the chosen answer's likelihood beside the preference."""
 
@@ -161,10 +159,8 @@ def orpo(
     """Summed likelihood loss of the chosen answers, with the pairs' odds ratios.
 
     Args:
-        logits: Of the chosen answers in even rows, of the rejected ones in odd rows.
+        logits: Logits of the chosen answers in even rows, of the rejected ones in odd rows.
         labels: Already shifted; IGNORE (-100) outside the answers.
-        extras: None.
-        settings: See there.
 
     Returns:
         ``-m_c - beta log s(odds(m_c) - odds(m_r))`` over the pairs, with m the mean log-probability of a row's labels
@@ -200,10 +196,8 @@ def simpo(
     """Summed logistic loss of the pairs' gaps of mean log-probabilities, less a margin.
 
     Args:
-        logits: As `orpo`.
-        labels: As `orpo`.
-        extras: None.
-        settings: See there.
+        logits: As in `orpo`.
+        labels: As in `orpo`.
 
     Returns:
         ``-log s(beta (m_c - m_r) - margin)`` over the pairs; and their number.
@@ -231,10 +225,8 @@ def cpo(
     """Summed logistic loss of the pairs' gaps of log-probabilities, with the likelihood loss of the chosen answers.
 
     Args:
-        logits: As `orpo`.
-        labels: As `orpo`.
-        extras: None.
-        settings: See there.
+        logits: As in `orpo`.
+        labels: As in `orpo`.
 
     Returns:
         ``-log s(beta (p_c - p_r)) - likelihood m_c`` over the pairs; and their number. The second term is a mean over

@@ -25,7 +25,7 @@ class KtoSettings(ObjectiveSettings):
 
     kind: Literal["kto"] = "kto"
     beta: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    """How much a nat of log-ratio weighs: the larger, the nearer the model stays to its reference."""
+    """Weight of a nat of log-ratio: the larger, the nearer the model stays to its reference."""
     wanted_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of an answer that is wanted."""
     unwanted_weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -45,17 +45,16 @@ def kto(
     divergence ``z`` from the reference is estimated, without a gradient.
 
     Args:
-        logits: Of the examples in even rows, of their companions in odd rows.
+        logits: Logits of the examples in even rows, of their companions in odd rows.
         labels: Already shifted; IGNORE (-100) outside the answers.
         extras: ``reference``, float32 ``[batch]``: log-probability of each row's answer under the reference model; and
             ``wanted``, int64 ``[batch]``: 1 or 0, of a companion whatever its example has.
-        settings: See there.
 
     Returns:
         ``w (1 - s(beta (p - r - z)))`` of a wanted answer, ``w (1 - s(beta (z - (p - r))))`` of another, over the
         examples; and their number. ``z`` is the mean of ``p - r`` over the companions of this microbatch, at least 0:
-        TRL takes it over those of the whole batch. So a batch of one microbatch has TRL's loss, and one that is cut
-        has an estimate from fewer companions in each part, which no party has to wait for.
+        TRL takes the mean over the whole batch. So a batch of one microbatch has TRL's loss, and a divided batch has an
+        estimate from fewer companions in each part, which no party has to wait for.
 
     Raises:
         DataError: A row has no companion or no answer, `wanted` is neither 0 nor 1, or as `causal_lm`.
@@ -65,13 +64,13 @@ def kto(
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
     examples, companions = sides("kto", log_ratios("kto", logits, labels, extras).total)
-    wanted, _ = sides("kto", extras[WANTED].to(examples.device))
-    if bool(((wanted != 0) & (wanted != 1)).any()):
+    is_wanted, _ = sides("kto", extras[WANTED].to(examples.device))
+    if bool(((is_wanted != 0) & (is_wanted != 1)).any()):
         raise DataError("extras.wanted: has another number than 0 and 1; give 1 for an answer that is wanted")
     # not clamp, which would make a 0 of a NaN's gradient alone
     moved = companions.detach().mean()
     moved = torch.where(moved < 0, torch.zeros_like(moved), moved)
-    sign = (2 * wanted - 1).to(examples.dtype)
-    weights = torch.where(wanted == 1, settings.wanted_weight, settings.unwanted_weight)
+    sign = (2 * is_wanted - 1).to(examples.dtype)
+    weights = torch.where(is_wanted == 1, settings.wanted_weight, settings.unwanted_weight)
     losses = weights * (1 - torch.sigmoid(settings.beta * sign * (examples - moved)))
     return losses.sum(), len(losses)

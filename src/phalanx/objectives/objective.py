@@ -1,4 +1,4 @@
-"""What an objective is: a pure loss of logits, labels and named extra rows, summed over its targets."""
+"""The objective: a pure loss of logits, labels and named extra rows, summed over its targets."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LossWithExtras = Callable[..., tuple["Tensor", int]]
 """As `LossFunction`, with extra rows by name, as the objective declares them; and ``settings``, where it has such."""
 
 RowAttention = Literal["causal", "prefix", "bidirectional"]
-"""Which tokens a row's tokens see beside themselves: those before, also those of a prefix, or all."""
+"""Mask of a row's tokens: the tokens before, also the ones of a prefix, or all."""
 
 ROW_LABELS = "row_labels"
-"""Where ranks share rows: how many labels the whole of each row has, for losses that divide by it."""
+"""Extra row where ranks share rows: the labels of each whole row, for losses that divide by it."""
 
 _ROWS_OF_A_PAIR = 2
 
@@ -47,7 +47,6 @@ class ExtraRows:
     """One kind of rows that a batch must bring beside tokens and labels.
 
     Attributes:
-        dtype: Their type.
         per_token: Whether there is a number for each token, ``[batch, seq]``, or one for each sequence, ``[batch]``.
     """
 
@@ -70,21 +69,21 @@ class Objective:
     that microbatches add up to the batch's mean, however they are spread.
 
     Attributes:
-        loss: What is minimised, where neither extra rows nor settings are read.
-        with_extras: What is minimised where extra rows or settings are read; one of the two is there.
+        loss: Loss that reads neither extra rows nor settings.
+        with_extras: Loss that reads extra rows or settings; exactly one of the two is set.
         extras: The rows that it reads, by name.
         own_head: Whether it trains a head of its own in the place of the language model's.
         settings: The class of its settings, which `with_extras` gets as ``settings``; None where it has none.
-        rewriting: Makes, of what is known of the tokenizer's tokens and a row's length, behind its settings where it
-            has some, the function that turns packed rows into those that are learned; None where these are learned.
-        attention: Which tokens a token sees beside itself.
-        target: What the step's loss is divided by the number of: labels that count, sequences, or pairs of sequences.
-            The rows of a pair are neighbours, the first of them in an even place of its microbatch.
-        by_label: Where targets are sequences: whether the loss is a sum over labels all the same, each over what its
-            whole row says, so that it is the sum of those of parts of rows.
-        head: What the model must give for each token: logits, a score, or both side by side.
-        worth: What each row's answer is worth to the model, float32 ``[batch]``, from what the loss gets; None of an
-            objective that prefers nothing.
+        rewriting: Called with the settings, if there are any, the tokenizer's table and a row's length; returns the
+            function that turns packed rows into learned ones. None where packed rows are learned unchanged.
+        attention: Mask: the tokens that a token sees beside itself.
+        target: Unit whose number divides the step's loss: labels that count, sequences, or pairs of sequences. The rows
+            of a pair are neighbours, the first of them in an even place of its microbatch.
+        by_label: Where targets are sequences: whether the loss is a sum over labels nevertheless, each with a factor of
+            its whole row, so that it is the sum of the losses of parts of rows.
+        head: Output of the model for each token: logits, a score, or both side by side.
+        worth: Worth of each row's answer to the model, float32 ``[batch]``, with the arguments of the loss; None of an
+            objective without preferences.
     """
 
     loss: LossFunction | None = None
@@ -110,7 +109,7 @@ class Objective:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether the loss is the sum of those of parts of rows, as ranks have them that share a sequence."""
+        """Tell whether the loss is the sum of the losses of parts of rows, for ranks that share a sequence."""
         return self.target == "label" or self.by_label
 
     def of_parts(self) -> Objective:
@@ -118,7 +117,7 @@ class Objective:
         return replace(self, extras={**self.extras, ROW_LABELS: _ONE_A_ROW}) if self.by_label else self
 
     def worth_of(self, logits: Tensor, labels: Tensor, extras: Mapping[str, Tensor]) -> Tensor:
-        """Return what each row's answer is worth to the model, float32 ``[batch]``.
+        """Return the worth of each row's answer to the model, float32 ``[batch]``.
 
         Raises:
             DataError: The objective prefers nothing.
@@ -128,7 +127,7 @@ class Objective:
         return self.worth(logits, labels, extras)
 
     def count_targets(self, labels: Tensor) -> int:
-        """How many targets a batch, or a part of it, has.
+        """Return the number of targets of a batch, or of a part of it.
 
         Args:
             labels: int64 ``[batch, seq]``.
@@ -145,20 +144,20 @@ class Objective:
         Args:
             logits: ``[batch, seq, vocab or classes]``.
             labels: int64 ``[batch, seq]``.
-            extras: What the objective declares, by name, and nothing else.
+            extras: The declared extra rows, by name, and no others.
 
         Raises:
             DataError: Rows are missing, too many, or of another type or shape; or as the loss does.
         """
-        given = extras or {}
-        self.check(given, *labels.shape[:2])
+        rows_given = extras or {}
+        self.check_extras(rows_given, *labels.shape[:2])
         if self.with_extras is not None:
-            return self.with_extras(logits, labels, given)
+            return self.with_extras(logits, labels, rows_given)
         if self.loss is None:
             raise DataError("objective: has no loss")
         return self.loss(logits, labels)
 
-    def check(self, extras: Mapping[str, Tensor], rows: int, seq: int) -> None:
+    def check_extras(self, extras: Mapping[str, Tensor], rows: int, seq: int) -> None:
         """Return where a microbatch has exactly the extra rows that the objective reads.
 
         Raises:
@@ -169,9 +168,10 @@ class Objective:
                 raise DataError(f"extras.{name}: the objective reads them, and the batch has none")
             if name not in self.extras:
                 raise DataError(f"extras.{name}: the objective does not read them; leave them out")
-            wanted, found = self.extras[name], extras[name]
-            dtype, shape = str(found.dtype).removeprefix("torch."), tuple(found.shape)
-            if (dtype, shape) != (wanted.dtype, wanted.shape(rows, seq)):
+            expected, tensor = self.extras[name], extras[name]
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            if (dtype, shape) != (expected.dtype, expected.shape(rows, seq)):
                 raise DataError(
-                    f"extras.{name}: is {dtype} {list(shape)}, expected {wanted.dtype} {list(wanted.shape(rows, seq))}"
+                    f"extras.{name}: is {dtype} {list(shape)}, "
+                    f"expected {expected.dtype} {list(expected.shape(rows, seq))}"
                 )

@@ -18,44 +18,42 @@ _EXPECTED = "a function of logits and labels that returns the summed loss, a ten
 def own_objective(kind: str, function: Any) -> Objective:
     """Make an objective of a function ``(logits, labels) -> (loss, targets)``.
 
-    Args:
-        kind: The reference, for messages.
-        function: What it names.
-
     Raises:
         ConfigError: It cannot be called so.
     """
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError) as exc:
-        found = f"a {type(function).__name__}" + (f" ({exc})" if callable(function) else "")
-        raise lacks(kind, found, _EXPECTED) from exc
+        description = f"a {type(function).__name__}" + (f" ({exc})" if callable(function) else "")
+        raise lacks(kind, description, _EXPECTED) from exc
 
     def loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         try:
-            found = function(logits, labels)
+            result = function(logits, labels)
         except PhalanxError:
             raise
         except Exception as exc:
             # whatever the user's code raises
             raise TrainingError(f"train.objective, {kind}: failed:\n{users_traceback(exc)}") from exc
-        return _checked(kind, found, logits)
+        return _check_loss(kind, result, logits)
 
     return Objective(loss)
 
 
-def _checked(kind: str, found: Any, logits: Tensor) -> tuple[Tensor, int]:
+def _check_loss(kind: str, found: Any, logits: Tensor) -> tuple[Tensor, int]:
     if not isinstance(found, tuple) or len(found) != 2:
         raise lacks(kind, f"a {type(found).__name__} from the function", _EXPECTED)
     total, targets = found
     follows = getattr(total, "requires_grad", False) or not logits.requires_grad
     if getattr(total, "shape", None) != () or not follows:
-        raise lacks(kind, f"a {_described(total)} as the loss", "a tensor of one number that follows from the logits")
+        raise lacks(
+            kind, f"a {_describe_value(total)} as the loss", "a tensor of one number that follows from the logits"
+        )
     if type(targets) is not int or targets < 0:
         raise lacks(kind, f"{targets!r:.80} as the number of targets", "an integer of at least 0")
     return total.float(), targets
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return type(value).__name__ if shape is None else f"{type(value).__name__} {list(shape)}"

@@ -1,4 +1,4 @@
-"""Pairs of rows: what a model says of each row as a whole, and which two rows belong together.
+"""Pairs of rows: a model's log-probability of each row as a whole, and the two rows that belong together.
 
 Rows 2k and 2k+1 of a microbatch are a pair: the chosen answer and the rejected one, or an example and its companion.
 """
@@ -23,11 +23,11 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class RowLogProbs:
-    """What a model says of the counted labels of each row, alone or beside its reference.
+    """Log-probabilities of the counted labels of each row, alone or beside its reference.
 
     Attributes:
         total: Their log-probability, or log-ratio, together, in nats, float32 ``[batch]``.
-        count: How many they are, float32 ``[batch]``, at least 1.
+        count: Number of counted labels, float32 ``[batch]``, at least 1.
     """
 
     total: Tensor
@@ -45,7 +45,6 @@ def row_log_probs(
     """Add up the log-probabilities of each row's labels.
 
     Args:
-        name: The objective, for messages.
         logits: Any float type; taken in float32.
         labels: Already shifted; IGNORE (-100) where a token is not part of the answer.
 
@@ -77,9 +76,9 @@ def log_ratios(
     """Add up the log-ratios of each row's labels, of the model to its reference.
 
     Args:
-        name: As `row_log_probs`.
-        logits: As `row_log_probs`.
-        labels: As `row_log_probs`.
+        name: As in `row_log_probs`.
+        logits: As in `row_log_probs`.
+        labels: As in `row_log_probs`.
         extras: ``reference``, float32 ``[batch]``.
 
     Raises:
@@ -90,7 +89,7 @@ def log_ratios(
 
 
 def sides(name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Cut numbers of rows into those of the first and those of the second row of each pair.
+    """Cut numbers of rows into the numbers of the first and of the second row of each pair.
 
     Raises:
         DataError: A row has no partner.

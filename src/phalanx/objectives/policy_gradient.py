@@ -31,17 +31,18 @@ its log-probability under the policy that sampled it and under the model that th
 
 @dataclass(frozen=True)
 class DrawnTexts:
-    """The texts of one draw as numbers, from which what a step learns is computed.
+    """The texts of one draw as numbers, from which the rows of a step are computed.
 
     Tokens are the sampled ones, from the first on; shorter texts are padded behind.
 
     Attributes:
-        rewards: float64 ``[texts]``, those of one prompt side by side.
+        rewards: float64 ``[texts]``, the texts of one prompt side by side.
         mask: bool ``[texts, tokens]``; true at sampled tokens.
         old: Log-probabilities under the policy that sampled, float32 ``[texts, tokens]``.
         reference: The same under the model that the run began with.
         kl: Weight of the divergence from it.
-        values: What the policy that sampled expected before each token, from there on; None where it has no critic.
+        values: Expectation of the sampling policy before each token, of the rewards from there on; None where it has no
+            critic.
     """
 
     rewards: Float[Tensor, " texts"]
@@ -53,17 +54,17 @@ class DrawnTexts:
 
     @property
     def divergence(self) -> Float[Tensor, "texts tokens"]:
-        """How much likelier each token is than under the reference, in nats, float64; 0 behind a text."""
+        """Log-ratio of each token to the reference, in nats, float64; 0 behind a text."""
         return (self.old - self.reference).double() * self.mask
 
 
 class RolloutSettings(ObjectiveSettings):
-    """How answers are sampled and learned from.
+    """Settings of sampling answers and of learning from them.
 
     Attributes:
-        group: Answers to each prompt.
-        max_new_tokens: Of an answer at most.
-        temperature: Of the draw; log-probabilities are those of the draw.
+        group: Number of answers to each prompt.
+        max_new_tokens: Largest number of tokens of an answer.
+        temperature: Temperature of the draw; log-probabilities are taken at it as well.
         updates: Steps that learn from the same answers.
         clip: A token's probability counts as if it had become at most so much, as a share, more or less likely.
         kl: Weight of the divergence from the model that the run began with; 0 keeps no second model.
@@ -80,11 +81,11 @@ class RolloutSettings(ObjectiveSettings):
     has_critic: ClassVar[bool] = False
     """Whether the model says of each token what it expects from there on, and learns that too."""
 
-    def columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
+    def extra_columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
         """Return the extra rows that the loss reads, at the places of the sampled tokens."""
         gone = drawn.divergence.sum(dim=1)
         earned = drawn.rewards - drawn.kl * gone if self.kl_in_reward else drawn.rewards
-        advantages = self.advantages(earned.view(-1, self.group)).flatten()
+        advantages = self.compute_advantages(earned.view(-1, self.group)).flatten()
         return {
             ADVANTAGES: advantages[:, None].expand_as(drawn.old),
             OLD_LOG_PROBS: drawn.old,
@@ -95,12 +96,12 @@ class RolloutSettings(ObjectiveSettings):
         """Return the weight of the divergence for the next draw.
 
         Args:
-            kl: The weight so far.
+            kl: Weight for the last draw.
             _divergence: Nats that a text of the draw was away from the reference, on average.
         """
         return kl
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Return how much better each text was than was to be expected."""
         raise NotImplementedError
 
@@ -110,7 +111,7 @@ class GrpoSettings(RolloutSettings):
 
     kind: Literal["grpo"] = "grpo"
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """In standard deviations of the group."""
         return group_advantages(rewards, scaled=True)
 
@@ -120,18 +121,18 @@ class DrGrpoSettings(RolloutSettings):
 
     kind: Literal["dr_grpo"] = "dr_grpo"
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Over the group's mean."""
         return group_advantages(rewards, scaled=False)
 
 
 class RlooSettings(RolloutSettings):
-    """RLOO: an answer is one action, and the other answers to its prompt say what was to be expected."""
+    """RLOO: an answer is one action, and the other answers to its prompt give the baseline."""
 
     kind: Literal["rloo"] = "rloo"
     kl_in_reward: ClassVar[bool] = True
 
-    def advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
+    def compute_advantages(self, rewards: Float[Tensor, "prompts group"]) -> Float[Tensor, "prompts group"]:
         """Over the mean of the others."""
         return leave_one_out_advantages(rewards)
 
@@ -148,8 +149,8 @@ def grpo(
     Args:
         logits: Any float type; the loss is taken in float32.
         labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
-        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing. Of parts of rows
-            also `ROW_LABELS`, by which the losses of a row are divided then.
+        extras: `ROLLOUT_EXTRAS`, float32 ``[batch, seq]``; places with an IGNORE count nothing. For parts of rows also
+            `ROW_LABELS`, by which the losses of a row are divided then.
         settings: Clip, temperature, weight of the divergence.
 
     Returns:
@@ -163,8 +164,8 @@ def grpo(
     Source: Shao et al. 2024, equations 3 and 4; r before d is that of DeepSeek-V3.2 and of TRL.
     """
     losses, counted = _token_losses("grpo", logits, labels, extras, settings)
-    whole = extras[ROW_LABELS].to(logits.device) if ROW_LABELS in extras else counted.sum(dim=1)
-    return (losses.sum(dim=1) / whole.clamp(min=1)).sum(), len(labels)
+    num_labels = extras[ROW_LABELS].to(logits.device) if ROW_LABELS in extras else counted.sum(dim=1)
+    return (losses.sum(dim=1) / num_labels.clamp(min=1)).sum(), len(labels)
 
 
 def dr_grpo(
@@ -189,7 +190,7 @@ def rloo(
     *,
     settings: RolloutSettings,
 ) -> tuple[Float[Tensor, ""], int]:
-    """Sum over the sequences of the clipped loss of each as one action; arguments and errors are those of `grpo`.
+    """Return the sum over the sequences of the clipped loss of each as one action; arguments and errors as in `grpo`.
 
     The divergence is no part of it: it lowers the rewards from which advantages are taken. A row's advantage is the
     mean over its labels, which all have the same.
@@ -204,17 +205,17 @@ def rloo(
     old = torch.where(counted, extras[OLD_LOG_PROBS].to(logits.device), nothing).sum(dim=1)
     advantages = torch.where(counted, extras[ADVANTAGES].to(logits.device), nothing)
     advantage = advantages.sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-    return clipped((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
+    return clipped_loss((log_probs.sum(dim=1) - old).exp(), advantage, settings.clip).sum(), len(labels)
 
 
 def token_log_probs(name: str, logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Log-probability of each label, float32 ``[batch, seq]``; 0 at an IGNORE.
 
     Args:
-        name: Of the objective, for messages.
+        name: Name of the objective, for error messages.
         logits: ``[batch, seq, vocab]``.
         labels: int64 ``[batch, seq]``.
-        temperature: What logits are divided by first.
+        temperature: Number that logits are divided by.
 
     Raises:
         DataError: As `causal_lm`.
@@ -241,7 +242,7 @@ def _token_losses(
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in ROLLOUT_EXTRAS}
     ratio = (log_probs - rows[OLD_LOG_PROBS]).exp()
-    losses = clipped(ratio, rows[ADVANTAGES], settings.clip)
+    losses = clipped_loss(ratio, rows[ADVANTAGES], settings.clip)
     if settings.kl:
         behind = rows[REFERENCE_LOG_PROBS] - log_probs
         # times the ratio its gradient is that of the divergence itself
@@ -249,6 +250,6 @@ def _token_losses(
     return losses, counted
 
 
-def clipped(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
+def clipped_loss(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
     """The loss of Schulman et al. 2017, equation 7, of each place."""
     return -(ratio * advantages).minimum(ratio.clamp(1 - clip, 1 + clip) * advantages)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from phalanx.errors import DataError
-from phalanx.objectives.advantages import generalised_advantages, whitened
+from phalanx.objectives.advantages import generalised_advantages, whiten_numbers
 from phalanx.objectives.causal_lm import IGNORE
 from phalanx.objectives.objective import ExtraRows
 from phalanx.objectives.policy_gradient import (
@@ -16,7 +16,7 @@ from phalanx.objectives.policy_gradient import (
     OLD_LOG_PROBS,
     DrawnTexts,
     RolloutSettings,
-    clipped,
+    clipped_loss,
     token_log_probs,
 )
 
@@ -41,13 +41,13 @@ _GAIN, _LARGEST_ERROR = 0.1, 0.2
 
 
 class PpoSettings(RolloutSettings):
-    """PPO: a critic says what was to be expected before each token; the divergence lowers rewards, token by token.
+    """PPO: a critic estimates the baseline before each token; the divergence lowers rewards, token by token.
 
     Attributes:
-        discount: Of the next token's value; gamma.
-        trace: Of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
+        discount: Factor of the next token's value; gamma.
+        trace: Factor of the next token's advantage; lambda. 0 trusts the critic alone, 1 the rewards alone.
         value_clip: A value counts as if it had moved at most so much since its text was sampled.
-        value_weight: Of the critic's loss beside the policy's.
+        value_weight: Weight of the critic's loss beside the policy's.
         entropy: Weight of the policy's entropy, which is kept up.
         kl_target: Nats that a text is to be away from the reference: `kl` is where its weight begins, and grows where
             texts are farther away. Left out, the weight stays.
@@ -66,12 +66,12 @@ class PpoSettings(RolloutSettings):
     has_critic: ClassVar[bool] = True
 
     @model_validator(mode="after")
-    def _check(self) -> PpoSettings:
+    def _check_weights(self) -> PpoSettings:
         if self.kl_target is not None and not self.kl:
             raise ValueError("kl_target says where the weight kl goes from where it begins, and kl = 0; set kl")
         return self
 
-    def columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
+    def extra_columns(self, drawn: DrawnTexts) -> Mapping[str, Float[Tensor, "texts tokens"]]:
         """Advantages by `generalised_advantages`, in standard deviations of the whole draw, and returns before that.
 
         Each token costs the divergence that it adds; a text's reward follows its last token.
@@ -86,12 +86,12 @@ class PpoSettings(RolloutSettings):
         rewards = -drawn.kl * drawn.divergence
         rewards[torch.arange(len(rewards)), drawn.mask.sum(dim=1) - 1] += drawn.rewards
         values, mask = drawn.values.double() * drawn.mask, drawn.mask.double()
-        found = generalised_advantages(rewards, values, mask, discount=self.discount, trace=self.trace)
+        advantages = generalised_advantages(rewards, values, mask, discount=self.discount, trace=self.trace)
         return {
-            ADVANTAGES: whitened(found, drawn.mask),
+            ADVANTAGES: whiten_numbers(advantages, drawn.mask),
             OLD_LOG_PROBS: drawn.old,
             OLD_VALUES: drawn.values,
-            RETURNS: found + values,
+            RETURNS: advantages + values,
         }
 
     def next_kl(self, kl: float, divergence: float) -> float:
@@ -115,11 +115,10 @@ def ppo(
     """Sum over the labels of the clipped loss of the policy and of its critic.
 
     Args:
-        logits: Of each word, and behind them the value, what is expected from the label on; any float type, the loss is
-            taken in float32.
+        logits: Logits of each word, and behind them the value, the expectation from the label on; any float type, the
+            loss is taken in float32.
         labels: Sampled tokens, already shifted; IGNORE (-100) for prompts and padding.
-        extras: `PPO_EXTRAS`, float32 ``[batch, seq]``; what is beside an IGNORE counts nothing.
-        settings: Clips, temperature, weights.
+        extras: `PPO_EXTRAS`, float32 ``[batch, seq]``; places with an IGNORE count nothing.
 
     Returns:
         With r, A as in `grpo`, value v, old value o, return g and entropy H, the sum over labels of ``-min(r A, clip(r,
@@ -133,18 +132,18 @@ def ppo(
     """
     import torch  # noqa: PLC0415 - the table of objectives is read without torch
 
-    words = logits[..., :-1]
-    log_probs = token_log_probs("ppo", words, labels, settings.temperature)
+    word_logits = logits[..., :-1]
+    log_probs = token_log_probs("ppo", word_logits, labels, settings.temperature)
     counted = labels != IGNORE
     # a product with 0 would keep a NaN that stands beside an ignored label
     nothing = torch.zeros((), device=logits.device)
     rows = {key: torch.where(counted, extras[key].to(logits.device), nothing) for key in PPO_EXTRAS}
     values = torch.where(counted, logits[..., -1].float(), nothing)
-    losses = clipped((log_probs - rows[OLD_LOG_PROBS]).exp(), rows[ADVANTAGES], settings.clip)
+    losses = clipped_loss((log_probs - rows[OLD_LOG_PROBS]).exp(), rows[ADVANTAGES], settings.clip)
     moved = (values - rows[OLD_VALUES]).clamp(-settings.value_clip, settings.value_clip)
     near, far = rows[OLD_VALUES] + moved - rows[RETURNS], values - rows[RETURNS]
     losses = losses + settings.value_weight / 2 * near.square().maximum(far.square())
     if settings.entropy:
-        known = (words.float() / settings.temperature).log_softmax(dim=-1)
-        losses = losses + settings.entropy * (known.exp() * known).sum(dim=-1)
+        log_softmax = (word_logits.float() / settings.temperature).log_softmax(dim=-1)
+        losses = losses + settings.entropy * (log_softmax.exp() * log_softmax).sum(dim=-1)
     return torch.where(counted, losses, nothing).sum(), int(counted.sum())

@@ -47,7 +47,7 @@ def reward(
 def row_scores(
     logits: Float[Tensor, "batch seq 1"], labels: Int64[Tensor, "batch seq"], extras: Mapping[str, Tensor]
 ) -> Float[Tensor, " batch"]:
-    """Take each row's score: that of its last token, which is the one that its last counted label stands for.
+    """Return each row's score: the score of its last token, at the row's last counted label.
 
     Raises:
         DataError: The shapes do not fit, or a row has no label that counts, or is cut off inside its answer.

@@ -29,8 +29,8 @@ def weighted_causal_lm(
             beside an IGNORE counts nothing, whatever it is.
 
     Returns:
-        ``-sum(weight log softmax(logits)[label])`` in nats, float32. The number of labels counts those of weight 0 as
-        well, so that a weight changes the loss and not what it is divided by. A NaN makes the loss NaN.
+        ``-sum(weight log softmax(logits)[label])`` in nats, float32. The number of labels counts weights of 0 as well,
+        so that a weight changes the loss and not its divisor. A NaN makes the loss NaN.
 
     Raises:
         DataError: As `causal_lm`.

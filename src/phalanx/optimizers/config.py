@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from phalanx.config import StrictModel, one_of
 from phalanx.errors import TrainingError
@@ -17,7 +17,8 @@ class Decay:
     """The way in which a learning rate goes down from its peak.
 
     Attributes:
-        share: Of the way from the least rate to the peak, at a progress from 0 to 1; None: the rate stays at its peak.
+        share: Maps progress from 0 to 1 to a share of the way from the least rate to the peak; None: the rate stays at
+            its peak.
         is_late: Whether the rate stays at its peak until the last `decay_share` of the run's steps.
     """
 
@@ -25,19 +26,19 @@ class Decay:
     is_late: bool = False
 
 
-def _linear(progress: float) -> float:
+def _decay_linear(progress: float) -> float:
     return 1.0 - progress
 
 
-def _cosine(progress: float) -> float:
+def _decay_cosine(progress: float) -> float:
     return 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 DECAYS: dict[str, Decay] = {
     "constant": Decay(None),
-    "linear": Decay(_linear),
-    "cosine": Decay(_cosine),
-    "wsd": Decay(_linear, is_late=True),
+    "linear": Decay(_decay_linear),
+    "cosine": Decay(_decay_cosine),
+    "wsd": Decay(_decay_linear, is_late=True),
 }
 """By the name in a run file.
 
@@ -55,17 +56,17 @@ class OptimizerConfig(StrictModel):
         kind: "adamw"; in a run with ``[parallel]`` or ``[pipeline]`` also "adamw8bit", which keeps a byte for each
             number of a moment; and with ``[parallel]`` "sgd" with momentum, or "adafactor", which keeps a row and a
             column for each matrix instead of two moments of its size.
-        lr: Peak learning rate.
+        lr: Learning rate behind the warm-up, the largest one.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
-        momentum: Of SGD.
         weight_decay: Decoupled, times the learning rate, in AdamW and Adafactor, and added to the gradient in SGD; only
             for tensors of two or more dimensions, so norms and biases are left alone.
         clip_norm: Largest Euclidean norm of the whole gradient over all stages; 1.0 when left out, and a very
             large number switches clipping off.
         warmup_steps: The learning rate rises linearly over so many steps.
-        schedule: What follows: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step, "constant", or
-            "wsd", which is constant first and then linear down to it.
+        warmup_share: In place of `warmup_steps`: over this share of the run's steps.
+        schedule: Decay behind the warm-up: "cosine" or "linear" down to ``min_lr_ratio * lr`` at the last step,
+            "constant", or "wsd", which is constant first and then linear down to it.
         min_lr_ratio: See `schedule`.
         decay_share: Last share of the run's steps, in which "wsd" goes down.
     """
@@ -78,12 +79,13 @@ class OptimizerConfig(StrictModel):
     weight_decay: float = Field(default=0.1, ge=0.0, allow_inf_nan=False)
     clip_norm: float | None = Field(default=1.0, gt=0.0, allow_inf_nan=False)
     warmup_steps: int = Field(default=0, ge=0)
+    warmup_share: float = Field(default=0.0, ge=0.0, le=0.5, allow_inf_nan=False)
     schedule: Annotated[str, one_of(DECAYS)] = "cosine"
     min_lr_ratio: float = Field(default=0.1, ge=0.0, le=1.0)
     decay_share: float = Field(default=0.1, gt=0.0, le=1.0)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_values(self) -> Self:
         for name in foreign_settings(self.kind):
             if self._is_set(name):
                 raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')
@@ -91,26 +93,43 @@ class OptimizerConfig(StrictModel):
             raise ValueError(f'decay_share has no meaning with schedule = "{self.schedule}"; leave it out')
         return self
 
+    @model_validator(mode="after")
+    def _check_warmup(self) -> Self:
+        if self.warmup_steps and self.warmup_share:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} beside warmup_share = {self.warmup_share:g}; leave one of them out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the share out where there is none, so that an older run file keeps its digest."""
+        return {name: value for name, value in write(self).items() if name != "warmup_share" or value}
+
+    def num_warmup_steps(self, total_steps: int) -> int:
+        """Return over how many steps of a run of this length the learning rate rises."""
+        return self.warmup_steps or int(self.warmup_share * total_steps)
+
     def _is_set(self, name: str) -> bool:
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of one step: linear warm-up, then what the schedule says.
+    """Return the learning rate of one step: linear warm-up, then the schedule.
 
     Args:
-        config: Peak, warm-up and schedule.
         step: Counts from 0; the first step of a warm-up of n has ``lr / n``, the n-th ``lr``.
-        total_steps: Of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is constant.
+        total_steps: Steps of the run; the last one, and any later, has ``min_lr_ratio * lr`` unless the rate is
+            constant.
 
     Raises:
         TrainingError: `step` is negative or `total_steps` is not positive.
     """
     if step < 0 or total_steps < 1:
         raise TrainingError(f"learning rate: step {step} of {total_steps}; expected a step from 0 of at least 1")
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    decay, start = DECAYS[config.schedule], config.warmup_steps
+    decay, start = DECAYS[config.schedule], config.num_warmup_steps(total_steps)
+    if step < start:
+        return config.lr * (step + 1) / start
     if decay.is_late:
         start = max(start, total_steps - 1 - max(1, round(config.decay_share * total_steps)))
     if decay.share is None or step < start:

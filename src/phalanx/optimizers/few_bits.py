@@ -36,19 +36,19 @@ class AdamW8bit(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+                    self._update_parameter(parameter, parameter.grad, group)
 
-    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        kept = self.state[parameter]
-        if not kept:
-            kept.update(new_moments(parameter))
-        kept["step"] = kept.get("step", torch.zeros(())) + 1
-        rule = UpdateRule(group["lr"], group["betas"], group["eps"], int(kept["step"]))
-        apply_in_few_bits(rule, parameter, gradient, kept, group["weight_decay"])
+    def _update_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(new_moments(parameter))
+        state["step"] = state.get("step", torch.zeros(())) + 1
+        rule = UpdateRule(group["lr"], group["betas"], group["eps"], int(state["step"]))
+        apply_in_few_bits(rule, parameter, gradient, state, group["weight_decay"])
 
 
 def new_moments(parameter: Tensor) -> dict[str, Tensor]:
-    """What is kept of a parameter before its first update."""
+    """Return the state of a parameter before its first update."""
     return {
         name: torch.zeros(shape, dtype=torch.uint8 if is_in_bytes(name) else torch.float32, device=parameter.device)
         for name, shape in moment_shapes("adamw8bit", parameter.shape).items()
@@ -62,7 +62,7 @@ def apply_in_few_bits(
     if "exp_avg" in moments:
         rule.apply(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
         return
-    operators, signed, unsigned = _kernels()
+    operators, signed, unsigned = _load_kernels()
     # the third and fourth decay are those of other optimizers that share the operator
     operators.optimizer_update_8bit_blockwise(
         "adam",
@@ -81,8 +81,8 @@ def apply_in_few_bits(
 
 
 @functools.cache
-def _kernels() -> tuple[Any, Tensor, Tensor]:
-    """Bitsandbytes' operators, and what a byte stands for in a moment with a sign and in one without."""
+def _load_kernels() -> tuple[Any, Tensor, Tensor]:
+    """Return bitsandbytes' operators, and the values of a byte in a signed moment and in an unsigned one."""
     import_bitsandbytes()
-    made = importlib.import_module("bitsandbytes.functional").create_dynamic_map
-    return torch.ops.bitsandbytes, made(signed=True), made(signed=False)
+    create_map = importlib.import_module("bitsandbytes.functional").create_dynamic_map
+    return torch.ops.bitsandbytes, create_map(signed=True), create_map(signed=False)

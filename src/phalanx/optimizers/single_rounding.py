@@ -12,7 +12,6 @@ class UpdateRule:
     """The numbers of one update that all tensors have in common.
 
     Attributes:
-        lr: Learning rate.
         betas: Decay of the first and the second moment.
         eps: Added to the root of the second moment.
         num_updates: Updates of these moments, this one included.
@@ -42,13 +41,13 @@ class UpdateRule:
         exp_avg.mul_(first).add_(gradient * (1.0 - first))
         square = gradient * gradient
         exp_avg_sq.mul_(second).add_(square.mul_(1.0 - second))
-        root = _root(exp_avg_sq)
-        root.mul_(1.0 / math.sqrt(1.0 - _power(second, self.num_updates))).add_(self.eps)
+        root = _rounded_root(exp_avg_sq)
+        root.mul_(1.0 / math.sqrt(1.0 - _rounded_power(second, self.num_updates))).add_(self.eps)
         step = exp_avg / root
-        weight.sub_(step.mul_(self.lr / (1.0 - _power(first, self.num_updates))))
+        weight.sub_(step.mul_(self.lr / (1.0 - _rounded_power(first, self.num_updates))))
 
 
-def _root(square: Tensor) -> Tensor:
+def _rounded_root(square: Tensor) -> Tensor:
     """The square root, rounded once.
 
     The root of a float32 lies at least four units of float64 away from every number halfway between two of float32. So
@@ -57,7 +56,7 @@ def _root(square: Tensor) -> Tensor:
     return square.to(torch.float64).sqrt_().to(square.dtype)
 
 
-def _power(base: float, exponent: int) -> float:
+def _rounded_power(base: float, exponent: int) -> float:
     """By squaring: the power function of each C library rounds in its own way."""
     result = 1.0
     while exponent:

@@ -13,9 +13,6 @@ from phalanx.optimizers.few_bits import apply_in_few_bits, new_moments
 from phalanx.optimizers.single_rounding import UpdateRule
 from phalanx.planner.model.optimizers import OPTIMIZERS
 
-UPDATES = "updates"
-"""Name in a state of how many updates its moments have seen, where that is not the number of steps."""
-
 
 class StageOptimizer:
     """AdamW with a state that exists from the start, has names, and can be undone by one step.
@@ -25,16 +22,11 @@ class StageOptimizer:
     for bit; with `single_rounding`, any two holders. The moments live where the parameters are when this is made.
 
     Args:
-        parameters: By name.
         config: Learning rate and the rest.
-        can_skip: Whether steps without an update are counted; the state then tells how many updates there were.
         has_moments: Without them parameters can be loaded and read, at 4 bytes each, but no step can be made.
         single_rounding: Make updates as `UpdateRule` does, with the same bits on every processor, at a lower speed.
         renewed_every: Steps after which a state with zero moments is loaded, from which moments count anew; None where
             an optimizer is never new again.
-
-    Attributes:
-        num_steps: Steps made so far, skipped ones included.
 
     With ``adamw8bit`` moments of large tensors are kept in bytes, by bitsandbytes' operator.
 
@@ -46,7 +38,6 @@ class StageOptimizer:
         parameters: Mapping[str, torch.nn.Parameter],
         config: OptimizerConfig,
         *,
-        can_skip: bool = False,
         has_moments: bool = True,
         single_rounding: bool = False,
         renewed_every: int | None = None,
@@ -54,7 +45,6 @@ class StageOptimizer:
         self.num_steps = 0
         self._renewed_every = renewed_every
         self._single_rounding = single_rounding
-        self._updates = torch.zeros(()) if can_skip else None
         self._has_moments = has_moments
         self._config = config
         self._names = sorted(parameters)
@@ -77,8 +67,7 @@ class StageOptimizer:
 
         Args:
             gradients: One for each parameter, of its shape and dtype; they are not changed.
-            lr: Of this step.
-            clip_coefficient: Multiplies the gradients.
+            clip_coefficient: Number that all gradients are multiplied by.
 
         Raises:
             TrainingError: A gradient is missing, unknown or of another shape or dtype, or a number is not
@@ -89,14 +78,12 @@ class StageOptimizer:
             raise TrainingError("optimizer: has weights and no moments; it follows another one and makes no step")
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        wanted = self._scale(self._ordered(gradients), clip_coefficient)
+        scaled = self._scale_gradients(self._ordered(gradients), clip_coefficient)
         if self._single_rounding or self._in_bytes:
-            self._step_one_by_one(wanted, lr)
+            self._step_one_by_one(scaled, lr)
         else:
-            self._step_fused(wanted, lr)
+            self._step_fused(scaled, lr)
         self.num_steps += 1
-        if self._updates is not None:
-            self._updates += 1
 
     def _step_one_by_one(self, wanted: list[torch.Tensor], lr: float) -> None:
         rule = UpdateRule(lr, self._config.betas, self._config.eps, self._num_updates + 1)
@@ -126,19 +113,8 @@ class StageOptimizer:
                 weight_decay=self._config.weight_decay if is_decayed else 0.0,
             )
 
-    def skip(self) -> None:
-        """Count a step in which weights and moments stay as they are.
-
-        Raises:
-            TrainingError: This optimizer was made without `can_skip`; its state could not tell.
-        """
-        if self._updates is None:
-            raise TrainingError("optimizer: cannot skip a step; make it with can_skip")
-        self.snapshot()
-        self.num_steps += 1
-
     def state(self) -> dict[str, torch.Tensor]:
-        """The tensors themselves, not copies: ``weight/`` and each of `moment_names` plus the name; `UPDATES`.
+        """The tensors themselves, not copies: ``weight/`` and each of `moment_names` plus the name.
 
         With `num_steps` this is all that decides the next step. The order depends on the names only.
         """
@@ -147,7 +123,7 @@ class StageOptimizer:
             tensors[f"weight/{name}"] = self._weights[i].detach()
             if self._has_moments:
                 tensors.update({f"{kind}/{name}": moment for kind, moment in self._moments[i].items()})
-        return tensors if self._updates is None else {**tensors, UPDATES: self._updates}
+        return tensors
 
     def reading(self) -> Mapping[str, torch.Tensor]:
         """As `state`, to be read tensor by tensor: one that lies elsewhere comes when it is asked for."""
@@ -166,9 +142,9 @@ class StageOptimizer:
             CheckpointError: Names, shapes or dtypes are not this stage's, or `num_steps` is negative.
                 Nothing was changed.
         """
-        own = self.state()
-        expect_state(tensors, own, num_steps)
-        for name, mine in own.items():
+        state = self.state()
+        expect_state(tensors, state, num_steps)
+        for name, mine in state.items():
             mine.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
@@ -227,8 +203,6 @@ class StageOptimizer:
 
     @property
     def _num_updates(self) -> int:
-        if self._updates is not None:
-            return int(self._updates)
         return self.num_steps if self._renewed_every is None else self.num_steps % self._renewed_every
 
     def _ordered(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -242,12 +216,12 @@ class StageOptimizer:
                 "give exactly one for each parameter, zeros for an unused one"
             )
         for name, weight in zip(self._names, self._weights, strict=True):
-            found = _mismatch(gradients[name], weight)
-            if found:
-                raise TrainingError(f"optimizer: gradient of {name}: {found}")
+            mismatch = _describe_mismatch(gradients[name], weight)
+            if mismatch:
+                raise TrainingError(f"optimizer: gradient of {name}: {mismatch}")
         return [gradients[name].detach() for name in self._names]
 
-    def _scale(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
+    def _scale_gradients(self, gradients: list[torch.Tensor], coefficient: float) -> list[torch.Tensor]:
         if coefficient == 1.0:
             return gradients
         if not self._scaled:
@@ -261,8 +235,7 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     """Refuse a state that is not like the one of an optimizer.
 
     Args:
-        tensors: The state.
-        own: What the optimizer has, by the same names.
+        own: State of the optimizer, by the same names.
         num_steps: Steps that were made to get there.
 
     Raises:
@@ -276,12 +249,12 @@ def expect_state(tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Te
     if num_steps < 0:
         raise CheckpointError(f"optimizer state: {num_steps} steps, expected at least 0")
     for name, mine in own.items():
-        found = _mismatch(tensors[name], mine)
-        if found:
-            raise CheckpointError(f"optimizer state: {name}: {found}; it is from another stage or model")
+        mismatch = _describe_mismatch(tensors[name], mine)
+        if mismatch:
+            raise CheckpointError(f"optimizer state: {name}: {mismatch}; it is from another stage or model")
 
 
-def _mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+def _describe_mismatch(found: torch.Tensor, expected: torch.Tensor) -> str | None:
     if found.shape == expected.shape and found.dtype == expected.dtype:
         return None
     return f"found {found.dtype} {list(found.shape)}, expected {expected.dtype} {list(expected.shape)}"
@@ -305,7 +278,7 @@ def gradient_norm_squared(gradients: Mapping[str, torch.Tensor]) -> float:
 
 
 def clip_coefficient(total_norm: float, clip_norm: float | None) -> float:
-    """What every gradient is multiplied by, at most 1, so that the whole norm is at most `clip_norm`.
+    """Return the factor of every gradient, at most 1, so that the whole norm is at most `clip_norm`.
 
     Raises:
         NonFiniteLossError: The norm is NaN, infinite or negative, whether clipping is on or not.

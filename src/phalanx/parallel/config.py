@@ -13,11 +13,11 @@ class OuterConfig(StrictModel):
 
     Attributes:
         every: Steps that each island makes by itself.
-        islands: How many there are, each of ``dp / islands`` copies; left out, every copy is one.
-        lr: Of the outer step, which takes the mean of what the islands have moved as its gradient. 1 without momentum
-            is local SGD: the islands' parameters are averaged.
+        islands: Number of islands, each of ``dp / islands`` copies; None makes every copy one.
+        lr: Learning rate of the outer step, whose gradient is the mean movement of the islands. 1 without momentum is
+            local SGD: the islands' parameters are averaged.
         momentum: Nesterov's, of the outer step.
-        compression: "int8" sends a byte for each number instead of four; what that loses is added the next time.
+        compression: "int8" sends a byte for each number instead of four; the rounding error is added the next time.
     """
 
     every: int = Field(ge=1)
@@ -41,30 +41,30 @@ SHARED_GRADIENTS = 2
 
 
 class ParallelConfig(StrictModel):
-    """One layout of ranks, and what they do about memory and links.
+    """One layout of ranks, and their settings for memory and links.
 
     Attributes:
         dp: Data parallel: copies that see different sequences.
         tp: Tensor parallel: ranks that share every matrix product.
         pp: Pipeline parallel: ranks that each have some of the layers.
         cp: Context parallel: ranks that share every sequence.
-        context: How they see all of it: "ulysses" trades slices of the sequence for heads and back, in a "ring" keys
-            and values go from rank to rank.
-        zero: What the dp * cp copies share instead of each having it: 0 nothing, 1 optimizer state, 2 gradients too,
-            3 parameters too.
-        replicas: With zero 2 or 3, cut the copies into so many groups that each share among themselves (hybrid
-            sharding): parameters travel inside a group, gradients between groups once a step.
+        context: Method by which they see the whole sequence: "ulysses" trades slices of the sequence for heads and
+            back, in a "ring" keys and values go from rank to rank.
+        zero: State that the dp * cp copies share instead of each having it: 0 nothing, 1 optimizer state, 2 gradients
+            too, 3 parameters too.
+        replicas: Number of groups of copies that each share among themselves, with zero 2 or 3 (hybrid sharding):
+            parameters travel inside a group, gradients between groups once a step.
         schedule: Order of a pipeline's microbatches; "interleaved" gives every rank two stages.
         sequence_parallel: Tensor parallel ranks share the sequence too, where they would do the same work.
-        gradient_compression: How gradients travel between copies; with zero below 2.
+        gradient_compression: Compression of gradients between copies; with zero below 2.
         offload: Parameters, gradients and optimizer state stay in the host's memory; with zero 2 or 3.
-        activation_checkpointing: What the backward pass computes again: nothing, all but matrix products and
-            attention ("selective"), or whole blocks ("full").
+        activation_checkpointing: Recomputation in the backward pass: nothing, all but matrix products and attention
+            ("selective"), or whole blocks ("full").
         compile: Blocks are compiled by torch's inductor.
         outer: Copies train apart for some steps; None joins their gradients in every step.
-        min_dp: How few copies the run may go on with where fewer ranks are there; left out, it is `dp`.
-        max_dp: How many copies there may be where more ranks are there; left out, it is `dp`.
-        restarts: How often the ranks are started again after one of them has died or hung.
+        min_dp: Minimum number of copies to go on with where fewer ranks are there; None for `dp`.
+        max_dp: Maximum number of copies where more ranks are there; None for `dp`.
+        restarts: Number of restarts of the ranks after one of them has died or hung.
         silence_s: Seconds after which a rank without a heartbeat is taken for hung.
         unsafe_public_network: Let ranks talk over an address that is not private: a machine that reaches it can run
             code in every one of them.
@@ -101,15 +101,15 @@ class ParallelConfig(StrictModel):
             raise ValueError(f"outer.islands = {self.islands} does not divide dp = {self.dp}; change one of them")
         if self.outer is not None and self.islands == 1:
             raise ValueError(f"outer joins islands of data parallel copies, and dp = {self.dp}; set dp to 2 or more")
-        found = f"dp * cp = {self.copies} copies" + (f" on {self.islands} islands" if self.islands > 1 else "")
+        copies = f"dp * cp = {self.copies} copies" + (f" on {self.islands} islands" if self.islands > 1 else "")
         if self.zero and self.partners == 1:
             raise ValueError(
-                f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {found}; "
+                f"zero = {self.zero} shares what dp * cp copies of an island have, and there is one: {copies}; "
                 "raise dp, or set zero to 0"
             )
         if self.gradient_compression != "none" and (self.partners == 1 or self.zero >= SHARED_GRADIENTS):
             raise ValueError(
-                f'gradient_compression = "{self.gradient_compression}" is for gradients that {found} all-reduce, '
+                f'gradient_compression = "{self.gradient_compression}" is for gradients that {copies} all-reduce, '
                 f'with zero = 0 or 1, found {self.zero}; set it to "none"'
             )
         if self.offload and self.zero < SHARED_GRADIENTS:
@@ -180,7 +180,7 @@ class ParallelConfig(StrictModel):
 
     @property
     def world(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self.layout.world
 
     @property
@@ -192,22 +192,22 @@ class ParallelConfig(StrictModel):
 
     @property
     def fewest_dp(self) -> int:
-        """How few data parallel copies there may be."""
+        """Minimum number of data parallel copies."""
         return self.dp if self.min_dp is None else self.min_dp
 
     @property
     def most_dp(self) -> int:
-        """How many data parallel copies there may be."""
+        """Maximum number of data parallel copies."""
         return self.dp if self.max_dp is None else self.max_dp
 
     @property
     def ranks_per_copy(self) -> int:
-        """How many ranks one data parallel copy has."""
+        """Number of ranks of one data parallel copy."""
         return self.tp * self.pp * self.cp
 
     @property
     def copies(self) -> int:
-        """How many ranks have the same part of the model."""
+        """Number of ranks that have the same part of the model."""
         return self.dp * self.cp
 
     @property
@@ -219,5 +219,5 @@ class ParallelConfig(StrictModel):
 
     @property
     def partners(self) -> int:
-        """How many copies join their gradients in every step: those of an island."""
+        """Return the number of copies that join their gradients in every step: the copies of an island."""
         return self.copies // self.islands

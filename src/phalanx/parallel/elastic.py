@@ -24,7 +24,7 @@ def with_copies(config: ParallelConfig, dp: int) -> ParallelConfig:
     One copy alone has no other to share with, so everything that copies share is switched off for it.
 
     Raises:
-        ConfigError: The section allows no such number, or what it asks for does not work with it.
+        ConfigError: The section allows no such number, or a setting of it does not work with it.
     """
     if dp == config.dp:
         return config
@@ -46,12 +46,6 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
 
     The batch of a step stays the same: a number of copies that does not cut it into equal shares is passed over.
 
-    Args:
-        config: The run's section.
-        world: How many ranks there are.
-        hub_config: The model's config.json.
-        load: Of the run.
-
     Raises:
         ConfigError: There are too few ranks, or no number of copies that is allowed works.
     """
@@ -63,16 +57,16 @@ def fitted(config: ParallelConfig, world: int, hub_config: Mapping[str, Any], lo
             )
         check_layout(config, hub_config, load)
         return config
-    most = min(config.most_dp, world // config.ranks_per_copy)
+    max_copies = min(config.most_dp, world // config.ranks_per_copy)
     refusals = []
-    for dp in range(most, config.fewest_dp - 1, -1):
+    for dp in range(max_copies, config.fewest_dp - 1, -1):
         try:
-            found = with_copies(config, dp)
-            check_layout(found, hub_config, load)
+            layout = with_copies(config, dp)
+            check_layout(layout, hub_config, load)
         except ConfigError as exc:
             refusals.append(str(exc))
         else:
-            return found
+            return layout
     if refusals:
         raise ConfigError(f"{refusals[0]} (with {world} ranks, and no smaller dp down to {config.fewest_dp} works)")
     raise ConfigError(

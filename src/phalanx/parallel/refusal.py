@@ -21,13 +21,9 @@ class StepWorkload:
     Attributes:
         batch_size: Sequences of one step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
-        sequence_length: Tokens of a sequence.
         adapted: Layers that adapters are asked for, empty for the usual ones; None where all parameters are trained.
-        optimizer: Its kind.
-        device: Of the ranks.
-        attention: Kernel.
-        attends: Which tokens see which.
-        has_prefix: Virtual tokens come before those of every block.
+        attention: Name of the attention kernel.
+        has_prefix: Whether virtual tokens come before the tokens of every block.
         num_prompt_tokens: Virtual tokens come before the text, in what crosses between stages.
         is_quantized: Frozen matrices are kept in few bits.
     """
@@ -48,11 +44,6 @@ class StepWorkload:
 def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: StepWorkload) -> None:
     """Refuse a layout that cannot train a model.
 
-    Args:
-        config: The run's section.
-        hub_config: The model's config.json.
-        load: Of the run.
-
     Raises:
         ConfigError: Says why, and names the nearest layout that works.
         ModelError: The model's config lacks a size.
@@ -61,8 +52,8 @@ def check_layout(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
     recipe = Recipe(load.batch_size, load.sequence_length, load.microbatches)
     reason = why_not(config.layout, shape, recipe)
     if reason is not None:
-        found = nearest(config.layout, shape, recipe)
-        advice = "no layout works" if found is None else f"the nearest that works is {found}"
+        best = nearest(config.layout, shape, recipe)
+        advice = "no layout works" if best is None else f"the nearest that works is {best}"
         raise ConfigError(f"parallel: {reason}; {advice}")
     for reason in _our_reasons(config, hub_config, load):
         raise ConfigError(f"parallel: {reason}")
@@ -88,9 +79,9 @@ def _our_reasons(config: ParallelConfig, hub_config: Mapping[str, Any], load: St
             '"ulysses", or causal rows'
         )
     if OPTIMIZERS[load.optimizer].is_whole and (config.tp > 1 or config.zero >= SHARED_GRADIENTS):
-        kept = "a scale for many numbers" if OPTIMIZERS[load.optimizer].in_bytes else "rows and columns"
+        state = "a scale for many numbers" if OPTIMIZERS[load.optimizer].in_bytes else "rows and columns"
         yield (
-            f"tp={config.tp} zero={config.zero}: {load.optimizer} keeps {kept} of whole matrices, and ranks would "
+            f"tp={config.tp} zero={config.zero}: {load.optimizer} keeps {state} of whole matrices, and ranks would "
             'have slices; set tp to 1 and zero to 0 or 1, or take optimizer.kind = "adamw"'
         )
     if load.has_prefix and (config.cp > 1 or config.compile):

@@ -6,10 +6,18 @@ The configs are there at once; what needs torch is imported at its first use.
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.pipeline.config import OWNER, AttackConfig, GuardConfig, PipelineConfig, WorkerCode, WorkerConfig
+from phalanx.pipeline.config import (
+    OWNER,
+    PRESETS,
+    UPKEEPS,
+    AttackConfig,
+    GuardConfig,
+    PipelineConfig,
+    Preset,
+    WorkerCode,
+    WorkerConfig,
+)
 from phalanx.pipeline.party_layout import PartyLayout
-from phalanx.pipeline.presets import PRESETS, Preset
-from phalanx.pipeline.upkeep import REMOVED_SHADOWS, UPKEEPS
 
 if TYPE_CHECKING:
     from phalanx.pipeline.membership.callers import Callers
@@ -17,7 +25,6 @@ if TYPE_CHECKING:
     from phalanx.pipeline.membership.members import Files, Incarnations, Members, revocation_facts
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import weaker
-    from phalanx.pipeline.owner.paper_recovery import MAX_ATTEMPTS, skipping
     from phalanx.pipeline.owner.step_books import Duplicate
     from phalanx.pipeline.plan import RowPrivacy, StageRange, StepPlan
     from phalanx.pipeline.processes.fork_server import can_fork
@@ -42,10 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKS",
-    "MAX_ATTEMPTS",
     "OWNER",
     "PRESETS",
-    "REMOVED_SHADOWS",
     "UPKEEPS",
     "AttackConfig",
     "AuditDraw",
@@ -97,7 +102,6 @@ __all__ = [
     "revocation_facts",
     "run_worker",
     "settle_numerics",
-    "skipping",
     "stage_spec",
     "token_distance",
     "token_distances",

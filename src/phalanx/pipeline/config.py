@@ -1,14 +1,22 @@
 """The configuration of stages and guards in a run file, and of one worker in its own file."""
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.config import StrictModel, one_of
 from phalanx.config.strict import check_reference
 from phalanx.pipeline.party_layout import PartyLayout
-from phalanx.pipeline.presets import PRESETS, Preset, settled
-from phalanx.pipeline.upkeep import UPKEEPS, Shadow, Upkeep
 from phalanx.planner.schedules import verifiable_schedules
 from phalanx.transport.config import TransportConfig
 
@@ -100,42 +108,131 @@ class PipelineConfig(StrictModel):
         return max(self.stages - 2, 0) + self.spares
 
 
-class GuardConfig(StrictModel):
-    """The guard: what is checked, how often, and how a shadow stays fresh."""
+Shadow = Literal["gradient", "lockstep", "adapters"]
 
-    mode: Literal["phalanx", "paper", "statistics", "off"] = "phalanx"
-    """`paper`: every message is recomputed by a copy that is kept in lock-step (Lu et al. 2023); `statistics`: moving
-    averages alone condemn, nothing is recomputed; both are baselines, weaker or dearer than `phalanx`."""
+
+@dataclass(frozen=True)
+class Upkeep:
+    """One way to keep a shadow like its stage.
+
+    Attributes:
+        bytes_sent: Bytes per trained parameter and step that a stage sends its shadow, in fp32: its weight gradient.
+        in_lockstep: Whether the shadow recomputes every microbatch of every step, the weight gradient included.
+        adapters_only: Whether it promises that nothing but adapters is trained.
+    """
+
+    bytes_sent: int
+    in_lockstep: bool = False
+    adapters_only: bool = False
+
+
+UPKEEPS: Mapping[str, Upkeep] = {
+    "gradient": Upkeep(4),
+    "lockstep": Upkeep(0, in_lockstep=True),
+    "adapters": Upkeep(4, adapters_only=True),
+}
+"""By the value of ``guard.shadow``; a further one is a line here, and a word of `Shadow`."""
+
+Preset = Literal["light", "standard", "strict"]
+
+PRESETS: Mapping[Preset, Mapping[str, Any]] = {
+    "light": {
+        "audit_rate": 1 / 16,
+        "step_audit_rate": 1 / 64,
+        "owner_audit_rate": 1 / 128,
+        "keep_states": 896,
+        "gradient_screen": False,
+    },
+    "standard": {
+        "audit_rate": 1 / 8,
+        "step_audit_rate": 1 / 64,
+        "owner_audit_rate": 1 / 32,
+        "keep_states": 224,
+        "gradient_screen": True,
+    },
+    "strict": {
+        "audit_rate": 1 / 4,
+        "step_audit_rate": 1 / 16,
+        "owner_audit_rate": 1 / 8,
+        "keep_states": 56,
+        "gradient_screen": True,
+    },
+}
+"""`keep_states` is at least as many steps as it takes to find a league with 99.9 % (a test says so)."""
+
+_REMOVED_KEYS: Mapping[str, tuple[Any, str]] = {
+    "keep_steps": (0, "set guard.keep_states, or guard.preset, which sets it"),
+    "third_party_audit_rate": (0.0, "raise guard.owner_audit_rate: the owner's own audits find leagues"),
+    "recovery": ("takeover", "leave it out; `phalanx reproduce` has the recoveries of the paper"),
+    "snapshot_every": (10, "leave it out"),
+}
+"""Keys that are gone, each with its only value left and what to do about another one (ADR 219 and 220)."""
+
+_REMOVED_VALUES: Mapping[tuple[str, object], str] = {
+    ("shadow", "update"): 'write shadow = "gradient", which sends as much and can take over',
+    ("shadow", "snapshot"): 'write shadow = "gradient"',
+    ("mode", "paper"): 'write shadow = "lockstep", which recomputes everything as well, with rates of 0',
+    ("mode", "statistics"): "leave it out; `phalanx reproduce` has statistics alone as a baseline",
+}
+
+
+def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop removed keys that have their only value left, as run directories have them.
+
+    Raises:
+        ValueError: A removed key or value is in use.
+    """
+    for key, (only, instead) in _REMOVED_KEYS.items():
+        if section.get(key, only) != only:
+            raise ValueError(f"{key} = {json.dumps(section[key], default=str)} was removed; {instead}")
+    for (key, value), instead in _REMOVED_VALUES.items():
+        if section.get(key) == value:
+            raise ValueError(f"{key} = {json.dumps(value)} was removed; {instead}")
+    return {key: value for key, value in section.items() if key not in _REMOVED_KEYS}
+
+
+def with_standard(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the preset ``standard`` to the ``[guard]`` of a run file that names none and leaves a key of a preset out.
+
+    A config that a run directory holds has every key written out, so it means what it meant when it was written.
+    """
+    is_open = section.get("mode", "phalanx") == "phalanx" and not PRESETS["standard"].keys() <= section.keys()
+    return {"preset": "standard", **section} if is_open else dict(section)
+
+
+def _with_preset(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Fill in what a preset decides and the run file does not say.
+
+    A key that is written out wins over a preset that is named. Where keys are written out and no preset is named,
+    there is none, and what is left out has its plain default.
+    """
+    named = section.get("preset", None if PRESETS["standard"].keys() & section.keys() else "standard")
+    if section.get("mode", "phalanx") == "off" or named is None:
+        return {**section, "preset": None}
+    return {"preset": named, **PRESETS.get(named, {}), **section}
+
+
+class GuardConfig(StrictModel):
+    """The guard: its checks, their rates, and the upkeep of shadows."""
+
+    mode: Literal["phalanx", "off"] = "phalanx"
     preset: Preset | None = None
     """What decides the rates, what is kept and the screen of gradients; "standard" where none of it is written out."""
-    recovery: Literal["takeover", "restart", "skip_layer"] = "takeover"
-    """After a verdict: exclude the guilty party; or, in mode `paper` only and as the paper does, exclude none and run
-    the step again (`restart`), or run it without the suspect and its accuser and with three stages frozen."""
     audit_rate: float = Field(default=0.125, gt=0, le=1)
     """q: the share of each stage's microbatches that is recomputed before the optimizer steps."""
     step_audit_rate: float = Field(default=1 / 32, ge=0, le=1)
     """p: how often, per stage and step, all microbatches are recomputed together with the weight gradient."""
     owner_audit_rate: float = Field(default=1 / 64, ge=0, le=1)
     """How often, per stage and step, the owner itself redoes a stage's step: what colluding workers cannot bend."""
-    third_party_audit_rate: float = Field(default=0.0, ge=0, le=1)
-    """How often, per stage and step, a worker that neither holds nor shadows the stage redoes its step: takes load from
-    the owner's own audits, but falls to a larger league. It fetches the stage's weights each time."""
-    keep_steps: int = Field(default=0, ge=0, le=10_000)
-    """How many steps a conviction can be followed back: the guilty party's stages are replayed, and the run goes back
-    to the first step in which they were wrong. Every copy keeps two states and so many gradients for it."""
     keep_states: int = Field(default=0, ge=0, le=10_000)
     """Steps from one state that the owner keeps on its disk to the next; 0: none. After a conviction the run goes back
     to the last one before that certificate's first step that was not recomputed, and does all steps since again."""
     commit_lag: int = Field(default=0, ge=0, le=1)
     """How many steps the verdicts may be behind the optimizers. 1: the shadows' audits of a step run in the idle time
     of the next one, which waits for them before it is applied; every copy keeps what it takes to undo one step."""
-    snapshot_every: int = Field(default=10, ge=1, le=10_000)
-    """Steps from one snapshot to the next, with `shadow = "snapshot"`: so many at most are done again after a loss."""
     shadow: Shadow = "gradient"
     """`gradient`: the stage's gradient goes through the shadow's own optimizer; `lockstep`: the shadow recomputes
-    everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves;
-    `update`: the stage sends its new weights, and the shadow can audit but not take over; `snapshot`: it is sent
-    the state every `snapshot_every` steps, to which the run goes back when roles change, and weights when it audits."""
+    everything; `adapters`: as `gradient`, with the promise that only adapters are trained, so that little moves."""
     screen: bool = True
     gradient_screen: bool = True
     """Whether a shadow that recomputes a microbatch compares its weight gradient with the sum that the stage sent; one
@@ -149,84 +246,47 @@ class GuardConfig(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _settle_baseline(cls, found: Any) -> Any:
-        """A preset fills in what is not written out; a baseline is what it is, and its rates are not for choice."""
-        return settled(found) if isinstance(found, dict) else found
+    def _settle(cls, section: Any) -> Any:
+        return _with_preset(_without_removed(section)) if isinstance(section, dict) else section
 
     @model_validator(mode="after")
-    def _check_recovery(self) -> "GuardConfig":
-        if self.recovery == "takeover":
-            return self
-        if self.mode != "paper":
-            raise ValueError(f'recovery = "{self.recovery}" belongs to mode = "paper"; found mode = "{self.mode}"')
-        if self.keep_steps:
-            raise ValueError(
-                f'recovery = "{self.recovery}" excludes no party, so keep_steps = {self.keep_steps} has no use; '
-                "leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_upkeep(self) -> "GuardConfig":
-        if self.keep_states and (self.keep_steps or self.recovery != "takeover" or not self.can_keep_states):
-            raise ValueError(
-                f"keep_states = {self.keep_states} with keep_steps = {self.keep_steps}, shadow = {self.shadow!r}, "
-                f"mode = {self.mode!r}: states are kept in place of steps, by shadows that make their own updates; "
-                "leave one out"
-            )
-        if self.verify_only and self.keep_steps:
-            raise ValueError(
-                f"shadow = {self.shadow!r} has no optimizer to go back with; leave out keep_steps or set "
-                'shadow = "gradient"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_classes(self) -> "GuardConfig":
+    def _check(self) -> "GuardConfig":
+        if self.keep_states and not self.enabled:
+            raise ValueError(f'keep_states = {self.keep_states} with mode = "off", which undoes nothing; leave one out')
         if self.classes == "mixed" and self.enabled and not self.sends_gradient:
             raise ValueError(
                 f'classes = "mixed" with shadow = "{self.shadow}": only a shadow that is sent the weight gradient and '
                 'makes its own updates keeps equal bits where kernels differ; use "gradient", or classes = "one"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_lag(self) -> "GuardConfig":
-        if self.commit_lag and self.mode != "phalanx":
+        if self.commit_lag and not self.enabled:
             raise ValueError(
-                f'commit_lag = {self.commit_lag} with mode = "{self.mode}": only mode = "phalanx" can undo a step that '
+                f'commit_lag = {self.commit_lag} with mode = "off": only mode = "phalanx" can undo a step that '
                 "was applied before its audits; set commit_lag = 0"
             )
         if self.commit_lag and not self.sends_gradient:
             raise ValueError(
-                f'commit_lag = {self.commit_lag} with shadow = "{self.shadow}": only a shadow that makes its own '
-                'updates can stay a step behind; set commit_lag = 0 or shadow = "gradient"'
+                f'commit_lag = {self.commit_lag} with shadow = "{self.shadow}": a shadow in lock-step cannot stay a '
+                'step behind; set commit_lag = 0 or shadow = "gradient"'
             )
         return self
 
-    @model_validator(mode="after")
-    def _check_snapshots(self) -> "GuardConfig":
-        if self.upkeep.sends == "state" and self.keep_steps:
-            raise ValueError(
-                f'keep_steps = {self.keep_steps} with shadow = "snapshot": the run goes back to its last snapshot '
-                'and keeps no updates; leave out keep_steps, or set shadow = "gradient"'
-            )
-        every = type(self).model_fields["snapshot_every"].default
-        if self.upkeep.sends != "state" and self.snapshot_every != every:
-            raise ValueError(
-                f"snapshot_every = {self.snapshot_every} with shadow = {self.shadow!r}, which takes no snapshots; "
-                'leave it out or set shadow = "snapshot"'
-            )
-        return self
+    @model_serializer(mode="wrap")
+    def _with_removed(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write removed keys with their only value: run digests and audit logs are as they were before."""
+        return {**write(self), **{key: only for key, (only, _) in _REMOVED_KEYS.items()}}
 
     @property
     def preset_in_force(self) -> Preset | None:
-        """The preset with values that all hold; what an upkeep cannot keep does not count."""
-        if self.mode != "phalanx":
+        """The preset with values that all hold."""
+        if not self.enabled:
             return None
-        needless = set() if self.can_keep_states and not self.keep_steps else {"keep_states"}
-        own = self.model_dump(include=set(PRESETS["standard"]) - needless)
-        return next((name for name, values in PRESETS.items() if own.items() <= values.items()), None)
+        holds = (name for name, values in PRESETS.items() if all(getattr(self, k) == v for k, v in values.items()))
+        return next(holds, None)
+
+    @property
+    def preset_values(self) -> dict[str, Any]:
+        """What the preset that is named says; nothing where none is."""
+        return {} if self.preset is None else dict(PRESETS[self.preset])
 
     @property
     def upkeep(self) -> Upkeep:
@@ -234,53 +294,14 @@ class GuardConfig(StrictModel):
         return UPKEEPS[self.shadow]
 
     @property
-    def can_keep_states(self) -> bool:
-        """Whether both copies of a stage make its updates, so that both can go back."""
-        return self.mode == "phalanx" and self.upkeep.makes_updates
-
-    @property
-    def undoable_steps(self) -> int:
-        """How many applied steps every party can undo."""
-        return max(self.keep_steps, self.commit_lag)
-
-    @property
-    def undoes_last_step(self) -> bool:
-        """Whether every copy can go back over its last update: an update that one party alone has seen is undone."""
-        return self.enabled and self.upkeep.makes_updates
-
-    @property
-    def verify_only(self) -> bool:
-        """Whether a shadow has weights and no moments: it can audit its stage, and never serve it."""
-        return self.upkeep.sends == "weights"
-
-    @property
-    def keeps_snapshots(self) -> bool:
-        """Whether a shadow has a state of every so many steps and nothing between, and all go back to it together."""
-        return self.enabled and self.upkeep.sends == "state"
-
-    @property
-    def one_optimizer(self) -> bool:
-        """Whether the holder alone makes the updates of a stage: no other party has its gradient or its moments."""
-        return self.verify_only or self.keeps_snapshots
-
-    def hands_on(self, step: int) -> bool:
-        """Whether a holder sends its shadow what its stage is after so many optimizer steps."""
-        return self.verify_only or (self.keeps_snapshots and step % self.snapshot_every == 0)
-
-    @property
     def sends_gradient(self) -> bool:
         """Whether the other copy of a stage gets its weight gradient before the commit."""
-        return self.upkeep.sends == "gradient"
+        return not self.upkeep.in_lockstep
 
     @property
     def screens_gradients(self) -> bool:
         """Whether a shadow looks at the weight gradient that it was sent with one of its own in hand."""
-        return self.gradient_screen and self.mode == "phalanx" and self.sends_gradient
-
-    @property
-    def audits(self) -> bool:
-        """Whether anything is ever recomputed."""
-        return self.mode in ("phalanx", "paper")
+        return self.gradient_screen and self.enabled and self.sends_gradient
 
     @property
     def enabled(self) -> bool:
@@ -311,9 +332,9 @@ class AttackConfig(StrictModel):
         if not self.also:
             return self
         together = (self, *self.also)
-        if any(one.kind == "none" for one in together) or any(one.also for one in self.also):
+        if any(attacker.kind == "none" for attacker in together) or any(attacker.also for attacker in self.also):
             raise ValueError('of several attacks each has a kind other than "none", and only the first one has also')
-        stages = [stage for one in together for stage in one.stages]
+        stages = [stage for attacker in together for stage in attacker.stages]
         twice = sorted({stage for stage in stages if stages.count(stage) > 1})
         if twice:
             raise ValueError(
@@ -328,7 +349,6 @@ class AttackConfig(StrictModel):
 
 
 _ATTACK_KEYS = {"attack", "attack_log"}
-_OLD_TP = "tensor_parallel"
 
 
 class WorkerCode(StrictModel):
@@ -357,8 +377,9 @@ class WorkerConfig(StrictModel):
     device: str = "cpu"
     memory_mib: int | None = Field(default=None, ge=1, le=2**40)
     """Memory that this worker gives to stages; left out, most of what is available on its machine when it joins."""
-    journal: str | None = None
-    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`)."""
+    journal: str | Literal[False] | None = None
+    """Directory in which the last states of this worker's stages are kept (`checkpoint.journal`); left out, `state` in
+    the directory of `identity` where `device` is "cpu". false: none are kept."""
     code: Annotated[tuple[WorkerCode, ...], Field(strict=False)] = ()
     """Model families that this worker runs although they are not in the package; no owner can have any loaded."""
     code_home: str | None = None
@@ -391,13 +412,3 @@ class WorkerConfig(StrictModel):
                 "does: `python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`"
             )
         return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_tensor_parallel(cls, data: object) -> object:
-        """`tensor_parallel = N` is the older way to write `parallel = { tp = N }`."""
-        if not isinstance(data, dict) or _OLD_TP not in data:
-            return data
-        if "parallel" in data:
-            raise ValueError(f"{_OLD_TP} and [parallel] both say how ranks share a stage; put tp into [parallel]")
-        return {**{key: value for key, value in data.items() if key != _OLD_TP}, "parallel": {"tp": data[_OLD_TP]}}

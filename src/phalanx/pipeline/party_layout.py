@@ -1,4 +1,4 @@
-"""The layout of one party's ranks, in the words of ``[parallel]``; what a party cannot have is refused here."""
+"""The layout of one party's ranks, in the terms of ``[parallel]``; impossible layouts are refused here."""
 
 from typing import Any, Literal
 
@@ -34,9 +34,8 @@ class PartyLayout(StrictModel):
         dp: Ranks that each run some of a microbatch's rows.
         tp: Ranks that share every matrix product.
         cp: Ranks that share every sequence.
-        context: How they see all of it, as in ``[parallel]``.
-        zero: What the ranks share instead of rank 0 having it: 0 nothing, 1 optimizer state and what is kept to undo
-            steps, 2 weight gradients too while they add up.
+        context: How ranks see the whole context, as in ``[parallel]``.
+        zero: What ranks shard: 0 nothing, 1 optimizer state and undo states, 2 weight gradients too while they add up.
         sequence_parallel: Tensor parallel ranks share the sequence too, where they would do the same work.
         silence_s: Seconds after which a rank that gives no sign of life is taken for hung.
     """
@@ -85,14 +84,14 @@ class PartyLayout(StrictModel):
     @property
     def label(self) -> str:
         """The layout in a few words; empty for one rank."""
-        words = {axis: getattr(self, axis) for axis in ("dp", "tp", "cp") if getattr(self, axis) > 1}
+        settings = {axis: getattr(self, axis) for axis in ("dp", "tp", "cp") if getattr(self, axis) > 1}
         if self.cp > 1 and self.context != "ulysses":
-            words["context"] = self.context
+            settings["context"] = self.context
         if self.zero:
-            words["zero"] = self.zero
+            settings["zero"] = self.zero
         if self.sequence_parallel:
-            words["sequence_parallel"] = "true"
-        return " ".join(f"{word}={value}" for word, value in words.items())
+            settings["sequence_parallel"] = "true"
+        return " ".join(f"{word}={value}" for word, value in settings.items())
 
 
 def unshared_adapter(adapter: AdapterConfig | None) -> str | None:

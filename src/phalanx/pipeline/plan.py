@@ -1,11 +1,10 @@
 """Everything a party must know to build and run a stage; the owner sends it to every worker that joins."""
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, Field, ValidationError, model_serializer
+from pydantic import AfterValidator, Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json, one_of
 from phalanx.config.strict import check_reference
@@ -38,7 +37,7 @@ class RowPrivacy(StrictModel):
     """How stages hide single training rows; each microbatch is one row, or none.
 
     Attributes:
-        clip_norm: How far one row may move the sum of its step, all stages together.
+        clip_norm: Largest distance by which one row may move the sum of its step, all stages together.
         noise_multiplier: Standard deviation of the noise on each number of the sum, in units of `clip_norm`.
         mean_rows: Rows that a step has in the mean, by which the noisy sum is divided.
     """
@@ -88,24 +87,10 @@ class StepPlan(StrictModel):
     privacy: RowPrivacy | None = None
     """How single rows are hidden; None where they are not."""
 
-    @model_serializer(mode="wrap")
-    def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out what is usual and what parties of an earlier version do not know."""
-        usual = (
-            ("objective", DEFAULT_OBJECTIVE),
-            ("family", None),
-            ("document_attention", False),
-            ("neftune_alpha", None),
-            ("attention_kind", "causal"),
-            ("steps_a_round", None),
-            ("privacy", None),
-        )
-        return {name: value for name, value in write(self).items() if (name, value) not in usual}
-
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step."""
-        each = self.steps_a_round or 1
-        return learning_rate(self.optimizer, step // each, self.total_steps // each)
+        round_steps = self.steps_a_round or 1
+        return learning_rate(self.optimizer, step // round_steps, self.total_steps // round_steps)
 
     @property
     def attends(self) -> AttentionKind:

@@ -1,4 +1,4 @@
-"""The planner: what a layout needs in memory, time and money, before anything is started; imports no torch."""
+"""The planner: memory, time and money that a layout needs, before anything is started; imports no torch."""
 
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.adapter import Adapter

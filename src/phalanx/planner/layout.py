@@ -22,14 +22,14 @@ class Layout:
         tp: Tensor parallel: ranks that share every matrix product.
         pp: Pipeline parallel: ranks that each have some of the layers.
         cp: Context parallel: ranks that share every sequence.
-        zero: What data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
+        zero: State that data and context parallel ranks share instead of copying: 0 nothing, 1 optimizer state, 2
             gradients too, 3 parameters too.
         schedule: Order of a pipeline's microbatches; one of `SCHEDULES`.
-        replicas: With zero 2 or 3, groups into which copies are cut that each share among themselves; their gradients
-            are summed between groups once a step.
+        replicas: With zero 2 or 3, number of groups whose members share one copy among themselves; gradients are summed
+            between groups once a step.
         islands: Parts into which data parallel copies are cut that step by themselves.
         chunks: Stages of each pipeline rank; None is the schedule's own number.
-        context: How context parallel ranks see the whole sequence; one of `CONTEXTS`.
+        context: Method by which context parallel ranks see the whole sequence; one of `CONTEXTS`.
     """
 
     dp: int = 1
@@ -87,19 +87,19 @@ class Layout:
 
     def __str__(self) -> str:
         """Return the axes that are in use, such as ``dp=2 tp=4 zero=3``."""
-        words = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
-        words += [f"context={self.context}"] if self.context != "ulysses" else []
-        words += [f"zero={self.zero}"] if self.zero else []
-        words += [f"replicas={self.replicas}"] if self.replicas != 1 else []
-        words += [f"islands={self.islands}"] if self.islands != 1 else []
-        words += [self.schedule] if self.pp != 1 else []
-        words += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
-        return " ".join(words) or "one rank"
+        parts = [f"{axis}={getattr(self, axis)}" for axis in AXES if getattr(self, axis) != 1]
+        parts += [f"context={self.context}"] if self.context != "ulysses" else []
+        parts += [f"zero={self.zero}"] if self.zero else []
+        parts += [f"replicas={self.replicas}"] if self.replicas != 1 else []
+        parts += [f"islands={self.islands}"] if self.islands != 1 else []
+        parts += [self.schedule] if self.pp != 1 else []
+        parts += [f"chunks={self.chunks}"] if self.chunks is not None and self.pp != 1 else []
+        return " ".join(parts) or "one rank"
 
 
 def layouts(world: int, zeros: tuple[int, ...] = (0, 1, 2, 3)) -> Iterator[Layout]:
     """Yield every layout of `world` ranks; schedule and context are named only where they count."""
-    for dp, tp, pp, cp in _factors(world, len(AXES)):
+    for dp, tp, pp, cp in _factorisations(world, len(AXES)):
         for zero in zeros if dp * cp > 1 else (0,):
             for schedule in SCHEDULES if pp > 1 else ("1f1b",):
                 for context in CONTEXTS if cp > 1 else ("ulysses",):
@@ -113,7 +113,7 @@ def parse_layout(text: str) -> Layout:
         ConfigError: A key is unknown, or a number is none.
     """
     numbers, names = {*AXES, "zero", "replicas", "islands", "chunks"}, {"schedule", "context"}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")
         if key not in numbers | names:
@@ -121,22 +121,22 @@ def parse_layout(text: str) -> Layout:
             raise ConfigError(f"layout {text!r}: unknown key {key!r}; choices: {choices}")
         if key in numbers and not value.isdecimal():
             raise ConfigError(f"layout {text!r}: {key}: found {value!r}; expected a whole number")
-        found[key] = int(value) if key in numbers else value
-    return Layout(**found)
+        values[key] = int(value) if key in numbers else value
+    return Layout(**values)
 
 
 def distance(one: Layout, other: Layout) -> float:
-    """How far two layouts are apart: doublings along each axis; what else is another counts a half."""
+    """Return the distance of two layouts: doublings along each axis; any other difference counts a half."""
     axes = math.fsum(abs(math.log2(getattr(one, axis) / getattr(other, axis))) for axis in AXES)
     others = [field.name for field in fields(Layout) if field.name not in AXES]
     return axes + 0.5 * len([name for name in others if getattr(one, name) != getattr(other, name)])
 
 
-def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+def _factorisations(number: int, parts: int) -> Iterator[tuple[int, ...]]:
     if parts == 1:
         yield (number,)
         return
     for first in range(number, 0, -1):
         if number % first == 0:
-            for rest in _factors(number // first, parts - 1):
+            for rest in _factorisations(number // first, parts - 1):
                 yield (first, *rest)

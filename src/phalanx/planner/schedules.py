@@ -19,8 +19,7 @@ class Work(NamedTuple):
 
     Attributes:
         kind: ``backward`` is ``inputs`` (the gradient that the stage before waits for) and ``weights`` together.
-        stage: Of all stages of the pipeline; rank ``stage % ranks`` has it.
-        microbatch: Which one.
+        stage: Number among all stages of the pipeline; rank ``stage % ranks`` has it.
     """
 
     kind: Kind
@@ -67,8 +66,7 @@ def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1
 
     Args:
         schedule: One of `SCHEDULES`.
-        num_ranks: Of the pipeline.
-        num_microbatches: Of each; with ``interleaved`` a multiple of `num_ranks`.
+        num_microbatches: Microbatches of each rank; with ``interleaved`` a multiple of `num_ranks`.
         chunks: Stages of each rank; only ``interleaved`` has several.
     """
     return tuple(SCHEDULES[schedule].order(rank, num_ranks, num_microbatches, chunks) for rank in range(num_ranks))
@@ -76,14 +74,14 @@ def orders(schedule: str, num_ranks: int, num_microbatches: int, chunks: int = 1
 
 def most_in_flight(order: Order) -> int:
     """Return how many microbatches a rank holds at once, over all its stages; weights let go of them."""
-    held = most = 0
+    num_held = max_held = 0
     for work in order:
-        held += {"forward": 1, "backward": -1, "inputs": 0, "weights": -1}[work.kind]
-        most = max(most, held)
-    return most
+        num_held += {"forward": 1, "backward": -1, "inputs": 0, "weights": -1}[work.kind]
+        max_held = max(max_held, num_held)
+    return max_held
 
 
-def _gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+def _order_gpipe(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
     """All forwards, then all backwards, in ascending order, so that gradients add up alike in every schedule.
 
     Source: Huang et al. 2019, section 2.3.
@@ -108,7 +106,7 @@ def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, chunks: int) 
     return tuple(order)
 
 
-def _interleaved(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
+def _order_interleaved(rank: int, num_ranks: int, num_microbatches: int, chunks: int) -> Order:
     """1F1B over several stages of each rank. Source: Narayanan et al. 2021, section 2.2.2."""
     total = num_microbatches * chunks
 
@@ -147,9 +145,9 @@ def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, chunks: int) 
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "gpipe": Schedule(_gpipe, "ScheduleGPipe", fills_first=True),
+    "gpipe": Schedule(_order_gpipe, "ScheduleGPipe", fills_first=True),
     "1f1b": Schedule(_one_f_one_b, "Schedule1F1B"),
-    "interleaved": Schedule(_interleaved, "ScheduleInterleaved1F1B", chunks=2),
+    "interleaved": Schedule(_order_interleaved, "ScheduleInterleaved1F1B", chunks=2),
     "zero-bubble": Schedule(_zero_bubble, "ScheduleInterleavedZeroBubble", splits_backward=True),
 }
 
@@ -165,8 +163,8 @@ def actions(schedule: str, stage: int, num_stages: int, num_microbatches: int) -
     Raises:
         ConfigError: Stages in other hands cannot work in this schedule.
     """
-    line = SCHEDULES[schedule]
-    if not line.is_verifiable:
+    entry = SCHEDULES[schedule]
+    if not entry.is_verifiable:
         raise ConfigError(f"pipeline.schedule: {schedule!r} is not one of whole stages and whole backwards")
-    order = line.order(stage, num_stages, num_microbatches, 1)
+    order = entry.order(stage, num_stages, num_microbatches, 1)
     return tuple(Action("forward" if work.kind == "forward" else "backward", work.microbatch) for work in order)

@@ -19,24 +19,21 @@ def why_not(layout: Layout, shape: ModelShape, recipe: Recipe) -> str | None:
     """Say why a layout cannot train a model.
 
     Args:
-        layout: Of any numbers.
-        shape: The model.
-        recipe: How it is trained: its batch and adapter count, and nothing else.
+        recipe: Training recipe, of which only batch and adapter count.
 
     Returns:
         The first reason with the figures it rests on and what to change, or None for a layout that works. Memory
         is not judged here.
     """
-    return next(_reasons(layout, shape, recipe), None)
+    return next(_refusal_reasons(layout, shape, recipe), None)
 
 
 def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     """Return the valid layout that is nearest to one that is not.
 
     Args:
-        layout: What was asked for; returned itself when it works.
-        shape: The model.
-        recipe: As in `why_not`.
+        layout: Requested layout; returned itself when it works.
+        recipe: Training recipe, as in `why_not`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near
@@ -44,22 +41,22 @@ def nearest(layout: Layout, shape: ModelShape, recipe: Recipe) -> Layout | None:
     """
     if layout.world >= 1 and why_not(layout, shape, recipe) is None:
         return layout
-    wanted = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
+    target = replace(layout, **{axis: max(1, getattr(layout, axis)) for axis in AXES})
     zero = min(max(layout.zero, 0), HIGHEST_ZERO)
     best: Layout | None = None
-    for world in range(wanted.world, 0, -1):
+    for world in range(target.world, 0, -1):
         # fewer ranks are so many doublings away, once along their axes and once in their number
-        if best is not None and 2 * math.log2(wanted.world / world) >= remoteness(best, wanted):
+        if best is not None and 2 * math.log2(target.world / world) >= layout_distance(best, target):
             break
-        for found in (one for bare in layouts(world, (zero,)) for one in _grouped(bare, wanted)):
-            if best is not None and remoteness(found, wanted) >= remoteness(best, wanted):
+        for candidate in (grouped for bare in layouts(world, (zero,)) for grouped in _group_layouts(bare, target)):
+            if best is not None and layout_distance(candidate, target) >= layout_distance(best, target):
                 continue
-            if why_not(found, shape, recipe) is None:
-                best = found
+            if why_not(candidate, shape, recipe) is None:
+                best = candidate
     return best
 
 
-def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
+def _group_layouts(bare: Layout, wanted: Layout) -> Iterator[Layout]:
     """Yield a layout with the islands that were asked for, and with as many groups or none."""
     islands = wanted.islands
     if islands > 1:
@@ -70,12 +67,12 @@ def _grouped(bare: Layout, wanted: Layout) -> Iterator[Layout]:
         yield replace(bare, islands=max(1, islands), replicas=replicas)
 
 
-def remoteness(found: Layout, wanted: Layout) -> float:
-    """How far a layout is from the one that was asked for; fewer ranks count beside the axes that have them."""
+def layout_distance(found: Layout, wanted: Layout) -> float:
+    """Return the distance of a layout from the requested one; fewer ranks count beside the axes that have them."""
     return distance(found, wanted) + math.log2(wanted.world / found.world)
 
 
-def _reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:
+def _refusal_reasons(layout: Layout, shape: ModelShape, recipe: Recipe) -> Iterator[str]:
     yield from _wrong_numbers(layout, recipe)
     yield from _wrong_batch(layout, recipe)
     yield from _wrong_groups(layout)
@@ -130,8 +127,8 @@ def _wrong_groups(layout: Layout) -> Iterator[str]:
     if layout.zero < _GRADIENTS_SHARED:
         yield f"replicas={layout.replicas} needs zero=2 or 3, found zero={layout.zero}; leave replicas out"
     if layout.dp // layout.islands % layout.replicas:
-        where = f" on {layout.islands} islands" if layout.islands > 1 else ""
-        yield f"replicas={layout.replicas} does not divide dp={layout.dp}{where}; change one of them"
+        suffix = f" on {layout.islands} islands" if layout.islands > 1 else ""
+        yield f"replicas={layout.replicas} does not divide dp={layout.dp}{suffix}; change one of them"
     if layout.shards == 1:
         yield f"replicas={layout.replicas} leaves each group one copy, which shares nothing; lower it, or set zero to 0"
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.planner.cost.schedule import Slot, Timeline
-from phalanx.report.figures import duration
+from phalanx.report.figures import format_duration
 from phalanx.report.svg import (
     Attributes,
     AxisScale,
     Markup,
     PlotFrame,
     Shape,
-    axes,
-    element,
-    legend,
+    draw_axes,
+    draw_legend,
+    draw_picture,
+    make_element,
     mark,
-    picture,
     text,
     tick_label,
 )
@@ -34,7 +34,7 @@ class Bar:
         first: First step it stands for.
         last: Last step it stands for.
         parts: Colour class and value of each part, from the bottom.
-        title: What the pointer shows.
+        title: Text that a tooltip shows.
         sign: A mark on top of the bar, as shape and colour class.
     """
 
@@ -45,7 +45,7 @@ class Bar:
     sign: tuple[Shape, str] | None = None
 
 
-def bins(rows: Sequence[Row], limit: int = MAX_BARS) -> list[list[Row]]:
+def bin_rows(rows: Sequence[Row], limit: int = MAX_BARS) -> list[list[Row]]:
     """Put consecutive rows together so that at most `limit` groups are left."""
     stride = max(1, math.ceil(len(rows) / limit))
     return [list(rows[start : start + stride]) for start in range(0, len(rows), stride)]
@@ -57,20 +57,19 @@ def step_bars(
     """Draw stacked bars over the steps.
 
     Args:
-        frame: Size of the picture.
         bars: At least one, in order of their steps.
         y_label: Name of the vertical axis, with its unit.
         items: Legend, as (shape, colour class, name).
-        label: What a screen reader says.
+        label: Description for users of screen readers.
     """
     first, last = min(bar.first for bar in bars), max(bar.last for bar in bars)
     highest = max(sum(value for _, value in bar.parts) for bar in bars)
     x = AxisScale(first - 0.5, max(last, first) + 0.5, frame.x_range)
     y = AxisScale(0.0, (highest or 1.0) * 1.12, frame.y_range)
-    parts: list[str] = [axes(frame, x, y, "step", y_label), legend(frame, items)]
+    parts: list[str] = [draw_axes(frame, x, y, "step", y_label), draw_legend(frame, items)]
     for bar in bars:
-        parts.extend(_bar(bar, x, y))
-    return picture(frame, label, *parts)
+        parts.extend(_draw_bar(bar, x, y))
+    return draw_picture(frame, label, *parts)
 
 
 def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], label: str, css: str = "f0") -> Markup:
@@ -79,22 +78,22 @@ def name_bars(rows: Sequence[tuple[str, float]], show: Callable[[float], str], l
     Args:
         rows: Names and values, not negative.
         show: Turns a value into text with its unit.
-        label: What a screen reader says.
-        css: Colour class.
+        label: Description for users of screen readers.
+        css: CSS class of the colour.
     """
-    left = _room_for([name for name, _ in rows], 262.0)
-    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=left, right=210.0, top=8.0, bottom=8.0)
+    margin = _room_for([name for name, _ in rows], 262.0)
+    frame = PlotFrame(height=16.0 + 28.0 * len(rows), left=margin, right=210.0, top=8.0, bottom=8.0)
     x = AxisScale(0.0, max(value for _, value in rows) or 1.0, frame.x_range)
     parts = []
     for index, (name, value) in enumerate(rows):
-        at = frame.top + 28.0 * index
+        top = frame.top + 28.0 * index
         shown = name if len(name) <= 32 else name[:31] + "…"
-        parts.append(text(frame.left - 10, at + 18, shown, "name end"))
-        box: Attributes = {"class": f"bar {css}", "x": frame.left, "y": at + 4, "height": 19.0, "rx": 2}
+        parts.append(text(frame.left - 10, top + 18, shown, "name end"))
+        box: Attributes = {"class": f"bar {css}", "x": frame.left, "y": top + 4, "height": 19.0, "rx": 2}
         width = max(1.0, x(value) - frame.left)
-        parts.append(element("rect", {**box, "width": width}, element("title", {}, f"{name}: {show(value)}")))
-        parts.append(text(frame.left + width + 8, at + 18, show(value), "name"))
-    return picture(frame, label, *parts)
+        parts.append(make_element("rect", {**box, "width": width}, make_element("title", {}, f"{name}: {show(value)}")))
+        parts.append(text(frame.left + width + 8, top + 18, show(value), "name"))
+    return draw_picture(frame, label, *parts)
 
 
 def _room_for(names: Sequence[str], most: float) -> float:
@@ -102,22 +101,22 @@ def _room_for(names: Sequence[str], most: float) -> float:
     return min(most, 18.0 + 7.6 * max(len(name) for name in names))
 
 
-def _bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
-    left, right = x(bar.first - 0.5), x(bar.last + 0.5)
-    gap = min(2.0, 0.15 * (right - left))
-    title = element("title", {}, bar.title)
+def _draw_bar(bar: Bar, x: AxisScale, y: AxisScale) -> list[Markup]:
+    x_left, right = x(bar.first - 0.5), x(bar.last + 0.5)
+    gap = min(2.0, 0.15 * (right - x_left))
+    title = make_element("title", {}, bar.title)
     parts, total = [], 0.0
     for css, value in bar.parts:
         if value <= 0:
             continue
         bottom, top = y(total), y(total + value)
-        place: Attributes = {"x": left + gap / 2, "y": top, "width": right - left - gap}
+        place: Attributes = {"x": x_left + gap / 2, "y": top, "width": right - x_left - gap}
         box: Attributes = {"class": f"bar {css}", **place, "height": max(0.0, bottom - top)}
-        parts.append(element("rect", box, title))
+        parts.append(make_element("rect", box, title))
         total += value
     if bar.sign is not None:
         shape, css = bar.sign
-        parts.append(mark(shape, (left + right) / 2, y(total) - 9, css, bar.title))
+        parts.append(mark(shape, (x_left + right) / 2, y(total) - 9, css, bar.title))
     return parts
 
 
@@ -139,12 +138,12 @@ def part_bars(
     Args:
         rows: At least one; names with their parts, the same parts in every row, none negative.
         show: Turns a value into text with its unit.
-        label: What a screen reader says.
-        limit: Where a line is drawn that bars should not cross; one that is far beyond them is told in words.
-        colours: Class of each part.
+        label: Description for users of screen readers.
+        limit: Position of a line that bars should not cross; a limit far beyond the bars is described in words.
+        colours: CSS class of each part.
     """
-    left = _room_for([name for name, _ in rows], 300.0)
-    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=left, right=90.0, top=34.0, bottom=8.0)
+    margin = _room_for([name for name, _ in rows], 300.0)
+    frame = PlotFrame(height=54.0 + _ROW * len(rows), left=margin, right=90.0, top=34.0, bottom=8.0)
     longest = max(sum(parts.values()) for _, parts in rows)
     is_far = limit is not None and limit > _FAR * longest > 0
     x = AxisScale(0.0, max(longest, 0.0 if is_far else limit or 0.0) or 1.0, frame.x_range)
@@ -153,20 +152,22 @@ def part_bars(
     items: list[tuple[Shape, str, str]] = [
         ("square", f"k{fill[1:]} {fill}", name) for fill, name in zip(css, names, strict=True)
     ]
-    drawn = [legend(PlotFrame(left=8.0), items)]
+    drawn = [draw_legend(PlotFrame(left=8.0), items)]
     for index, (name, parts) in enumerate(rows):
         shown = [(fill, part, value) for fill, (part, value) in zip(css, parts.items(), strict=True)]
-        drawn += _row(frame, x, frame.top + _ROW * index, name, shown, show)
+        drawn += _draw_row(frame, x, frame.top + _ROW * index, name, shown, show)
     if limit is not None:
-        at, floor = x(limit), frame.top + _ROW * len(rows) + 4
+        x_limit, floor = x(limit), frame.top + _ROW * len(rows) + 4
         if not is_far:
-            drawn.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": frame.top, "y2": floor}))
-        where = ", far to the right" if is_far else ""
-        drawn.append(text(at, floor + 12, f"limit {show(limit)}{where}", "tick end"))
-    return picture(frame, label, *drawn)
+            drawn.append(
+                make_element("line", {"class": "level", "x1": x_limit, "x2": x_limit, "y1": frame.top, "y2": floor})
+            )
+        remark = ", far to the right" if is_far else ""
+        drawn.append(text(x_limit, floor + 12, f"limit {show(limit)}{remark}", "tick end"))
+    return draw_picture(frame, label, *drawn)
 
 
-def _row(
+def _draw_row(
     frame: PlotFrame,
     x: AxisScale,
     top: float,
@@ -178,11 +179,11 @@ def _row(
     drawn = [text(frame.left - 10, top + 15, shown, "name end")]
     start = 0.0
     for fill, part, value in parts:
-        left, right = x(start), x(start + value)
-        box: Attributes = {"class": f"bar {fill}", "x": left, "y": top + 2, "height": 18.0}
-        title = element("title", {}, f"{name}\n{part}: {show(value)}")
-        if right - left >= 0.05:
-            drawn.append(element("rect", {**box, "width": right - left}, title))
+        x_left, right = x(start), x(start + value)
+        box: Attributes = {"class": f"bar {fill}", "x": x_left, "y": top + 2, "height": 18.0}
+        title = make_element("title", {}, f"{name}\n{part}: {show(value)}")
+        if right - x_left >= 0.05:
+            drawn.append(make_element("rect", {**box, "width": right - x_left}, title))
         start += value
     return [*drawn, text(x(start) + 6, top + 15, show(start), "tick")]
 
@@ -193,34 +194,35 @@ _STAGE_ROW = 24.0
 
 
 def pipeline_chart(timeline: Timeline) -> Markup:
-    """Draw one row per rank; what is empty is the bubble."""
+    """Draw one row per rank; gaps are the bubble."""
     frame = PlotFrame(height=84.0 + _STAGE_ROW * timeline.num_ranks, left=64.0, top=34.0, bottom=46.0)
     x = AxisScale(0.0, timeline.length_s, frame.x_range)
     kinds = list(dict.fromkeys(slot.work.kind for slot in timeline.slots))
     items: list[tuple[Shape, str, str]] = [
         ("square", f"{_STAGE_COLOURS[kind].replace('f', 'k')} {_STAGE_COLOURS[kind]}", _NAMES[kind]) for kind in kinds
     ]
-    drawn = [legend(frame, items)]
+    drawn = [draw_legend(frame, items)]
     drawn += [
         text(frame.left - 8, frame.top + _STAGE_ROW * rank + 15, f"rank {rank}", "tick end")
         for rank in range(timeline.num_ranks)
     ]
-    drawn += [_box(slot, x, frame.top + _STAGE_ROW * slot.rank) for slot in timeline.slots]
+    drawn += [_draw_slot(slot, x, frame.top + _STAGE_ROW * slot.rank) for slot in timeline.slots]
     floor = frame.top + _STAGE_ROW * timeline.num_ranks + 8
     drawn += [text(x(value), floor + 14, tick_label(value), "tick middle") for value in x.ticks(8)]
     drawn.append(text(sum(frame.x_range) / 2, floor + 32, "seconds", "label middle"))
-    return picture(frame, f"Timeline of a pipeline, {100 * timeline.bubble:.1f} % of it idle", *drawn)
+    return draw_picture(frame, f"Timeline of a pipeline, {100 * timeline.bubble:.1f} % of it idle", *drawn)
 
 
-def _box(slot: Slot, x: AxisScale, top: float) -> Markup:
-    left, right = x(slot.start), x(slot.end)
+def _draw_slot(slot: Slot, x: AxisScale, top: float) -> Markup:
+    x_left, right = x(slot.start), x(slot.end)
     work = slot.work
-    title = f"{_NAMES[work.kind]}, stage {work.stage}, microbatch {work.microbatch}: {duration(slot.end - slot.start)}"
-    box: Attributes = {"class": f"bar {_STAGE_COLOURS[work.kind]}", "x": left, "y": top + 2, "height": _STAGE_ROW - 5}
+    length = format_duration(slot.end - slot.start)
+    title = f"{_NAMES[work.kind]}, stage {work.stage}, microbatch {work.microbatch}: {length}"
+    box: Attributes = {"class": f"bar {_STAGE_COLOURS[work.kind]}", "x": x_left, "y": top + 2, "height": _STAGE_ROW - 5}
     # a thin gap keeps neighbours apart; with very many there is no room for one
-    gap = min(1.0, 0.15 * (right - left))
-    drawn = element("rect", {**box, "width": max(0.05, right - left - gap)}, element("title", {}, title))
-    if right - left < 24:
+    gap = min(1.0, 0.15 * (right - x_left))
+    drawn = make_element("rect", {**box, "width": max(0.05, right - x_left - gap)}, make_element("title", {}, title))
+    if right - x_left < 24:
         return drawn
-    number: Attributes = {"x": (left + right) / 2, "y": top + 15, "class": "tick middle halo"}
-    return Markup(drawn + element("text", number, str(work.microbatch)))
+    number: Attributes = {"x": (x_left + right) / 2, "y": top + 15, "class": "tick middle halo"}
+    return Markup(drawn + make_element("text", number, str(work.microbatch)))

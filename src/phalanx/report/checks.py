@@ -5,10 +5,10 @@ from typing import Any
 
 from phalanx.errors import PhalanxError
 from phalanx.report.bars import part_bars
-from phalanx.report.figures import amount, count, number, plural, words
+from phalanx.report.figures import count, format_amount, format_plural, number, words
 from phalanx.report.read import RunRecord
 from phalanx.report.shell import section
-from phalanx.report.svg import Markup, element
+from phalanx.report.svg import Markup, make_element
 from phalanx.report.tables import table
 from phalanx.train.records.proof import verify_run
 
@@ -16,7 +16,6 @@ _MOST = 64
 _KINDS = {
     "messages": "Drawn messages",
     "whole_step": "Whole step",
-    "third_party": "Third party",
     "owner": "Owner",
     "state": "State agreed",
 }
@@ -26,83 +25,89 @@ _COLOURS = ("f0", "f1", "f5")
 
 def checks_section(record: RunRecord) -> Markup | None:
     """Return the section; None where the summary says nothing of it."""
-    checks = _object(record.summary.get("checks"))
-    stages = {words(stage, 10): _object(row) for stage, row in list(checks.items())[:_MOST]}
+    checks = _as_object(record.summary.get("checks"))
+    stages = {words(stage, 10): _as_object(row) for stage, row in list(checks.items())[:_MOST]}
     if not stages:
         return None
     remark = (
         "Steps of each stage that were in other hands. Recomputed in full: all messages, the weight gradient and the "
         "update, by the owner or by somebody who was not convicted. In doubt: the work of a party that was convicted."
     )
-    parts = [(f"stage {stage}", _parts(record, stage, row)) for stage, row in stages.items()]
+    parts = [(f"stage {stage}", _cost_parts(record, stage, row)) for stage, row in stages.items()]
     drawn = part_bars(parts, count, "Steps of each stage by how they were checked", colours=_COLOURS)
     heads = ["Stage", "Steps", *(f"{name}, last step" for name in _KINDS.values())]
     rows = [
-        [stage, count(row.get("steps")), *(_last(_object(row.get(kind))) for kind in _KINDS)]
+        [stage, count(row.get("steps")), *(_last_words(_as_object(row.get(kind))) for kind in _KINDS)]
         for stage, row in stages.items()
     ]
-    return section("Checks", remark, drawn, table(heads, rows, "figures"), *_doubts(record), *_drifts(record))
+    return section(
+        "Checks", remark, drawn, table(heads, rows, "figures"), *_doubt_section(record), *_drift_section(record)
+    )
 
 
 def num_in_doubt(record: RunRecord) -> float:
     """Return how many steps of all stages together are in doubt."""
-    return sum(number(row.get("num_steps")) or 0.0 for row in _rows(record, "steps_in_doubt"))
+    return sum(number(row.get("num_steps")) or 0.0 for row in _list_rows(record, "steps_in_doubt"))
 
 
-def _parts(record: RunRecord, stage: str, row: dict[str, Any]) -> dict[str, float]:
-    steps = _number(row.get("steps"))
-    believed = min(steps, _number(_object(record.summary.get("steps_believed")).get(stage)))
+def _cost_parts(record: RunRecord, stage: str, row: dict[str, Any]) -> dict[str, float]:
+    steps = _as_number(row.get("steps"))
+    believed = min(steps, _as_number(_as_object(record.summary.get("steps_believed")).get(stage)))
     doubted = sum(
-        _number(found.get("num_steps"))
-        for found in _rows(record, "steps_in_doubt")
-        if words(found.get("stage"), 10) == stage
+        _as_number(row.get("num_steps"))
+        for row in _list_rows(record, "steps_in_doubt")
+        if words(row.get("stage"), 10) == stage
     )
     doubted = min(believed, doubted)
     return dict(zip(_PARTS, (steps - believed, believed - doubted, doubted), strict=True))
 
 
-def _last(row: dict[str, Any]) -> str:
+def _last_words(row: dict[str, Any]) -> str:
     if number(row.get("last")) is None:
         return "never"
-    return f"{amount(row['last'], 12)} ({count(row.get('steps'))} in all)"
+    return f"{format_amount(row['last'], 12)} ({count(row.get('steps'))} in all)"
 
 
-def _doubts(record: RunRecord) -> list[Markup]:
-    found = _rows(record, "steps_in_doubt")
-    if not found:
+def _doubt_section(record: RunRecord) -> list[Markup]:
+    doubts = _list_rows(record, "steps_in_doubt")
+    if not doubts:
         return []
     rows = [
         [
             words(row.get("party"), 80),
             words(row.get("stage"), 10),
             words(row.get("convicted_in"), 40),
-            f"{plural(_number(row.get('num_steps')), 'step')}: {_ranges(row.get('steps'))}",
-            "never" if number(row.get("last_verified")) is None else amount(row["last_verified"], 12),
+            f"{format_plural(_as_number(row.get('num_steps')), 'step')}: {_describe_ranges(row.get('steps'))}",
+            "never" if number(row.get("last_verified")) is None else format_amount(row["last_verified"], 12),
         ]
-        for row in found[:_MOST]
+        for row in doubts[:_MOST]
     ]
     back = record.summary.get("checkpoint_before_doubt")
     advice = (
         "No checkpoint of before them is left; they are in the weights."
         if number(back) is None
-        else f"They are in the weights; the checkpoint of step {amount(back, 12)} is of before them."
+        else f"They are in the weights; the checkpoint of step {format_amount(back, 12)} is of before them."
     )
     heads = ["Party", "Stage", "Convicted in step", "In doubt", "Last recomputed in full"]
-    return [element("h3", {}, "Steps in doubt"), element("p", {"class": "remark"}, advice), table(heads, rows)]
+    return [
+        make_element("h3", {}, "Steps in doubt"),
+        make_element("p", {"class": "remark"}, advice),
+        table(heads, rows),
+    ]
 
 
-def _drifts(record: RunRecord) -> list[Markup]:
-    found = _rows(record, "drifts")
-    if not found:
+def _drift_section(record: RunRecord) -> list[Markup]:
+    drifts = _list_rows(record, "drifts")
+    if not drifts:
         return []
     keys = ("party", "stage", "direction", "first_step", "last_step", "bias_sigmas")
-    rows = [[words(row.get(key), 60) for key in keys] for row in found[:_MOST]]
+    rows = [[words(row.get(key), 60) for key in keys] for row in drifts[:_MOST]]
     heads = ["Leans to one side", "Stage", "Direction", "First seen in step", "Last in step", "Strongest, sigmas"]
     remark = "Below the tolerance: seen and audited in full from then on, and nobody is blamed for it."
-    return [element("h3", {}, "Drifts"), element("p", {"class": "remark"}, remark), table(heads, rows)]
+    return [make_element("h3", {}, "Drifts"), make_element("p", {"class": "remark"}, remark), table(heads, rows)]
 
 
-def _ranges(value: Any) -> str:
+def _describe_ranges(value: Any) -> str:
     ranges = [item for item in value if isinstance(item, list) and len(item) == 2] if isinstance(value, list) else []
     shown = [
         words(first, 12) if first == last else f"{words(first, 12)} to {words(last, 12)}" for first, last in ranges
@@ -110,16 +115,16 @@ def _ranges(value: Any) -> str:
     return ", ".join(shown[:_MOST]) + (f" and {len(shown) - _MOST} more" if len(shown) > _MOST else "")
 
 
-def _rows(record: RunRecord, key: str) -> list[dict[str, Any]]:
+def _list_rows(record: RunRecord, key: str) -> list[dict[str, Any]]:
     value = record.summary.get(key)
     return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
 
 
-def _object(value: Any) -> dict[str, Any]:
+def _as_object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _number(value: Any) -> float:
+def _as_number(value: Any) -> float:
     return max(0.0, number(value) or 0.0)
 
 
@@ -128,7 +133,7 @@ _MAX_STEPS = 5000
 
 
 def proven_steps(run_dir: Path, record: RunRecord) -> str:
-    """Return what the audit log of a run proves, in one sentence, or why it proves nothing."""
+    """Return the proof that a run's audit log gives, in one sentence, or why it proves nothing."""
     num_steps = len(record.events_of("step"))
     if num_steps > _MAX_STEPS:
         return f"Not checked here: {num_steps} steps are on record; phalanx audit verify draws their audits again."

@@ -1,4 +1,4 @@
-"""The page of a dataset: every byte of every source kept or left out by a rule, and samples of what was left out."""
+"""The page of a dataset: every byte of every source kept or dropped by a rule, and samples of the dropped rows."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 from phalanx.config import printable
 from phalanx.data.build.look import read_report
 from phalanx.report.bars import part_bars
-from phalanx.report.figures import amount, count, number, size, words
-from phalanx.report.shell import section, shell, write_page
-from phalanx.report.svg import Markup, element
+from phalanx.report.figures import count, format_amount, number, size, words
+from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.svg import Markup, make_element
 from phalanx.report.tables import table
 
 PAGE = "report.html"
@@ -30,18 +30,20 @@ def write_data_report(directory: Path) -> Path:
 
 def render_data_report(report: Mapping[str, Any], name: str) -> str:
     """Return the whole page."""
-    sources = [one for one in report["sources"] if isinstance(one, dict)][:_MOST_SOURCES]
-    groups = [one for one in _listed(report.get("groups")) if isinstance(one, dict)]
+    sources = [source for source in report["sources"] if isinstance(source, dict)][:_MOST_SOURCES]
+    groups = [group for group in _as_list(report.get("groups")) if isinstance(group, dict)]
     parts = [
-        _head(name, sources, groups),
-        section("Every byte of every source", _ACCOUNT, _bars(sources), _account(sources)),
-        section("Steps", "In the order in which each document met them.", _steps(report, sources)),
-        section("Groups", "What a run mixes.", table(_GROUPS, [_group(one) for one in groups], "figures")),
-        section("Terms of use", "As the recipe states them.", table(_TERMS, [_terms(one) for one in sources])),
-        section("Samples of what was left out", _SAMPLED, *_samples(sources)),
-        section("Made with", "", table(("Library", "Version"), _versions(report), "figures")),
+        _page_head(name, sources, groups),
+        section("Every byte of every source", _ACCOUNT, _source_bars(sources), _account_table(sources)),
+        section("Steps", "In the order in which each document met them.", _step_table(report, sources)),
+        section("Groups", "What a run mixes.", table(_GROUPS, [_group_cells(group) for group in groups], "figures")),
+        section(
+            "Terms of use", "As the recipe states them.", table(_TERMS, [_term_cells(source) for source in sources])
+        ),
+        section("Samples of what was left out", _SAMPLED, *_sample_sections(sources)),
+        section("Made with", "", table(("Library", "Version"), _version_rows(report), "figures")),
     ]
-    return shell(f"Dataset {printable(name, 80)}", parts)
+    return page_shell(f"Dataset {printable(name, 80)}", parts)
 
 
 _ACCOUNT = (
@@ -56,35 +58,40 @@ _GROUPS = ("Group", "Split", "Documents", "Tokens")
 _TERMS = ("Source", "Licence", "Consent", "Kind", "Files")
 
 
-def _head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, Any]]) -> Markup:
-    raw = sum(_raw(one) for one in sources)
-    kept = sum(_of(one.get("kept"), "raw_bytes") for one in sources)
-    waiting = sum(_of(one, "documents") for source in sources for one in _fates(source, "quarantined").values())
+def _page_head(name: str, sources: Sequence[Source], groups: Sequence[Mapping[str, Any]]) -> Markup:
+    raw = sum(_raw_bytes(source) for source in sources)
+    kept_bytes = sum(_number_of(source.get("kept"), "raw_bytes") for source in sources)
+    waiting = sum(
+        _number_of(fate, "documents") for source in sources for fate in _fates_of(source, "quarantined").values()
+    )
     tiles = [
         ("Read", size(raw)),
-        ("Kept", f"{size(kept)} ({100 * kept / raw if raw else 0:.1f} %)"),
-        ("Documents", count(sum(_of(one, "documents") for one in groups))),
-        ("Tokens", count(sum(_of(one, "tokens") for one in groups))),
+        ("Kept", f"{size(kept_bytes)} ({100 * kept_bytes / raw if raw else 0:.1f} %)"),
+        ("Documents", count(sum(_number_of(group, "documents") for group in groups))),
+        ("Tokens", count(sum(_number_of(group, "tokens") for group in groups))),
         ("In quarantine", f"{count(waiting)} documents"),
     ]
     drawn = [
-        element(
-            "div", {"class": "tile"}, element("div", {"class": "name"}, key), element("div", {"class": "value"}, value)
+        make_element(
+            "div",
+            {"class": "tile"},
+            make_element("div", {"class": "name"}, key),
+            make_element("div", {"class": "value"}, value),
         )
         for key, value in tiles
     ]
-    return element(
+    return make_element(
         "header",
         {},
-        element("p", {"class": "run"}, "Dataset"),
-        element("h1", {}, words(name, 80)),
-        element("div", {"class": "tiles"}, *drawn),
+        make_element("p", {"class": "run"}, "Dataset"),
+        make_element("h1", {}, words(name, 80)),
+        make_element("div", {"class": "tiles"}, *drawn),
     )
 
 
-def _bars(sources: Sequence[Source]) -> Markup:
+def _source_bars(sources: Sequence[Source]) -> Markup:
     """Draw a bar for each source, with the steps that left out most as its parts."""
-    by_source = [_left_out(one) for one in sources]
+    by_source = [_left_out(source) for source in sources]
     total: dict[str, float] = {}
     for parts in by_source:
         for name, value in parts.items():
@@ -93,7 +100,7 @@ def _bars(sources: Sequence[Source]) -> Markup:
     named = largest[: _MOST_PARTS - 1]
     rows = []
     for source, parts in zip(sources, by_source, strict=True):
-        row = {"kept": _of(source.get("kept"), "raw_bytes"), **{name: parts.get(name, 0.0) for name in named}}
+        row = {"kept": _number_of(source.get("kept"), "raw_bytes"), **{name: parts.get(name, 0.0) for name in named}}
         if len(largest) > len(named):
             row["by other steps"] = sum(value for name, value in parts.items() if name not in named)
         rows.append((words(source.get("name"), 40), row))
@@ -101,43 +108,46 @@ def _bars(sources: Sequence[Source]) -> Markup:
 
 
 def _left_out(source: Source) -> dict[str, float]:
-    found = {step: _of(one, "raw_bytes") for step, one in _fates(source, "dropped").items()}
-    for step, one in _fates(source, "quarantined").items():
-        found[f"{step} (quarantine)"] = _of(one, "raw_bytes")
-    found["broken"] = _broken(source)
-    return {name: value for name, value in found.items() if value}
+    sizes = {step: _number_of(fate, "raw_bytes") for step, fate in _fates_of(source, "dropped").items()}
+    for step, fate in _fates_of(source, "quarantined").items():
+        sizes[f"{step} (quarantine)"] = _number_of(fate, "raw_bytes")
+    sizes["broken"] = _broken_bytes(source)
+    return {name: value for name, value in sizes.items() if value}
 
 
-def _account(sources: Sequence[Source]) -> Markup:
+def _account_table(sources: Sequence[Source]) -> Markup:
     rows = []
     for source in sources:
         name = words(source.get("name"), 40)
-        rows.append([name, "read", *_sizes(source.get("read"))])
-        rows.append(["", "kept", *_sizes(source.get("kept"))])
+        rows.append([name, "read", *_size_cells(source.get("read"))])
+        rows.append(["", "kept", *_size_cells(source.get("kept"))])
         for fate in ("dropped", "quarantined", "broken"):
-            for step, one in list(_fates(source, fate).items())[:_MOST_STEPS]:
-                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_sizes(one)])
+            for step, group in list(_fates_of(source, fate).items())[:_MOST_STEPS]:
+                rows.append(["", f"{_HOW[fate]} {words(step, 40)}", *_size_cells(group)])
     return table(("Source", "What became of it", "Documents", "Raw bytes", "Bytes of text"), rows, "figures")
 
 
-def _sizes(value: Any) -> list[str]:
-    return [count(_of(value, name)) for name in ("documents", "raw_bytes", "text_bytes")]
+def _size_cells(value: Any) -> list[str]:
+    return [count(_number_of(value, name)) for name in ("documents", "raw_bytes", "text_bytes")]
 
 
-def _steps(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
+def _step_table(report: Mapping[str, Any], sources: Sequence[Source]) -> Markup:
     rows = []
-    for step in _listed(report.get("steps"))[:_MOST_STEPS]:
+    for step in _as_list(report.get("steps"))[:_MOST_STEPS]:
         name = words(step.get("name"), 40) if isinstance(step, dict) else ""
         if not name:
             continue
-        told = {fate: sum(_of(_fates(one, fate).get(name), "documents") for one in sources) for fate in _FATES}
-        net = sum(_of(_fates(one, "edited").get(name), "net_bytes") for one in sources)
+        totals = {
+            fate: sum(_number_of(_fates_of(source, fate).get(name), "documents") for source in sources)
+            for fate in _FATES
+        }
+        net = sum(_number_of(_fates_of(source, "edited").get(name), "net_bytes") for source in sources)
         rows.append(
             [
                 name,
                 words(step.get("settings"), 200),
                 words(step.get("reference"), 120),
-                *(count(told[fate]) for fate in _FATES),
+                *(count(totals[fate]) for fate in _FATES),
                 f"{net:+.0f}" if net else "0",
             ]
         )
@@ -149,7 +159,7 @@ _HOW = {"dropped": "dropped by", "quarantined": "quarantined by", "broken": "bro
 _FATES = ("dropped", "quarantined", "released", "edited")
 
 
-def _group(one: Mapping[str, Any]) -> list[str]:
+def _group_cells(one: Mapping[str, Any]) -> list[str]:
     return [
         words(one.get("group"), 40),
         words(one.get("split"), 40),
@@ -158,59 +168,59 @@ def _group(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _terms(source: Source) -> list[str]:
+def _term_cells(source: Source) -> list[str]:
     return [
         *(words(source.get(name), 200) for name in ("name", "licence", "consent", "kind")),
         count(source.get("files")),
     ]
 
 
-def _versions(report: Mapping[str, Any]) -> list[list[str]]:
-    found = report.get("versions")
+def _version_rows(report: Mapping[str, Any]) -> list[list[str]]:
+    versions = report.get("versions")
     return (
-        [[words(name, 40), words(value, 40)] for name, value in sorted(found.items())]
-        if isinstance(found, dict)
+        [[words(name, 40), words(value, 40)] for name, value in sorted(versions.items())]
+        if isinstance(versions, dict)
         else []
     )
 
 
-def _samples(sources: Sequence[Source]) -> list[Markup]:
+def _sample_sections(sources: Sequence[Source]) -> list[Markup]:
     drawn = []
     for source in sources:
-        for step, lines in list(_fates(source, "samples").items())[:_MOST_STEPS]:
-            shown = [_sample(line) for line in _listed(lines)[:_MOST_SAMPLES] if isinstance(line, dict)]
+        for step, lines in list(_fates_of(source, "samples").items())[:_MOST_STEPS]:
+            shown = [_sample_cells(sample) for sample in _as_list(lines)[:_MOST_SAMPLES] if isinstance(sample, dict)]
             title = f"{words(source.get('name'), 40)}: {words(step, 40)}"
-            drawn.append(element("details", {}, element("summary", {}, title), *shown))
-    return drawn or [element("p", {"class": "quiet"}, "Nothing was left out.")]
+            drawn.append(make_element("details", {}, make_element("summary", {}, title), *shown))
+    return drawn or [make_element("p", {"class": "quiet"}, "Nothing was left out.")]
 
 
-def _sample(line: Mapping[str, Any]) -> Markup:
+def _sample_cells(line: Mapping[str, Any]) -> Markup:
     limit = f", limit {words(line.get('limit'), 60)}" if line.get("limit") not in ("", None) else ""
     value = line.get("value")
-    shown = amount(value) if isinstance(value, float) else words(value, 200)
+    shown = format_amount(value) if isinstance(value, float) else words(value, 200)
     reason = f"{words(line.get('fate'), 20)}: {words(line.get('measure'), 200)} {shown}{limit}"
-    parts = [element("p", {"class": "remark"}, f"{words(line.get('document'), 200)}: {reason}")]
+    parts = [make_element("p", {"class": "remark"}, f"{words(line.get('document'), 200)}: {reason}")]
     if line.get("excerpt"):
-        parts.append(element("pre", {}, words(line["excerpt"], _LONGEST)))
-    return element("div", {}, *parts)
+        parts.append(make_element("pre", {}, words(line["excerpt"], _LONGEST)))
+    return make_element("div", {}, *parts)
 
 
-def _raw(source: Source) -> float:
-    return _of(source.get("read"), "raw_bytes") + _broken(source)
+def _raw_bytes(source: Source) -> float:
+    return _number_of(source.get("read"), "raw_bytes") + _broken_bytes(source)
 
 
-def _broken(source: Source) -> float:
-    return sum(_of(one, "raw_bytes") for one in _fates(source, "broken").values())
+def _broken_bytes(source: Source) -> float:
+    return sum(_number_of(fate, "raw_bytes") for fate in _fates_of(source, "broken").values())
 
 
-def _of(value: Any, name: str) -> float:
+def _number_of(value: Any, name: str) -> float:
     return (number(value.get(name)) if isinstance(value, Mapping) else None) or 0.0
 
 
-def _fates(source: Source, name: str) -> dict[str, Any]:
-    found = source.get(name)
-    return found if isinstance(found, dict) else {}
+def _fates_of(source: Source, name: str) -> dict[str, Any]:
+    fates = source.get(name)
+    return fates if isinstance(fates, dict) else {}
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

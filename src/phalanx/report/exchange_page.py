@@ -4,9 +4,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.report.figures import amount, number, size, words
-from phalanx.report.shell import section, shell, write_page
-from phalanx.report.svg import AxisScale, Markup, PlotFrame, Shape, axes, element, legend, line, mark, picture
+from phalanx.report.figures import format_amount, number, size, words
+from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.svg import (
+    AxisScale,
+    Markup,
+    PlotFrame,
+    Shape,
+    draw_axes,
+    draw_legend,
+    draw_picture,
+    line,
+    make_element,
+    mark,
+)
 from phalanx.report.tables import table
 
 _SUMS: Mapping[str, tuple[str, int, Shape]] = {
@@ -34,11 +45,13 @@ def render_exchanges(result: Mapping[str, Any]) -> str:
     rows = [row for row in result["rows"] if number(row["seconds"]) is not None]
     sizes = sorted({row["bytes"] for row in rows}, reverse=True)[:_PICTURES]
     machine = result["machine"]
-    head = element(
+    head = make_element(
         "header",
         {},
-        element("p", {"class": "run"}, f"Measured on {words(machine.get('cpu'), 80)}, {machine.get('cores')} cores"),
-        element("h1", {}, "Exchanges between ranks"),
+        make_element(
+            "p", {"class": "run"}, f"Measured on {words(machine.get('cpu'), 80)}, {machine.get('cores')} cores"
+        ),
+        make_element("h1", {}, "Exchanges between ranks"),
     )
     remark = (
         "Time until every rank has the sum. The dashed line is what bandwidth alone allows: every rank must send "
@@ -48,23 +61,22 @@ def render_exchanges(result: Mapping[str, Any]) -> str:
     cells = [
         (
             words(row["op"], 40),
-            amount(row["ranks"]),
+            format_amount(row["ranks"]),
             size(row["bytes"]),
-            amount(1e3 * row["seconds"]),
-            amount(1e3 * row["cpu_s"]),
-            amount(row["over_bound"], 3),
+            format_amount(1e3 * row["seconds"]),
+            format_amount(1e3 * row["cpu_s"]),
+            format_amount(row["over_bound"], 3),
         )
         for row in rows
     ]
-    return shell("Exchanges between ranks", [head, *drawn, section("All of them", "", table(_HEADS, cells))])
+    return page_shell("Exchanges between ranks", [head, *drawn, section("All of them", "", table(_HEADS, cells))])
 
 
 def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
     """Draw milliseconds of the sums of one size over ranks, beside the bound.
 
     Args:
-        rows: Of the bench.
-        of: Bytes.
+        of: Size of the sums in bytes.
     """
     shown = [row for row in rows if row["bytes"] == of and row["op"] in _SUMS]
     bound = sorted({(row["ranks"], 1e3 * row["bound_s"]) for row in shown if row["bound_s"] is not None})
@@ -72,13 +84,16 @@ def exchange_chart(rows: Sequence[Row], of: int) -> Markup:
     highest = max((1e3 * row["seconds"] for row in shown), default=1.0)
     ranks = [row["ranks"] for row in shown] or [1]
     x, y = AxisScale(min(ranks), max(ranks), frame.x_range), AxisScale(0.0, 1.1 * highest, frame.y_range)
-    parts = [axes(frame, x, y, "ranks", "milliseconds"), line(bound, x, y, "held ksoft")]
+    parts = [draw_axes(frame, x, y, "ranks", "milliseconds"), line(bound, x, y, "held ksoft")]
     items: list[tuple[Shape, str, str]] = []
     for op, (name, colour, shape) in _SUMS.items():
         points = sorted((row["ranks"], 1e3 * row["seconds"]) for row in shown if row["op"] == op)
         css = f"k{colour} f{colour}"
         parts.append(line(points, x, y, f"curve k{colour}"))
-        parts += [mark(shape, x(at), y(value), css, f"{name}, {at} ranks: {value:.3g} ms") for at, value in points]
+        parts += [
+            mark(shape, x(x_value), y(value), css, f"{name}, {x_value} ranks: {value:.3g} ms")
+            for x_value, value in points
+        ]
         items += [(shape, css, name)] if points else []
     items.append(("dash", "ksoft", "bound by bandwidth"))
-    return picture(frame, f"Milliseconds to sum {size(of)} over ranks", *parts, legend(frame, items))
+    return draw_picture(frame, f"Milliseconds to sum {size(of)} over ranks", *parts, draw_legend(frame, items))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from phalanx.report.bars import name_bars
 from phalanx.report.shell import write_page
-from phalanx.report.svg import PlotFrame, standalone
+from phalanx.report.svg import PlotFrame, standalone_svg
 
 
 def write_fertility_svg(rows: Sequence[tuple[str, float]], out: Path) -> Path:
@@ -13,10 +13,9 @@ def write_fertility_svg(rows: Sequence[tuple[str, float]], out: Path) -> Path:
 
     Args:
         rows: Names and tokens for 100 bytes of text; at least one.
-        out: The new file.
 
     Returns:
         `out`.
     """
     bars = name_bars(rows, "{:.2f} tokens in 100 bytes".format, "Tokens in 100 bytes of text, by vocabulary")
-    return write_page(out, standalone(PlotFrame(height=16.0 + 28.0 * len(rows)), bars))
+    return write_page(out, standalone_svg(PlotFrame(height=16.0 + 28.0 * len(rows)), bars))

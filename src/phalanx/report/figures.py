@@ -40,7 +40,7 @@ def count(value: Any) -> str:
     return NOT_MEASURED if shown is None else f"{shown:,.0f}".replace(",", "\u2009")
 
 
-def amount(value: Any, digits: int = 4) -> str:
+def format_amount(value: Any, digits: int = 4) -> str:
     """Return a number with so many significant digits."""
     shown = number(value)
     return NOT_MEASURED if shown is None else f"{shown:.{digits}g}"
@@ -55,7 +55,7 @@ def size(value: float) -> str:
     return f"{value:.1f} TiB"
 
 
-def duration(value: Any) -> str:
+def format_duration(value: Any) -> str:
     """Return seconds as seconds, minutes or hours."""
     seconds = number(value)
     if seconds is None:
@@ -67,6 +67,6 @@ def duration(value: Any) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def plural(value: float, noun: str) -> str:
+def format_plural(value: float, noun: str) -> str:
     """Return ``1 step`` or ``3 steps``."""
     return f"{count(value)} {noun}" if value == 1 else f"{count(value)} {noun}s"

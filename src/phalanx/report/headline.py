@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Any
 
-from phalanx.report.figures import NOT_MEASURED, amount, count, duration, number, plural, words
+from phalanx.report.figures import NOT_MEASURED, count, format_amount, format_duration, format_plural, number, words
 from phalanx.report.read import RunRecord
 
 _MOST = 400
@@ -13,78 +13,183 @@ STATUS_WORDS = {"completed": "Completed", "failed": "Failed", "interrupted": "In
 
 def status(record: RunRecord) -> str:
     """Return the status as the summary has it, or ``unfinished``."""
-    found = record.summary.get("status")
-    return found if isinstance(found, str) and found in STATUS_WORDS else "unfinished"
+    state = record.summary.get("status")
+    return state if isinstance(state, str) and state in STATUS_WORDS else "unfinished"
 
 
 def headline(record: RunRecord) -> str:
-    """Return one sentence: what was attacked, found, repaired, and what it cost."""
+    """Return one sentence: what was found and repaired, what it cost, and no more than is known."""
     summary = record.summary
     if not summary:
         steps = len({row["step"] for row in record.metrics})
-        return f"No final figures: {plural(steps, 'step')} recorded so far."
+        return f"No final figures: {format_plural(steps, 'step')} recorded so far."
     split = split_facts(record)
     has_workers = not split or split.get("workers_see") is not None
-    parts = [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
-    parts += [_attacks(summary, record), *_blame(summary, record)] if has_workers else []
-    lost = number(summary.get("steps_lost"))
+    parts = [_worse(summary)]
+    parts += [words(split.get(key), _MOST) for key in ("worth", "workers_see") if split.get(key) is not None]
+    attacks = _format_attacks(summary, record) if has_workers and not rounds_facts(record) else ""
+    parts += [*_rounds(record), attacks or _trained(record), _pairs(summary)]
+    parts += _blame_sentences(summary, record) if has_workers else []
+    lost, unit = number(summary.get("steps_lost")), "round" if rounds_facts(record) else "step"
     if lost is not None:
-        parts.append(f"{plural(lost, 'step')} lost")
-    parts += [f"{plural(found, 'step')} {what}" for what in ("restarted", "skipped") if (found := _some(summary, what))]
+        parts.append(f"{format_plural(lost, unit)} lost")
     sentence = ", ".join(part for part in parts if part)
     return f"{sentence[:1].upper()}{sentence[1:]}."
 
 
-def tiles(record: RunRecord) -> list[tuple[str, str, str]]:
+def headline_tiles(record: RunRecord) -> list[tuple[str, str, str]]:
     """Return the figures at the top of the page as (name, value, remark)."""
     summary = record.summary
-    loss = f"{amount(summary.get('loss_first'))} → {amount(summary.get('loss_last'))}"
-    perplexity, classes = amount(summary.get("validation_perplexity")), classification_facts(record)
+    loss = f"{format_amount(summary.get('loss_first'))} → {format_amount(summary.get('loss_last'))}"
+    perplexity, classes = format_amount(summary.get("validation_perplexity")), classification_facts(record)
     before = number(summary.get("validation_perplexity_first"))
     unigram = number(summary.get("unigram_perplexity"))
     remarks = [f"{before:.4g} before training"] if before is not None else []
     remarks += [f"unigram model {unigram:.4g}"] if unigram is not None else []
+    rounds, pairs = rounds_facts(record), _object(summary.get("preferences"))
+    if classes:
+        measured = _accuracy_tile(classes)
+    elif pairs:
+        measured = _pair_accuracy(pairs)
+    else:
+        measured = ("Validation perplexity", perplexity, ", ".join(remarks))
+    last = [_sites(record)] if rounds else [_guard_tile(record)] if has_guard(record) or split_facts(record) else []
+    unit = "pair" if pairs else "text" if classes else "token"
     return [
-        ("Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
-        ("Training loss", loss, f"nats a {'text' if classes else 'token'}, first → last"),
-        _accuracy(classes) if classes else ("Validation perplexity", perplexity, ", ".join(remarks)),
-        ("Speed", _speed(summary), duration(summary.get("wall_s"))),
-        _guard(record),
-        ("World", _world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
+        ("Rounds" if rounds else "Steps", count(summary.get("steps")), f"{count(summary.get('tokens'))} tokens"),
+        ("Training loss", loss, f"nats a {unit}, first → last"),
+        measured,
+        ("Speed", _format_speed(summary), format_duration(summary.get("wall_s"))),
+        *last,
+        ("World", _format_world(summary.get("world")), f"seed {words(summary.get('seed'), 30)}"),
     ]
 
 
 def ends(record: RunRecord) -> list[str]:
     """Return sentences about an early end and about the best checkpoint; none where the run has neither."""
-    found, stopped, best = [], record.summary.get("stopped_early"), record.summary.get("best_checkpoint")
+    facts, stopped, best = [], record.summary.get("stopped_early"), record.summary.get("best_checkpoint")
     if isinstance(stopped, dict):
         row = {key: count(stopped.get(key)) for key in ("step", "best_step", "validations_without_improvement")}
-        found.append(
+        facts.append(
             f"The run ended early after step {row['step']}: {row['validations_without_improvement']} validations in a "
             f"row on {words(stopped.get('on'), 40)} brought nothing; the best was after step {row['best_step']}."
         )
     if isinstance(best, dict):
         doubt = " It holds steps that are in doubt." if best.get("in_doubt") is True else ""
-        found.append(
-            f"The best checkpoint is that of step {count(best.get('step'))}, with a loss of {amount(best.get('loss'))} "
+        facts.append(
+            f"The best checkpoint is that of step {count(best.get('step'))}, "
+            f"with a loss of {format_amount(best.get('loss'))} "
             f"on {words(best.get('on'), 40)}.{doubt}"
         )
-    return found
+    return facts
 
 
 def split_facts(record: RunRecord) -> dict[str, Any]:
-    """Return what the summary says of a split: mode, tier and what that is worth; empty for other runs."""
-    found = record.summary.get("split")
-    return found if isinstance(found, dict) else {}
+    """Return the summary's facts about a split: mode, tier and its worth; empty for other runs."""
+    facts = record.summary.get("split")
+    return facts if isinstance(facts, dict) else {}
 
 
 def classification_facts(record: RunRecord) -> dict[str, Any]:
-    """Return what the summary says of a classification; empty for other runs."""
-    found = record.summary.get("classification")
-    return found if isinstance(found, dict) else {}
+    """Return the summary's facts about a classification; empty for other runs."""
+    facts = record.summary.get("classification")
+    return facts if isinstance(facts, dict) else {}
 
 
-def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
+def rounds_facts(record: RunRecord) -> dict[str, Any]:
+    """Return what the summary says of the rounds of a federated run; empty for other runs."""
+    return _object(record.summary.get("federated"))
+
+
+def has_guard(record: RunRecord) -> bool:
+    """Whether anybody checked what other parties computed, as far as summary and run file say."""
+    mode = record.summary.get("guard")
+    return (mode if isinstance(mode, str) else guard_mode(record)) != "off"
+
+
+def worse_facts(record: RunRecord) -> list[str]:
+    """Return by which figures the model is worse than before training; empty where it is not, or nobody measured."""
+    found = record.summary.get("worse_than_before")
+    return [words(one, 120) for one in found[:8]] if isinstance(found, list) else []
+
+
+def _worse(summary: dict[str, Any]) -> str:
+    found = summary.get("worse_than_before")
+    named = ", ".join(words(one, 120) for one in found[:8]) if isinstance(found, list) else ""
+    return f"the model is worse than before training ({named})" if named else ""
+
+
+def _trained(record: RunRecord) -> str:
+    """What there is to say where nobody checked anybody: how long it trained."""
+    if rounds_facts(record) or split_facts(record):
+        return ""
+    steps = number(record.summary.get("steps"))
+    return "" if steps is None else f"{format_plural(steps, 'step')} trained"
+
+
+def _rounds(record: RunRecord) -> list[str]:
+    """The rounds, sites and privacy of a federated run; nothing of other runs."""
+    facts = rounds_facts(record)
+    if not facts:
+        return []
+    sites, out = facts.get("sites"), _object(facts.get("excluded"))
+    number_of = len(sites) if isinstance(sites, list) else 0
+    rounds = number(record.summary.get("steps"))
+    parts = [f"{format_plural(rounds or 0, 'round')} of {format_plural(number_of, 'site')}"]
+    parts.append(f"the owner sees {words(facts.get('owner_sees'), 160)}")
+    parts += [f"{words(site, 60)} is asked no more ({words(reason, 80)})" for site, reason in list(out.items())[:8]]
+    return [*parts, _spent(record)]
+
+
+def _spent(record: RunRecord) -> str:
+    """What of a privacy budget is spent, and whose data it protects."""
+    told = _object(record.summary.get("privacy"))
+    if not told:
+        return ""
+    bound = f"epsilon {format_amount(told.get('epsilon_spent'))} of {format_amount(told.get('epsilon'))}"
+    return f"{bound} spent, which protects {words(told.get('example'), 80)}"
+
+
+def _pairs(summary: dict[str, Any]) -> str:
+    pairs = _object(summary.get("preferences"))
+    if number(pairs.get("accuracy")) is None:
+        return ""
+    return (
+        f"accuracy {format_amount(pairs['accuracy'])} and margin {format_amount(pairs.get('margin'))} on held-out pairs"
+    )
+
+
+def _pair_accuracy(pairs: dict[str, Any]) -> tuple[str, str, str]:
+    """How often the better answer of a held-out pair is worth more, and by how much."""
+    names = {
+        "margin": "margin",
+        "before training": "accuracy_first",
+        "margin before": "margin_first",
+        "loss of a pair": "loss",
+    }
+    remarks = [
+        f"{name} {format_amount(pairs[key])}" for name, key in names.items() if number(pairs.get(key)) is not None
+    ]
+    return ("Accuracy on pairs", format_amount(pairs.get("accuracy")), ", ".join(remarks))
+
+
+def _sites(record: RunRecord) -> tuple[str, str, str]:
+    facts = rounds_facts(record)
+    sites, out = facts.get("sites"), _object(facts.get("excluded"))
+    total = len(sites) if isinstance(sites, list) else 0
+    remarks = [
+        words(sites, 240),
+        f"{words(facts.get('algorithm'), 20)}, {words(facts.get('aggregator'), 20)}",
+        _spent(record),
+    ]
+    return ("Sites", f"{total - len(out)} of {total}", ", ".join(remark for remark in remarks if remark))
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _accuracy_tile(facts: dict[str, Any]) -> tuple[str, str, str]:
     """How often the class of a held-out text was found, and how often without a model."""
     names = {
         "macro-F1": "macro_f1",
@@ -92,19 +197,21 @@ def _accuracy(facts: dict[str, Any]) -> tuple[str, str, str]:
         "TF-IDF": "tfidf_accuracy",
         "largest class": "majority_accuracy",
     }
-    remarks = [f"{name} {amount(facts[key])}" for name, key in names.items() if number(facts.get(key)) is not None]
+    remarks = [
+        f"{name} {format_amount(facts[key])}" for name, key in names.items() if number(facts.get(key)) is not None
+    ]
     task = f"{words(facts.get('task'), 40)}, {count(facts.get('classes'))} classes"
-    return ("Accuracy", amount(facts.get("accuracy")), ", ".join([task, *remarks]))
+    return ("Accuracy", format_amount(facts.get("accuracy")), ", ".join([task, *remarks]))
 
 
-def _guard(record: RunRecord) -> tuple[str, str, str]:
+def _guard_tile(record: RunRecord) -> tuple[str, str, str]:
     split = split_facts(record)
     if split:
         seen = [words(split["workers_see"], _MOST)] if split.get("workers_see") is not None else []
-        audits = [f"{count(record.summary.get('audits'))} audits", _takeovers(record.summary)] if seen else []
+        audits = [f"{count(record.summary.get('audits'))} audits", _format_takeovers(record.summary)] if seen else []
         remarks = [words(split.get("worth"), 120), *seen, *audits, _shut_out(split)]
         return ("Split", words(split.get("mode"), 20), ", ".join(remark for remark in remarks if remark))
-    remarks = [_preset(record.summary), _takeovers(record.summary), _guarantees(record.summary)]
+    remarks = [_format_preset(record.summary), _format_takeovers(record.summary), _format_guarantees(record.summary)]
     return ("Audits", count(record.summary.get("audits")), ", ".join(remark for remark in remarks if remark))
 
 
@@ -115,7 +222,9 @@ def _shut_out(split: dict[str, Any]) -> str:
     if not isinstance(excluded, dict) or not excluded:
         return ""
     named = [
-        f"{words(name, 40)} ({words(one.get('reason'), 20)})" for name, one in excluded.items() if isinstance(one, dict)
+        f"{words(name, 40)} ({words(site.get('reason'), 20)})"
+        for name, site in excluded.items()
+        if isinstance(site, dict)
     ]
     return f"shut out: {', '.join(named)}"
 
@@ -127,74 +236,73 @@ def guard_mode(record: RunRecord) -> str | None:
     return mode if isinstance(mode, str) else None
 
 
-def _speed(summary: dict[str, Any]) -> str:
-    known = number(summary.get("tokens_per_s"))
-    return NOT_MEASURED if known is None else f"{count(known) if known >= 100 else amount(known, 3)} tokens/s"
+def _format_speed(summary: dict[str, Any]) -> str:
+    rate = number(summary.get("tokens_per_s"))
+    return NOT_MEASURED if rate is None else f"{count(rate) if rate >= 100 else format_amount(rate, 3)} tokens/s"
 
 
-def _takeovers(summary: dict[str, Any]) -> str:
-    known = number(summary.get("takeovers"))
-    return "" if known is None else plural(known, "takeover")
+def _format_takeovers(summary: dict[str, Any]) -> str:
+    takeovers = number(summary.get("takeovers"))
+    return "" if takeovers is None else format_plural(takeovers, "takeover")
 
 
-def _preset(summary: dict[str, Any]) -> str:
+def _format_preset(summary: dict[str, Any]) -> str:
     return f"preset {words(summary['preset'], 20)}" if isinstance(summary.get("preset"), str) else ""
 
 
-def _guarantees(summary: dict[str, Any]) -> str:
-    """How many stages in other hands have had which guarantee at worst."""
-    found = summary.get("guarantees")
-    names = [name for name in found.values() if isinstance(name, str)] if isinstance(found, dict) else []
+def _format_guarantees(summary: dict[str, Any]) -> str:
+    """Return the numbers of stages in other hands by their worst guarantee."""
+    guarantees = summary.get("guarantees")
+    names = [name for name in guarantees.values() if isinstance(name, str)] if isinstance(guarantees, dict) else []
     return ", ".join(f"{times} {words(name, 20)}" for name, times in Counter(names).items() if name != "own")
 
 
-def _world(world: Any) -> str:
+def _format_world(world: Any) -> str:
     if isinstance(world, dict) and world and all(number(value) is not None for value in world.values()):
         return ", ".join(f"{words(value, 12)} {words(key, 20)}" for key, value in list(world.items())[:4])
     return NOT_MEASURED if world is None else words(world, 60)
 
 
-def _attacks(summary: dict[str, Any], record: RunRecord) -> str:
+def _format_attacks(summary: dict[str, Any], record: RunRecord) -> str:
+    """What of attacks was found; of a run without a drill, what audits have shown, and nothing where nobody audits."""
     injected, found = number(summary.get("attacks_injected")), number(summary.get("detections"))
-    off = " (the guard was off)" if guard_mode(record) == "off" else ""
-    if injected is None:
-        return f"whether anybody attacked is not known{off}"
-    if injected == 0:
-        return f"nobody attacked{off}"
-    if found is None:
-        return f"{plural(injected, 'step')} attacked, nobody checked{off}"
-    return f"{count(found)} of {count(injected)} attacked steps detected{off}"
+    if injected:
+        off = " (the guard was off)" if guard_mode(record) == "off" else ""
+        if found is None:
+            return f"{format_plural(injected, 'step')} attacked, nobody checked{off}"
+        return f"{count(found)} of {count(injected)} attacked steps detected{off}"
+    if not has_guard(record) or summary.get("evicted") or summary.get("verdicts"):
+        return ""
+    audits = number(summary.get("audits"))
+    return f"no lie was found in {format_plural(audits, 'audit')}" if audits else "nothing was audited"
 
 
-def _blame(summary: dict[str, Any], record: RunRecord) -> list[str]:
+def _blame_sentences(summary: dict[str, Any], record: RunRecord) -> list[str]:
     parts = []
     evicted = summary.get("evicted")
     if isinstance(evicted, list) and evicted:
         stages = _stages_by_party(record)
         named = [
-            words(party, 60) + (f" (stage\u00a0{words(stages[party], 10)})" if _known(party, stages) else "")
+            words(party, 60) + (f" (stage\u00a0{words(stages[party], 10)})" if _is_named(party, stages) else "")
             for party in evicted[:8]
         ]
         more = f" and {len(evicted) - 8} more" if len(evicted) > 8 else ""
         parts.append(f"{', '.join(named)}{more} evicted")
     false = number(summary.get("false_accusations"))
-    if false is not None:
-        parts.append(plural(false, "false accusation"))
+    # who lied is known of a drill alone
+    if false is not None and (false or number(summary.get("attacks_injected"))):
+        parts.append(format_plural(false, "false accusation"))
     return parts
 
 
-def _some(summary: dict[str, Any], what: str) -> float:
-    return number(summary.get(f"steps_{what}")) or 0
-
-
-def _known(party: Any, stages: dict[str, Any]) -> bool:
+def _is_named(party: Any, stages: dict[str, Any]) -> bool:
     return isinstance(party, str) and party in stages
 
 
 def _stages_by_party(record: RunRecord) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    parties: dict[str, Any] = {}
     for event in record.events_of("verdict", "evicted", "stage_assigned"):
         party, stage = event["body"].get("party"), event["body"].get("stage")
         if isinstance(party, str) and number(stage) is not None:
-            found.setdefault(party, stage)
-    return found
+            parties.setdefault(party, stage)
+    return parties

@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from phalanx.errors import InputError
-from phalanx.report.figures import amount, number, words
+from phalanx.errors import InputError, writing_cure
+from phalanx.report.figures import format_amount, number, words
 from phalanx.report.read import read_run
 from phalanx.report.svg import (
     AxisScale,
     Markup,
     PlotFrame,
     Shape,
-    axes,
-    element,
-    hover,
+    draw_axes,
+    draw_legend,
+    draw_picture,
+    hover_band,
     join,
-    legend,
     line,
+    make_element,
     mark,
-    picture,
-    standalone,
+    standalone_svg,
     text,
 )
 
@@ -44,11 +44,11 @@ class Curve:
 
     Attributes:
         label: Name of the run, or of the series.
-        colour: Which of the seven colours.
+        colour: Number of one of the 7 colours.
         loss: Training loss by step; None where it was not finite.
         validation: Validation loss by step; drawn when the curve is the only one.
         attacked: Steps that were attacked, and whether each was repaired before it was used.
-        per: What a loss is of: a token, or a text.
+        per: Unit of a loss: a token, or a text.
         named: Loss on each further validation set by step; drawn when the curve is the only one.
     """
 
@@ -63,8 +63,8 @@ class Curve:
     @property
     def held_out(self) -> dict[str, list[Point]]:
         """Every validation curve by the name that the legend shows."""
-        own = {"validation": self.validation} if self.validation else {}
-        return {**own, **self.named}
+        curves = {"validation": self.validation} if self.validation else {}
+        return {**curves, **self.named}
 
 
 def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Curve:
@@ -86,15 +86,15 @@ def curve_of(rows: Iterable[dict[str, Any]], label: str, colour: int = 0) -> Cur
             # of a classification
             validation.append((step, held_out))
             per = "text"
-        for name, found in _named(row):
-            named.setdefault(name, []).append((step, found))
+        for name, named_loss in _named_losses(row):
+            named.setdefault(name, []).append((step, named_loss))
         if row.get("attacked") is True or row.get("repaired") is True:
             attacked[step] = row.get("repaired") is True
     shown = dict(itertools.islice(named.items(), _MOST_SETS))
     return Curve(label, colour, loss, validation, attacked, per, shown)
 
 
-def _named(row: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
+def _named_losses(row: dict[str, Any]) -> Iterator[tuple[str, float | None]]:
     """Yield the losses of a row on further validation sets."""
     sets = row.get("validation_sets")
     for name, figures in sets.items() if isinstance(sets, dict) else ():
@@ -108,12 +108,11 @@ def loss_chart(
     """Draw the curves; None when there is not one finite loss.
 
     Args:
-        frame: Size of the picture.
         curves: At least one; drawn in order, the last on top.
         levels: Named losses to compare with, drawn as dashed lines.
         hovers: Show the figures of a step under the pointer.
     """
-    single = [point for one in curves[0].held_out.values() for point in one] if len(curves) == 1 else []
+    single = [point for entry in curves[0].held_out.values() for point in entry] if len(curves) == 1 else []
     points = [point for curve in curves for point in curve.loss] + single
     shown = [value for _, value in points if value is not None]
     steps = [step for curve in curves for step, _ in curve.loss]
@@ -124,30 +123,30 @@ def loss_chart(
     y = _loss_scale(shown + [value for _, value in near], frame)
     x = AxisScale(min(steps), max(steps), frame.x_range)
     unit = f"nats a {curves[0].per}" + (", log scale" if y.log else "")
-    parts: list[str] = [axes(frame, x, y, "step", f"loss ({unit})")]
+    parts: list[str] = [draw_axes(frame, x, y, "step", f"loss ({unit})")]
     for row, curve in enumerate(curves):
         # equal runs lie on each other: the first is a wide pale band that shows below the others
-        parts.append(_training(x, y, curve, wide=row == 0 and len(curves) > 1))
+        parts.append(_training_line(x, y, curve, wide=row == 0 and len(curves) > 1))
         if len(curves) == 1:
-            parts.append(_validation(x, y, curve))
+            parts.append(_validation_line(x, y, curve))
     for name, value in near:
-        parts.append(_level(frame, y, name, value))
+        parts.append(_level_line(frame, y, name, value))
     for row, curve in enumerate(curves):
-        parts.append(_attacks(frame, x, y, curve, row))
-    parts.append(legend(frame, _legend_items(curves)))
+        parts.append(_attack_marks(frame, x, y, curve, row))
+    parts.append(draw_legend(frame, _legend_items(curves)))
     if hovers:
-        parts.append(_hovers(frame, x, curves))
+        parts.append(_hover_bands(frame, x, curves))
     names = ", ".join(curve.label for curve in curves)
-    return picture(frame, f"Loss over {len(set(steps))} steps: {names}", *parts)
+    return draw_picture(frame, f"Loss over {len(set(steps))} steps: {names}", *parts)
 
 
-def smooth(points: Sequence[Point], radius: int) -> list[Point]:
+def smooth_points(points: Sequence[Point], radius: int) -> list[Point]:
     """Return the mean of each point and its neighbours; a missing value stays a gap."""
     result: list[Point] = []
     for index, (step, value) in enumerate(points):
         window = points[max(0, index - radius) : index + radius + 1]
-        known = [other for _, other in window if other is not None]
-        result.append((step, None if value is None else sum(known) / len(known)))
+        values = [other for _, other in window if other is not None]
+        result.append((step, None if value is None else sum(values) / len(values)))
     return result
 
 
@@ -159,21 +158,25 @@ def _loss_scale(values: Sequence[float], frame: PlotFrame) -> AxisScale:
     return AxisScale(low - pad, high + pad, frame.y_range)
 
 
-def _training(x: AxisScale, y: AxisScale, curve: Curve, *, wide: bool) -> Markup:
+def _training_line(x: AxisScale, y: AxisScale, curve: Curve, *, wide: bool) -> Markup:
     colour = f"k{curve.colour}"
     if len(curve.loss) < _SMOOTH_FROM:
         return line(curve.loss, x, y, f"{'wide' if wide else 'curve'} {colour}")
-    even = smooth(curve.loss, max(2, len(curve.loss) // 80))
+    even = smooth_points(curve.loss, max(2, len(curve.loss) // 80))
     if wide:
         return line(even, x, y, f"wide {colour}")
     return join([line(curve.loss, x, y, f"raw {colour}"), line(even, x, y, f"curve {colour}")])
 
 
-def _validation(x: AxisScale, y: AxisScale, curve: Curve) -> Markup:
+def _validation_line(x: AxisScale, y: AxisScale, curve: Curve) -> Markup:
     parts = []
     for colour, points in zip(_held_out_colours(curve), curve.held_out.values(), strict=True):
         parts.append(line(points, x, y, f"held {colour}"))
-        parts += [mark("dot", x(at), y(value), f"{colour} f{colour[1:]}") for at, value in points if value is not None]
+        parts += [
+            mark("dot", x(position), y(value), f"{colour} f{colour[1:]}")
+            for position, value in points
+            if value is not None
+        ]
     return join(parts)
 
 
@@ -182,31 +185,31 @@ def _held_out_colours(curve: Curve) -> list[str]:
     return [f"k{_SET_COLOURS[number % len(_SET_COLOURS)]}" for number in range(len(curve.held_out))]
 
 
-def _attacks(frame: PlotFrame, x: AxisScale, y: AxisScale, curve: Curve, row: int) -> Markup:
+def _attack_marks(frame: PlotFrame, x: AxisScale, y: AxisScale, curve: Curve, row: int) -> Markup:
     floor, _ = frame.y_range
     losses = dict(curve.loss)
     parts = []
     for step, repaired in curve.attacked.items():
-        at, bottom = x(step), floor - 2 - 8 * row
-        ends = {"x1": at, "x2": at, "y1": bottom, "y2": bottom - 6}
-        parts.append(element("line", {"class": f"rug {'kgood' if repaired else 'kbad'}", **ends}))
+        x_step, bottom = x(step), floor - 2 - 8 * row
+        ends = {"x1": x_step, "x2": x_step, "y1": bottom, "y2": bottom - 6}
+        parts.append(make_element("line", {"class": f"rug {'kgood' if repaired else 'kbad'}", **ends}))
         if len(curve.attacked) > _MAX_MARKS:
             continue
         value = losses.get(step)
         height = frame.y_range[1] + 8 if value is None else y(value)
-        parts.append(element("line", {"class": "drop", "x1": at, "x2": at, "y1": floor, "y2": height + 8}))
-        shape, css = _sign(repaired)
-        parts.append(mark(shape, at, height, css))
+        parts.append(make_element("line", {"class": "drop", "x1": x_step, "x2": x_step, "y1": floor, "y2": height + 8}))
+        shape, css = _attack_sign(repaired)
+        parts.append(mark(shape, x_step, height, css))
     return join(parts)
 
 
-def _level(frame: PlotFrame, y: AxisScale, name: str, value: float) -> Markup:
-    left, right = frame.x_range
-    at = y(value)
+def _level_line(frame: PlotFrame, y: AxisScale, name: str, value: float) -> Markup:
+    x_left, right = frame.x_range
+    y_level = y(value)
     return join(
         [
-            element("line", {"class": "level", "x1": left, "x2": right, "y1": at, "y2": at}),
-            text(right - 4, at - 5, f"{name}: {value:.2f}", "legend end halo"),
+            make_element("line", {"class": "level", "x1": x_left, "x2": right, "y1": y_level, "y2": y_level}),
+            text(right - 4, y_level - 5, f"{name}: {value:.2f}", "legend end halo"),
         ]
     )
 
@@ -220,12 +223,12 @@ def _legend_items(curves: Sequence[Curve]) -> list[tuple[Shape, str, str]]:
         items += [("dot", f"{colour} f{colour[1:]}", name) for colour, name in sets]
     signs = {repaired for curve in curves for repaired in curve.attacked.values()}
     for repaired in sorted(signs, reverse=True):
-        shape, css = _sign(repaired)
+        shape, css = _attack_sign(repaired)
         items.append((shape, css, "attacked, repaired" if repaired else "attacked, not repaired"))
     return items
 
 
-def _hovers(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
+def _hover_bands(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
     steps = sorted({step for curve in curves for step, _ in curve.loss})
     stride = max(1, math.ceil(len(steps) / _MAX_BANDS))
     losses = [
@@ -238,16 +241,16 @@ def _hovers(frame: PlotFrame, x: AxisScale, curves: Sequence[Curve]) -> Markup:
         for curve, loss, validation in losses:
             if step in loss:
                 value = loss[step]
-                lines.append(f"{curve.label}: {'no finite value' if value is None else amount(value)}")
-            lines += [f"{name}: {amount(found[step])}" for name, found in validation.items() if step in found]
+                lines.append(f"{curve.label}: {'no finite value' if value is None else format_amount(value)}")
+            lines += [f"{name}: {format_amount(losses[step])}" for name, losses in validation.items() if step in losses]
             if step in curve.attacked:
                 lines.append("attacked, repaired" if curve.attacked[step] else "attacked, not repaired")
         following = steps[min(index + stride, len(steps) - 1)]
-        parts.append(hover(x(step), x(following), frame, "\n".join(lines)))
+        parts.append(hover_band(x(step), x(following), frame, "\n".join(lines)))
     return join(parts)
 
 
-def _sign(repaired: bool) -> tuple[Shape, str]:
+def _attack_sign(repaired: bool) -> tuple[Shape, str]:
     return ("diamond", "kgood hollow") if repaired else ("cross", "kbad")
 
 
@@ -260,7 +263,6 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
 
     Args:
         run_dirs: Run directories by the name that the legend shows; drawn in order, the last on top.
-        out: Where the picture goes.
 
     Returns:
         `out`.
@@ -281,7 +283,7 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     drawn = loss_chart(frame, curves, hovers=False)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(standalone(frame, drawn or Markup("")), encoding="utf-8")
+        out.write_text(standalone_svg(frame, drawn or Markup("")), encoding="utf-8")
     except OSError as exc:
-        raise InputError(f"{out}: cannot be written ({exc.strerror}); free or allow it") from exc
+        raise InputError(f"{out}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     return out

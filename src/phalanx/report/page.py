@@ -4,15 +4,15 @@ import math
 from pathlib import Path
 from typing import Any
 
-from phalanx.report.bars import Bar, bins, name_bars, step_bars
+from phalanx.report.bars import Bar, bin_rows, name_bars, step_bars
 from phalanx.report.checks import checks_section, num_in_doubt, proven_steps
-from phalanx.report.figures import amount, count, duration, number, plural, size, words
-from phalanx.report.headline import STATUS_WORDS, ends, headline, status, tiles
+from phalanx.report.figures import count, format_amount, format_duration, format_plural, number, size, words
+from phalanx.report.headline import STATUS_WORDS, ends, has_guard, headline, headline_tiles, status, worse_facts
 from phalanx.report.histograms import histograms_section
 from phalanx.report.loss import curve_of, loss_chart
 from phalanx.report.read import Row, RunRecord, read_run
-from phalanx.report.shell import section, shell, write_page
-from phalanx.report.svg import Markup, PlotFrame, Shape, element
+from phalanx.report.shell import page_shell, section, write_page
+from phalanx.report.svg import Markup, PlotFrame, Shape, make_element
 from phalanx.report.tables import cost_table, sites_section, stage_table, table, validation_table
 from phalanx.report.timeline import timeline
 from phalanx.report.verdicts import verdict_list
@@ -27,7 +27,7 @@ def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into a run directory, finished or not.
 
     Args:
-        run_dir: What ``phalanx train`` left; files may be missing or broken off.
+        run_dir: Directory of ``phalanx train``; files may be missing or broken off.
 
     Returns:
         The path of the page.
@@ -56,135 +56,144 @@ def report_page(run_dir: Path) -> str:
 def render(record: RunRecord) -> str:
     """Return the whole page."""
     sections = [
-        _top(record),
-        _notes(record),
-        _loss(record),
-        _samples(record),
+        _page_top(record),
+        _note_section(record),
+        _loss_section(record),
+        _sample_section(record),
         sites_section(record),
         histograms_section(record),
-        section(
-            "Verdicts",
-            "Who was found guilty of what; open one to see what it rests on.",
-            verdict_list(record),
-        ),
-        _audits(record),
+        *(_found(record) if has_guard(record) else ()),
         checks_section(record),
-        _phases(record),
-        _costs(record),
-        _links(record),
-        _stages(record),
-        _events(record),
-        _settings(record),
+        _phase_section(record),
+        _cost_section(record),
+        _link_section(record),
+        _stage_section(record),
+        _event_section(record),
+        _settings_section(record),
     ]
-    return shell(f"{words(record.name, 80)} · Phalanx", [part for part in sections if part is not None])
+    return page_shell(f"{words(record.name, 80)} · Phalanx", [part for part in sections if part is not None])
 
 
-def _top(record: RunRecord) -> Markup:
-    found = status(record)
-    pill = element("span", {"class": f"status {found}"}, STATUS_WORDS.get(found, "Not finished"))
+def _page_top(record: RunRecord) -> Markup:
+    state = status(record)
+    pill = make_element("span", {"class": f"status {state}"}, STATUS_WORDS.get(state, "Not finished"))
     steps = num_in_doubt(record)
-    doubt = [" ", element("span", {"class": "status failed"}, f"{plural(steps, 'step')} in doubt")] if steps else []
+    doubt = (
+        [" ", make_element("span", {"class": "status failed"}, f"{format_plural(steps, 'step')} in doubt")]
+        if steps
+        else []
+    )
+    doubt += [" ", make_element("span", {"class": "status failed"}, "worse than before")] if worse_facts(record) else []
     cards = [
-        element(
+        make_element(
             "div",
             {"class": "tile"},
-            element("div", {"class": "name"}, name),
-            element("div", {"class": "value"}, value),
-            element("div", {"class": "name"}, remark),
+            make_element("div", {"class": "name"}, name),
+            make_element("div", {"class": "value"}, value),
+            make_element("div", {"class": "name"}, remark),
         )
-        for name, value, remark in tiles(record)
+        for name, value, remark in headline_tiles(record)
     ]
-    return element(
+    return make_element(
         "header",
         {},
-        element("p", {"class": "run"}, "Phalanx run ", element("bdi", {}, words(record.name, 120)), " ", pill, *doubt),
-        element("h1", {}, headline(record)),
-        element("div", {"class": "tiles"}, *cards) if record.summary else "",
+        make_element(
+            "p", {"class": "run"}, "Phalanx run ", make_element("bdi", {}, words(record.name, 120)), " ", pill, *doubt
+        ),
+        make_element("h1", {}, headline(record)),
+        make_element("div", {"class": "tiles"}, *cards) if record.summary else "",
     )
 
 
-def _loss(record: RunRecord) -> Markup | None:
+def _loss_section(record: RunRecord) -> Markup | None:
     unigram = number(record.summary.get("unigram_perplexity"))
     levels = [("unigram model", math.log(unigram))] if unigram is not None and unigram > 0 else []
     drawn = loss_chart(PlotFrame(height=340.0), [curve_of(record.metrics, "training")], levels)
     if drawn is None:
-        return _absent("Loss", "No finite loss was recorded.")
+        return _absent_section("Loss", "No finite loss was recorded.")
     sets = validation_table(record)
-    remark = " ".join(["Attacked steps are marked; a repaired step used the exact gradient.", *ends(record)])
+    marks = ["Attacked steps are marked; a repaired step used the exact gradient."] if has_guard(record) else []
+    remark = " ".join([*marks, *ends(record)])
     return section("Loss", remark, drawn, "" if sets is None else sets)
 
 
-def _samples(record: RunRecord) -> Markup | None:
+def _sample_section(record: RunRecord) -> Markup | None:
     """The latest texts that the model wrote."""
-    found = [row for row in record.metrics if isinstance(row.get("samples"), list)]
-    if not found:
+    recorded = [row for row in record.metrics if isinstance(row.get("samples"), list)]
+    if not recorded:
         return None
-    texts = [one for one in found[-1]["samples"][:_MAX_SAMPLES] if isinstance(one, dict)]
-    rows = [[words(one.get("prompt"), 1000), words(one.get("text"), 4000)] for one in texts]
-    remark = f"After step {count(found[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
+    texts = [sample for sample in recorded[-1]["samples"][:_MAX_SAMPLES] if isinstance(sample, dict)]
+    rows = [[words(sample.get("prompt"), 1000), words(sample.get("text"), 4000)] for sample in texts]
+    remark = f"After step {count(recorded[-1]['step'] + 1)}; metrics.jsonl has those of every validation."
     return section("Texts of the model", remark, table(["Prompt", "Continuation"], rows))
 
 
-def _audits(record: RunRecord) -> Markup | None:
-    if not _sum(record.metrics, "audits"):
-        return _absent("Audits", f"No audit was recorded. {words(record.proof, 600)}")
+def _found(record: RunRecord) -> list[Markup | None]:
+    """What the guard found, and how often it looked."""
+    remark = "Who was found guilty of what; open one to see what it rests on."
+    return [section("Verdicts", remark, verdict_list(record)), _audit_section(record)]
+
+
+def _audit_section(record: RunRecord) -> Markup | None:
+    if not _sum_column(record.metrics, "audits"):
+        return _absent_section("Audits", f"No audit was recorded. {words(record.proof, 600)}")
     bars, signs = [], set()
-    for group in bins(record.metrics):
-        audits, alarms = _sum(group, "audits"), _sum(group, "alarms")
+    for group in bin_rows(record.metrics):
+        audits, alarms = _sum_column(group, "audits"), _sum_column(group, "alarms")
         repeats = sum(max(0.0, (number(row.get("attempts")) or 1.0) - 1.0) for row in group)
         sign: tuple[Shape, str] | None = ("triangle", "kbad fbad") if alarms else None
         signs |= {sign} if sign else set()
-        title = f"{_steps(group)}\n{count(audits)} audits, {count(alarms)} alarms, {count(repeats)} repeats"
-        bars.append(Bar(*_ends(group), [("f0", audits / len(group))], title, sign))
+        title = f"{_describe_steps(group)}\n{count(audits)} audits, {count(alarms)} alarms, {count(repeats)} repeats"
+        bars.append(Bar(*_group_ends(group), [("f0", audits / len(group))], title, sign))
     items: list[tuple[Shape, str, str]] = [("square", "k0 f0", "audits")]
     items += [(shape, css, "alarm") for shape, css in signs]
     drawn = step_bars(PlotFrame(height=220.0), bars, "audits a step", items, "Audits of each step")
-    return section("Audits", f"{_binned(record.metrics)} {words(record.proof, 600)}", drawn)
+    return section("Audits", f"{_describe_bins(record.metrics)} {words(record.proof, 600)}", drawn)
 
 
-def _phases(record: RunRecord) -> Markup | None:
-    totals = _totals(record.metrics, "phases")
+def _phase_section(record: RunRecord) -> Markup | None:
+    totals = _sum_maps(record.metrics, "phases")
     if not totals:
-        return _absent("Time per phase", "No phase was timed.")
+        return _absent_section("Time per phase", "No phase was timed.")
     ranked = sorted(totals, key=lambda name: -totals[name])
     leading = ranked if len(ranked) <= _NUM_COLOURS + 1 else ranked[:_NUM_COLOURS]
     rest = ranked[len(leading) :]
     bars = []
-    for group in bins(record.metrics):
-        sums = _totals(group, "phases")
+    for group in bin_rows(record.metrics):
+        sums = _sum_maps(group, "phases")
         means = [(f"f{i}", sums.get(name, 0.0) / len(group)) for i, name in enumerate(leading)]
         means += [("f6", sum(sums.get(name, 0.0) for name in rest) / len(group))] if rest else []
-        lines = [f"{words(name, 40)}: {duration(sums[name] / len(group))}" for name in ranked if name in sums]
-        bars.append(Bar(*_ends(group), means, "\n".join([_steps(group), *lines])))
+        lines = [f"{words(name, 40)}: {format_duration(sums[name] / len(group))}" for name in ranked if name in sums]
+        bars.append(Bar(*_group_ends(group), means, "\n".join([_describe_steps(group), *lines])))
     items: list[tuple[Shape, str, str]] = [("square", f"k{i} f{i}", words(name, 24)) for i, name in enumerate(leading)]
     items += [("square", "k6 f6", f"{len(rest)} others")] if rest else []
     drawn = step_bars(PlotFrame(height=300.0), bars, "seconds a step", items, "Seconds of each step by phase")
-    whole = sum(totals.values()) or 1.0
+    total = sum(totals.values()) or 1.0
     rows = [
         [
             words(name, 80),
-            duration(totals[name]),
+            format_duration(totals[name]),
             f"{totals[name] / len(record.metrics) * 1e3:.4g} ms",
-            f"{100 * totals[name] / whole:.1f} %",
+            f"{100 * totals[name] / total:.1f} %",
         ]
         for name in ranked
     ]
     figures = table(["Phase", "Total", "A step", "Share"], rows, "figures")
-    return section("Time per phase", f"The owner's process. {_binned(record.metrics)}", drawn, figures)
+    return section("Time per phase", f"The owner's process. {_describe_bins(record.metrics)}", drawn, figures)
 
 
-def _costs(record: RunRecord) -> Markup | None:
+def _cost_section(record: RunRecord) -> Markup | None:
     costs = cost_table(record)
     remark = "CPU seconds as each party claims them, up to its last applied step; the links hash and sign."
     return None if costs is None else section("Work of each party", remark, costs)
 
 
-def _links(record: RunRecord) -> Markup | None:
-    totals = _totals(record.metrics, "bytes")
+def _link_section(record: RunRecord) -> Markup | None:
+    totals = _sum_maps(record.metrics, "bytes")
     if not totals:
-        return _absent("Bytes per link", "No traffic was recorded.")
+        return _absent_section("Bytes per link", "No traffic was recorded.")
     ranked = sorted(totals.items(), key=lambda item: -item[1])
-    claimed = {link for row in record.metrics for link in _texts(row.get("bytes_claimed"))}
+    claimed = {link for row in record.metrics for link in _list_texts(row.get("bytes_claimed"))}
     shown = [
         (words(name, 80).replace(">", " → ") + (_CLAIMED if name in claimed else ""), value)
         for name, value in ranked[:_MAX_LINKS]
@@ -198,48 +207,53 @@ def _links(record: RunRecord) -> Markup | None:
     return section("Bytes per link", remark, drawn)
 
 
-def _texts(found: Any) -> list[str]:
+def _list_texts(found: Any) -> list[str]:
     return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
 
-def _stages(record: RunRecord) -> Markup | None:
+def _stage_section(record: RunRecord) -> Markup | None:
     stages = stage_table(record)
     return None if stages is None else section("Stages", "Who served what, at the beginning and at the end.", stages)
 
 
-def _events(record: RunRecord) -> Markup | None:
+def _event_section(record: RunRecord) -> Markup | None:
     if not record.events:
         return None
     remark = "From the audit log, as written; phalanx audit verify checks its signatures and its chain."
     return section("Events", remark, timeline(record))
 
 
-def _settings(record: RunRecord) -> Markup | None:
+def _settings_section(record: RunRecord) -> Markup | None:
     facts = [(key, record.summary.get(key)) for key in ("config_digest", "final_weights_digest")]
-    lines = [[key.replace("_", " "), element("code", {}, words(value, 80))] for key, value in facts if value]
-    known = table(["", ""], lines) if lines else ""
+    lines = [[key.replace("_", " "), make_element("code", {}, words(value, 80))] for key, value in facts if value]
+    config_table = table(["", ""], lines) if lines else ""
     if not record.config_text:
-        return section("Config", "", known) if lines else None
-    text = element("pre", {}, record.config_text)
-    return section("Config", "", known, element("details", {}, element("summary", {}, "The resolved run file"), text))
+        return section("Config", "", config_table) if lines else None
+    text = make_element("pre", {}, record.config_text)
+    return section(
+        "Config",
+        "",
+        config_table,
+        make_element("details", {}, make_element("summary", {}, "The resolved run file"), text),
+    )
 
 
-def _notes(record: RunRecord) -> Markup | None:
+def _note_section(record: RunRecord) -> Markup | None:
     if not record.notes:
         return None
-    items = [element("li", {}, words(note, 400)) for note in record.notes]
-    return element("section", {"class": "notes"}, element("h2", {}, "Notes"), element("ul", {}, *items))
+    items = [make_element("li", {}, words(note, 400)) for note in record.notes]
+    return make_element("section", {"class": "notes"}, make_element("h2", {}, "Notes"), make_element("ul", {}, *items))
 
 
-def _absent(title: str, remark: str) -> Markup:
-    return element("section", {}, element("h2", {}, title), element("p", {"class": "quiet"}, remark))
+def _absent_section(title: str, remark: str) -> Markup:
+    return make_element("section", {}, make_element("h2", {}, title), make_element("p", {"class": "quiet"}, remark))
 
 
-def _sum(rows: list[Row], key: str) -> float:
+def _sum_column(rows: list[Row], key: str) -> float:
     return sum(number(row.get(key)) or 0.0 for row in rows)
 
 
-def _totals(rows: list[Row], key: str) -> dict[str, float]:
+def _sum_maps(rows: list[Row], key: str) -> dict[str, float]:
     totals: dict[str, float] = {}
     for row in rows:
         values = row.get(key)
@@ -248,16 +262,16 @@ def _totals(rows: list[Row], key: str) -> dict[str, float]:
     return totals
 
 
-def _ends(group: list[Row]) -> tuple[float, float]:
+def _group_ends(group: list[Row]) -> tuple[float, float]:
     steps = [float(row["step"]) for row in group]
     return min(steps), max(steps)
 
 
-def _steps(group: list[Row]) -> str:
-    first, last = _ends(group)
-    return f"step {amount(first, 12)}" if first == last else f"steps {first:.12g} to {last:.12g}, mean"
+def _describe_steps(group: list[Row]) -> str:
+    first, last = _group_ends(group)
+    return f"step {format_amount(first, 12)}" if first == last else f"steps {first:.12g} to {last:.12g}, mean"
 
 
-def _binned(rows: list[Row]) -> str:
-    groups = bins(rows)
+def _describe_bins(rows: list[Row]) -> str:
+    groups = bin_rows(rows)
     return f"One bar is the mean of {len(groups[0])} steps." if len(groups[0]) > 1 else "One bar is one step."

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.errors import InputError
-from phalanx.report.figures import amount
+from phalanx.report.figures import format_amount
 from phalanx.report.shell import write_page
 from phalanx.report.svg import (
     AxisScale,
     Markup,
     PlotFrame,
-    axes,
-    element,
+    draw_axes,
+    draw_legend,
+    draw_picture,
     join,
-    legend,
     line,
-    picture,
-    standalone,
+    make_element,
+    standalone_svg,
     text,
 )
 
@@ -28,9 +28,8 @@ def write_rate_svg(rates: Sequence[Rate], suggested: float | None, out: Path) ->
     """Draw losses over learning rates as one SVG file.
 
     Args:
-        rates: Of every step, rising.
+        rates: Learning rate of every step, rising.
         suggested: A rate that is marked; None for none.
-        out: Where the picture goes.
 
     Raises:
         InputError: There is no finite loss, or `out` cannot be written.
@@ -46,11 +45,11 @@ def write_rate_svg(rates: Sequence[Rate], suggested: float | None, out: Path) ->
     parts.append(line([(rate, loss) for rate, loss, _ in rates], x, y, "raw k0"))
     parts.append(line([(rate, smoothed) for rate, _, smoothed in rates], x, y, "curve k0"))
     if suggested is not None:
-        (floor, top), at = frame.y_range, x(suggested)
-        parts.append(element("line", {"class": "level", "x1": at, "x2": at, "y1": floor, "y2": top}))
-        parts.append(text(at + 4, top + 12, f"suggested {amount(suggested, 2)}", "legend halo"))
-    parts.append(legend(frame, [("line", "k0", "smoothed training loss")]))
-    write_page(out, standalone(frame, picture(frame, "Loss by learning rate", *parts)))
+        (floor, top), x_rate = frame.y_range, x(suggested)
+        parts.append(make_element("line", {"class": "level", "x1": x_rate, "x2": x_rate, "y1": floor, "y2": top}))
+        parts.append(text(x_rate + 4, top + 12, f"suggested {format_amount(suggested, 2)}", "legend halo"))
+    parts.append(draw_legend(frame, [("line", "k0", "smoothed training loss")]))
+    write_page(out, standalone_svg(frame, draw_picture(frame, "Loss by learning rate", *parts)))
     return out
 
 
@@ -58,6 +57,6 @@ def _rates_axis(frame: PlotFrame, x: AxisScale, y: AxisScale) -> Markup:
     """The axes, with rates at the ends and in the middle: round ticks of small numbers would be none."""
     floor, _ = frame.y_range
     ends = [x.low, (x.low + x.high) / 2, x.high]
-    labels = [text(x(rate), floor + 18, amount(rate, 2), "tick middle") for rate in ends]
+    labels = [text(x(rate), floor + 18, format_amount(rate, 2), "tick middle") for rate in ends]
     empty = AxisScale(0.25, 0.75, frame.x_range)
-    return join([axes(frame, empty, y, "learning rate", "loss (nats)"), *labels])
+    return join([draw_axes(frame, empty, y, "learning rate", "loss (nats)"), *labels])

@@ -1,4 +1,4 @@
-"""Read a run directory as far as it goes: what is missing or broken becomes a note, never a crash."""
+"""Read a run directory as far as possible: a missing or broken file becomes a note, never a crash."""
 
 import json
 import tomllib
@@ -21,16 +21,13 @@ class RunRecord:
     """The contents of a run directory; every value in it is as untrusted as the file it came from.
 
     Attributes:
-        name: The directory's name.
         config_text: The resolved run file, empty when missing.
-        config: The same, parsed.
-        summary: Final figures.
         metrics: One row a step, in the order of the file; each has a number ``step``.
         rounds: One row a federated round, and one a measurement of its sites; empty of other runs.
         events: The audit log, unchecked; each has a text ``kind`` and an object ``body``.
         evidence: Text of the evidence files by name.
-        notes: What is missing or was left out, one sentence each.
-        proof: What the audit log proves, in one sentence; empty where the log was not checked.
+        notes: Missing or omitted parts, one sentence each.
+        proof: Proof by the audit log, in one sentence; empty where the log was not checked.
     """
 
     name: str
@@ -50,7 +47,7 @@ class RunRecord:
 
 
 def check_run(run_dir: Path) -> None:
-    """Refuse what has nothing that a report could show.
+    """Refuse a directory from which no report can be made.
 
     Raises:
         InputError: There is no such directory, or no run has been in it.
@@ -96,7 +93,7 @@ def _read_summary(path: Path, record: RunRecord) -> None:
     text = _read_text(path, record, "the run has not finished, or did not get to write it")
     if text is None:
         return
-    summary = _parse(text)
+    summary = _parse_json(text)
     if isinstance(summary, dict):
         record.summary = summary
     else:
@@ -109,8 +106,8 @@ def _read_lines(path: Path, record: RunRecord, lost: str, is_good: Any) -> list[
     if lines and not lines[-1].strip():
         lines.pop()
     rows, bad = [], []
-    for position, line in enumerate(lines, start=1):
-        row = _parse(line)
+    for position, raw_line in enumerate(lines, start=1):
+        row = _parse_json(raw_line)
         if is_good(row):
             rows.append(row)
         else:
@@ -156,7 +153,7 @@ def _read_text(path: Path, record: RunRecord, lost: str) -> str | None:
     return None
 
 
-def _parse(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

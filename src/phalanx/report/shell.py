@@ -3,38 +3,38 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from phalanx.errors import InputError
-from phalanx.report.svg import Markup, element, style_sheet
+from phalanx.errors import InputError, writing_cure
+from phalanx.report.svg import Markup, make_element, style_sheet
 
 # nothing is fetched and no script runs, whatever a file of the run holds
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def shell(title: str, sections: Sequence[Markup]) -> str:
+def page_shell(title: str, sections: Sequence[Markup]) -> str:
     """Return a whole page around its sections."""
-    head = element(
+    head = make_element(
         "head",
         {},
-        element("meta", {"charset": "utf-8"}),
-        element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
-        element("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        element("title", {}, title),
+        make_element("meta", {"charset": "utf-8"}),
+        make_element("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        make_element("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        make_element("title", {}, title),
         style_sheet("chart.css"),
         style_sheet("page.css"),
     )
-    body = element("body", {}, element("main", {}, *sections))
-    return "<!doctype html>\n" + element("html", {"lang": "en"}, head, body)
+    body = make_element("body", {}, make_element("main", {}, *sections))
+    return "<!doctype html>\n" + make_element("html", {"lang": "en"}, head, body)
 
 
 def section(title: str, remark: str, *content: str) -> Markup:
     """Return one section with its heading; an empty remark is left out."""
-    intro = [element("p", {"class": "remark"}, remark)] if remark else []
-    return element("section", {}, element("h2", {}, title), *intro, *map(_scrolled, content))
+    intro = [make_element("p", {"class": "remark"}, remark)] if remark else []
+    return make_element("section", {}, make_element("h2", {}, title), *intro, *map(_scrollable, content))
 
 
-def _scrolled(content: str) -> str:
+def _scrollable(content: str) -> str:
     """A picture keeps a size at which it can be read, and is moved under a small screen."""
-    return element("div", {"class": "scroll"}, content) if content.startswith("<svg") else content
+    return make_element("div", {"class": "scroll"}, content) if content.startswith("<svg") else content
 
 
 def write_page(path: Path, content: str) -> Path:
@@ -48,5 +48,5 @@ def write_page(path: Path, content: str) -> Path:
         spare.write_text(content, encoding="utf-8")
         spare.replace(path)
     except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
     return path

@@ -14,20 +14,19 @@ _EMPTY_ELEMENTS = frozenset({"meta", "br", "circle", "line", "path", "rect"})
 
 
 class Markup(str):
-    """Text that is markup already, made by `element`; every other string is escaped."""
+    """Text that is markup already, made by `make_element`; every other string is escaped."""
 
     __slots__ = ()
 
 
-def element(tag: str, attributes: Attributes, *children: str) -> Markup:
+def make_element(tag: str, attributes: Attributes, *children: str) -> Markup:
     """Return one element.
 
     Args:
-        tag: Its name.
         attributes: Values are escaped; a float is written with two decimals at most.
         children: `Markup` as it is, any other text escaped.
     """
-    shown = "".join(f' {name}="{_attribute(value)}"' for name, value in attributes.items())
+    shown = "".join(f' {name}="{_format_attribute(value)}"' for name, value in attributes.items())
     if tag in _EMPTY_ELEMENTS and not children:
         return Markup(f"<{tag}{shown}/>")
     return Markup(f"<{tag}{shown}>{join(children)}</{tag}>")
@@ -35,22 +34,22 @@ def element(tag: str, attributes: Attributes, *children: str) -> Markup:
 
 def join(parts: Iterable[str]) -> Markup:
     """Put parts one after the other; plain text among them is escaped."""
-    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
+    return Markup("".join(part if isinstance(part, Markup) else escape_text(part) for part in parts))
 
 
-def escape(text: str) -> Markup:
+def escape_text(text: str) -> Markup:
     """Escape text for element content and for quoted attributes.
 
-    Control, formatting and surrogate characters become U+FFFD: they could reverse or hide what is read.
+    Control, formatting and surrogate characters become U+FFFD: they could reverse or hide text.
     """
     visible = "".join(char if is_plain(char) or char in "\n\t" else "\ufffd" for char in text)
     return Markup(html.escape(visible, quote=True))
 
 
-def _attribute(value: str | int | float) -> str:
+def _format_attribute(value: str | int | float) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
-    return escape(str(value))
+    return escape_text(str(value))
 
 
 Shape = Literal["line", "dash", "square", "cross", "diamond", "triangle", "dot"]
@@ -86,10 +85,10 @@ class AxisScale:
     """A scale that maps values to positions, linearly or by logarithm.
 
     Args:
-        low: Smallest value; finite.
+        low: Smallest value of the scale; finite.
         high: Largest value; finite. Equal ends are widened.
         ends: Positions of `low` and `high`.
-        log: By logarithm; needs a positive `low`.
+        log: Logarithmic scale; needs a positive `low`.
     """
 
     def __init__(self, low: float, high: float, ends: tuple[float, float], *, log: bool = False) -> None:
@@ -123,57 +122,57 @@ class AxisScale:
         return [index * gap for index in range(first, math.floor(self.high / gap + 1e-9) + 1)]
 
 
-def picture(frame: PlotFrame, label: str, *parts: str) -> Markup:
-    """Return a whole SVG element that scales with its place; `label` is what a screen reader says."""
+def draw_picture(frame: PlotFrame, label: str, *parts: str) -> Markup:
+    """Return a whole SVG element that scales with its place; `label` is for screen readers."""
     box = f"0 0 {frame.width:.0f} {frame.height:.0f}"
     attributes: Attributes = {"viewBox": box, "role": "img", "aria-label": label, "class": "chart"}
-    return element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes}, *parts)
+    return make_element("svg", {"xmlns": "http://www.w3.org/2000/svg", **attributes}, *parts)
 
 
-def standalone(frame: PlotFrame, *parts: str) -> str:
+def standalone_svg(frame: PlotFrame, *parts: str) -> str:
     """Return a picture that is a file of its own, with its colours."""
     # a card of its own, because the page around it may be light while the reader prefers dark
     outer: Attributes = {"viewBox": f"0 0 {frame.width:.0f} {frame.height:.0f}", "width": frame.width}
     card: Attributes = {"class": "paper", "width": frame.width, "height": frame.height, "rx": 10}
-    ground = element("g", {"class": "chart"}, element("rect", card))
+    ground = make_element("g", {"class": "chart"}, make_element("rect", card))
     root: Attributes = {"xmlns": "http://www.w3.org/2000/svg", **outer, "height": frame.height}
-    return element("svg", root, style_sheet("chart.css"), ground, *parts)
+    return make_element("svg", root, style_sheet("chart.css"), ground, *parts)
 
 
-def axes(frame: PlotFrame, x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
+def draw_axes(frame: PlotFrame, x: AxisScale, y: AxisScale, x_label: str, y_label: str) -> Markup:
     """Return grid lines, tick labels and the names of both axes with their units."""
-    (left, right), (floor, ceiling) = frame.x_range, frame.y_range
+    (x_left, right), (floor, ceiling) = frame.x_range, frame.y_range
     parts = []
     for value in y.ticks(6):
-        at = y(value)
-        parts.append(element("line", {"class": "grid", "x1": left, "x2": right, "y1": at, "y2": at}))
-        parts.append(text(left - 8, at + 4, tick_label(value), "tick end"))
+        y_tick = y(value)
+        parts.append(make_element("line", {"class": "grid", "x1": x_left, "x2": right, "y1": y_tick, "y2": y_tick}))
+        parts.append(text(x_left - 8, y_tick + 4, tick_label(value), "tick end"))
     for value in x.ticks(8, whole=True):
         parts.append(text(x(value), floor + 18, tick_label(value), "tick middle"))
-    parts.append(element("line", {"class": "axis", "x1": left, "x2": right, "y1": floor, "y2": floor}))
-    parts.append(text((left + right) / 2, frame.height - 8, x_label, "label middle"))
+    parts.append(make_element("line", {"class": "axis", "x1": x_left, "x2": right, "y1": floor, "y2": floor}))
+    parts.append(text((x_left + right) / 2, frame.height - 8, x_label, "label middle"))
     middle = (floor + ceiling) / 2
     turned = {"class": "label middle", "transform": f"translate(14 {middle:.1f}) rotate(-90)"}
-    parts.append(element("text", turned, y_label))
+    parts.append(make_element("text", turned, y_label))
     return join(parts)
 
 
 def text(x: float, y: float, content: str, css: str) -> Markup:
     """Return one line of text at a position."""
-    return element("text", {"x": x, "y": y, "class": css}, content)
+    return make_element("text", {"x": x, "y": y, "class": css}, content)
 
 
 def line(points: Iterable[tuple[float, float | None]], x: AxisScale, y: AxisScale, css: str) -> Markup:
     """Return a line through the points; a point without a value leaves a gap."""
     steps: list[str] = []
     pen_is_down = False
-    for at, value in points:
+    for position, value in points:
         if value is None:
             pen_is_down = False
             continue
-        steps.append(f"{'L' if pen_is_down else 'M'}{x(at):.1f} {y(value):.1f}")
+        steps.append(f"{'L' if pen_is_down else 'M'}{x(position):.1f} {y(value):.1f}")
         pen_is_down = True
-    return element("path", {"class": css, "d": " ".join(steps)}) if steps else Markup("")
+    return make_element("path", {"class": css, "d": " ".join(steps)}) if steps else Markup("")
 
 
 def mark(shape: Shape, x: float, y: float, css: str, title: str = "") -> Markup:
@@ -188,24 +187,24 @@ def mark(shape: Shape, x: float, y: float, css: str, title: str = "") -> Markup:
         "dot": "M0 -4A4 4 0 1 1 0 4A4 4 0 1 1 0 -4Z",
     }[shape]
     attributes: Attributes = {"class": f"mark {css}", "d": path, "transform": f"translate({x:.1f} {y:.1f})"}
-    return element("path", attributes, *([element("title", {}, title)] if title else []))
+    return make_element("path", attributes, *([make_element("title", {}, title)] if title else []))
 
 
-def hover(left: float, right: float, frame: PlotFrame, title: str) -> Markup:
+def hover_band(left: float, right: float, frame: PlotFrame, title: str) -> Markup:
     """Return an invisible band over the full height that shows `title` under the pointer."""
     floor, ceiling = frame.y_range
     box: Attributes = {"class": "hover", "x": left, "y": ceiling}
     size: Attributes = {"width": max(1.0, right - left), "height": floor - ceiling}
-    return element("rect", {**box, **size}, element("title", {}, title))
+    return make_element("rect", {**box, **size}, make_element("title", {}, title))
 
 
-def legend(frame: PlotFrame, items: Sequence[tuple[Shape, str, str]]) -> Markup:
+def draw_legend(frame: PlotFrame, items: Sequence[tuple[Shape, str, str]]) -> Markup:
     """Return one row of signs with their names above the axes; items are (shape, css, name)."""
-    parts, at = [], frame.left + 10
+    parts, x_legend = [], frame.left + 10
     for shape, css, name in items:
-        parts.append(mark(shape, at, 14, css))
-        parts.append(text(at + 14, 18, name, "legend"))
-        at += 14 + 6.6 * len(name) + 26
+        parts.append(mark(shape, x_legend, 14, css))
+        parts.append(text(x_legend + 14, 18, name, "legend"))
+        x_legend += 14 + 6.6 * len(name) + 26
     return join(parts)
 
 

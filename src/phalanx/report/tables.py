@@ -1,13 +1,13 @@
-"""Tables: stages and their parties, what each party computed, and how often each site of federated rounds took part."""
+"""Tables: stages and their parties, computed microbatches of each party, and rounds of each federated site."""
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from phalanx.report.figures import amount, count, duration, number, size, words
+from phalanx.report.figures import count, format_amount, format_duration, number, size, words
 from phalanx.report.read import Row, RunRecord
 from phalanx.report.shell import section
-from phalanx.report.svg import Markup, element
+from phalanx.report.svg import Markup, make_element
 
 _MAX_PARTIES = 8
 _MAX_PHASES = 16
@@ -26,17 +26,17 @@ _NAMES = {"hashing": "hashing of the links", "signing": "signing of the links", 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], css: str = "") -> Markup:
     """Return a table; cells that are not markup are escaped."""
-    head = element("tr", {}, *(element("th", {"scope": "col"}, name) for name in heads))
-    body = [element("tr", {}, *map(_cell, row)) for row in rows]
-    whole = element("table", {"class": css}, element("thead", {}, head), element("tbody", {}, *body))
-    return element("div", {"class": "scroll"}, whole)
+    head = make_element("tr", {}, *(make_element("th", {"scope": "col"}, name) for name in heads))
+    body = [make_element("tr", {}, *map(_table_cell, row)) for row in rows]
+    content = make_element("table", {"class": css}, make_element("thead", {}, head), make_element("tbody", {}, *body))
+    return make_element("div", {"class": "scroll"}, content)
 
 
-def _cell(content: str) -> Markup:
+def _table_cell(content: str) -> Markup:
     """Return one cell; a name or a figure with its unit stays on one line, a sentence has room for a few words."""
     if isinstance(content, Markup) or _SHORT < len(content) < _LONG:
-        return element("td", {}, content)
-    return element("td", {"class": "short" if len(content) <= _SHORT else "long"}, content)
+        return make_element("td", {}, content)
+    return make_element("td", {"class": "short" if len(content) <= _SHORT else "long"}, content)
 
 
 def stage_table(record: RunRecord) -> Markup | None:
@@ -53,18 +53,18 @@ def stage_table(record: RunRecord) -> Markup | None:
 def cost_table(record: RunRecord) -> Markup | None:
     """Return the CPU seconds of the first parties by phase, as they reported them; None when none did."""
     usage = record.summary.get("usage_cpu_s")
-    known = {
+    seconds_of = {
         words(party, 70): seconds
         for party, seconds in list(usage.items() if isinstance(usage, dict) else ())[:_MAX_PARTIES]
         if isinstance(seconds, dict) and seconds
     }
-    if not known:
+    if not seconds_of:
         return None
-    phases = {phase for seconds in known.values() for phase in seconds if phase not in _WHOLE}
-    ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in known.values()), phase))
-    parties = sorted(known)
+    phases = {phase for seconds in seconds_of.values() for phase in seconds if phase not in _WHOLE}
+    ranked = sorted(phases, key=lambda phase: (-sum(number(s.get(phase)) or 0.0 for s in seconds_of.values()), phase))
+    parties = sorted(seconds_of)
     rows = [
-        [words(_NAMES.get(phase, phase), 40), *(_seconds(known[party].get(phase)) for party in parties)]
+        [words(_NAMES.get(phase, phase), 40), *(_format_seconds(seconds_of[party].get(phase)) for party in parties)]
         for phase in (*ranked[:_MAX_PHASES], *_NAMES)
     ]
     return table(["CPU time", *parties], rows, "figures")
@@ -74,22 +74,22 @@ def validation_table(record: RunRecord) -> Markup | None:
     """Return a row for each further validation set, before and after; None where there is none."""
     sets = record.summary.get("validation_sets")
     rows = [
-        [words(name, 40), *(amount(found.get(key)) for key in _VALIDATION)]
-        for name, found in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
-        if isinstance(found, dict)
+        [words(name, 40), *(format_amount(measures.get(key)) for key in _VALIDATION)]
+        for name, measures in list(sets.items() if isinstance(sets, dict) else ())[:_MAX_SETS]
+        if isinstance(measures, dict)
     ]
     return table(["Validation set", *_VALIDATION.values()], rows, "figures") if rows else None
 
 
-def _seconds(value: Any) -> str:
-    return "" if number(value) is None else duration(value)
+def _format_seconds(value: Any) -> str:
+    return "" if number(value) is None else format_duration(value)
 
 
 def _stage_row(stage: dict[str, Any], last: dict[str, Any]) -> list[str]:
     index, holder = words(stage.get("index"), 10), words(stage.get("holder"), 70)
     return [
         index,
-        _layers(stage.get("layers")),
+        _format_layers(stage.get("layers")),
         count(stage.get("parameters")),
         holder,
         words(last[index], 70) if index in last else holder,
@@ -97,13 +97,19 @@ def _stage_row(stage: dict[str, Any], last: dict[str, Any]) -> list[str]:
     ]
 
 
-def _layers(value: Any) -> str:
+def _format_layers(value: Any) -> str:
     ends = [number(item) for item in value] if isinstance(value, list) else []
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
         return f"{ends[0]:g} to {ends[1]:g}"
     text = words(value, 80)
-    first, _, end = text.partition("-")
-    return first if first == end else text.replace("-", " to ") if first.isdecimal() and end.isdecimal() else text
+    first, _, last_word = text.partition("-")
+    return (
+        first
+        if first == last_word
+        else text.replace("-", " to ")
+        if first.isdecimal() and last_word.isdecimal()
+        else text
+    )
 
 
 _MOST_SITES, _MOST_REASONS = 200, 6
@@ -117,31 +123,33 @@ def sites_section(record: RunRecord) -> Markup | None:
         return None
     measured = [row["sites"] for row in record.rounds if isinstance(row.get("sites"), dict) and "measured" in row]
     names = sorted({name for row in rounds for name in row["sites"]})
-    rows = [_row(name, rounds, measured) for name in names[:_MOST_SITES]]
+    rows = [_site_row(name, rounds, measured) for name in names[:_MOST_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
-    said = "Losses and accuracies are what sites say."
-    heads, own = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
-    if any(own):
-        heads, rows = [*heads, "Epsilon"], [[*row, one] for row, one in zip(rows, own, strict=True)]
-        said = f"{said} Epsilon is what each site has spent of its own rows, by its own ledger."
+    note = "Losses and accuracies are what sites say."
+    heads, epsilons = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
+    if any(epsilons):
+        heads, rows = [*heads, "Epsilon"], [[*row, epsilon] for row, epsilon in zip(rows, epsilons, strict=True)]
+        note = f"{note} Epsilon is what each site has spent of its own rows, by its own ledger."
     elif (spent := number(rounds[-1].get("epsilon"))) is not None:
-        said = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
-    remark = f"{count(len(rounds))} rounds. {how} {said}"
+        note = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
+    remark = f"{count(len(rounds))} rounds. {how} {note}"
     return section("Sites", remark, table(heads, rows, "figures"))
 
 
 def _last_epsilon(name: str, rounds: list[Row]) -> str:
-    """Return what a site has last said that its private rows have spent; nothing where it has said nothing."""
-    told = [one for row in rounds if isinstance(one := row["sites"].get(name), dict) and "epsilon" in one]
-    return _figure(told[-1:], "epsilon")
+    """Return the last epsilon that a site reported, or None."""
+    shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict) and "epsilon" in share]
+    return _last_figure(shares[-1:], "epsilon")
 
 
-def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
-    shares = [one for row in rounds if isinstance(one := row["sites"].get(name), dict)]
-    trained = [one for one in shares if "left_out" not in one]
-    why = Counter(words(one["left_out"], 40) or "not reached" for one in shares if "left_out" in one)
-    own = [one for row in measured if isinstance(one := row.get(name), dict) and number(one.get("loss")) is not None]
+def _site_row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
+    shares = [share for row in rounds if isinstance(share := row["sites"].get(name), dict)]
+    trained = [share for share in shares if "left_out" not in share]
+    why = Counter(words(share["left_out"], 40) or "not reached" for share in shares if "left_out" in share)
+    measured_rows = [
+        share for row in measured if isinstance(share := row.get(name), dict) and number(share.get("loss")) is not None
+    ]
     moved = sum(
         number(value) or 0.0
         for row in rounds
@@ -153,15 +161,15 @@ def _row(name: str, rounds: list[Row], measured: list[Row]) -> list[str]:
         words(name, 70),
         count(len(trained)),
         ", ".join(f"{reason} ({count(times)})" for reason, times in why.most_common(_MOST_REASONS)),
-        _figure(trained[-1:], "loss"),
-        _figure(trained[-1:], "norm"),
-        _figure(own[:1], "loss"),
-        _figure(own[-1:], "loss"),
-        _figure(own[-1:], "accuracy"),
+        _last_figure(trained[-1:], "loss"),
+        _last_figure(trained[-1:], "norm"),
+        _last_figure(measured_rows[:1], "loss"),
+        _last_figure(measured_rows[-1:], "loss"),
+        _last_figure(measured_rows[-1:], "accuracy"),
         size(moved),
     ]
 
 
-def _figure(rows: list[dict[str, Any]], key: str) -> str:
+def _last_figure(rows: list[dict[str, Any]], key: str) -> str:
     value = number(rows[0].get(key)) if rows else None
     return "" if value is None else f"{value:.4g}"

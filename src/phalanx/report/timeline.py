@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.report.figures import number, words
 from phalanx.report.read import RunRecord
-from phalanx.report.svg import Markup, element
+from phalanx.report.svg import Markup, make_element
 from phalanx.report.tables import table
 
 _MAX_EVENTS = 400
@@ -70,14 +70,14 @@ _SENTENCES = {
     "client_refused": "step {step}: what {client} sent does not count: {reason}, {figure} of at most {bound}",
     "client_excluded": "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}",
     "guarantees": "from step {step} on: {said}",
-    "guarantee_weaker": "step {step}: stage {stage} is no longer {before} but {now}: {meaning}",
+    "guarantee_weaker": "step {step}: stage {stage} is checked less than before ({now}, before {before}): {meaning}",
     "alarm": "step {step}: {accuser} got another result than stage {stage} sent",
     "dismissed": "step {step}: the referee finds both within tolerance at stage {stage}, microbatch {microbatch}",
     "drift": "step {step}: {party} leans to one side at stage {stage}, {direction}; audited in full from now on",
-    "gradient_doubted": "step {step}: {auditor} finds the weight gradient of stage {stage} odd ({reason})",
-    "doubts_not_followed": "step {step}: {auditor} doubts stage {stage} too often without a cause; one step in "
+    "gradient_doubted": "step {step}: {auditor} has the weight gradient of stage {stage} recomputed, as unusual ones "
+    "are, honest ones as well ({reason})",
+    "doubts_not_followed": "step {step}: {auditor} had stage {stage} recomputed often, and it was right; one step in "
     "{steps_per_doubt} is recomputed for it",
-    "replayed": "stage {stage}: {party}'s steps from {from} to before {to} were done again by the owner, and are right",
     "in_doubt": "stage {stage}: steps {steps} are the work of {party}, and nobody recomputed them in full",
     "verdict": "step {step}: {party} is guilty: {reason}",
     "verdict_refused": "step {step}: the evidence against {party} does not hold, nobody is evicted: {why}",
@@ -95,10 +95,8 @@ _SENTENCES = {
     "round_begun": "round {round} of the federation, from step {step} on",
     "fell_back": "from step {from_step} to the checkpoint of step {to_step}, {steps_lost} steps are lost: {reason}",
     "step_redone": "step {step} begins again",
-    "step_restarted": "step {step} begins again with everybody, time {attempt}",
     "step_repeated": "step {step} is done once more by everybody: {reason}",
     "batch_skipped": "step {step}: batch {number} is given up: {reason}",
-    "step_skipped": "step {step} went without stages {left_out}; stages {frozen} learnt nothing from it",
     "checkpoint": "after {step} steps",
     "checkpoint_saved": "of step {step} is on disk; manifest {manifest}",
     "checkpoint_failed": "of step {step}: {reason}",
@@ -126,25 +124,25 @@ _SENTENCES = {
 
 def timeline(record: RunRecord) -> Markup:
     """Return the events with the seconds since the first one; a run of equal kinds is folded."""
-    start = _moment(record.events[0]) if record.events else None
+    start = _event_time(record.events[0]) if record.events else None
     rows: list[list[str]] = []
     # what proves each step is for a verifier; the page says how many it proves
-    told = [event for event in record.events if event["kind"] != "step"]
-    for group in _folded(told)[:_MAX_EVENTS]:
+    shown_events = [event for event in record.events if event["kind"] != "step"]
+    for group in _fold_events(shown_events)[:_MAX_EVENTS]:
         event = group[-1]
-        moment = _moment(group[0])
+        moment = _event_time(group[0])
         since = f"+{(moment - start).total_seconds():.1f} s" if moment and start else ""
-        kind = element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, words(event["kind"], 40))
+        kind = make_element("span", {"class": f"kind {_LOUD.get(event['kind'], '')}"}, words(event["kind"], 40))
         times = f"{len(group)} times, last: " if len(group) > 1 else ""
         rows.append([since, kind, times + describe(event["kind"], event["body"])])
     return table(["Time", "Event", "Details"], rows, "timeline")
 
 
 def describe(kind: str, body: Mapping[str, Any]) -> str:
-    """Return the details of an event in one line; what has no sentence is listed as it is."""
+    """Return the details of an event in one line; an event without a sentence is listed with its keys."""
     sentence = _SENTENCES.get(kind, "")
-    wanted = set(re.findall(r"{(\w+)}", sentence))
-    if wanted and wanted <= {key for key, value in body.items() if value is not None}:
+    keys = set(re.findall(r"{(\w+)}", sentence))
+    if keys and keys <= {key for key, value in body.items() if value is not None}:
         # one pass, so that a value with braces in it is never filled in again
         return words(re.sub(r"{(\w+)}", lambda found: words(body[found[1]]), sentence), 400)
     if isinstance(body.get("reason"), str):
@@ -153,7 +151,7 @@ def describe(kind: str, body: Mapping[str, Any]) -> str:
     return words(shown)
 
 
-def _folded(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def _fold_events(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     groups: list[list[dict[str, Any]]] = []
     for event in events:
         if groups and groups[-1][0]["kind"] == event["kind"] and event["kind"] not in _ONE_BY_ONE:
@@ -163,7 +161,7 @@ def _folded(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return groups
 
 
-def _moment(event: dict[str, Any]) -> datetime | None:
+def _event_time(event: dict[str, Any]) -> datetime | None:
     value = event.get("time")
     try:
         if isinstance(value, str):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from phalanx.report.figures import amount, number, words
+from phalanx.report.figures import format_amount, number, words
 from phalanx.report.read import RunRecord
-from phalanx.report.svg import Attributes, Markup, element
+from phalanx.report.svg import Attributes, Markup, make_element
 from phalanx.report.tables import table
 
 _MAX_VERDICTS = 400
@@ -19,7 +19,6 @@ _OFFENCES = {
     "forgery": "committed to an input that nobody sent",
     "gradient": "another weight gradient or norm than it sent or computed",
     "state": "a state that the agreed update does not lead to",
-    "statistics": "sent odd-looking tensors again and again; nothing was recomputed",
     "shape": "sent another shape or type than the run has",
     "transfer": "did not bring what it had committed to",
 }
@@ -37,56 +36,58 @@ _WHY_SIGNED = {
 
 
 def verdict_list(record: RunRecord) -> Markup:
-    """Return one block per verdict that opens to what it rests on; the first is open."""
+    """Return one block per verdict that opens to its evidence; the first is open."""
     verdicts = record.events_of("verdict")
     if not verdicts:
-        known = "No verdict was given in this run." if record.events else "Not known: there is no audit log."
-        return element("p", {"class": "quiet"}, known)
-    blocks = [_verdict(event["body"], record, first=n == 0) for n, event in enumerate(verdicts[:_MAX_VERDICTS])]
-    return element("div", {}, *blocks)
+        note = "No verdict was given in this run." if record.events else "Not known: there is no audit log."
+        return make_element("p", {"class": "quiet"}, note)
+    blocks = [_verdict_block(event["body"], record, first=n == 0) for n, event in enumerate(verdicts[:_MAX_VERDICTS])]
+    return make_element("div", {}, *blocks)
 
 
-def _verdict(body: Mapping[str, Any], record: RunRecord, *, first: bool) -> Markup:
-    guilty = element("strong", {}, words(body.get("party"), 80))
+def _verdict_block(body: Mapping[str, Any], record: RunRecord, *, first: bool) -> Markup:
+    guilty = make_element("strong", {}, words(body.get("party"), 80))
     what = words(body.get("reason")) if body.get("reason") else "no reason given"
-    summary = element("summary", {}, guilty, " · ", what)
-    where = [f"{key} {words(body[key], 20)}" for key in ("step", "stage", "microbatch") if body.get(key) is not None]
+    summary = make_element("summary", {}, guilty, " · ", what)
+    places = [f"{key} {words(body[key], 20)}" for key in ("step", "stage", "microbatch") if body.get(key) is not None]
     offence = words(body.get("offence"), 60)
     meaning = _OFFENCES.get(offence)
     rows = [
-        ["Where", ", ".join([*where, words(body["direction"], 20)] if body.get("direction") else where)],
+        ["Where", ", ".join([*places, words(body["direction"], 20)] if body.get("direction") else places)],
         ["Offence", f"{offence}: {meaning}" if meaning else offence],
         ["Accused by", words(body.get("accuser"), 80)],
-        *([["Distance", _distance(body)]] if offence in ("message", "accusation") else []),
+        *([["Distance", _format_distance(body)]] if offence in ("message", "accusation") else []),
     ]
     attributes: Attributes = {"class": "verdict", **({"open": ""} if first else {})}
-    return element("details", attributes, summary, table(["", ""], rows), _evidence(body, record))
+    return make_element("details", attributes, summary, table(["", ""], rows), _evidence_block(body, record))
 
 
-def _distance(body: Mapping[str, Any]) -> str:
+def _format_distance(body: Mapping[str, Any]) -> str:
     distance, allowed = number(body.get("distance")), number(body.get("allowed"))
     if distance is None:
         return "not a number: the digests differ, or the tensor is not finite"
     equal = " (equal bits inside one numeric class)" if allowed == 0 else ""
-    return f"{amount(distance, 3)}, allowed {amount(allowed, 3)}{equal}"
+    return f"{format_amount(distance, 3)}, allowed {format_amount(allowed, 3)}{equal}"
 
 
-def _evidence(body: Mapping[str, Any], record: RunRecord) -> Markup:
+def _evidence_block(body: Mapping[str, Any], record: RunRecord) -> Markup:
     name = body.get("evidence")
     if not isinstance(name, str) or not name:
-        return element("p", {"class": "quiet"}, "No evidence file is named.")
+        return make_element("p", {"class": "quiet"}, "No evidence file is named.")
     # only the last part counts: files outside the evidence directory are never shown
     text = record.evidence.get(PurePath(name).name)
     if text is None:
-        return element("p", {"class": "quiet"}, f"Evidence file {words(name, 120)} is missing.")
+        return make_element("p", {"class": "quiet"}, f"Evidence file {words(name, 120)} is missing.")
     rows = _signed_rows(text)
     signed = table(["Signed header", "What it shows", "Signed by"], rows) if rows else ""
-    command = element("code", {}, words(f"phalanx audit explain {name}", 160))
-    check = element("p", {"class": "remark"}, "Check it offline, in the run directory: ", command)
+    command = make_element("code", {}, words(f"phalanx audit explain {name}", 160))
+    check = make_element("p", {"class": "remark"}, "Check it offline, in the run directory: ", command)
     digest = body.get("evidence_sha256")
-    known = [["SHA-256", element("code", {}, words(digest, 80))]] if isinstance(digest, str) else []
-    title = element("summary", {}, f"Evidence: {words(name, 120)}")
-    return element("details", {"open": ""}, title, signed, table(["", ""], known) if known else "", check)
+    digest_rows = [["SHA-256", make_element("code", {}, words(digest, 80))]] if isinstance(digest, str) else []
+    title = make_element("summary", {}, f"Evidence: {words(name, 120)}")
+    return make_element(
+        "details", {"open": ""}, title, signed, table(["", ""], digest_rows) if digest_rows else "", check
+    )
 
 
 def _signed_rows(text: str) -> list[list[str]]:
@@ -97,11 +98,11 @@ def _signed_rows(text: str) -> list[list[str]]:
         return []
     rows = []
     for role, signed in sorted(headers.items())[:32] if isinstance(headers, dict) else ():
-        rows.append([words(role, 40), _WHY_SIGNED.get(role, "what was shown or contradicted"), _sender(signed)])
+        rows.append([words(role, 40), _WHY_SIGNED.get(role, "what was shown or contradicted"), _sender_of(signed)])
     return rows
 
 
-def _sender(signed: Any) -> str:
+def _sender_of(signed: Any) -> str:
     try:
         return words(json.loads(signed["header"])["sender"], 80)
     except (ValueError, RecursionError, KeyError, TypeError):

@@ -16,8 +16,8 @@ class RewardSettings(StrictModel):
 
     Attributes:
         kind: Its name, or a reference to a function of the user's own.
-        weight: Of the reward in the sum of all.
-        name: What it is called in metrics, such as the value that it stands for; left out, its kind.
+        weight: Weight of the reward in the sum of all.
+        name: Name in metrics, such as the value that it stands for; None for its kind.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class RewardSettings(StrictModel):
 
 
 class ExactReward(RewardSettings):
-    """1 where the text is what the prompt's record asks for, white space around both left out; else 0."""
+    """1 where the text equals the expected answer in the prompt's record, white space around both left out; else 0."""
 
     kind: Literal["exact"] = "exact"
     field: str = Field(default="answer", min_length=1)
@@ -54,7 +54,7 @@ class PatternReward(RewardSettings):
 
     @field_validator("pattern")
     @classmethod
-    def _check(cls, value: str) -> str:
+    def _check_pattern(cls, value: str) -> str:
         try:
             re.compile(value)
         except re.error as exc:
@@ -63,7 +63,7 @@ class PatternReward(RewardSettings):
 
 
 class ModelReward(RewardSettings):
-    """What a reward model says of prompt and text."""
+    """Score of prompt and text by a reward model."""
 
     kind: Literal["model"] = "model"
     path: Path
@@ -75,22 +75,22 @@ class JudgeReward(ServerSettings, RewardSettings):
 
     kind: Literal["judge"] = "judge"
     question: str | None = Field(default=None, min_length=1, max_length=20_000)
-    """What the judge is asked, with ``{prompt}`` and ``{text}``; left out, how good the answer is, from 0 to 10."""
+    """Question to the judge, with ``{prompt}`` and ``{text}``; by default how good the answer is, from 0 to 10."""
 
     @field_validator("question")
     @classmethod
-    def _check(cls, value: str | None) -> str | None:
+    def _check_question(cls, value: str | None) -> str | None:
         if value is not None and "{text}" not in value:
             raise ValueError("does not show the judge the answer; write {text} where it belongs")
         return value
 
 
 class OwnReward(RewardSettings):
-    """What a function of the user's own, ``(prompt, text, record)``, returns."""
+    """Result of a function of the user's own, ``(prompt, text, record)``."""
 
     @field_validator("kind")
     @classmethod
-    def _check(cls, value: str) -> str:
+    def _check_reference(cls, value: str) -> str:
         return check_reference(value)
 
 
@@ -104,7 +104,7 @@ REWARDS: dict[str, type[RewardSettings]] = {
 
 
 RewardConfig: Any = any_kind(REWARDS, OwnReward)
-"""What a run file says of one reward, told apart by ``kind``."""
+"""Config of one reward, told apart by ``kind``."""
 
 
 class RewardsConfig(StrictModel):
@@ -112,7 +112,7 @@ class RewardsConfig(StrictModel):
 
     Attributes:
         of: The rewards, which are added up.
-        timeout_s: What one reward of one text may take.
+        timeout_s: Time limit of one reward for one text.
     """
 
     of: tuple[RewardConfig, ...] = Field(min_length=1, max_length=32)

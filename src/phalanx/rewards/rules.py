@@ -1,4 +1,4 @@
-"""What each kind of reward says of one text; runs in the child process of `RewardScorer` alone."""
+"""The rule of each kind of reward; runs in the child process of `RewardScorer` alone."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
 def open_reward(config: RewardSettings) -> Rule:
-    """Make ready what a reward needs.
+    """Open one reward by its config.
 
     Raises:
         PhalanxError: A model, a key or a function is missing or wrong.
@@ -30,32 +30,32 @@ def open_reward(config: RewardSettings) -> Rule:
     return opened
 
 
-def _exact(config: ExactReward) -> Rule:
-    return lambda _prompt, text, record: float(text.strip() == _expected(record, config.field).strip())
+def _exact_rule(config: ExactReward) -> Rule:
+    return lambda _prompt, text, record: float(text.strip() == _expected_text(record, config.field).strip())
 
 
-def _places(config: PlacesReward) -> Rule:
+def _places_rule(config: PlacesReward) -> Rule:
     def places(_prompt: str, text: str, record: Mapping[str, Any]) -> float:
-        expected = _expected(record, config.field).strip()
-        found = text.strip()
-        right = sum(one == other for one, other in zip(found, expected, strict=False))
-        return right / max(len(expected), len(found), 1)
+        expected = _expected_text(record, config.field).strip()
+        answer = text.strip()
+        right = sum(character == other for character, other in zip(answer, expected, strict=False))
+        return right / max(len(expected), len(answer), 1)
 
     return places
 
 
-def _expected(record: Mapping[str, Any], field: str) -> str:
+def _expected_text(record: Mapping[str, Any], field: str) -> str:
     if not isinstance(record.get(field), str):
         raise DataError(f'its record has no text "{field}"; add it, or name another field')
     return str(record[field])
 
 
-def _pattern(config: PatternReward) -> Rule:
+def _pattern_rule(config: PatternReward) -> Rule:
     pattern = re.compile(config.pattern)
     return lambda _prompt, text, _record: float(pattern.search(text) is not None)
 
 
-def _model(config: ModelReward) -> Rule:
+def _model_rule(config: ModelReward) -> Rule:
     import torch  # noqa: PLC0415 - most rewards need none
     from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: PLC0415
 
@@ -81,24 +81,24 @@ def _model(config: ModelReward) -> Rule:
 
 def _rated_ids(tokenizer: Any, prompt: str, text: str, record: Mapping[str, Any]) -> list[int]:
     """Tokens as a reward model is trained on them: up to the one that ends the answer; its score counts."""
-    messages = record.get("prompt")
-    if isinstance(messages, list) and tokenizer.chat_template is not None:
-        whole = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False)
+    if isinstance(record.get("prompt"), list) and tokenizer.chat_template is not None:
+        said = [*record["prompt"], {"role": "assistant", "content": text}]
+        conversation = tokenizer.apply_chat_template(said, tools=record.get("tools") or None, tokenize=False)
         # what a template writes behind the end of a turn nobody says
-        return list(tokenizer(whole.rstrip(), add_special_tokens=False)["input_ids"])
+        return list(tokenizer(conversation.rstrip(), add_special_tokens=False)["input_ids"])
     ids, bare = (list(tokenizer(prompt + text, add_special_tokens=adds)["input_ids"]) for adds in (True, False))
-    begins = (at for at in range(len(ids) - len(bare) + 1) if ids[at : at + len(bare)] == bare)
+    begins = (start for start in range(len(ids) - len(bare) + 1) if ids[start : start + len(bare)] == bare)
     ids = ids[: next(begins, len(ids)) + len(bare)]
-    end = tokenizer.eos_token_id
-    return ids if end is None or ids[-1:] == [end] else [*ids, end]
+    eos_id = tokenizer.eos_token_id
+    return ids if eos_id is None or ids[-1:] == [eos_id] else [*ids, eos_id]
 
 
-def _judge(config: JudgeReward) -> Rule:
+def _judge_rule(config: JudgeReward) -> Rule:
     served = ServedModel(config)
 
     def judged(prompt: str, text: str, _record: Mapping[str, Any]) -> float:
-        said = served.ask((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
-        numbers = _NUMBER.findall(said)
+        reply = served.ask((config.question or _QUESTION).replace("{prompt}", prompt).replace("{text}", text))
+        numbers = _NUMBER.findall(reply)
         if len(numbers) != 1:
             raise RewardError(f"{config.url}: the judge said {len(numbers)} numbers; expected one and nothing else")
         return float(numbers[0])
@@ -123,9 +123,9 @@ def _own_rule(kind: str, function: Any) -> Callable[[RewardSettings], Rule]:
 
 
 _RULES: dict[str, Callable[[Any], Rule]] = {
-    "exact": _exact,
-    "places": _places,
-    "pattern": _pattern,
-    "model": _model,
-    "judge": _judge,
+    "exact": _exact_rule,
+    "places": _places_rule,
+    "pattern": _pattern_rule,
+    "model": _model_rule,
+    "judge": _judge_rule,
 }

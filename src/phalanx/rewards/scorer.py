@@ -15,9 +15,9 @@ from phalanx.errors import RewardError
 from phalanx.rewards.config import RewardsConfig
 
 _TO_OPEN_S = 300.0
-"""What the child may take to be ready: a reward model has to be loaded."""
+"""Seconds until the child must be ready: a reward model has to be loaded."""
 _TO_END_S = 5.0
-"""What a child that has closed its pipe may take to be gone."""
+"""Seconds until a child that has closed its pipe must be gone."""
 _LARGEST = 1e6
 
 
@@ -27,8 +27,8 @@ class ScoredText:
 
     Attributes:
         where: The prompt and the number of the text, for messages.
-        prompt: What the model was given.
-        text: What it wrote.
+        prompt: Prompt that the model was given.
+        text: Text that the model wrote.
         record: The prompt's line of its file.
     """
 
@@ -42,9 +42,8 @@ class RewardScorer(Closeable):
     """A scorer of texts.
 
     Args:
-        config: The rewards.
         home: The directory of the run file, where functions of the user's own are.
-        log: Gets what the child prints.
+        log: File for the child's output.
     """
 
     def __init__(self, config: RewardsConfig, home: Path, log: Path) -> None:
@@ -55,23 +54,25 @@ class RewardScorer(Closeable):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each reward is called in metrics: its name, or its kind, with its number where two have the same."""
-        kinds = [one.name or one.kind.partition(":")[2].partition("@")[0] or one.kind for one in self._config.of]
+        """Names of the rewards in metrics: the name, or the kind, with a number where two have the same."""
+        kinds = [
+            reward.name or reward.kind.partition(":")[2].partition("@")[0] or reward.kind for reward in self._config.of
+        ]
         return tuple(
             kind if kinds.count(kind) == 1 else f"{kind}_{number}" for number, kind in enumerate(kinds, start=1)
         )
 
     def score(self, texts: Sequence[ScoredText]) -> list[tuple[float, ...]]:
-        """Return of each text what every reward gives, before weights.
+        """Return every reward of each text, before weights.
 
         Raises:
             RewardError: A reward fails, takes too long, or is no finite number of at most a million; names the text.
         """
-        return [tuple(self._reward(number, text) for number in range(len(self._config.of))) for text in texts]
+        return [tuple(self._score_text(number, text) for number in range(len(self._config.of))) for text in texts]
 
     def total(self, rewards: Sequence[float]) -> float:
         """The weighted sum of a text's rewards."""
-        return math.fsum(one.weight * reward for one, reward in zip(self._config.of, rewards, strict=True))
+        return math.fsum(config.weight * reward for config, reward in zip(self._config.of, rewards, strict=True))
 
     def close(self) -> None:
         """End the child."""
@@ -82,47 +83,51 @@ class RewardScorer(Closeable):
                     pipe.close()
             self._child = None
 
-    def _reward(self, number: int, text: ScoredText) -> float:
+    def _score_text(self, number: int, text: ScoredText) -> float:
         asked = {"reward": number, "prompt": text.prompt, "text": text.text, "record": dict(text.record)}
-        where = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
-        found = self._ask(asked, where, self._config.timeout_s)
-        if not isinstance(found, float) or not abs(found) <= _LARGEST:
-            raise self._failed(where, f"found {found!r:.80}, expected a finite number of at most {_LARGEST:g} in size")
-        return found
+        place = f"rewards.of[{number}] ({self.names[number]}), {text.where}"
+        value = self._ask_child(asked, place, self._config.timeout_s)
+        if not isinstance(value, float) or not abs(value) <= _LARGEST:
+            raise self._reward_error(
+                place, f"found {value!r:.80}, expected a finite number of at most {_LARGEST:g} in size"
+            )
+        return value
 
-    def _ask(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
-        child = self._started()
+    def _ask_child(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
+        child = self._start_child()
         try:
             print(json.dumps(asked), file=child.popen.stdin, flush=True)
-            answer = _line(child.popen.stdout, timeout_s)
+            answer = _read_line(child.popen.stdout, timeout_s)
         except BrokenPipeError:
             answer = ""
         if answer is None:
-            raise self._failed(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
+            raise self._reward_error(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
         if not answer:
             child.wait(_TO_END_S)
-            raise self._failed(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
-        said = json.loads(answer)
-        if "error" in said:
-            raise self._failed(where, said["error"])
-        return said["found"]
+            raise self._reward_error(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
+        message = json.loads(answer)
+        if "error" in message:
+            raise self._reward_error(where, message["error"])
+        return message["found"]
 
-    def _started(self) -> PythonProcess:
+    def _start_child(self) -> PythonProcess:
         if self._child is None:
             self._child = PythonProcess(["phalanx.rewards.serve"], {}, self._log, piped=True)
             first = {"rewards": self._config.model_dump(mode="json"), "home": str(self._home)}
-            self._ask(first, "rewards", _TO_OPEN_S)
+            self._ask_child(first, "rewards", _TO_OPEN_S)
         return self._child
 
-    def _failed(self, where: str, why: str) -> RewardError:
+    def _reward_error(self, where: str, why: str) -> RewardError:
         # a child that hangs is of no more use, and one that failed may be
         self.close()
-        own = any(is_own(one.kind) for one in self._config.of)
-        other = "; with a function that was changed, begin a new run where this one is, with --from" if own else ""
+        has_own_code = any(is_own(reward.kind) for reward in self._config.of)
+        other = (
+            "; with a function that was changed, begin a new run where this one is, with --from" if has_own_code else ""
+        )
         return RewardError(f"{where}: {why}; mend the reward, then go on with --resume{other}: nothing is lost")
 
 
-def _line(pipe: IO[str] | None, timeout_s: float) -> str | None:
+def _read_line(pipe: IO[str] | None, timeout_s: float) -> str | None:
     """The next line, empty where the child has ended; None where none comes in time."""
     if pipe is None:
         return ""

@@ -29,31 +29,31 @@ def main() -> None:
 
     def opened() -> bool:
         config = RewardsConfig.model_validate_json(json.dumps(first["rewards"]))
-        for one in config.of:
-            if is_own(one.kind):
-                open_own_code(one.kind, Path(first["home"]))
-            rules.append(open_reward(one))
+        for reward in config.of:
+            if is_own(reward.kind):
+                open_own_code(reward.kind, Path(first["home"]))
+            rules.append(open_reward(reward))
         return True
 
-    _answer(answers, opened)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        _answer(answers, functools.partial(_reward, rules, asked))
+    _write_answer(answers, opened)
+    for request in sys.stdin:
+        asked = json.loads(request)
+        _write_answer(answers, functools.partial(_compute_reward, rules, asked))
 
 
-def _reward(rules: Sequence[Rule], asked: Mapping[str, Any]) -> float:
-    found = rules[asked["reward"]](asked["prompt"], asked["text"], asked["record"])
-    if isinstance(found, bool | int | float) and math.isfinite(found):
-        return float(found)
-    raise PhalanxError(f"found {found!r:.80}, expected a finite number")
+def _compute_reward(rules: Sequence[Rule], asked: Mapping[str, Any]) -> float:
+    value = rules[asked["reward"]](asked["prompt"], asked["text"], asked["record"])
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    raise PhalanxError(f"found {value!r:.80}, expected a finite number")
 
 
-def _answer(answers: IO[str], act: Callable[[], float | bool]) -> None:
+def _write_answer(answers: IO[str], act: Callable[[], float | bool]) -> None:
     try:
-        found: dict[str, Any] = {"found": act()}
+        message: dict[str, Any] = {"found": act()}
     except (PhalanxError, MemoryError, RecursionError) as exc:
-        found = {"error": f"{exc or type(exc).__name__}"[:_MOST_CHARACTERS]}
-    print(json.dumps(found), file=answers, flush=True)
+        message = {"error": f"{exc or type(exc).__name__}"[:_MOST_CHARACTERS]}
+    print(json.dumps(message), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,11 @@ _MOST_REPLY_BYTES = 1 << 20
 
 
 class ServerSettings(StrictModel):
-    """Where a language model is asked.
+    """Address and name of a served language model.
 
     Attributes:
-        url: Of the server, up to ``/v1``.
-        model: What the server calls the model.
+        url: Address of the server, up to ``/v1``.
+        model: Model's name on the server.
         key_file: A file with the key, for a server that wants one.
     """
 
@@ -32,8 +32,8 @@ class ServedModel:
     """A model that a server runs.
 
     Args:
-        where: It is.
-        timeout_s: What one answer may take; None where the caller sees to that.
+        where: Address and name of the model.
+        timeout_s: Time limit of one answer; None where the caller limits it.
 
     Raises:
         ConfigError: The key cannot be read.
@@ -52,25 +52,25 @@ class ServedModel:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def ask(self, question: str) -> str:
-        """Return what the model says, at temperature 0.
+        """Return the model's answer, at temperature 0.
 
         Raises:
             RewardError: The server is not reached, takes too long, or gives no answer of the kind that is expected.
         """
-        where = self._where
-        asked = {"model": where.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
+        server = self._where
+        asked = {"model": server.model, "temperature": 0, "messages": [{"role": "user", "content": question}]}
         request = urllib.request.Request(  # noqa: S310 - the config takes http and https alone
-            f"{where.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), self._headers
+            f"{server.url.rstrip('/')}/chat/completions", json.dumps(asked).encode(), self._headers
         )
         try:
             with self._opener.open(request, timeout=self._timeout_s) as reply:
-                said = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
+                content = json.loads(reply.read(_MOST_REPLY_BYTES))["choices"][0]["message"]["content"]
         except urllib.error.HTTPError as exc:
             exc.close()
-            raise RewardError(f"{where.url}: gives no answer that can be read (HTTP {exc.code})") from exc
+            raise RewardError(f"{server.url}: gives no answer that can be read (HTTP {exc.code})") from exc
         except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as exc:
-            raise RewardError(f"{where.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
-        return said if isinstance(said, str) else ""
+            raise RewardError(f"{server.url}: gives no answer that can be read ({type(exc).__name__}: {exc})") from exc
+        return content if isinstance(content, str) else ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

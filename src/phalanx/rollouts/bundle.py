@@ -1,7 +1,7 @@
 """The one judge of rollouts: from signed records and a control run to at most one guilty certificate and a reason.
 
-The owner and every reader of evidence call the same function on the same records. Nothing is judged by what the owner
-alone knows: not by its counts, its reward rule, or what it was waiting for.
+The owner and every reader of evidence call the same function on the same records. No knowledge of the owner alone
+enters: not its counts, its reward rule, or its open requests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,16 +47,12 @@ class RolloutBundle:
     """The records that a verdict on rollouts rests on, all of it.
 
     Attributes:
-        party: The accused.
-        request: The owner's signed header.
-        answer: What the worker signed in return.
-        policy: Of the request; None where its weights are not at hand.
-        config: Of that policy, where its weights are not at hand: keys of the hub's config.json.
+        policy: Policy of the request; None where its weights are not at hand.
+        config: Config of that policy, where its weights are not at hand: keys of the hub's config.json.
         weights: Digest of its weights; with the config it gives the digest that the request names.
         second_answer: Another answer to the same request.
         place: Prompt and sample of the text that is looked at.
         older: An older request that the worker has answered, to ask whether the text is of that one's policy.
-        older_policy: Of the older request.
     """
 
     party: str
@@ -89,7 +85,7 @@ class RolloutJudgement(NamedTuple):
     Attributes:
         verdict: Convicts the accused; None where nothing does.
         doubt: Why the text can neither be convicted nor be trusted; None where it can.
-        reread: What the control run says of a text that passed; None of anything else.
+        reread: Result of the control run on a text that passed; None for anything else.
     """
 
     verdict: RolloutVerdict | None = None
@@ -98,11 +94,7 @@ class RolloutJudgement(NamedTuple):
 
 
 class ControlModels:
-    """Models for control runs, built from data; the last one of each kind of attention is held.
-
-    Args:
-        device: Of torch.
-    """
+    """Models for control runs, built from data; the last one of each kind of attention is held."""
 
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
@@ -129,13 +121,12 @@ def judge_bundle(
     """Judge a worker by records that it signed.
 
     Args:
-        bundle: The records.
         session: Name that every header must bear.
         peer: Key of a party of the session; raises `PeerRefusedError` for any other name.
         models: Builds what control runs compute with.
 
     Raises:
-        EvidenceError: The records are not those of one request to this party and of its answer.
+        EvidenceError: The records belong to another request, party or answer.
         ModelError: The weights cannot be run.
 
     Guarantees:
@@ -209,9 +200,9 @@ class _Records:
 
     def __init__(self, bundle: RolloutBundle, statements: Statements) -> None:
         self._bundle, self._statements = bundle, statements
-        self.request = self._asked(bundle.request, (None, bundle.party))
+        self.request = self._read_request(bundle.request, (None, bundle.party))
         self._owner = bundle.request.fields.sender
-        self.answer = self._answered(bundle.answer.header, self.request)
+        self.answer = self._read_answer(bundle.answer.header, self.request)
 
     @cached_property
     def answer_digests(self) -> Sequence[str]:
@@ -219,7 +210,7 @@ class _Records:
         second = self._bundle.second_answer
         if second is None:
             raise EvidenceError("there is no second answer")
-        self._answered(second, self.request)
+        self._read_answer(second, self.request)
         return digest_of_answer(self._bundle.answer.header), digest_of_answer(second)
 
     @cached_property
@@ -249,27 +240,27 @@ class _Records:
         older, policy = self._bundle.older, self._bundle.older_policy
         if older is None or policy is None:
             return None
-        request = self._asked(older.request, (self._owner, self._bundle.party))
-        self._answered(older.answer, request)
+        request = self._read_request(older.request, (self._owner, self._bundle.party))
+        self._read_answer(older.answer, request)
         if request.order >= self.request.order or policy.digest != request.policy:
             raise EvidenceError("the older policy is not that of an older request")
         return policy
 
-    def _asked(self, header: SignedHeader, link: tuple[str | None, str]) -> RolloutRequest:
-        body = self._opened(header, link, TO_WORKER)
+    def _read_request(self, header: SignedHeader, link: tuple[str | None, str]) -> RolloutRequest:
+        body = self._open_header(header, link, TO_WORKER)
         if not isinstance(body, RolloutRequest):
             raise EvidenceError(f"a request is a {header.fields.kind!r} message")
         return body
 
-    def _answered(self, header: SignedHeader, request: RolloutRequest) -> RolloutAnswer:
-        body = self._opened(header, (self._bundle.party, self._owner), TO_OWNER)
+    def _read_answer(self, header: SignedHeader, request: RolloutRequest) -> RolloutAnswer:
+        body = self._open_header(header, (self._bundle.party, self._owner), TO_OWNER)
         if not isinstance(body, RolloutAnswer):
             raise EvidenceError(f"an answer is a {header.fields.kind!r} message")
         if body.request != request.digest:
             raise EvidenceError(f"an answer names the request {body.request[:16]}, expected {request.digest[:16]}")
         return body
 
-    def _opened(self, header: SignedHeader, link: tuple[str | None, str], kinds: Mapping[str, Any]) -> Any:
+    def _open_header(self, header: SignedHeader, link: tuple[str | None, str], kinds: Mapping[str, Any]) -> Any:
         try:
             opened = self._statements.frame(to_signed(header), link)
             return parse_body(kinds, opened.fields.kind, opened.fields.body)

@@ -30,20 +30,17 @@ _MAX_KEPT = 64
 
 
 class RolloutCompany:
-    """Workers that are not trusted, and the owner that trains on what they write.
+    """Untrusted workers, and the owner that trains on their texts.
 
     Args:
         endpoint: The owner's; the workers are its peers.
-        workers: Names of those that take part.
-        check: What is read again, and how far honest computations may be apart.
-        share: Draws what is read again.
-        desk: Where evidence goes.
-        reward: What a text earns; needed where workers report rewards.
+        check: Share of texts to read again, and tolerances between honest computations.
+        share: Draws the texts that are read again.
+        reward: Reward of a text; needed where workers report rewards.
 
     Attributes:
-        verdicts: In the order in which workers were convicted.
-        dismissals: In the order in which workers were left out and not convicted.
-        costs: Of the checks.
+        verdicts: Convictions in the order of their detection.
+        dismissals: Workers that were left out and not convicted, in order.
         told: Is told each verdict, with its evidence written, and each dismissal.
 
     Guarantees:
@@ -93,7 +90,6 @@ class RolloutCompany:
         Args:
             policy: The weights that the request names.
             model: The same, to read with.
-            request: Prompts, rule and seed.
 
         Returns:
             In the order of `RolloutRequest.places`. None is of a worker that was convicted of a lie in this step.
@@ -114,35 +110,35 @@ class RolloutCompany:
             workers = [name for name in self._active if name not in passed_over]
             if not workers:
                 break
-            asked = self._ask(policy, request, missing, workers)
+            asked = self._ask_workers(policy, request, missing, workers)
             for sent in asked:
-                self._settle(sent, policy, model)
+                self._settle_answer(sent, policy, model)
             passed_over |= {sent.worker for sent in asked if not sent.texts}
-            done = {one.prompt for one in self._texts()}
-            missing = tuple(one for one in request.prompts if one.number not in done)
-        texts = self._texts()
+            done = {text.prompt for text in self._step_texts()}
+            missing = tuple(prompt for prompt in request.prompts if prompt.number not in done)
+        texts = self._step_texts()
         if missing:
             texts += generate_rollouts(model, request.model_copy(update={"prompts": missing}))
-        by_place = {(one.prompt, one.sample): one for one in texts}
+        by_place = {(text.prompt, text.sample): text for text in texts}
         self.costs.texts += len(by_place)
-        self.costs.tokens += sum(len(one.ids) for one in by_place.values())
+        self.costs.tokens += sum(len(text.ids) for text in by_place.values())
         return tuple(by_place[place] for place in request.places)
 
     def close(self) -> None:
-        """Look at what has come since, and tell the workers that no further request comes."""
+        """Look at the messages that have come since, and tell the workers that no further request comes."""
         while (item := self._endpoint.receive(0.0)) is not None:
             if isinstance(item, CheckedFrame):
-                self._take(item)
+                self._take_frame(item)
         for name in self._active:
             # a worker that is gone need not be told
             with contextlib.suppress(TransportError):
                 self._endpoint.send(name, RolloutsEnd.kind, {})
 
-    def _texts(self) -> tuple[Rollout, ...]:
-        """What workers wrote in this step, but for those that were convicted."""
-        return tuple(one for sent in self._step for one in sent.texts)
+    def _step_texts(self) -> tuple[Rollout, ...]:
+        """Return the workers' texts of this step, without the texts of convicted workers."""
+        return tuple(text for sent in self._step for text in sent.texts)
 
-    def _ask(
+    def _ask_workers(
         self, policy: RolloutPolicy, request: RolloutRequest, prompts: Sequence[Prompt], workers: Sequence[str]
     ) -> list[SentRequest]:
         """Share prompts out, and wait for answers."""
@@ -156,34 +152,34 @@ class RolloutCompany:
                 self._send_policy(name, policy)
                 header = self._endpoint.send(name, part.kind, part.model_dump(mode="json"))
             except (PeerLostError, PeerRefusedError) as exc:
-                self._dismiss(name, part.step, "lost", str(exc))
+                self._dismiss_worker(name, part.step, "lost", str(exc))
                 continue
             self._order += 1
             self._accounts.count_request(name)
             sent = SentRequest(name, part, header)
             asked.append(sent)
             self._step.append(sent)
-            kept = self._requests[name]
-            kept[part.digest] = sent
-            while len(kept) > _MAX_KEPT:
-                kept.pop(next(iter(kept)))
-        self._await(asked, request.step)
+            requests = self._requests[name]
+            requests[part.digest] = sent
+            while len(requests) > _MAX_KEPT:
+                requests.pop(next(iter(requests)))
+        self._await_answers(asked, request.step)
         return asked
 
-    def _await(self, asked: Sequence[SentRequest], step: int) -> None:
-        """Take what comes until every worker has answered its request, is left out, or the time is over."""
+    def _await_answers(self, asked: Sequence[SentRequest], step: int) -> None:
+        """Receive messages until every worker has answered its request, is left out, or the time is over."""
         deadline = time.monotonic() + self._check.answer_timeout_s
         while any(not sent.is_settled and sent.worker in self._active for sent in asked):
             left_s = max(0.0, deadline - time.monotonic())
             item = self._endpoint.receive(min(_LOOK_EVERY_S, left_s))
             if isinstance(item, LinkFault):
-                self._dismiss(item.peer, step, "lost", str(item.error))
+                self._dismiss_worker(item.peer, step, "lost", str(item.error))
             elif item is not None:
-                self._take(item)
+                self._take_frame(item)
             elif not left_s:
                 return
 
-    def _take(self, item: CheckedFrame) -> None:
+    def _take_frame(self, item: CheckedFrame) -> None:
         """Keep one frame of a worker under the request that it names; what names none of this worker's is ignored."""
         name = item.sender
         if name not in self._active:
@@ -191,13 +187,13 @@ class RolloutCompany:
         step = max((sent.request.step for sent in self._step), default=0)
         excess = self._accounts.count_frame(name)
         if excess is not None:
-            self._dismiss(name, step, "frames", excess)
+            self._dismiss_worker(name, step, "frames", excess)
             return
         try:
             body = parse_body(TO_OWNER, item.kind, item.body)
         except FrameError as exc:
             # of another release, or worse: nothing of it can be used
-            self._dismiss(name, step, "frames", f"sent a malformed frame: {exc}")
+            self._dismiss_worker(name, step, "frames", f"sent a malformed frame: {exc}")
             return
         if isinstance(body, RolloutRefusal):
             sent = self._requests[name].get(body.request)
@@ -215,10 +211,10 @@ class RolloutCompany:
             bundle = RolloutBundle(sent.worker, sent.header, sent.answer, second_answer=item.header)
             verdict = self._examiner.judge(bundle).verdict
             if verdict is not None:
-                self._convict(verdict)
+                self._convict_worker(verdict)
 
-    def _settle(self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel) -> None:
-        """Judge what a worker signed; it has no texts where it is convicted, in doubt, or has not answered."""
+    def _settle_answer(self, sent: SentRequest, policy: RolloutPolicy, model: PolicyModel) -> None:
+        """Judge a worker's signed answer; there are no texts of a worker that is convicted, in doubt, or silent."""
         sent.is_open = False
         name = sent.worker
         if name not in self._active:
@@ -230,9 +226,9 @@ class RolloutCompany:
             sent, policy, model, tuple(self._requests[name].values())
         )
         if verdict is not None:
-            self._convict(verdict)
+            self._convict_worker(verdict)
         elif dismissal is not None:
-            self._dismiss(name, dismissal.step, dismissal.cause, dismissal.reason)
+            self._dismiss_worker(name, dismissal.step, dismissal.cause, dismissal.reason)
         elif doubt is not None:
             self._count_unanswered(sent, doubt)
         else:
@@ -242,24 +238,24 @@ class RolloutCompany:
     def _count_unanswered(self, sent: SentRequest, reason: str) -> None:
         excess = self._accounts.count_unanswered(sent.worker, reason)
         if excess is not None:
-            self._dismiss(sent.worker, sent.request.step, "undecided" if sent.answer else "unanswered", excess)
+            self._dismiss_worker(sent.worker, sent.request.step, "undecided" if sent.answer else "unanswered", excess)
 
-    def _convict(self, verdict: RolloutVerdict) -> None:
+    def _convict_worker(self, verdict: RolloutVerdict) -> None:
         self.verdicts.append(verdict)
-        self._drop(verdict.party)
+        self._drop_worker(verdict.party)
         self.told(verdict)
 
-    def _dismiss(self, name: str, step: int, cause: DismissalCause, reason: str) -> None:
+    def _dismiss_worker(self, name: str, step: int, cause: DismissalCause, reason: str) -> None:
         """Leave a worker out, without a conviction."""
         if name not in self._active:
             return
         dismissal = RolloutDismissal(party=name, step=step, cause=cause, reason=reason)
         self.dismissals.append(dismissal)
-        self._drop(name)
+        self._drop_worker(name)
         self.told(dismissal)
 
-    def _drop(self, name: str) -> None:
-        """Take nothing more from a worker, and use nothing of what it wrote in this step."""
+    def _drop_worker(self, name: str) -> None:
+        """Ignore a worker from now on, and use none of its texts of this step."""
         self._active.remove(name)
         self._endpoint.refuse(name)
         self._requests[name].clear()
@@ -270,7 +266,7 @@ class RolloutCompany:
     def _send_policy(self, name: str, policy: RolloutPolicy) -> None:
         if self._has.get(name) == policy.digest:
             return
-        file = save({key: one.detach().cpu().contiguous().clone() for key, one in policy.tensors.items()})
+        file = save({key: tensor.detach().cpu().contiguous().clone() for key, tensor in policy.tensors.items()})
         config = canonical_json(dict(policy.config)).decode()
         offer = PolicyOffer(policy=policy.digest, config=config, size_bytes=len(file))
         self._endpoint.send(name, offer.kind, offer.model_dump(mode="json"))

@@ -1,4 +1,4 @@
-"""What a worker's file says, and what an owner says of the checks; reading it needs no torch."""
+"""A worker's config file, and an owner's section about checks; reading it needs no torch."""
 
 from typing import Annotated, Literal
 
@@ -14,11 +14,10 @@ AttentionKernel = Literal["sdpa", "eager"]
 
 
 class RolloutCheck(StrictModel):
-    """How texts of workers are checked.
+    """Checks of workers' texts.
 
     Attributes:
         rate: The share of each answer that is read again, after it was signed; at least one text, unless it is 0.
-        tolerance: Between honest computations.
         answer_timeout_s: A worker that has not answered by then is passed over, and convicted of nothing.
         max_unanswered: A worker that leaves more requests than this without an answer in time is left out from then on,
             and convicted of nothing; every 32 answers allow one more.
@@ -34,9 +33,8 @@ class RolloutsConfig(StrictModel):
     """The section ``[rollouts]`` of a run file: workers that are not trusted write its texts.
 
     Attributes:
-        workers: Processes of this machine.
-        threads: Of tensor kernels in each.
-        check: What of their answers is read again.
+        workers: Number of processes on this machine.
+        threads: Threads of tensor kernels per worker.
     """
 
     workers: int = Field(ge=1, le=256)
@@ -48,9 +46,7 @@ class RolloutWorkerConfig(JoiningWorkerConfig):
     """The config of one worker process: its identity, where the owner listens, and how it computes.
 
     Attributes:
-        device: Of torch.
-        threads: Of tensor kernels.
-        attention: Kernel of attention.
+        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
         tolerance: A request that is to be judged by a narrower one is refused: it could convict an honest worker.
     """

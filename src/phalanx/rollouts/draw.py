@@ -39,8 +39,8 @@ class DrawPlace:
     def key(self, position: int) -> tuple[int, int]:
         """Two signed 64-bit numbers."""
         place = [self.seed, self.step, self.prompt, self.sample, position]
-        found = blake3(in_domain(_DOMAIN, canonical_json(place))).digest(16)
-        return int.from_bytes(found[:8], "big", signed=True), int.from_bytes(found[8:], "big", signed=True)
+        digest = blake3(in_domain(_DOMAIN, canonical_json(place))).digest(16)
+        return int.from_bytes(digest[:8], "big", signed=True), int.from_bytes(digest[8:], "big", signed=True)
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class DrawCheck:
     """Draws that were run again.
 
     Attributes:
-        margins: By how many logits a claimed token lost its race, float64 ``[rows]``; 0 where it won, infinity where
-            the rule excludes it.
+        margins: Logits by which a claimed token lost its race, float64 ``[rows]``; 0 where it won, infinity where the
+            rule excludes it.
         differs: Whether another token won, ``[rows]``.
         logprobs: Log-probabilities of the claimed tokens, float64 ``[rows]``.
     """
@@ -63,11 +63,10 @@ def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     """Return public standard Gumbel numbers, float64 ``[rows, vocab]``.
 
     Args:
-        keys: From `DrawPlace.key`, int64 ``[rows, 2]``.
-        vocab_size: Columns.
+        keys: Keys from `DrawPlace.key`, int64 ``[rows, 2]``.
     """
     tokens = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
-    bits = _mixed(_mixed(tokens * _GOLDEN + keys[:, :1]) ^ keys[:, 1:])
+    bits = _mix_bits(_mix_bits(tokens * _GOLDEN + keys[:, :1]) ^ keys[:, 1:])
     uniform = (((bits >> 11) & (2**53 - 1)).double() + 0.5) * 2.0**-53
     noise: Tensor = uniform.log_().neg_().log_().neg_()
     return noise
@@ -79,7 +78,6 @@ def draw_tokens(logits: Tensor, keys: Tensor, sampler: SamplerConfig) -> tuple[T
     Args:
         logits: ``[rows, vocab]``.
         keys: int64 ``[rows, 2]``.
-        sampler: The rule.
 
     Returns:
         Tokens, int64 ``[rows]``, and their log-probabilities, float64 ``[rows]``.
@@ -87,9 +85,9 @@ def draw_tokens(logits: Tensor, keys: Tensor, sampler: SamplerConfig) -> tuple[T
     Raises:
         ModelError: A logit is no finite number.
     """
-    scaled = _scaled(logits, sampler)
-    tokens = _winners(scaled, _scores(scaled, keys, sampler), sampler)
-    return tokens, _logprobs(scaled, tokens)
+    scaled = _scale_logits(logits, sampler)
+    tokens = _race_winners(scaled, _race_scores(scaled, keys, sampler), sampler)
+    return tokens, _token_logprobs(scaled, tokens)
 
 
 def check_draws(logits: Tensor, keys: Tensor, tokens: Tensor, sampler: SamplerConfig, tolerance: float) -> DrawCheck:
@@ -98,55 +96,54 @@ def check_draws(logits: Tensor, keys: Tensor, tokens: Tensor, sampler: SamplerCo
     Args:
         logits: The checker's, ``[rows, vocab]``.
         keys: int64 ``[rows, 2]``.
-        tokens: As claimed, int64 ``[rows]``, inside the vocabulary.
-        sampler: The rule.
-        tolerance: By how many logits honest computations may differ. Where top-k or top-p cuts that close to a token,
-            the token may be in the race and need not be.
+        tokens: Claimed tokens, int64 ``[rows]``, inside the vocabulary.
+        tolerance: Logits by which honest computations may differ. Where top-k or top-p cuts that close to a token, the
+            token may be in the race and need not be.
 
     Raises:
         ModelError: A logit of the checker is no finite number.
     """
-    scaled = _scaled(logits, sampler)
-    scores = _scores(scaled, keys, sampler)
-    differs = _winners(scaled, scores, sampler) != tokens
+    scaled = _scale_logits(logits, sampler)
+    scores = _race_scores(scaled, keys, sampler)
+    differs = _race_winners(scaled, scores, sampler) != tokens
     margins = torch.zeros(len(tokens), dtype=torch.float64, device=scaled.device)
     if bool(differs.any()):
-        margins[differs] = _margins(scaled[differs], scores[differs], tokens[differs], sampler, tolerance)
-    return DrawCheck(margins, differs, _logprobs(scaled, tokens))
+        margins[differs] = _race_margins(scaled[differs], scores[differs], tokens[differs], sampler, tolerance)
+    return DrawCheck(margins, differs, _token_logprobs(scaled, tokens))
 
 
-def _winners(scaled: Tensor, scores: Tensor, sampler: SamplerConfig) -> Tensor:
+def _race_winners(scaled: Tensor, scores: Tensor, sampler: SamplerConfig) -> Tensor:
     if sampler.top_k or sampler.top_p < 1.0:
-        scores = scores.masked_fill(~_allowed(scaled, sampler, 0.0), -torch.inf)
+        scores = scores.masked_fill(~_allowed_tokens(scaled, sampler, 0.0), -torch.inf)
     return scores.argmax(dim=-1)
 
 
-def _margins(scaled: Tensor, scores: Tensor, tokens: Tensor, sampler: SamplerConfig, tolerance: float) -> Tensor:
-    """By how many logits tokens lost to those that surely take part; infinity for one that surely does not."""
+def _race_margins(scaled: Tensor, scores: Tensor, tokens: Tensor, sampler: SamplerConfig, tolerance: float) -> Tensor:
+    """Return by how many logits tokens lost to certain participants of the draw; infinity for excluded ones."""
     slack = tolerance / sampler.divisor
-    best = scores.masked_fill(~_allowed(scaled, sampler, -slack), -torch.inf).amax(dim=-1)
+    best = scores.masked_fill(~_allowed_tokens(scaled, sampler, -slack), -torch.inf).amax(dim=-1)
     lost = ((best - scores.gather(1, tokens[:, None])[:, 0]) * sampler.divisor).clamp(min=0.0)
-    takes_part = _allowed(scaled, sampler, slack).gather(1, tokens[:, None])[:, 0]
+    takes_part = _allowed_tokens(scaled, sampler, slack).gather(1, tokens[:, None])[:, 0]
     return lost.masked_fill(~takes_part, torch.inf)
 
 
-def _scaled(logits: Tensor, sampler: SamplerConfig) -> Tensor:
+def _scale_logits(logits: Tensor, sampler: SamplerConfig) -> Tensor:
     if not bool(torch.isfinite(logits).all()):
         raise ModelError("a logit is no finite number; the weights are damaged or training had diverged")
     return logits.double() / sampler.divisor
 
 
-def _scores(scaled: Tensor, keys: Tensor, sampler: SamplerConfig) -> Tensor:
+def _race_scores(scaled: Tensor, keys: Tensor, sampler: SamplerConfig) -> Tensor:
     if sampler.temperature == 0.0:
         return scaled.clone()
     return gumbel_noise(keys, scaled.shape[-1]).add_(scaled)
 
 
-def _logprobs(scaled: Tensor, tokens: Tensor) -> Tensor:
+def _token_logprobs(scaled: Tensor, tokens: Tensor) -> Tensor:
     return scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(dim=-1)
 
 
-def _allowed(scaled: Tensor, sampler: SamplerConfig, slack: float) -> Tensor:
+def _allowed_tokens(scaled: Tensor, sampler: SamplerConfig, slack: float) -> Tensor:
     """Tokens that take part, ``[rows, vocab]``: more than the rule says with positive slack, fewer with negative.
 
     All tokens with the logit of the last one that is let in are let in.
@@ -162,12 +159,12 @@ def _allowed(scaled: Tensor, sampler: SamplerConfig, slack: float) -> Tensor:
 
 
 def _share_cut(scaled: Tensor, cut: Tensor, share: float) -> Tensor:
-    """Logit of the last of the likeliest tokens that together have this share of what is at or above `cut`."""
-    whole = scaled.masked_fill(scaled < cut, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    """Return the logit of the last of the likeliest tokens with this share of the mass at or above `cut`."""
+    log_total = scaled.masked_fill(scaled < cut, -torch.inf).logsumexp(dim=-1, keepdim=True)
     few = min(_FEW, scaled.shape[-1])
     while True:
         values = scaled.topk(few, dim=-1).values
-        reached = (values - whole).exp().cumsum(dim=-1)
+        reached = (values - log_total).exp().cumsum(dim=-1)
         if few == scaled.shape[-1] or bool((reached[:, -1] >= share).all()):
             break
         few = min(few * 8, scaled.shape[-1])
@@ -175,13 +172,13 @@ def _share_cut(scaled: Tensor, cut: Tensor, share: float) -> Tensor:
     return values.gather(1, last)
 
 
-def _mixed(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shifted(bits, 30)) * _MIX_1
-    bits = (bits ^ _shifted(bits, 27)) * _MIX_2
-    return bits ^ _shifted(bits, 31)
+def _mix_bits(bits: Tensor) -> Tensor:
+    bits = (bits ^ _shift_bits(bits, 30)) * _MIX_1
+    bits = (bits ^ _shift_bits(bits, 27)) * _MIX_2
+    return bits ^ _shift_bits(bits, 31)
 
 
-def _shifted(bits: Tensor, by: int) -> Tensor:
+def _shift_bits(bits: Tensor, by: int) -> Tensor:
     # a shift of signed numbers repeats the sign
     shifted: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
     return shifted

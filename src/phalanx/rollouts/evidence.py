@@ -1,6 +1,5 @@
 """The evidence of a verdict on rollouts: written by the owner, and judged again offline by any reader."""
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,20 +8,19 @@ from typing import Any, Final, Literal
 
 import torch
 from pydantic import Field, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import EvidenceError, FrameError, ModelError
 from phalanx.pipeline.evidence.checked import Pins, certified_peers, known_peer
-from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
+from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.evidence.files import (
     MAX_RECORD_BYTES,
-    MAX_TENSOR_BYTES,
-    MAX_WEIGHT_BYTES,
     TensorFile,
     file_digest,
     read_bounded,
+    read_tensors,
+    write_record,
+    write_tensors,
 )
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 from phalanx.pipeline.protocol.signed import to_signed
@@ -31,7 +29,7 @@ from phalanx.rollouts.policy import RolloutPolicy
 from phalanx.rollouts.verdict import RolloutVerdict
 from phalanx.transport import SignedHeader
 
-FORMAT: Final = "rollouts/2"
+FORMAT: Final = "rollouts/3"
 _PAYLOAD = "answer"
 _POLICY, _OLDER = "policy/", "older/"
 _NEED_NO_WEIGHTS = ("equivocation", "form")
@@ -39,12 +37,11 @@ _NEED_NO_WEIGHTS = ("equivocation", "form")
 
 @dataclass(frozen=True)
 class EvidenceDesk:
-    """Where evidence is written, and what vouches for the parties in it.
+    """Directory of evidence, and certificates of the parties in it.
 
     Attributes:
-        directory: Gets the files.
+        directory: Directory of the evidence files.
         session: Name that every header bears.
-        authority: PEM of the authority.
         certificates: PEM of the parties, by name.
     """
 
@@ -58,14 +55,13 @@ class RolloutEvidence(StrictModel):
     """The contents of ``NAME.json``.
 
     Attributes:
-        headers: By role, as `RolloutBundle.headers`.
+        headers: Signed headers by role, as in `RolloutBundle.headers`.
         config: The hub's config.json of the policy.
         weights: Digest of the policy's weights.
         older_config: The hub's config.json of an older policy.
-        weights_left_out: Why the weights are not in the tensor file; None when they are.
     """
 
-    format: Literal["rollouts/2"]
+    format: Literal["rollouts/3"]
     session: str = Field(min_length=1, max_length=128)
     verdict: RolloutVerdict
     headers: dict[str, PassedOnHeader]
@@ -74,25 +70,16 @@ class RolloutEvidence(StrictModel):
     config: str
     weights: str = Field(max_length=64)
     older_config: str | None
-    weights_left_out: str | None
     tensors: TensorFile
 
 
-def write_rollout_evidence(
-    desk: EvidenceDesk,
-    bundle: RolloutBundle,
-    verdict: RolloutVerdict,
-    max_weight_bytes: int = MAX_WEIGHT_BYTES,
-) -> RolloutVerdict:
+def write_rollout_evidence(desk: EvidenceDesk, bundle: RolloutBundle, verdict: RolloutVerdict) -> RolloutVerdict:
     """Write a bundle and its verdict as ``NAME.json`` with payload and weights beside it.
 
     An older file is never overwritten.
 
     Args:
-        desk: Where to.
-        bundle: The records.
-        verdict: What `judge_bundle` makes of them.
-        max_weight_bytes: Larger weights are left out.
+        verdict: Result of `judge_bundle` for these records.
 
     Returns:
         The verdict, which now names the file and its digest.
@@ -101,35 +88,24 @@ def write_rollout_evidence(
     tensors = {}
     if bundle.answer.payload:
         tensors[_PAYLOAD] = torch.frombuffer(bytearray(bundle.answer.payload), dtype=torch.uint8)
-    weights = _prefixed(_POLICY, bundle.policy) | _prefixed(_OLDER, bundle.older_policy)
-    size_bytes, left_out = sum(one.nbytes for one in weights.values()), None
-    if verdict.offence in _NEED_NO_WEIGHTS:
-        left_out = "the verdict needs none"
-    elif size_bytes > max_weight_bytes:
-        left_out = f"{size_bytes} bytes of weights, more than the {max_weight_bytes} that evidence may hold"
-    else:
-        # cloned, because parts of one tensor may share memory, which safetensors refuses
-        tensors |= {name: one.detach().cpu().clone() for name, one in weights.items()}
-    blob, name = save(tensors), _free_name(desk.directory, verdict)
-    _write_private(desk.directory / f"{name}.safetensors", blob)
+    if verdict.offence not in _NEED_NO_WEIGHTS:
+        tensors |= _prefix_tensors(_POLICY, bundle.policy) | _prefix_tensors(_OLDER, bundle.older_policy)
+    path = desk.directory / f"{_free_name(desk.directory, verdict)}.json"
     headers, policy, older = bundle.headers, bundle.policy, bundle.older_policy
-    parties = {one for header in headers.values() for one in (header.fields.sender, header.fields.receiver)}
+    parties = {party for header in headers.values() for party in (header.fields.sender, header.fields.receiver)}
     record = RolloutEvidence(
         format=FORMAT,
         session=desk.session,
         verdict=verdict,
         headers={role: to_signed(header) for role, header in headers.items()},
         authority=desk.authority,
-        certificates={one: pem for one, pem in desk.certificates.items() if one in parties},
+        certificates={party: pem for party, pem in desk.certificates.items() if party in parties},
         config=canonical_json(dict(bundle.config if policy is None else policy.config)).decode(),
         weights=bundle.weights if policy is None else policy.weights,
         older_config=None if older is None else canonical_json(dict(older.config)).decode(),
-        weights_left_out=left_out,
-        tensors=TensorFile(file=f"{name}.safetensors", sha256=hashlib.sha256(blob).hexdigest()),
+        tensors=write_tensors(path.with_suffix(".safetensors"), tensors),
     )
-    path, spare = desk.directory / f"{name}.json", desk.directory / f"{name}.json.tmp"
-    _write_private(spare, json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True).encode())
-    spare.replace(path)
+    write_record(path, record)
     return verdict.model_copy(
         update={"evidence": f"{desk.directory.name}/{path.name}", "evidence_sha256": file_digest(path)}
     )
@@ -158,7 +134,7 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
 
     Args:
         path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
-        pins: What the reader knows from elsewhere.
+        pins: Facts that the reader has from elsewhere.
 
     Returns:
         What was checked, by name; the last two entries are what rests on the owner's word, and the conclusion.
@@ -177,10 +153,9 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         judgement = judge_bundle(bundle, record.session, known_peer(peers), ControlModels())
     except (EvidenceError, ModelError, FrameError) as exc:
         raise EvidenceError(f"{path}: {exc}") from exc
-    missing = record.weights_left_out if judgement.doubt and bundle.policy is None else None
-    if missing is None and _core(judgement.verdict) != _core(verdict):
+    if _verdict_core(judgement.verdict) != _verdict_core(verdict):
         raise EvidenceError(
-            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_finding(judgement.verdict)}"
+            f"{path}: accuses {verdict.party} of {verdict.offence}; a reader {_describe_finding(judgement.verdict)}"
             f"{f' ({judgement.doubt})' if judgement.doubt else ''}"
         )
     again = judgement.verdict
@@ -190,30 +165,30 @@ def explain_rollout_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         "step": verdict.step,
         "prompt": verdict.prompt,
         "sample": verdict.sample,
-        "tolerance, as both have signed": _tolerance(bundle),
+        "tolerance, as both have signed": _tolerance_of(bundle),
         "file": f"SHA-256 {file_digest(path)}",
         "tensors": f"SHA-256 {record.tensors.sha256}",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {fingerprint}",
         "session": f"{record.session}, {'as given' if pins.session else 'not compared'}",
         "judged again": "not" if again is None else again.reason,
-        "rests on the owner's word": "nothing" if missing is None else f"what the weights say: {missing}",
-        "conclusion": UNPROVED if missing else f"holds: {verdict.party} signed what these weights do not write",
+        "rests on the owner's word": "nothing",
+        "conclusion": f"holds: {verdict.party} signed what these weights do not write",
     }
 
 
-def _tolerance(bundle: RolloutBundle) -> Mapping[str, float]:
+def _tolerance_of(bundle: RolloutBundle) -> Mapping[str, float]:
     tolerance: Mapping[str, float] = bundle.request.fields.body["tolerance"]
     return tolerance
 
 
-def _core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
-    """What two readers of the same records must agree on; measured distances depend on the machine."""
+def _verdict_core(verdict: RolloutVerdict | None) -> tuple[object, ...] | None:
+    """Return the part on which two readers of the same records must agree; distances depend on the machine."""
     if verdict is None:
         return None
     return verdict.party, verdict.step, verdict.request, verdict.offence, verdict.prompt, verdict.sample
 
 
-def _finding(verdict: RolloutVerdict | None) -> str:
+def _describe_finding(verdict: RolloutVerdict | None) -> str:
     if verdict is None:
         return "finds nothing wrong"
     return f"finds {verdict.party} guilty of {verdict.offence} in step {verdict.step}: {verdict.reason}"
@@ -225,25 +200,19 @@ def _read_files(path: Path) -> tuple[RolloutEvidence, Mapping[str, torch.Tensor]
         record = RolloutEvidence.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
-    blob = read_bounded(path.parent / record.tensors.file, MAX_TENSOR_BYTES)
-    if hashlib.sha256(blob).hexdigest() != record.tensors.sha256:
-        raise EvidenceError(f"{path}: its tensors were altered or swapped")
-    try:
-        return record, load(blob)
-    except (SafetensorError, ValueError, KeyError) as exc:
-        raise EvidenceError(f"{path}: its tensors are no safetensors file ({exc})") from exc
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
+    return record, read_tensors(path.parent, record.tensors)
 
 
 def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> RolloutBundle:
     """Read the bundle of a record; whether it holds is for the judge."""
-    verdict, config = record.verdict, _config(record.config)
+    verdict, config = record.verdict, _parse_config(record.config)
     payload = tensors[_PAYLOAD].numpy().tobytes() if _PAYLOAD in tensors else b""
     try:
         headers = {
-            role: SignedHeader(one.header.encode(), bytes.fromhex(one.signature))
-            for role, one in record.headers.items()
+            role: SignedHeader(passed_on.header.encode(), bytes.fromhex(passed_on.signature))
+            for role, passed_on in record.headers.items()
         }
         request, answer = headers["request"], SignedAnswer(headers["answer"], payload)
     except KeyError as exc:
@@ -253,15 +222,14 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     older = None
     if "older_request" in headers and "older_answer" in headers:
         older = AnsweredRequest(headers["older_request"], headers["older_answer"])
-    has_weights = record.weights_left_out is None
-    older_policy = None
-    if has_weights and record.older_config is not None:
-        older_policy = RolloutPolicy(_config(record.older_config), _of(_OLDER, tensors))
+    weights, older_policy = _select_tensors(_POLICY, tensors), None
+    if weights and record.older_config is not None:
+        older_policy = RolloutPolicy(_parse_config(record.older_config), _select_tensors(_OLDER, tensors))
     return RolloutBundle(
         party=verdict.party,
         request=request,
         answer=answer,
-        policy=RolloutPolicy(config, _of(_POLICY, tensors)) if has_weights else None,
+        policy=RolloutPolicy(config, weights) if weights else None,
         config=config,
         weights=record.weights,
         second_answer=headers.get("second_answer"),
@@ -271,7 +239,7 @@ def _bundle_of(record: RolloutEvidence, tensors: Mapping[str, torch.Tensor]) -> 
     )
 
 
-def _config(text: str) -> dict[str, Any]:
+def _parse_config(text: str) -> dict[str, Any]:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -281,18 +249,12 @@ def _config(text: str) -> dict[str, Any]:
     return config
 
 
-def _of(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+def _select_tensors(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _prefixed(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
-    return {} if policy is None else {f"{prefix}{name}": one for name, one in policy.tensors.items()}
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    # prompts and texts are in it
-    path.touch(mode=0o600)
-    path.write_bytes(content)
+def _prefix_tensors(prefix: str, policy: RolloutPolicy | None) -> dict[str, torch.Tensor]:
+    return {} if policy is None else {f"{prefix}{name}": tensor for name, tensor in policy.tensors.items()}
 
 
 def _free_name(directory: Path, verdict: RolloutVerdict) -> str:

@@ -25,13 +25,13 @@ from phalanx.transport import parse_body
 
 @dataclass
 class RolloutCosts:
-    """What a company has done so far.
+    """Counts of a company's work so far.
 
     Attributes:
         texts: That were handed out for training.
-        tokens: In them.
-        checked_texts: That were read again.
-        checked_tokens: In them.
+        tokens: Number of tokens in these texts.
+        checked_texts: Number of texts read again.
+        checked_tokens: Number of tokens in these texts.
         check_s: CPU seconds of this process's thread for it.
     """
 
@@ -43,10 +43,10 @@ class RolloutCosts:
 
 
 class Examination(NamedTuple):
-    """What was found in one answer.
+    """The result of examining one answer.
 
     Attributes:
-        texts: Where all is in order.
+        texts: The texts, where all is in order.
         verdict: Convicts its worker; its evidence is written.
         dismissal: Has its worker left out.
         doubt: Why the texts cannot be used, though their worker is not convicted.
@@ -62,13 +62,8 @@ class RolloutExaminer:
     """An examiner of answers; it alone convicts, and only where `judge_bundle` does.
 
     Args:
-        desk: Where evidence goes.
-        check: What is read again.
-        share: Draws what is read again.
-        reward: What a text earns; needed where workers report rewards.
-
-    Attributes:
-        costs: Of the checks.
+        share: Draws the texts that are read again.
+        reward: Reward of a text; needed where workers report rewards.
     """
 
     def __init__(self, desk: EvidenceDesk, check: RolloutCheck, share: CheckedShare, reward: RewardRule | None) -> None:
@@ -108,16 +103,18 @@ class RolloutExaminer:
         texts, formal = read_answer(sent.worker, request, answer, payload, model.vocab_size)
         if formal is not None:
             place = None if formal.prompt is None or formal.sample is None else (formal.prompt, formal.sample)
-            return self._of(self.judge(replace(bundle, place=place)), formal.reason)
+            return self._examination_of(self.judge(replace(bundle, place=place)), formal.reason)
         older = [
-            AnsweredRequest(one.header, one.answer.header) for one in earlier if self._is_before(one) and one.answer
+            AnsweredRequest(answered.header, answered.answer.header)
+            for answered in earlier
+            if self._is_before(answered) and answered.answer
         ]
-        return self._reread(bundle, request, texts, model, older[-1] if older else None)
+        return self._reread_texts(bundle, request, texts, model, older[-1] if older else None)
 
     def judge(self, bundle: RolloutBundle) -> RolloutJudgement:
         """Have the one judge decide; where it convicts, the records are written down as evidence."""
         try:
-            with self._timed():
+            with self._time_check():
                 judgement = judge_bundle(bundle, self._desk.session, self._peer, self._controls or ControlModels())
         except EvidenceError as exc:
             return RolloutJudgement(doubt=str(exc))
@@ -125,7 +122,7 @@ class RolloutExaminer:
             return judgement
         return RolloutJudgement(write_rollout_evidence(self._desk, bundle, judgement.verdict))
 
-    def _reread(
+    def _reread_texts(
         self,
         bundle: RolloutBundle,
         request: RolloutRequest,
@@ -134,33 +131,33 @@ class RolloutExaminer:
         older: AnsweredRequest | None,
     ) -> Examination:
         drawn = [texts[n] for n in self._share.of(bundle.party, bundle.answer.header.digest, len(texts))]
-        with self._timed():
+        with self._time_check():
             reread = reread_rollouts(model, request, drawn, request.tolerance.margin)
         self.costs.checked_texts += len(drawn)
-        self.costs.checked_tokens += sum(len(one.ids) for one in drawn)
+        self.costs.checked_tokens += sum(len(rollout.ids) for rollout in drawn)
         # more tokens say more of their policy
         longest = max(drawn, key=lambda one: len(one.ids), default=None)
         for text, now in zip(drawn, reread, strict=True):
             accused = replace(bundle, place=(text.prompt, text.sample))
             suspicion = judge_rollout(bundle.party, request, text, now)
             if suspicion is None and text is longest:
-                suspicion = self._aged(bundle.party, request, text, now)
+                suspicion = self._judge_age(bundle.party, request, text, now)
                 before = self._policies.before
                 if suspicion is not None and older is not None and before is not None:
                     accused = replace(accused, older=older, older_policy=before.policy)
             judgement = RolloutJudgement(reread=now) if suspicion is None else self.judge(accused)
             if judgement.reread is None:
-                return self._of(judgement, "" if suspicion is None else suspicion.reason)
+                return self._examination_of(judgement, "" if suspicion is None else suspicion.reason)
             dismissal = self._borders.add(bundle.party, request, judgement.reread)
             if dismissal is None and self._reward is not None:
                 dismissal = judge_reward(bundle.party, request, text, self._reward)
             if dismissal is not None:
                 return Examination(dismissal=dismissal)
         # a reward that no rule checks is no more than a worker's word
-        return Examination(texts if self._reward else tuple(replace(one, reward=None) for one in texts))
+        return Examination(texts if self._reward else tuple(replace(rollout, reward=None) for rollout in texts))
 
     @staticmethod
-    def _of(judgement: RolloutJudgement, suspicion: str) -> Examination:
+    def _examination_of(judgement: RolloutJudgement, suspicion: str) -> Examination:
         if judgement.verdict is not None:
             return Examination(verdict=judgement.verdict)
         return Examination(doubt=judgement.doubt or suspicion)
@@ -168,16 +165,18 @@ class RolloutExaminer:
     def _is_before(self, sent: SentRequest) -> bool:
         return self._policies.before is not None and sent.request.policy == self._policies.before.digest
 
-    def _aged(self, name: str, request: RolloutRequest, text: Rollout, now: RereadRollout) -> RolloutVerdict | None:
+    def _judge_age(
+        self, name: str, request: RolloutRequest, text: Rollout, now: RereadRollout
+    ) -> RolloutVerdict | None:
         """Compare one text of an answer with the policy of the step before."""
         if self._policies.before is None:
             return None
-        with self._timed():
+        with self._time_check():
             (older,) = reread_rollouts(self._policies.before.model, request, [text], request.tolerance.margin)
         return judge_age(name, request, text, now, older)
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _time_check(self) -> Iterator[None]:
         begin = time.thread_time()
         try:
             yield

@@ -36,7 +36,6 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
 
     Args:
         model: Has the weights that the request names; that is the caller's to see to.
-        request: Prompts, rule and seed.
         batch_rows: About so many texts at a time; where bits count, it belongs to the numeric class.
 
     Returns:
@@ -47,12 +46,12 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
         ModelError: A logit is no finite number.
     """
     check_room(model, request)
-    found = {
-        (one.prompt, one.sample): one
+    by_place = {
+        (rollout.prompt, rollout.sample): rollout
         for batch in batches_of(request, batch_rows)
-        for one in _write(model, request, batch)
+        for rollout in _write_batch(model, request, batch)
     }
-    return tuple(found[place] for place in request.places)
+    return tuple(by_place[place] for place in request.places)
 
 
 def check_room(model: PolicyModel, request: RolloutRequest) -> None:
@@ -91,10 +90,9 @@ def step_through(model: PolicyModel, prompts: Tensor, samples: int, choose: Choo
     """Read rows token by token with a cache, until none goes on: the one way in which texts come about.
 
     Args:
-        model: Reads.
         prompts: int64 ``[prompts, tokens]``.
         samples: Rows of each prompt, one behind the other.
-        choose: Chooses the next tokens.
+        choose: Chooses the next token of each row.
     """
     read, cache = model.begin(prompts)
     if samples > 1:
@@ -112,7 +110,7 @@ def step_through(model: PolicyModel, prompts: Tensor, samples: int, choose: Choo
         read = model.extend(tokens, cache)
 
 
-def _write(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt]) -> list[Rollout]:
+def _write_batch(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt]) -> list[Rollout]:
     texts = [
         _Text(prompt, sample, DrawPlace(request.seed, request.step, prompt.number, sample))
         for prompt in prompts
@@ -120,14 +118,14 @@ def _write(model: PolicyModel, request: RolloutRequest, prompts: Sequence[Prompt
     ]
 
     def choose(rows: Sequence[int], read: ReadTexts) -> tuple[Tensor, Sequence[int]]:
-        tokens = _draw(request, [texts[row] for row in rows], read)
+        tokens = _draw_next(request, [texts[row] for row in rows], read)
         return tokens, [n for n, row in enumerate(rows) if not texts[row].is_over]
 
     step_through(model, torch.tensor([prompt.ids for prompt in prompts]), request.samples, choose)
-    return [_finished(request, text) for text in texts]
+    return [_finish_rollout(request, text) for text in texts]
 
 
-def _draw(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts) -> Tensor:
+def _draw_next(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts) -> Tensor:
     """Draw the next token of every row, and commit to it; int64 ``[rows]``."""
     position = len(rows[0].ids)
     keys = torch.tensor([text.place.key(position) for text in rows])
@@ -142,7 +140,7 @@ def _draw(request: RolloutRequest, rows: Sequence[_Text], read: ReadTexts) -> Te
     return tokens
 
 
-def _finished(request: RolloutRequest, text: _Text) -> Rollout:
+def _finish_rollout(request: RolloutRequest, text: _Text) -> Rollout:
     return Rollout(
         prompt=text.prompt.number,
         sample=text.sample,

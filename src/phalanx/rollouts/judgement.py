@@ -14,7 +14,7 @@ from phalanx.rollouts.rollout import Rollout, RolloutAnswer, misfit, unpack_answ
 from phalanx.rollouts.verdict import RolloutDismissal, RolloutOffence, RolloutVerdict
 
 RewardRule = Callable[[Rollout], float]
-"""What a text earns, by its tokens alone."""
+"""Function from the tokens of a text to its reward."""
 
 REWARD_SLACK = 1e-6
 """Between a reward as reported and as computed: sums in another order."""
@@ -45,9 +45,7 @@ def read_answer(
     Args:
         worker: The party that signed the answer.
         request: The one that the answer names.
-        answer: Its words.
-        payload: Its numbers.
-        vocab_size: Of the model.
+        answer: Signed header of the answer.
 
     Returns:
         The texts, where they can be read, and a verdict where some are texts that no honest worker sends.
@@ -55,7 +53,7 @@ def read_answer(
     try:
         texts = unpack_answer(request, answer, payload)
     except FrameError as exc:
-        return (), _verdict(worker, request, "form", str(exc))
+        return (), _make_verdict(worker, request, "form", str(exc))
     return texts, judge_texts(worker, request, texts, vocab_size)
 
 
@@ -63,33 +61,35 @@ def judge_texts(
     worker: str, request: RolloutRequest, rollouts: Sequence[Rollout], vocab_size: int
 ) -> RolloutVerdict | None:
     """Judge what needs no weights: that all texts are there, and are texts that can be."""
-    places = tuple((one.prompt, one.sample) for one in rollouts)
+    places = tuple((rollout.prompt, rollout.sample) for rollout in rollouts)
     if places != request.places:
-        return _verdict(worker, request, "form", f"sent {len(places)} texts, expected {len(request.places)} in order")
-    for one in rollouts:
-        wrong = misfit(request, one, vocab_size)
+        return _make_verdict(
+            worker, request, "form", f"sent {len(places)} texts, expected {len(request.places)} in order"
+        )
+    for rollout in rollouts:
+        wrong = misfit(request, rollout, vocab_size)
         if wrong is not None:
-            return _verdict(worker, request, "form", f"{_place(one)} {wrong}", one)
+            return _make_verdict(worker, request, "form", f"{_describe_place(rollout)} {wrong}", rollout)
     return None
 
 
 def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: RereadRollout) -> RolloutVerdict | None:
-    """Judge one text by what the right weights say of it, with the tolerance of the request.
+    """Judge one text by the reading of the right weights, with the tolerance of the request.
 
     Guarantees:
         Nothing that is no number passes. What passes was drawn by the rule, token by token, but where two tokens were
         nearly equal; `BorderBook` bounds these. Where log-probabilities are the checker's to the last bits, so are
         logits, and draws are held to a tenth of the tolerance.
     """
-    for look in _looks(request, reread):
+    for look in _list_looks(request, reread):
         beyond = look.beyond
         if beyond.any():
             worst = float(np.max(look.values)) if np.isfinite(look.values).all() else math.inf
-            return _verdict(
+            return _make_verdict(
                 worker,
                 request,
                 look.offence,
-                f"{_place(one)}: {look.what}: first at token {int(np.argmax(beyond)) * look.every}, "
+                f"{_describe_place(one)}: {look.what}: first at token {int(np.argmax(beyond)) * look.every}, "
                 f"{int(beyond.sum())} of {len(look.values)}, worst {worst:.1e}, allowed {look.allowed:.1e}",
                 one,
                 measured=worst if math.isfinite(worst) else None,
@@ -101,12 +101,12 @@ def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: Re
 
 def first_fault(request: RolloutRequest, reread: RereadRollout) -> int | None:
     """Return the first token of a text at which a claim is beyond the tolerance of the request; None where none is."""
-    faults = (int(np.argmax(look.beyond)) * look.every for look in _looks(request, reread) if look.beyond.any())
+    faults = (int(np.argmax(look.beyond)) * look.every for look in _list_looks(request, reread) if look.beyond.any())
     return min(faults, default=None)
 
 
 class _Look(NamedTuple):
-    """One kind of claim: distances of every so many tokens, and what is allowed of each."""
+    """One kind of claim: distances of every so many tokens, and the allowed distance."""
 
     offence: RolloutOffence
     values: NDArray[np.float64]
@@ -120,7 +120,7 @@ class _Look(NamedTuple):
         return ~(self.values <= self.allowed)
 
 
-def _looks(request: RolloutRequest, reread: RereadRollout) -> tuple[_Look, ...]:
+def _list_looks(request: RolloutRequest, reread: RereadRollout) -> tuple[_Look, ...]:
     tolerance, every = request.tolerance, request.sampler.sketch_every
     # a cold draw makes more of every distance between logits
     logprob = tolerance.logprob / min(1.0, request.sampler.divisor)
@@ -146,10 +146,9 @@ def judge_age(
 
     Args:
         worker: The party that signed it.
-        request: As it was sent to this worker.
-        one: The text.
-        now: What the policy of the request says of it.
-        older: What the policy before that says of it, read in the same way.
+        request: Request that this worker received.
+        now: Reading by the policy of the request.
+        older: Reading by the policy before that, computed in the same way.
 
     Guarantees:
         No tolerance is used: one text is compared with itself under two policies. Honest log-probabilities are off from
@@ -158,16 +157,17 @@ def judge_age(
 
     Source: Neyman and Pearson 1933, the ratio of two likelihoods.
     """
-    near, far = (_root_mean_square(found.logprob_gaps) for found in (older, now))
+    near, far = (_root_mean_square(rereading.logprob_gaps) for rereading in (older, now))
     tokens = len(one.ids)
     ratio = far / max(near, float(np.finfo(np.float32).eps))
     if not math.isfinite(ratio) or ratio < OLDER_FIT or tokens * math.log(ratio) < OLDER_EVIDENCE:
         return None
-    return _verdict(
+    return _make_verdict(
         worker,
         request,
         "stale",
-        f"{_place(one)}: its log-probabilities are off by {far:.1e} from the policy of the request and by {near:.1e} "
+        f"{_describe_place(one)}: its log-probabilities are off by {far:.1e} from the policy of the request "
+        f"and by {near:.1e} "
         f"from the one before, over {tokens} tokens",
         one,
         measured=ratio,
@@ -187,7 +187,7 @@ def judge_reward(worker: str, request: RolloutRequest, one: Rollout, rule: Rewar
     earned = rule(one)
     if abs(one.reward - earned) <= REWARD_SLACK * max(1.0, abs(earned)):
         return None
-    reason = f"{_place(one)} earns {earned:g}, its worker says {one.reward:g}"
+    reason = f"{_describe_place(one)} earns {earned:g}, its worker says {one.reward:g}"
     return RolloutDismissal(party=worker, step=request.step, cause="reward", reason=reason)
 
 
@@ -195,7 +195,7 @@ def judge_second_answer(worker: str, request: RolloutRequest, digests: Sequence[
     """Judge all answers that name one request and that one certificate signed, by `digest_of_answer`, in order."""
     if digests[-1] == digests[0]:
         return None
-    return _verdict(worker, request, "equivocation", "signed two different answers to one request")
+    return _make_verdict(worker, request, "equivocation", "signed two different answers to one request")
 
 
 class BorderBook:
@@ -217,7 +217,7 @@ class BorderBook:
     def add(self, worker: str, request: RolloutRequest, reread: RereadRollout) -> RolloutDismissal | None:
         """Enter one text that was within the tolerance; a dismissal where its worker has too many by now.
 
-        It is no conviction: what was counted is spread over all answers of the worker, more than evidence can hold.
+        Nobody is convicted: the counts are spread over all answers of the worker, more than evidence can hold.
         """
         tokens = self._tokens[worker] = self._tokens.get(worker, 0) + len(reread.differs)
         noise = max(_root_mean_square(reread.logprob_gaps), LEAST_NOISE)
@@ -243,11 +243,11 @@ def too_many_borders(differing: int, tokens: int, rate: float) -> bool:
     return log_first - math.log1p(-mean / (differing + 1)) < math.log(FALSE_ALARM)
 
 
-def _place(one: Rollout) -> str:
+def _describe_place(one: Rollout) -> str:
     return f"prompt {one.prompt}, sample {one.sample}"
 
 
-def _verdict(
+def _make_verdict(
     worker: str,
     request: RolloutRequest,
     offence: RolloutOffence,

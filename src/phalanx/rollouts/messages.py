@@ -17,8 +17,6 @@ class PolicyOffer(Body):
 
     Attributes:
         policy: `RolloutPolicy.digest`; the worker computes it again.
-        config: The hub's config.json.
-        size_bytes: Of the file.
     """
 
     kind: ClassVar[str] = "policy_offer"

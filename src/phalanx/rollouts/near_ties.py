@@ -1,8 +1,8 @@
 """Routers that choose between nearly equal experts: which other choices an honest writer may have made by rounding.
 
-A text is off where a writer's rounding gave an expert that the checker's did not. So before a worker is accused, the
-text is read with the other choice of every near tie before the fault, and of those that then come up, until the claims
-fit or no choice is left.
+A text is off where a writer's rounding chose an expert that the checker's did not. So before a worker is accused, the
+text is read with the other choice of every near tie before the fault, and of the ties that then come up, until the
+claims fit or no choice is left.
 """
 
 import heapq
@@ -33,9 +33,7 @@ class RouterWatch:
     """Notes near ties of a model's routers while it reads one text, and has experts exchanged; a context manager.
 
     Args:
-        model: Reads one row.
         tolerance: Router logits that are nearer than this are nearly equal.
-        choices: What is exchanged.
 
     Attributes:
         ties: Exchanges that rounding could have made beside `choices`, with the distance of the logits.
@@ -63,29 +61,29 @@ class RouterWatch:
 
     def _hook_of(self, number: int) -> Any:
         def look(router: nn.Module, _inputs: object, outputs: tuple[Tensor, Tensor, Tensor]) -> Any:
-            return self._look(number, router, *outputs)
+            return self._watch_router(number, router, *outputs)
 
         return look
 
-    def _look(self, number: int, router: nn.Module, logits: Tensor, scores: Tensor, experts: Tensor) -> Any:
+    def _watch_router(self, number: int, router: nn.Module, logits: Tensor, scores: Tensor, experts: Tensor) -> Any:
         begin = self._seen[number]
         self._seen[number] += len(logits)
         scores, experts = scores.clone(), experts.clone()
-        exchanged = [at for at in range(len(logits)) if (number, begin + at) in self._choices]
-        for at in exchanged:
-            for out, instead in self._choices[number, begin + at]:
-                experts[at][experts[at] == out] = instead
-            shares = logits[at].float().softmax(-1)[experts[at]]
-            scores[at] = (shares / shares.sum() if router.norm_topk_prob else shares).to(scores.dtype)
+        exchanged = [token for token in range(len(logits)) if (number, begin + token) in self._choices]
+        for token in exchanged:
+            for out, instead in self._choices[number, begin + token]:
+                experts[token][experts[token] == out] = instead
+            shares = logits[token].float().softmax(-1)[experts[token]]
+            scores[token] = (shares / shares.sum() if router.norm_topk_prob else shares).to(scores.dtype)
         chosen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, experts, value=True)
         least = logits.masked_fill(~chosen, torch.inf).amin(dim=-1)
         best = logits.masked_fill(chosen, -torch.inf).amax(dim=-1)
         near = ((least - best).abs() <= self._tolerance).nonzero()[:, 0].tolist()
-        for at in sorted({*near, *exchanged}):
-            self._note(number, begin + at, logits[at].tolist(), set(experts[at].tolist()))
+        for token in sorted({*near, *exchanged}):
+            self._note_ties(number, begin + token, logits[token].tolist(), set(experts[token].tolist()))
         return logits, scores, experts
 
-    def _note(self, number: int, position: int, logits: Sequence[float], chosen: set[int]) -> None:
+    def _note_ties(self, number: int, position: int, logits: Sequence[float], chosen: set[int]) -> None:
         for out, instead in itertools.product(chosen, set(range(len(logits))) - chosen):
             gap = logits[out] - logits[instead]
             # an exchange that was made is not taken back
@@ -101,7 +99,7 @@ class TieSearch:
     Attributes:
         outcome: ``fits``: a choice that rounding may have made gives the claims. ``excluded``: none does.
             ``open``: there are more choices than were tried.
-        reread: What fits; None otherwise.
+        reread: Reading that fits the claims; None otherwise.
     """
 
     outcome: Literal["fits", "excluded", "open"]
@@ -112,7 +110,7 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
     """Look for choices of experts, each within rounding, by which the claims of a text are true.
 
     Guarantees:
-        ``excluded`` says that no such choices exist: those of an honest writer are near ties of a reading that agrees
+        ``excluded`` says that no such choices exist: an honest writer's choices are near ties of a reading that agrees
         with it up to the first difference, and each of these is tried.
     """
     numbers = itertools.count()
@@ -122,7 +120,7 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
         if not queue:
             return TieSearch("excluded")
         _, distance, _, choices = heapq.heappop(queue)
-        reread, ties = _read(model, request, text, choices)
+        reread, ties = _reread_text(model, request, text, choices)
         fault = first_fault(request, reread)
         if fault is None:
             return TieSearch("fits", reread)
@@ -135,7 +133,7 @@ def search_near_ties(model: PolicyModel, request: RolloutRequest, text: Rollout)
     return TieSearch("open") if queue else TieSearch("excluded")
 
 
-def _read(
+def _reread_text(
     model: PolicyModel, request: RolloutRequest, text: Rollout, choices: frozenset[Choice]
 ) -> tuple[RereadRollout, dict[Choice, float]]:
     with RouterWatch(model, request.tolerance.router, choices) as watch:

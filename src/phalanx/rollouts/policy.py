@@ -33,11 +33,13 @@ class RolloutPolicy:
     @classmethod
     def of(cls, model: Any) -> Self:
         """Take config and parameters of a causal model of transformers; the tensors are shared, not copied."""
-        return cls(hub_config_dict(model.config), {name: one.detach() for name, one in model.named_parameters()})
+        return cls(
+            hub_config_dict(model.config), {name: parameter.detach() for name, parameter in model.named_parameters()}
+        )
 
     @cached_property
     def digest(self) -> str:
-        """Names config and every bit of every weight: what a request asks for and an answer is given under."""
+        """Return the digest of config and every bit of every weight; requests and answers name it."""
         return policy_digest(self.config, self.weights)
 
     @cached_property
@@ -57,11 +59,11 @@ def policy_digest(config: Mapping[str, Any], weights: str) -> str:
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """What a model computed at some positions of a batch.
+    """A model's outputs at some positions of a batch.
 
     Attributes:
         logits: ``[rows, positions, vocab]``.
-        states: What the output layer was given, ``[rows, positions, width]``.
+        states: Inputs of the output layer, ``[rows, positions, width]``.
     """
 
     logits: Tensor
@@ -72,7 +74,7 @@ class PolicyModel:
     """A causal model of transformers that rollouts are drawn from or checked with.
 
     Args:
-        model: In this process; it is put into evaluation mode for each call and back after it.
+        model: Model in this process; it is put into evaluation mode for each call and back after it.
 
     Raises:
         ModelError: It has no output layer of its own.
@@ -94,7 +96,7 @@ class PolicyModel:
             ModelError: The config or a tensor does not fit.
         """
         config = parse_hub_config(policy.config, "policy")
-        dtypes = {one.dtype for one in policy.tensors.values() if one.is_floating_point()}
+        dtypes = {tensor.dtype for tensor in policy.tensors.values() if tensor.is_floating_point()}
         if len(dtypes) != 1:
             raise ModelError(f"policy: found weights of {len(dtypes)} types of numbers, expected one")
         with torch.random.fork_rng(devices=[]), quiet_transformers():
@@ -105,9 +107,9 @@ class PolicyModel:
                 )
             except TRANSFORMERS_REFUSALS as exc:
                 raise ModelError(f"policy: {config.model_type} cannot be built: {exc}") from exc
-        made = cls(model.to(device).eval())
-        made.take(policy)
-        return made
+        policy_model = cls(model.to(device).eval())
+        policy_model.take(policy)
+        return policy_model
 
     @property
     def vocab_size(self) -> int:
@@ -116,7 +118,7 @@ class PolicyModel:
 
     @property
     def device(self) -> str:
-        """Where its weights are."""
+        """Device of its weights."""
         return str(self._model.device)
 
     @property
@@ -127,7 +129,7 @@ class PolicyModel:
     @property
     def parameters(self) -> Mapping[str, Tensor]:
         """Its weights by the hub's names; shared, not copied."""
-        return {name: one.detach() for name, one in self._model.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
 
     @cached_property
     def routers(self) -> tuple[nn.Module, ...]:
@@ -140,14 +142,13 @@ class PolicyModel:
         return family_of(self._model.config.model_type, "policy").facts.routed
 
     def reads_alike(self, prompt: int, tokens: int) -> bool:
-        """Whether one pass over a text computes what a cache does, up to rounding.
+        """Tell whether one pass over a text computes the same as a cache, up to rounding.
 
         With longrope it does not where a text grows beyond the length at which rotations change: a cache keeps the keys
         of earlier tokens as they were. Rotations of ``dynamic`` change beyond the model's window, which no text leaves.
 
         Args:
-            prompt: Tokens of the prompt.
-            tokens: Of the prompt and what follows it, as far as they are read.
+            tokens: Number of tokens read: prompt and continuation.
         """
         return all(tokens <= limit or prompt > limit for limit in self._rotation_limits)
 
@@ -155,9 +156,11 @@ class PolicyModel:
     def _rotation_limits(self) -> frozenset[int]:
         rotations = getattr(self._model.config, "rope_parameters", None) or {}
         # of each kind of layer, or of all of them
-        kinds = [one for one in (rotations, *rotations.values()) if isinstance(one, dict)]
+        kinds = [settings for settings in (rotations, *rotations.values()) if isinstance(settings, dict)]
         return frozenset(
-            int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"
+            int(settings["original_max_position_embeddings"])
+            for settings in kinds
+            if settings.get("rope_type") == "longrope"
         )
 
     def take(self, policy: RolloutPolicy) -> None:
@@ -166,39 +169,39 @@ class PolicyModel:
         Raises:
             ModelError: Names or shapes differ.
         """
-        own = self.parameters
-        if own.keys() != policy.tensors.keys():
-            odd = sorted(own.keys() ^ policy.tensors.keys())
+        parameters = self.parameters
+        if parameters.keys() != policy.tensors.keys():
+            odd = sorted(parameters.keys() ^ policy.tensors.keys())
             raise ModelError(f"policy: {len(odd)} weights are missing or unknown, such as {odd[0]!r}")
         with torch.no_grad():
             for name, tensor in policy.tensors.items():
-                if own[name].shape != tensor.shape or own[name].dtype != tensor.dtype:
+                if parameters[name].shape != tensor.shape or parameters[name].dtype != tensor.dtype:
                     raise ModelError(
                         f"policy: {name} is {tensor.dtype}{list(tensor.shape)}, expected "
-                        f"{own[name].dtype}{list(own[name].shape)}"
+                        f"{parameters[name].dtype}{list(parameters[name].shape)}"
                     )
-                own[name].copy_(tensor)
+                parameters[name].copy_(tensor)
 
     def begin(self, ids: Tensor) -> tuple[ReadTexts, Cache]:
         """Read prompts of one length, ``[rows, tokens]``; what follows their last token, and the cache."""
-        return self._read(ids, None, 1)
+        return self._read_ids(ids, None, 1)
 
     def extend(self, tokens: Tensor, cache: Cache) -> ReadTexts:
         """Read one further token a row, ``[rows]``."""
-        return self._read(tokens[:, None], cache, 1)[0]
+        return self._read_ids(tokens[:, None], cache, 1)[0]
 
     def read(self, ids: Tensor, positions: int) -> ReadTexts:
         """Read whole texts at once, ``[rows, tokens]``; what follows each of their last tokens."""
-        return self._read(ids, None, positions)[0]
+        return self._read_ids(ids, None, positions)[0]
 
-    def _read(self, ids: Tensor, cache: Cache | None, positions: int) -> tuple[ReadTexts, Cache]:
+    def _read_ids(self, ids: Tensor, cache: Cache | None, positions: int) -> tuple[ReadTexts, Cache]:
         training = self._model.training
         if training:
             self._model.eval()
         self._states.clear()
         try:
             with torch.no_grad():
-                found = self._model(
+                outputs = self._model(
                     input_ids=ids.to(self._model.device),
                     past_key_values=cache,
                     use_cache=cache is not None or positions == 1,
@@ -209,7 +212,7 @@ class PolicyModel:
             if training:
                 self._model.train()
             self._states.clear()
-        return ReadTexts(found.logits[:, -positions:], states[:, -positions:]), found.past_key_values
+        return ReadTexts(outputs.logits[:, -positions:], states[:, -positions:]), outputs.past_key_values
 
 
 @dataclass(frozen=True)
@@ -217,9 +220,7 @@ class KeptPolicy:
     """A policy as a model to read with.
 
     Attributes:
-        digest: Of the policy.
         config: Keys of the hub's config.json.
-        model: Has the weights.
     """
 
     digest: str

@@ -1,4 +1,4 @@
-"""Sampled texts read again: what a checker knows of them before anything is judged."""
+"""Sampled texts read again: a checker's own figures about them before anything is judged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ MOST_NUMBERS = 1 << 25
 
 @dataclass(frozen=True)
 class RereadRollout:
-    """What a checker's weights say of one text.
+    """A checker's reading of one text with its own weights.
 
     Attributes:
-        margins: By how many logits each token lost its draw, float64 ``[tokens]``.
+        margins: Logits by which each token lost its draw, float64 ``[tokens]``.
         differs: Whether another token won by the checker's logits, ``[tokens]``.
         logprob_gaps: Distance of each claimed log-probability, float64 ``[tokens]``.
         sketch_gaps: Relative distance of each claimed sketch, float64 ``[num_sketches]``.
@@ -43,9 +43,8 @@ def reread_rollouts(
 
     Args:
         model: Has the weights that the request names.
-        request: What was asked for.
         rollouts: Texts that fit the request, as `misfit` finds.
-        tolerance: By how many logits honest computations may differ.
+        tolerance: Logits by which honest computations may differ.
 
     Returns:
         In the order of `rollouts`.
@@ -55,8 +54,8 @@ def reread_rollouts(
     """
     reread: dict[int, RereadRollout] = {}
     groups: dict[tuple[int, bool], list[int]] = {}
-    for n, one in enumerate(rollouts):
-        groups.setdefault((len(one.prompt_ids), _is_read_in_one_pass(model, one)), []).append(n)
+    for n, rollout in enumerate(rollouts):
+        groups.setdefault((len(rollout.prompt_ids), _is_read_in_one_pass(model, rollout)), []).append(n)
     for numbers in groups.values():
         numbers.sort(key=lambda n: len(rollouts[n].ids))
         while numbers:
@@ -64,8 +63,8 @@ def reread_rollouts(
             rows = max(1, MOST_NUMBERS // (longest * model.vocab_size))
             batch, numbers[:] = numbers[-rows:], numbers[:-rows]
             texts = [rollouts[n] for n in batch]
-            for n, found in zip(batch, read_texts(model, texts), strict=True):
-                reread[n] = compare_text(request, rollouts[n], found, tolerance)
+            for n, reading in zip(batch, read_texts(model, texts), strict=True):
+                reread[n] = compare_text(request, rollouts[n], reading, tolerance)
     return tuple(reread[n] for n in range(len(rollouts)))
 
 
@@ -76,22 +75,21 @@ def rewrite_rollouts(
 
     Args:
         model: Has the weights that the request names.
-        request: What was asked for.
         rollouts: All texts of the answer, in the order of `RolloutRequest.places`.
-        number: Of the text among them.
-        batch_rows: The writer's.
+        number: Number of the text among them.
+        batch_rows: Rows of the writer's batches.
 
     Returns:
         What precedes each token of that text, ``[tokens, ...]``.
     """
-    by_place = {(one.prompt, one.sample): one for one in rollouts}
+    by_place = {(rollout.prompt, rollout.sample): rollout for rollout in rollouts}
     chosen = rollouts[number]
     (batch,) = [
-        prompts for prompts in batches_of(request, batch_rows) if chosen.prompt in {one.number for one in prompts}
+        prompts for prompts in batches_of(request, batch_rows) if chosen.prompt in {prompt.number for prompt in prompts}
     ]
     places = [(prompt.number, sample) for prompt in batch for sample in range(request.samples)]
     row = places.index((chosen.prompt, chosen.sample))
-    return _stepped(model, [prompt.ids for prompt in batch], [by_place[place] for place in places], {row})[0]
+    return _read_stepwise(model, [prompt.ids for prompt in batch], [by_place[place] for place in places], {row})[0]
 
 
 def _is_read_in_one_pass(model: PolicyModel, one: Rollout) -> bool:
@@ -106,22 +104,22 @@ def read_texts(model: PolicyModel, texts: Sequence[Rollout]) -> list[ReadTexts]:
     Returns:
         What precedes each token of each text, ``[tokens, ...]``.
     """
-    if not all(_is_read_in_one_pass(model, one) for one in texts):
-        return _stepped(model, [one.prompt_ids for one in texts], texts, set(range(len(texts))))
-    longest = max(len(one.ids) for one in texts)
+    if not all(_is_read_in_one_pass(model, text) for text in texts):
+        return _read_stepwise(model, [text.prompt_ids for text in texts], texts, set(range(len(texts))))
+    longest = max(len(text.ids) for text in texts)
     # what follows the last token is not looked at; in a causal model, padding behind a text changes nothing in it
-    rows = [[*one.prompt_ids, *one.ids[:-1], *[0] * (longest - len(one.ids))] for one in texts]
+    rows = [[*text.prompt_ids, *text.ids[:-1], *[0] * (longest - len(text.ids))] for text in texts]
     read = model.read(torch.tensor(rows), longest)
     return [
-        ReadTexts(logits[: len(one.ids)], states[: len(one.ids)])
-        for one, logits, states in zip(texts, read.logits, read.states, strict=True)
+        ReadTexts(logits[: len(text.ids)], states[: len(text.ids)])
+        for text, logits, states in zip(texts, read.logits, read.states, strict=True)
     ]
 
 
-def _stepped(
+def _read_stepwise(
     model: PolicyModel, prompts: Sequence[Sequence[int]], texts: Sequence[Rollout], wanted: set[int]
 ) -> list[ReadTexts]:
-    """Read texts token by token, those of one prompt one behind the other; what precedes each token of some of them."""
+    """Read texts token by token, one behind the other for each prompt; return the state before wanted tokens."""
     logits: dict[int, list[Tensor]] = {row: [] for row in sorted(wanted)}
     states: dict[int, list[Tensor]] = {row: [] for row in sorted(wanted)}
     position = 0
@@ -141,7 +139,7 @@ def _stepped(
 
 
 def compare_text(request: RolloutRequest, one: Rollout, read: ReadTexts, tolerance: float) -> RereadRollout:
-    """Compare the claims of a text with what was read, ``[tokens, ...]``.
+    """Compare the claims of a text with its reading, ``[tokens, ...]``.
 
     Raises:
         ModelError: A logit is no finite number.

@@ -42,14 +42,13 @@ def rollout_company(
     """Start or await workers, let them write texts, and end them whatever happens.
 
     Args:
-        identity: As `joined_workers`.
-        names: As `joined_workers`.
-        run: As `joined_workers`.
-        directory: Where evidence goes.
-        check: What is read again.
-        transport: Where to listen, deadlines and bounds.
+        identity: As in `joined_workers`.
+        names: As in `joined_workers`.
+        run: As in `joined_workers`.
+        directory: Directory of the evidence files.
+        transport: Address to listen on, deadlines and bounds.
         processes: Starts local ones; left out, workers are started by hand on other machines.
-        reward: What a text earns; needed where workers report rewards.
+        reward: Reward of a text; needed where workers report rewards.
         announce: Told the address at which workers are awaited.
 
     Raises:

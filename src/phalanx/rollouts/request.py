@@ -1,4 +1,4 @@
-"""What a worker is asked to generate: prompts, the rule of the draw, a seed, and the digest of the weights."""
+"""The request to a worker: prompts, the rule of the draw, a seed, and the digest of the weights."""
 
 from typing import Annotated, ClassVar
 
@@ -41,7 +41,7 @@ class SamplerConfig(StrictModel):
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by; a greedy draw reports log-probabilities at temperature 1."""
+        """Divisor of the logits; a greedy draw reports log-probabilities at temperature 1."""
         return self.temperature or 1.0
 
     def num_sketches(self, tokens: int) -> int:
@@ -62,13 +62,12 @@ class RolloutRequest(Body):
     Attributes:
         step: The optimizer step that will train on them; enters every draw.
         policy: Digest of the weights, by `policy_digest`.
-        seed: Of the run; enters every draw.
-        sampler: The rule.
-        prompts: In rising order of their numbers.
+        seed: Seed of the run; enters every draw.
+        prompts: Prompts in rising order of their numbers.
         samples: Texts for each prompt, numbered from 0.
         ends: Tokens that end a text.
         order: Number of the request among all that its owner sends in a session, so that no two have one digest.
-        tolerance: By which answers are judged; a worker that answers has agreed to it.
+        tolerance: Tolerance of the judgement; a worker that answers has agreed to it.
     """
 
     kind: ClassVar[str] = "rollout_request"

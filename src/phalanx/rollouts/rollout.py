@@ -31,14 +31,13 @@ class Rollout:
 
     Attributes:
         prompt: Number of the prompt in its step.
-        sample: Number of the text among those of the prompt.
-        prompt_ids: Tokens of the prompt.
+        sample: Number of the text within its prompt.
         ids: Sampled tokens, the end included.
         finish: ``stop`` where the last token is an end, ``length`` where no further token was allowed.
         logprobs: Log-probability of each sampled token at the sampler's temperature, over the whole vocabulary,
             float32 ``[tokens]``.
         sketches: Commitments to last hidden states, float32 ``[num_sketches, SKETCH_NUMBERS]``.
-        reward: As its worker reports it; None where the owner computes rewards.
+        reward: Reward that the worker reports; None where the owner computes rewards.
     """
 
     prompt: int
@@ -57,7 +56,7 @@ class Rollout:
 
 
 class RolloutLine(StrictModel):
-    """What an answer says of one text beside its numbers."""
+    """An answer's entry about one text beside its numbers."""
 
     prompt: PromptNumber
     sample: SampleNumber
@@ -67,10 +66,10 @@ class RolloutLine(StrictModel):
 
 
 class WritingClass(StrictModel):
-    """How a worker computed its texts; a control run computes in the same way before it is accused.
+    """The settings by which a worker computed its texts; a control run uses them before it is accused.
 
     Attributes:
-        attention: Kernel of attention.
+        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
     """
 
@@ -81,13 +80,12 @@ class WritingClass(StrictModel):
 class RolloutAnswer(Body):
     """All texts of one request; the payload has their tokens, log-probabilities and sketches.
 
-    The header that carries it is signed and names the payload's digest: from then on its worker is bound to every
-    token and number, before any draw of what is checked.
+    The header that carries it is signed and names the payload's digest: from then on its worker is bound to every token
+    and number, before any draw of a check.
 
     Attributes:
         request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
-        written_in: How the texts were computed.
-        lines: In the order of `RolloutRequest.places`.
+        lines: One line a text, in the order of `RolloutRequest.places`.
     """
 
     kind: ClassVar[str] = "rollout_answer"
@@ -105,14 +103,20 @@ def pack_answer(
 ) -> tuple[RolloutAnswer, bytes]:
     """Write texts as the body and the payload of an answer."""
     lines = tuple(
-        RolloutLine(prompt=one.prompt, sample=one.sample, tokens=len(one.ids), finish=one.finish, reward=one.reward)
-        for one in rollouts
+        RolloutLine(
+            prompt=rollout.prompt,
+            sample=rollout.sample,
+            tokens=len(rollout.ids),
+            finish=rollout.finish,
+            reward=rollout.reward,
+        )
+        for rollout in rollouts
     )
     answer = RolloutAnswer(request=request.digest, written_in=written_in, lines=lines)
     parts = [
-        b"".join(np.asarray(one.ids, "<i4").tobytes() for one in rollouts),
-        b"".join(one.logprobs.astype("<f4").tobytes() for one in rollouts),
-        b"".join(one.sketches.astype("<f4").tobytes() for one in rollouts),
+        b"".join(np.asarray(rollout.ids, "<i4").tobytes() for rollout in rollouts),
+        b"".join(rollout.logprobs.astype("<f4").tobytes() for rollout in rollouts),
+        b"".join(rollout.sketches.astype("<f4").tobytes() for rollout in rollouts),
     ]
     return answer, b"".join(parts)
 
@@ -123,7 +127,7 @@ def unpack_answer(request: RolloutRequest, answer: RolloutAnswer, payload: bytes
     Raises:
         FrameError: The payload has another size than its lines need, or a text is of a prompt that was not asked for.
     """
-    counts = [line.tokens for line in answer.lines]
+    counts = [entry.tokens for entry in answer.lines]
     sketches = [request.sampler.num_sketches(count) for count in counts]
     tokens, rows = sum(counts), sum(sketches)
     expected = 4 * (2 * tokens + SKETCH_NUMBERS * rows)
@@ -133,37 +137,38 @@ def unpack_answer(request: RolloutRequest, answer: RolloutAnswer, payload: bytes
     ids = np.frombuffer(raw[: 4 * tokens], "<i4")
     logprobs = np.frombuffer(raw[4 * tokens : 8 * tokens], "<f4").astype(np.float32)
     numbers = np.frombuffer(raw[8 * tokens :], "<f4").astype(np.float32).reshape(rows, SKETCH_NUMBERS)
-    found, at, row, prompts = [], 0, 0, request.prompt_ids
-    for line, count, sketch_rows in zip(answer.lines, counts, sketches, strict=True):
-        if line.prompt not in prompts:
-            raise FrameError(f"rollouts: prompt {line.prompt} was not asked for")
-        found.append(
+    rollouts, position, row, prompts = [], 0, 0, request.prompt_ids
+    for entry, count, sketch_rows in zip(answer.lines, counts, sketches, strict=True):
+        if entry.prompt not in prompts:
+            raise FrameError(f"rollouts: prompt {entry.prompt} was not asked for")
+        rollouts.append(
             Rollout(
-                prompt=line.prompt,
-                sample=line.sample,
-                prompt_ids=prompts[line.prompt],
-                ids=tuple(ids[at : at + count].tolist()),
-                finish=line.finish,
-                logprobs=logprobs[at : at + count],
+                prompt=entry.prompt,
+                sample=entry.sample,
+                prompt_ids=prompts[entry.prompt],
+                ids=tuple(ids[position : position + count].tolist()),
+                finish=entry.finish,
+                logprobs=logprobs[position : position + count],
                 sketches=numbers[row : row + sketch_rows],
-                reward=line.reward,
+                reward=entry.reward,
             )
         )
-        at, row = at + count, row + sketch_rows
-    return tuple(found)
+        position, row = position + count, row + sketch_rows
+    return tuple(rollouts)
 
 
 def misfit(request: RolloutRequest, rollout: Rollout, vocab_size: int) -> str | None:
     """Say what in a text no honest worker sends, as far as that shows without weights; None where nothing does."""
-    most, ends, ids = request.sampler.max_new_tokens, set(request.ends), rollout.ids
+    max_tokens, ends, ids = request.sampler.max_new_tokens, set(request.ends), rollout.ids
     is_over = bool(ids) and ids[-1] in ends
     numbers = (rollout.logprobs, rollout.sketches, np.asarray(rollout.reward or 0.0))
     wrong = {
-        f"has {len(ids)} tokens, expected 1 to {most}": not 1 <= len(ids) <= most,
-        f"has a token beyond the vocabulary of {vocab_size}": not all(0 <= one < vocab_size for one in ids),
-        "goes on after a token that ends a text": any(one in ends for one in ids[:-1]),
+        f"has {len(ids)} tokens, expected 1 to {max_tokens}": not 1 <= len(ids) <= max_tokens,
+        f"has a token beyond the vocabulary of {vocab_size}": not all(0 <= token < vocab_size for token in ids),
+        "goes on after a token that ends a text": any(token in ends for token in ids[:-1]),
         "says stop, and its last token ends no text": rollout.finish == "stop" and not is_over,
-        f"says length after {len(ids)} of {most} tokens": rollout.finish == "length" and (len(ids) != most or is_over),
-        "has a number that is not finite": not all(np.isfinite(one).all() for one in numbers),
+        f"says length after {len(ids)} of {max_tokens} tokens": rollout.finish == "length"
+        and (len(ids) != max_tokens or is_over),
+        "has a number that is not finite": not all(np.isfinite(array).all() for array in numbers),
     }
     return next((what for what, is_so in wrong.items() if is_so), None)

@@ -16,8 +16,8 @@ class CheckedShare:
         rate: The share of the texts of an answer; at least one of each answer is drawn where it is above 0.
 
     Guarantees:
-        Exactly ``ceil(rate n)`` of n texts. The digest of what the worker signed enters the draw, so a worker that has
-        seen all earlier draws knows nothing of this one.
+        Exactly ``ceil(rate n)`` of n texts. The digest of the signed answer enters the draw, so a worker that has seen
+        all earlier draws knows nothing of this one.
     """
 
     def __init__(self, key: bytes, rate: float) -> None:
@@ -30,7 +30,6 @@ class CheckedShare:
         Args:
             worker: The party that signed it.
             signed: Digest of the signed header.
-            texts: How many there are.
 
         Returns:
             Places in the answer, rising.

@@ -33,8 +33,8 @@ def public_signs(width: int) -> Tensor:
 
 def sketch_states(states: Tensor) -> NDArray[np.float32]:
     """Sketch hidden states ``[rows, width]``; float32 ``[rows, SKETCH_NUMBERS]``."""
-    found = states.detach().float().cpu() @ public_signs(states.shape[-1])
-    return np.asarray(found.numpy(), np.float32)
+    sketch = states.detach().float().cpu() @ public_signs(states.shape[-1])
+    return np.asarray(sketch.numpy(), np.float32)
 
 
 def sketch_distances(claimed: NDArray[np.float32], own: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -42,5 +42,5 @@ def sketch_distances(claimed: NDArray[np.float32], own: NDArray[np.float32]) -> 
     wide = own.astype(np.float64)
     gap = np.linalg.norm(claimed.astype(np.float64) - wide, axis=-1)
     size = np.linalg.norm(wide, axis=-1)
-    found = gap / np.maximum(size, np.finfo(np.float32).tiny)
-    return np.where(np.isfinite(found), found, np.inf)
+    ratio = gap / np.maximum(size, np.finfo(np.float32).tiny)
+    return np.where(np.isfinite(ratio), ratio, np.inf)

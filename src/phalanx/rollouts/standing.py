@@ -1,4 +1,4 @@
-"""What each worker has been asked for, sent and left unanswered; one that costs more than it brings is left out."""
+"""Requests, answers and open frames of each worker; a worker that costs more than it brings is left out."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ _ANSWERS_FOR_ONE = 32
 
 @dataclass
 class SentRequest:
-    """A request to one worker, and what was signed about it.
+    """A request to one worker, and its signed records.
 
     Attributes:
         refusal: Why the worker does not answer.
-        texts: Of an answer that was found in order.
+        texts: Texts of an answer that was in order.
         is_open: Whether an answer is still of use.
     """
 
@@ -33,11 +33,11 @@ class SentRequest:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the worker has said what it has to say."""
+        """Tell whether nothing further is expected from the worker."""
         return self.answer is not None or self.refusal is not None
 
     def close(self) -> None:
-        """Keep of the answer what a second one would be compared with."""
+        """Shrink the stored answer to the parts that a second answer would be compared with."""
         self.is_open, self.texts = False, ()
         if self.answer is not None:
             self.answer = SignedAnswer(self.answer.header, b"")

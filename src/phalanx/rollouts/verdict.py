@@ -1,4 +1,4 @@
-"""What is allowed between honest parties, the verdict on a worker that went beyond it, and dismissals without one."""
+"""Tolerances between honest parties, the verdict on a worker beyond them, and dismissals without one."""
 
 from typing import Literal
 
@@ -31,14 +31,16 @@ DismissalCause = Literal["borders", "reward", "undecided", "unanswered", "frames
 
 
 class RolloutTolerance(StrictModel):
-    """How far honest computations may be apart; the defaults are for float32 weights on any CPU or GPU.
+    """Tolerances between honest computations; the defaults are for float32 weights on any CPU or GPU.
 
     Attributes:
-        margin: Of the logits that decide a draw.
-        logprob: Of a log-probability, in logits: at a temperature below 1 it is divided by that temperature.
+        margin: Allowed difference of the logits that decide a draw.
+        logprob: Allowed difference of a log-probability, in logits: at a temperature below 1 it is divided by that
+            temperature.
         sketch: Relative distance of a sketch.
         border_rate: The largest share of honest tokens for which another token wins at the checker.
-        router: Of the logits by which a router chooses experts: nearer ones may be chosen in either order.
+        router: Allowed difference of the logits by which a router chooses experts: nearer experts may be chosen in
+            either order.
     """
 
     margin: float = Field(default=1e-3, ge=0.0, le=100.0)
@@ -48,7 +50,7 @@ class RolloutTolerance(StrictModel):
     router: float = Field(default=2e-5, ge=0.0, le=1.0)
 
     def narrower_parts(self, other: "RolloutTolerance") -> tuple[str, ...]:
-        """Return the names of what is smaller here than in another tolerance."""
+        """Return the names of tolerances that are smaller here than in another one."""
         return tuple(name for name in type(self).model_fields if getattr(self, name) < getattr(other, name))
 
 
@@ -56,10 +58,7 @@ class RolloutDismissal(StrictModel):
     """One worker is left out from now on, and convicted of nothing.
 
     Attributes:
-        party: The worker.
-        step: Of the request at which the owner decided.
-        cause: Why.
-        reason: For people.
+        step: Step of the request at which the owner decided.
     """
 
     party: PartyName
@@ -69,21 +68,15 @@ class RolloutDismissal(StrictModel):
 
 
 class RolloutVerdict(StrictModel):
-    """One worker is guilty; `reason` says where, what was found and what was allowed.
+    """One worker is guilty; `reason` names the place, the measured and the allowed value.
 
     Attributes:
-        party: The worker.
-        step: Of the request.
-        request: Digest of the request.
-        offence: What it did.
-        reason: For people.
         prompt: Number of the prompt; None where the offence is not about one text.
-        sample: Number of the text.
+        sample: Number of the text within its prompt.
         measured: Largest value that was found; None where it is no finite number or nothing was measured.
-        allowed: By the tolerance.
+        allowed: Allowed value by the tolerance.
         checked: Tokens of the answer that were read again.
         evidence: Name of the evidence file.
-        evidence_sha256: Of that file.
     """
 
     party: PartyName

@@ -24,8 +24,7 @@ class RolloutWriter:
     """The computing part of a worker: weights in, answers out.
 
     Args:
-        attention: Kernel of attention.
-        device: Of torch.
+        attention: Name of the attention kernel.
         batch_rows: About so many texts at a time.
         tolerance: The narrowest by which answers may be judged; None for the default.
     """
@@ -58,8 +57,8 @@ class RolloutWriter:
         """Answer a request, with one answer.
 
         Raises:
-            DataError: A prompt does not fit, the weights of the request are not those that were taken, or its tolerance
-                is narrower than this worker allows.
+            DataError: A prompt does not fit, the weights of the request are not loaded, or its tolerance is narrower
+                than this worker allows.
             ModelError: The weights give a logit that is no finite number.
         """
         if self._model is None or self._policy != request.policy:
@@ -77,7 +76,6 @@ class RolloutService:
     """A loop that answers one owner's frames.
 
     Args:
-        endpoint: This worker's.
         owner: Party name; no other party is answered.
         writer: Computes; another than the honest one is for drills only.
     """
@@ -94,7 +92,7 @@ class RolloutService:
         Raises:
             PeerLostError: The owner is gone, or serves another session by now.
             FrameError: What it sends is malformed.
-            ModelError: The weights that it sends are not those that it names.
+            ModelError: The received weights do not have the named digest.
         """
         for item in link.frames():
             if not self.take(item):
@@ -113,7 +111,7 @@ class RolloutService:
             case PolicyPart():
                 self._take_part(body, item.payload)
             case RolloutRequest():
-                self._answer(body)
+                self._answer_request(body)
         return True
 
     def _take_part(self, part: PolicyPart, payload: memoryview) -> None:
@@ -127,7 +125,7 @@ class RolloutService:
             self._writer.take(_checked_policy(offer, self._file))
             self._offer, self._file = None, bytearray()
 
-    def _answer(self, request: RolloutRequest) -> None:
+    def _answer_request(self, request: RolloutRequest) -> None:
         if request.order <= self._order:
             # two answers to one request, which may differ in their last bits, would convict this worker
             raise FrameError(f"request {request.order} came after request {self._order}")
@@ -166,6 +164,6 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:
-        made = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
-        RolloutService(link.endpoint, config.owner_name, made).run(link)
+        service_writer = writer or RolloutWriter(config.attention, config.device, config.batch_rows, config.tolerance)
+        RolloutService(link.endpoint, config.owner_name, service_writer).run(link)
         link.endpoint.flush(config.transport.timeout_s)

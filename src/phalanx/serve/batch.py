@@ -1,4 +1,4 @@
-"""Many prompts from a file to a file, one JSON object a line; what was written before an interruption is kept."""
+"""Many prompts from a file to a file, one JSON object a line; lines from before an interruption are kept."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,6 @@ class PromptLine:
     """A line of the input: a prompt or a chat.
 
     Attributes:
-        record: The whole line.
         chat: Its messages with their tools, read as every conversation is; None where it has a prompt.
     """
 
@@ -35,11 +34,9 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
     waiting. Line n is drawn with ``sampling.seed + n``, so that an interrupted file goes on as it would have.
 
     Args:
-        model: Completes.
         source: JSON lines with ``prompt`` or ``messages``.
         target: Gets the same lines with ``text``, ``prompt_tokens``, ``tokens`` and ``finish``.
-        sampling: The same for all.
-        told: Of each line that is done.
+        told: Called for each line that is done.
 
     Returns:
         Lines that were completed by this call.
@@ -49,15 +46,15 @@ def complete_file(model: TextModel, source: Path, target: Path, sampling: Sampli
             `target` holds completions of other lines.
     """
     lines = list(_lines(source))
-    prompts = [_ids(model, line, f"{source}, line {number}") for number, line in enumerate(lines, start=1)]
+    prompts = [_ids(model, entry, f"{source}, line {number}") for number, entry in enumerate(lines, start=1)]
     done = _done(target, lines)
     told(done, len(lines))
     try:
         with target.open("a", encoding="utf-8") as stream:
             for number in range(done, len(lines)):
-                own = sampling.model_copy(update={"seed": (sampling.seed + number) % (1 << 63)})
-                found = model.complete(prompts[number], own)
-                written = {**lines[number].record, **found.model_dump()}
+                row_sampling = sampling.model_copy(update={"seed": (sampling.seed + number) % (1 << 63)})
+                completion = model.complete(prompts[number], row_sampling)
+                written = {**lines[number].record, **completion.model_dump()}
                 stream.write(json.dumps(written, ensure_ascii=False) + "\n")
                 stream.flush()
                 told(number + 1, len(lines))
@@ -71,16 +68,16 @@ def _lines(source: Path) -> Iterator[PromptLine]:
         content = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise DataError(f"{source}: cannot be read ({exc})") from exc
-    for number, line in enumerate(content.splitlines(), start=1):
-        where = f"{source}, line {number}"
-        record = parse_object(line.encode(), where)
+    for number, row in enumerate(content.splitlines(), start=1):
+        place = f"{source}, line {number}"
+        record = parse_object(row.encode(), place)
         has_prompt, has_messages = isinstance(record.get("prompt"), str), isinstance(record.get("messages"), list)
         if has_prompt == has_messages:
-            raise DataError(f"{where}: expected either prompt or messages: a text, or a list")
+            raise DataError(f"{place}: expected either prompt or messages: a text, or a list")
         try:
             yield PromptLine(record, conversation_of(record, "messages") if has_messages else None)
         except DataError as exc:
-            raise DataError(f"{where}: {exc}") from exc
+            raise DataError(f"{place}: {exc}") from exc
 
 
 def _ids(model: TextModel, line: PromptLine, where: str) -> list[int]:
@@ -98,14 +95,18 @@ def _done(target: Path, lines: list[PromptLine]) -> int:
         return 0
     try:
         content = target.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
+        complete_rows = content[: content.rfind(b"\n") + 1]
+        if len(complete_rows) < len(content):
             with target.open("r+b") as stream:
-                stream.truncate(len(whole))
-        found = [json.loads(line) for line in whole.splitlines()]
+                stream.truncate(len(complete_rows))
+        records = [json.loads(row) for row in complete_rows.splitlines()]
     except (OSError, ValueError, RecursionError) as exc:
         raise DataError(f"{target}: is there already and holds no completions ({exc}); give another name") from exc
-    for number, one in enumerate(found, start=1):
-        if number > len(lines) or not isinstance(one, dict) or not lines[number - 1].record.items() <= one.items():
+    for number, record in enumerate(records, start=1):
+        if (
+            number > len(lines)
+            or not isinstance(record, dict)
+            or not lines[number - 1].record.items() <= record.items()
+        ):
             raise DataError(f"{target}, line {number}: is of another input; give another name")
-    return len(found)
+    return len(records)

@@ -1,4 +1,4 @@
-"""Answers in chats, many at once: what the loops of ``align`` ask a model for."""
+"""Answers in chats, many at once, for the loops of ``align``."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,6 @@ class ChatWriter:
     """A model that answers chats.
 
     Args:
-        model: Writes.
         sampling: Its seed is replaced by that of each batch.
     """
 
@@ -42,8 +41,8 @@ class ChatWriter:
         """Answer each chat; the same chats in the same order, model and seed give the same answers.
 
         Returns:
-            The answers without white space around them; empty where the model says nothing, or where a chat that holds
-            what a model wrote cannot be answered: it leaves no room in the window, or holds a special token.
+            The answers without white space around them; empty where the model writes nothing, or where a chat with text
+            of a model cannot be answered: it leaves no room in the window, or holds a special token.
         """
         prompts: dict[int, list[int]] = {}
         for number, chat in enumerate(chats):
@@ -54,10 +53,10 @@ class ChatWriter:
         texts = [""] * len(chats)
         if prompts:
             sampling = self._sampling.model_copy(update={"seed": seed})
-            for number, found in zip(
+            for number, completion in zip(
                 prompts, self._model.complete_batch(list(prompts.values()), sampling), strict=True
             ):
-                texts[number] = found.text.strip()
+                texts[number] = completion.text.strip()
         return texts
 
     def log_probs(self, chat: Sequence[ChatMessage], answers: Sequence[str]) -> list[float]:

@@ -1,4 +1,4 @@
-"""How tokens are drawn, and what comes out."""
+"""How tokens are drawn, and the completion that results."""
 
 from typing import Any, Literal
 
@@ -12,11 +12,11 @@ class SamplingRule(StrictModel):
 
     Attributes:
         max_new_tokens: At most so many; fewer where the model's window is full or a text ends.
-        temperature: Of the draw; 0 takes the likeliest token.
+        temperature: Temperature of the draw; 0 takes the likeliest token.
         top_k: Draw from so many likeliest tokens; 0 for all.
         top_p: Draw from the likeliest tokens that have this share together.
         repetition_penalty: Above 1 makes tokens that were there less likely (Keskar et al. 2019).
-        seed: Of the draw: the same seed, model and prompt give the same text on one machine.
+        seed: Seed of the draw: the same seed, model and prompt give the same text on one machine.
     """
 
     max_new_tokens: int = Field(default=128, ge=1, le=1 << 20)
@@ -39,8 +39,6 @@ class Completion(StrictModel):
     """What the model wrote.
 
     Attributes:
-        text: Without special tokens.
-        prompt_tokens: Tokens of the prompt.
         tokens: Tokens that were written, the end of text included.
         finish: ``stop`` where the text ended, ``length`` where no further token was allowed.
     """

@@ -25,7 +25,6 @@ class StageLine:
 
     Args:
         directory: The model, in the hub's layout.
-        num_stages: How many processes.
 
     Raises:
         ModelError: The model has fewer layers, or a process cannot build its stage.
@@ -78,17 +77,17 @@ class StageLine:
 
     def _answer(self, index: int) -> dict[str, Tensor]:
         pipe: Any = self._processes[index].popen.stdout
-        found = receive(pipe.buffer)
-        if found is None:
+        result = receive(pipe.buffer)
+        if result is None:
             raise self._ended(index)
-        return found
+        return result
 
     def _ended(self, index: int) -> ModelError:
         process = self._processes[index]
         process.end()
-        said = f"stage {index} of the model: {process.how_it_ended()}: {process.last_output()}"
+        error = f"stage {index} of the model: {process.how_it_ended()}: {process.last_output()}"
         self.close()
-        return ModelError(said)
+        return ModelError(error)
 
 
 def model_in_stages(directory: Path, line: StageLine) -> Any:
@@ -109,14 +108,14 @@ def model_in_stages(directory: Path, line: StageLine) -> Any:
 
     def forward(self: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> CausalLMOutputWithPast:
         nonlocal seen
-        known = seen.shape[1]
-        goes_on = 0 < known < input_ids.shape[1] and torch.equal(input_ids[:, :known], seen)
-        new = input_ids[:, known:] if goes_on else input_ids
+        num_seen = seen.shape[1]
+        goes_on = 0 < num_seen < input_ids.shape[1] and torch.equal(input_ids[:, :num_seen], seen)
+        new = input_ids[:, num_seen:] if goes_on else input_ids
         seen = input_ids.clone()
         return CausalLMOutputWithPast(logits=line.extend(new, begins=not goes_on))
 
-    whole = type(model)
-    model.__class__ = type(whole.__name__, (whole,), {"forward": forward, "device": property(_on_host)})
+    model_class = type(model)
+    model.__class__ = type(model_class.__name__, (model_class,), {"forward": forward, "device": property(_on_host)})
     return model
 
 

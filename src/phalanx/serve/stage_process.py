@@ -28,7 +28,7 @@ class KeptTokens:
     """Keys and values of the earlier tokens of one block, in the place of an adapter's virtual tokens.
 
     Args:
-        window: How far back the block sees, in tokens with the own one; None where it sees all.
+        window: Tokens that the block sees, the current one included; None where it sees all.
     """
 
     def __init__(self, window: int | None) -> None:
@@ -36,17 +36,12 @@ class KeptTokens:
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Keep and return all so far, ``[batch, heads, tokens, size]`` each; blocks call this."""
-        found: tuple[Tensor, Tensor] = self._kept.update(keys, values)
-        return found
+        keys_and_values: tuple[Tensor, Tensor] = self._kept.update(keys, values)
+        return keys_and_values
 
 
 class CachedStage:
     """One stage of a model that goes on with one text.
-
-    Args:
-        source: The model.
-        index: Of the stage.
-        num_stages: Of all.
 
     Raises:
         ModelError: A tensor is missing, or the model has fewer layers than stages.
@@ -64,15 +59,15 @@ class CachedStage:
             windows = stage.family.windows(stage.hub_config)[stage.spec.first_layer : stage.spec.end_layer]
             for block, window in zip(stage.own_blocks, windows, strict=True):
                 setattr(block, PREFIX, KeptTokens(window))
-        found: Tensor = stage(x)
+        output: Tensor = stage(x)
         stage.num_virtual_tokens += x.shape[1]
         # the next token follows from the last one alone
-        return found[:, -1:] if stage.spec.is_last else found
+        return output[:, -1:] if stage.spec.is_last else output
 
 
 def send(pipe: BinaryIO, tensors: dict[str, Tensor]) -> None:
     """Write one message."""
-    body = save({name: one.contiguous() for name, one in tensors.items()})
+    body = save({name: tensor.contiguous() for name, tensor in tensors.items()})
     pipe.write(len(body).to_bytes(_SIZE_BYTES, "big") + body)
     pipe.flush()
 

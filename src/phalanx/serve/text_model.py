@@ -6,12 +6,14 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -23,8 +25,8 @@ from transformers import (
 )
 from transformers.utils import logging as hub_logging
 
-from phalanx.data.borders import without_last
-from phalanx.data.chat import ChatEncoder, ChatMessage, ChatTemplate, model_template
+from phalanx.data.borders import bare_encoder, border_of, without_last
+from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
 from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
@@ -40,8 +42,7 @@ class TextModel:
     """A language model with its tokenizer, in this process; one with an encoder reads prompts there, and answers them.
 
     Args:
-        directory: In the hub's layout, with a tokenizer; nothing is downloaded and no code of it is run.
-        device: Of torch.
+        directory: Hub layout with a tokenizer; nothing is downloaded and none of its code is run.
         stages: Into how many processes the layers are cut; 1 keeps them in this one.
 
     Raises:
@@ -99,10 +100,10 @@ class TextModel:
     def _start(self, directory: Path, device: str, stages: int) -> Any:
         if device != "cpu":
             raise ModelError(f"--device {device}: stages run on the processor; leave --device or --stages out")
-        line = StageLine(directory, stages)
-        self.stage_processes = line.process_ids
-        self._end = weakref.finalize(self, line.close)
-        return model_in_stages(directory, line)
+        stage_line = StageLine(directory, stages)
+        self.stage_processes = stage_line.process_ids
+        self._end = weakref.finalize(self, stage_line.close)
+        return model_in_stages(directory, stage_line)
 
     def close(self) -> None:
         """End the processes of stages, where there are any."""
@@ -138,14 +139,14 @@ class TextModel:
 
     @cached_property
     def _chat(self) -> ChatEncoder:
-        found = self._template
-        if found is None:
+        template_source = self._template
+        if template_source is None:
             raise ModelError(f"{self._where}: has no chat template; use a prompt, or a model that was tuned for chats")
         if not self._tokenizer.is_fast:
             raise ModelError(f"{self._where}: has no tokenizer.json; `phalanx model import` makes one")
         # those of the tokenizer's class as well as those of its files
         tokens = {name: str(token) for name, token in self._tokenizer.special_tokens_map.items()}
-        template = ChatTemplate(found.name, found.source, tokens)
+        template = replace(template_source, tokens=tokens)
         return ChatEncoder(template, self._tokenizer.backend_tokenizer, datetime.now(tz=UTC).date())
 
     def stream(self, ids: Sequence[int], sampling: SamplingRule) -> "TextStream":
@@ -167,32 +168,82 @@ class TextModel:
         """
         width = max(map(len, prompts))
         pad = min(_ends(self._model), default=0)
-        ids = torch.tensor([[pad] * (width - len(one)) + list(one) for one in prompts], device=self._model.device)
-        seen = torch.tensor([[0] * (width - len(one)) + [1] * len(one) for one in prompts], device=ids.device)
-        most = min(sampling.max_new_tokens, self.window - width)
+        ids = torch.tensor(
+            [[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=self._model.device
+        )
+        seen = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=ids.device)
+        max_new_tokens = min(sampling.max_new_tokens, self.window - width)
         try:
-            found = _generate(self._model, ids, seen, sampling, most).tolist()
+            outputs = _generate(self._model, ids, seen, sampling, max_new_tokens).tolist()
         except (RuntimeError, ValueError, IndexError) as exc:
             raise ModelError(f"the model cannot go on: {exc}") from exc
-        return [self._completion(prompt, written) for prompt, written in zip(prompts, found, strict=True)]
+        return [self._completion(prompt, written) for prompt, written in zip(prompts, outputs, strict=True)]
 
     def _completion(self, prompt: Sequence[int], written: Sequence[int]) -> Completion:
         ends = _ends(self._model)
         # behind the end of a text there is padding, where another one of its batch went on
-        tokens = next((at + 1 for at, token in enumerate(written) if token in ends), len(written))
+        tokens = next((index + 1 for index, token in enumerate(written) if token in ends), len(written))
         is_over = bool(tokens) and written[tokens - 1] in ends
         text = self._tokenizer.decode(written[:tokens], skip_special_tokens=True)
         return Completion(text=text, prompt_tokens=len(prompt), tokens=tokens, finish="stop" if is_over else "length")
 
-    def log_probs(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
-        """Return the log-probability of each of some texts behind a prompt that is in tokens, all its tokens together.
+    def log_probs(self, prompt: str | Sequence[int], endings: Sequence[str]) -> list[float]:
+        """Return the log-probability of each of some texts behind a prompt, all its tokens together.
+
+        Prompt and text are encoded as one, as the model reads them; a token that reaches over the border is the text's.
+
+        Args:
+            prompt: As text, or as the tokens of one. Behind tokens that no text has, and where a vocabulary of whole
+                words has none for two that are written together, a text is encoded by itself.
+            endings: The texts.
 
         Raises:
             DataError: One has no token, or does not fit into the window.
             ModelError: One is no finite number.
         """
+        if isinstance(prompt, str):
+            if self._has_encoder:
+                return self._apart(self.prompt(prompt), endings)
+            pairs = [self._joined(prompt, ending) for ending in endings]
+            return [self._log_prob(before, own, ending) for (before, own), ending in zip(pairs, endings, strict=True)]
+        text = None if self._has_encoder else self._text_of(prompt)
+        is_joined = text is not None and not any(self._is_unknown(text, ending) for ending in endings)
+        return self.log_probs(text, endings) if text is not None and is_joined else self._apart(prompt, endings)
+
+    def _is_unknown(self, text: str, ending: str) -> bool:
+        """Return whether two texts of known words are an unknown one together."""
+        unknown = self._tokenizer.unk_token_id
+        return unknown in self._joined(text, ending)[1] and unknown not in self._joined("", ending)[1]
+
+    def _text_of(self, ids: Sequence[int]) -> str | None:
+        """Return the text of which these are the tokens; None where there is none."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        whole, _ = self._joined(text, "")
+        return text if whole == list(ids) else None
+
+    def _apart(self, ids: Sequence[int], endings: Sequence[str]) -> list[float]:
+        """Return the same where a text begins by itself, as behind an encoder."""
         found = (list(self._tokenizer(ending, add_special_tokens=False).input_ids) for ending in endings)
         return [self._log_prob(ids, own, ending) for own, ending in zip(found, endings, strict=True)]
+
+    def _joined(self, prompt: str, ending: str) -> tuple[list[int], list[int]]:
+        """Return the ids before and of an ending, out of those of prompt and ending as one text."""
+        whole = prompt + ending
+        ids, bare = (list(self._tokenizer(whole, add_special_tokens=adds).input_ids) for adds in (True, False))
+        ids = without_last(ids, bare)
+        if self._tokenizer.is_fast:
+            border = border_of(self._bare.encode(whole, add_special_tokens=False), whole, len(prompt))
+        else:
+            # without offsets: as far as the prompt alone has the same ids
+            alone = list(self._tokenizer(prompt, add_special_tokens=False).input_ids)
+            parts = (at for at, (one, other) in enumerate(zip(alone, bare, strict=False)) if one != other)
+            border = next(parts, min(len(alone), len(bare)))
+        begin = len(ids) - len(bare) + border
+        return ids[:begin], ids[begin:]
+
+    @cached_property
+    def _bare(self) -> tokenizers.Tokenizer:
+        return bare_encoder(self._tokenizer.backend_tokenizer, special_is_text=False)
 
     def chat_log_probs(self, messages: Sequence[ChatMessage], endings: Sequence[str]) -> list[float]:
         """Return the log-probability of each of some texts behind a chat; chat and text are encoded as one.
@@ -203,27 +254,32 @@ class TextModel:
         """
         ids = self.chat_prompt(messages)
         if self._has_encoder:
-            return self.log_probs(ids, endings)
+            return self._apart(ids, endings)
         pairs = (self._chat.encode_ending(messages, ending) for ending in endings)
-        return [self._log_prob(before, own, ending) for (before, own), ending in zip(pairs, endings, strict=True)]
+        return [
+            self._log_prob(before, ending_ids, ending)
+            for (before, ending_ids), ending in zip(pairs, endings, strict=True)
+        ]
 
     def _log_prob(self, ids: Sequence[int], own: Sequence[int], ending: str) -> float:
+        if not ids:
+            raise DataError(f"{ending!r}: has no token before it by which it could be likely; give a prompt with words")
         if not own or len(ids) + len(own) > self.window:
             raise DataError(f"{ending!r}: has {len(own)} tokens, and the prompt leaves {self.window - len(ids)}")
         with torch.no_grad():
             logits = self._logits(ids, own).float()
         chosen = torch.log_softmax(logits, -1).gather(1, torch.tensor(own, device=logits.device)[:, None])
-        found = float(chosen.sum())
-        if not math.isfinite(found):
+        log_prob = float(chosen.sum())
+        if not math.isfinite(log_prob):
             raise ModelError(_NOT_FINITE)
-        return found
+        return log_prob
 
     def _logits(self, ids: Sequence[int], own: Sequence[int]) -> torch.Tensor:
         """What is said before each token of an ending, ``[tokens, vocab]``."""
         device = self._model.device
         if not self._has_encoder:
-            whole: torch.Tensor = self._model(torch.tensor([[*ids, *own]], device=device)).logits
-            return whole[0, len(ids) - 1 : -1]
+            logits: torch.Tensor = self._model(torch.tensor([[*ids, *own]], device=device)).logits
+            return logits[0, len(ids) - 1 : -1]
         # a decoder begins with a token that is in no text
         begun = [self._model.config.decoder_start_token_id, *own[:-1]]
         rows = {"input_ids": [list(ids)], "decoder_input_ids": [begun]}
@@ -232,7 +288,7 @@ class TextModel:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 in hex over weights, vocabulary and chat template: over all that decides what it writes."""
+        """Return the SHA-256 in hex over weights, vocabulary and chat template, which decide every completion."""
         parts = [
             weights_digest(self._model.named_parameters()),
             json.dumps(self._tokenizer.get_vocab(), sort_keys=True),
@@ -302,7 +358,7 @@ class TextStream:
         prompt = torch.tensor([self._ids], device=self._model.device)
         try:
             stops = StoppingCriteriaList([_stop_when(self._left.is_set)])
-            found = _generate(
+            outputs = _generate(
                 self._model,
                 prompt,
                 torch.ones_like(prompt),
@@ -310,7 +366,7 @@ class TextStream:
                 self._most,
                 {"streamer": self._streamer, "stopping_criteria": stops},
             )
-            self._written = found[0].tolist()
+            self._written = outputs[0].tolist()
         except (RuntimeError, ValueError, IndexError, ModelError) as exc:
             self._fault = exc
             self._streamer.end()
@@ -327,7 +383,7 @@ def _generate(
     """Return what transformers writes behind rows, or in answer to them; draws of others are left alone."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(sampling.seed)
-        found: torch.Tensor = model.generate(
+        outputs: torch.Tensor = model.generate(
             ids,
             attention_mask=seen,
             max_new_tokens=most,
@@ -337,7 +393,7 @@ def _generate(
             **more,
         )
     # a decoder behind an encoder begins with one token of its own
-    return found[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :]
+    return outputs[:, 1 if model.config.is_encoder_decoder else ids.shape[1] :]
 
 
 def _finite(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -4,11 +4,9 @@ import tempfile
 from pathlib import Path
 
 from phalanx.errors import ModelError
+from phalanx.serve.place import check_place, checkpoint_place, is_run
 from phalanx.serve.text_model import TextModel
 from phalanx.train import PastRun, export_run
-
-_CHECKPOINTS = "checkpoints"
-_STEP = "step-"
 
 
 def open_text_model(
@@ -25,11 +23,10 @@ def open_text_model(
 
     Args:
         where: A run directory, a checkpoint in one, or a directory in the hub's layout.
-        step: Which checkpoint of a run; None takes the newest.
+        step: Checkpoint of a run; None takes the newest.
         best: Take the one with the best validation.
         certificate: The owner's, kept by the caller.
         own_code: Code of the user's own that the run directory keeps may be run.
-        device: Of torch.
         stages: Into how many processes of this machine the layers are cut.
 
     Raises:
@@ -37,22 +34,16 @@ def open_text_model(
         CheckpointError: The run has no such checkpoint, or it is damaged.
         ConfigError: The run needs code of the user's own, which may not be run.
     """
-    if where.parent.name == _CHECKPOINTS and where.name.startswith(_STEP) and step is None and not best:
-        number = where.name.removeprefix(_STEP)
-        if not number.isdecimal():
-            raise ModelError(f"{where}: is no checkpoint's name; expected step-00000100 or the like")
-        where, step = where.parent.parent, int(number)
-    if (where / "config.toml").is_file():
+    place = checkpoint_place(where)
+    if place is not None and step is None and not best:
+        where, step = place
+    if is_run(where):
         past = PastRun(where, certificate)
         with tempfile.TemporaryDirectory(prefix="phalanx-model-") as spare:
             directory = Path(spare) / "model"
             export_run(past, directory, step=step, best=best, merge=True, own_code=own_code)
             return TextModel(directory, device, stages)
-    if not (where / "config.json").is_file():
-        raise ModelError(
-            f"{where}: holds neither a run (config.toml) nor a model (config.json); give a run directory, a checkpoint "
-            "in one, or a directory in the hub's layout"
-        ).about(code="PHX-I030", file=str(where))
+    check_place(where)
     if step is not None or best:
         raise ModelError(f"{where}: is a model directory, which has no checkpoints; leave --step and --best out")
     return TextModel(where, device, stages)

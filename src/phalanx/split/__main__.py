@@ -16,7 +16,7 @@ from phalanx.split.roles.serving import serve
 def main(path: str, number: str, *workers: str) -> int:
     """Be the enclave and return an exit code."""
     try:
-        named = {name: _socket(its) for name, _, its in (one.partition("=") for one in workers)}
+        named = {name: _socket(its) for name, _, its in (argument.partition("=") for argument in workers)}
         serve(load_config(Path(path), EnclaveConfig), _socket(number), named)
     except PhalanxError as exc:
         sys.stderr.write(f"enclave: {escape_controls(str(exc))}\n")

@@ -16,9 +16,6 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
 
     Args:
         split: The section of the run file.
-        source: The model.
-        seq: Tokens of a sequence.
-        objective: What is learned.
 
     Raises:
         ConfigError: The cut leaves a part without a layer, a policy is missing or wrong, the sequence is too long,
@@ -44,10 +41,10 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
 
 
 def _check_admission(split: SplitConfig) -> None:
-    wanted = split.admission
-    most = 0 if wanted is None else AGGREGATORS[wanted.rule].most_byzantine(split.clients)
-    if wanted is not None and wanted.byzantine > most:
+    admission = split.admission
+    max_byzantine = 0 if admission is None else AGGREGATORS[admission.rule].most_byzantine(split.clients)
+    if admission is not None and admission.byzantine > max_byzantine:
         raise ConfigError(
-            f'split.admission.byzantine = {wanted.byzantine}: "{wanted.rule}" stands {max(0, most)} of '
+            f'split.admission.byzantine = {admission.byzantine}: "{admission.rule}" stands {max(0, max_byzantine)} of '
             f"{split.clients} clients; lower it, or choose another rule"
         )

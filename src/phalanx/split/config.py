@@ -119,12 +119,14 @@ class SplitConfig(StrictModel):
     def _check_remote(self) -> None:
         """Remote clients and a remote enclave come together: an owner that started the enclave would be its host."""
         names = self.remote_clients
-        given = [key for key in _REMOTE_KEYS if getattr(self, key)]
-        if not given:
+        remote_keys = [key for key in _REMOTE_KEYS if getattr(self, key)]
+        if not remote_keys:
             return
-        if len(given) < len(_REMOTE_KEYS):
-            lacking = ", ".join(key for key in _REMOTE_KEYS if key not in given)
-            raise ValueError(f"{', '.join(given)}: is for clients of others, and {lacking} is missing; give all three")
+        if len(remote_keys) < len(_REMOTE_KEYS):
+            lacking = ", ".join(key for key in _REMOTE_KEYS if key not in remote_keys)
+            raise ValueError(
+                f"{', '.join(remote_keys)}: is for clients of others, and {lacking} is missing; give all three"
+            )
         if len(names) != self.clients or len(set(names)) != len(names) or {ENCLAVE, OWNER} & set(names):
             raise ValueError(
                 f"remote_clients names {', '.join(names)}; expected as many different names as clients = "
@@ -143,20 +145,20 @@ class SplitConfig(StrictModel):
     def _check_client_policies(self) -> None:
         """Clients that this run plays itself have no machine of their own that evidence could be about."""
         for name, policy in self.client_policies.items():
-            where = f"client_policies.{name}"
+            place = f"client_policies.{name}"
             if name not in self.remote_clients:
-                known = ", ".join(self.remote_clients) or "none"
-                raise ValueError(f"{where}: is for a client that is a process of another owner; those here: {known}")
+                clients = ", ".join(self.remote_clients) or "none"
+                raise ValueError(f"{place}: is for a client that is a process of another owner; those here: {clients}")
             if files := files_of(policy):
                 raise ValueError(
-                    f"{where}: names the file {files[0]!r}, and a file is no part of the run's digest; put roots in "
+                    f"{place}: names the file {files[0]!r}, and a file is no part of the run's digest; put roots in "
                     "as PEM text, and leave crls out"
                 )
             kinds = policy.kinds
             if policy.expect is not None or not kinds:
-                raise ValueError(f"{where}: needs reference values of a kind, such as [tpm], and no [expect]")
+                raise ValueError(f"{place}: needs reference values of a kind, such as [tpm], and no [expect]")
             if kinds == ("sim",) and not policy.allow_insecure_sim:
-                raise ValueError(f"{where}: simulated evidence proves nothing and needs allow_insecure_sim = true")
+                raise ValueError(f"{place}: simulated evidence proves nothing and needs allow_insecure_sim = true")
 
     def reattests_at(self, step: int) -> bool:
         """Whether evidence is due again before this step is trained."""
@@ -172,7 +174,7 @@ class SplitConfig(StrictModel):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Leave out what is not acknowledged: the digest of a split without workers is that of the version before.
+        """Leave out keys that are not acknowledged, so that the digest of a split without workers stays the same.
 
         A file, which has no nulls, leaves out [split.masked] as well where nothing is masked; the digest knows it.
         """

@@ -1,4 +1,4 @@
-"""Rank 0's copy of a stage: what the guard sees is whole, and the group does the work."""
+"""Rank 0's copy of a stage: the guard sees whole tensors, and the group does the work."""
 
 import weakref
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from phalanx.pipeline import StageCopy, StageRunner, StepPlan
-from phalanx.stage_group.optimizer import GroupHistory, GroupOptimizer
+from phalanx.stage_group.optimizer import GroupOptimizer
 from phalanx.stage_group.orders import Deed, GroupCommand, cargo_of
 
 
@@ -18,13 +18,13 @@ class Workers(Protocol):
     def shares_state(self) -> bool:
         """Whether the ranks keep the optimizer's state together; rank 0 has it alone otherwise."""
 
-    def build(self, plan: StepPlan, stage: int) -> int:
+    def build_copy(self, plan: StepPlan, stage: int) -> int:
         """Have every rank make its share of a copy; returns the copy's number."""
 
-    def drop(self, copy_id: int) -> None:
+    def drop_copy(self, copy_id: int) -> None:
         """Note that a copy is no longer used; may be called at any moment."""
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done by all ranks."""
 
 
@@ -32,42 +32,43 @@ class GroupLink:
     """The link between rank 0 and its group for one copy.
 
     Args:
-        plain: The copy; its parameters are those that the ranks work with.
-        group: The ranks.
+        plain: Copy whose parameters the ranks work with.
     """
 
     def __init__(self, plain: StageCopy, group: Workers) -> None:
         self._module = plain.module
         self._group = group
-        self._id = group.build(plain.plan, plain.spec.index)
+        self._id = group.build_copy(plain.plan, plain.spec.index)
         self._sent: tuple[int, int] | None = None
         self._frozen_sent: int | None = None
-        weakref.finalize(self, group.drop, self._id)
+        weakref.finalize(self, group.drop_copy, self._id)
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done with this copy."""
-        return self._group.order(command.model_copy(update={"copy_id": self._id}), given)
+        return self._group.give_order(command.model_copy(update={"copy_id": self._id}), given)
 
-    def refresh(self, num_steps: int) -> None:
+    def refresh_weights(self, num_steps: int) -> None:
         """Give the ranks the parameters, if these were written since the ranks last had them.
 
         Args:
-            num_steps: Of the optimizer.
+            num_steps: Number of finished optimizer steps.
         """
-        frozen = {name: one for name, one in self._module.all_parameters().items() if not one.requires_grad}
-        version = sum(one._version for one in frozen.values())
+        frozen = {
+            name: parameter for name, parameter in self._module.all_parameters().items() if not parameter.requires_grad
+        }
+        version = sum(parameter._version for parameter in frozen.values())
         if frozen and version != self._frozen_sent:
-            self.order(GroupCommand(deed="frozen", copy_id=0), frozen)
+            self.give_order(GroupCommand(deed="frozen", copy_id=0), frozen)
             self._frozen_sent = version
-        if self._version(num_steps) != self._sent:
-            self.order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
+        if self._weights_version(num_steps) != self._sent:
+            self.give_order(GroupCommand(deed="weights", copy_id=0), self._module.trainable())
             self.are_fresh(num_steps)
 
     def are_fresh(self, num_steps: int) -> None:
         """The ranks have the parameters as they are."""
-        self._sent = self._version(num_steps)
+        self._sent = self._weights_version(num_steps)
 
-    def _version(self, num_steps: int) -> tuple[int, int]:
+    def _weights_version(self, num_steps: int) -> tuple[int, int]:
         # a write in place raises a tensor's version, but that of torch's fused optimizers does not
         return num_steps, sum(parameter._version for parameter in self._module.trainable().values())
 
@@ -75,8 +76,8 @@ class GroupLink:
 class GroupCopy(StageCopy):
     """A copy that a group holds in shares, in the place of a plain copy, with its module.
 
-    Weights are whole here, and what is asked of moments and of earlier states is whole, so digests, upkeep and takeover
-    are those of any copy. Ranks get their slices anew whenever a weight was written since they last worked.
+    Weights are whole here, and moments and earlier states are gathered when requested, so digests, upkeep and takeover
+    work as for any copy. Ranks receive their slices anew whenever a weight was written since they last worked.
     """
 
     def __init__(self, plain: StageCopy, group: Workers) -> None:
@@ -84,14 +85,7 @@ class GroupCopy(StageCopy):
         shares_state = group.shares_state and plain.optimizer.has_moments
         optimizer = GroupOptimizer(plain, link) if shares_state else plain.optimizer
         super().__init__(plain.plan, plain.spec, plain.module, optimizer)
-        self.history = GroupHistory(optimizer) if isinstance(optimizer, GroupOptimizer) else plain.history
-        self._group = group
         self.runner = GroupRunner(self, link)
-
-    def past(self, step: int) -> StageCopy:
-        """As any copy's, computed by the group too: what it is compared with was."""
-        found = super().past(step)
-        return found if found is self else GroupCopy(found, self._group)
 
 
 class GroupRunner(StageRunner):
@@ -105,31 +99,31 @@ class GroupRunner(StageRunner):
 
     def forward(self, step: int, microbatch: int, x: Tensor) -> Tensor:
         """As `StageRunner.forward`."""
-        return self._perform("forward", step, microbatch, x=x)["y"]
+        return self._perform_order("forward", step, microbatch, x=x)["y"]
 
     def backward(self, step: int, microbatch: int, gradient: Tensor | None) -> Tensor | None:
         """As `StageRunner.backward`."""
-        return self._perform("backward", step, microbatch, gradient=gradient)["x_gradient"]
+        return self._perform_order("backward", step, microbatch, gradient=gradient)["x_gradient"]
 
     def recompute(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """As `StageRunner.recompute`."""
-        found = self._perform("recompute", step, microbatch, x=x, gradient=gradient)
-        return found["y"], found.get("x_gradient")
+        tensors = self._perform_order("recompute", step, microbatch, x=x, gradient=gradient)
+        return tensors["y"], tensors.get("x_gradient")
 
     def gradients(self) -> dict[str, Tensor]:
         """As `StageRunner.gradients`."""
-        return self._link.order(GroupCommand(deed="gradients", copy_id=0), {})
+        return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
 
     def abandon(self) -> None:
         """As `StageRunner.abandon`."""
         if not self._is_idle:
-            self._link.order(GroupCommand(deed="abandon", copy_id=0), {})
+            self._link.give_order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True
 
-    def _perform(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        self._link.refresh(self._optimizer.num_steps)
+    def _perform_order(self, deed: Deed, step: int, microbatch: int, **tensors: Tensor | None) -> dict[str, Tensor]:
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        self._link.refresh_weights(self._optimizer.num_steps)
         self._is_idle = False
-        cargo = {name: cargo_of(tensor) for name, tensor in given.items()}
+        cargo = {name: cargo_of(tensor) for name, tensor in present.items()}
         order = GroupCommand(deed=deed, copy_id=0, step=step, microbatch=microbatch, cargo=cargo)
-        return self._link.order(order, given)
+        return self._link.give_order(order, present)

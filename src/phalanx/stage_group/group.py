@@ -63,8 +63,7 @@ class StageGroup:
     Args:
         lines: One to each of the other ranks.
         domain: Rank 0's place.
-        ranks: The other ranks' processes.
-        layout: How they share a stage.
+        layout: Layout in which they share a stage.
     """
 
     def __init__(self, lines: Sequence[Connection], domain: Domain, ranks: LocalRanks, layout: PartyLayout) -> None:
@@ -86,7 +85,7 @@ class StageGroup:
         """Whether the ranks keep the optimizer's state together."""
         return self._layout.zero > 0
 
-    def build(self, plan: StepPlan, stage: int) -> int:
+    def build_copy(self, plan: StepPlan, stage: int) -> int:
         """Have every rank make its share of a copy; returns the copy's number.
 
         Raises:
@@ -94,40 +93,39 @@ class StageGroup:
         """
         check_plan(plan, self._layout)
         copy_id, self._num_built = self._num_built, self._num_built + 1
-        with self._together(
+        with self._order_and_join(
             GroupCommand(deed="build", copy_id=copy_id, stage=stage, plan=plan.model_dump(mode="json"))
         ):
             self._shares[copy_id] = Share(plan, stage, self._domain)
         return copy_id
 
-    def drop(self, copy_id: int) -> None:
+    def drop_copy(self, copy_id: int) -> None:
         """Note that a copy is no longer used: the ranks forget it before the next deed."""
         self._dropped.append(copy_id)
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done by all ranks.
 
         Args:
-            command: What.
-            given: What it is done with, by name.
+            given: Tensors of the command, by name.
 
         Raises:
             PeerLostError: A rank has ended.
             StaleReplicaError: A state is asked for that is not kept. Nothing was changed.
         """
-        with self._together(command):
-            return self._shares[command.copy_id].obey(command, given)
+        with self._order_and_join(command):
+            return self._shares[command.copy_id].obey_order(command, given)
 
     @contextlib.contextmanager
-    def _together(self, order: GroupCommand) -> Iterator[None]:
+    def _order_and_join(self, order: GroupCommand) -> Iterator[None]:
         """Give the order, then do rank 0's part of it."""
         dropped, self._dropped = tuple(self._dropped), []
         for copy_id in dropped:
             del self._shares[copy_id]
         body = order.model_copy(update={"dropped": dropped}).model_dump_json().encode()
         try:
-            for line in self._lines:
-                line.send_bytes(body)
+            for connection in self._lines:
+                connection.send_bytes(body)
             yield
         except (RuntimeError, OSError) as exc:
             # gloo's word for a connection that was closed; the process that ended says more
@@ -153,18 +151,16 @@ def check_plan(plan: StepPlan, layout: PartyLayout) -> None:
         num_prompt_tokens=rows_before(adapter),
     )
     check_layout(domain_config(layout), plan.hub_config, load)
-    for reason in _reasons(plan, layout):
+    for reason in _refusal_reasons(plan, layout):
         raise ConfigError(f"parallel: {layout.label}: {reason}")
 
 
-def _reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
+def _refusal_reasons(plan: StepPlan, layout: PartyLayout) -> Iterator[str]:
     fault = unshared_adapter(plan.adapter)
     if fault is not None:
         yield fault
     if plan.privacy is not None:
         yield "[privacy]: each rank would clip a row by a part of its gradient in the stage; set the axes to 1"
-    if plan.guard.recovery == "skip_layer":
-        yield 'guard.recovery = "skip_layer" compares bits of whole stages; set the axes to 1'
     rows_apart = layout.copies > 1 or layout.sequence_parallel
     for name in (*_ATTENTION_DROPOUT, *(_HIDDEN_DROPOUT if rows_apart else ())):
         if plan.hub_config.get(name):

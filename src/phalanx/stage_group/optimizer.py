@@ -10,7 +10,6 @@ from torch import Tensor
 from phalanx.errors import TrainingError
 from phalanx.optimizers import StageOptimizer, expect_state
 from phalanx.pipeline import StageCopy
-from phalanx.pipeline.stage.undo_log import UndoEntry
 from phalanx.stage_group.orders import GroupCommand, StateSource
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -19,10 +18,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class GroupOrders(Protocol):
     """The part of a copy's link to the group that an optimizer needs."""
 
-    def order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Have something done with this copy."""
 
-    def refresh(self, num_steps: int) -> None:
+    def refresh_weights(self, num_steps: int) -> None:
         """Give the ranks the parameters, if these were written since."""
 
     def are_fresh(self, num_steps: int) -> None:
@@ -34,13 +33,11 @@ class GroupOptimizer(StageOptimizer):
 
     Args:
         plain: The copy that the group stands in for; its state is taken over.
-        link: To the ranks.
     """
 
     def __init__(self, plain: StageCopy, link: GroupOrders) -> None:
         super().__init__(plain.module.trainable(), plain.plan.optimizer, has_moments=False)
         self._link = link
-        self._is_recorded = False
         if plain.step > 0:
             self.load_state(plain.optimizer.state(), plain.step)
 
@@ -50,47 +47,43 @@ class GroupOptimizer(StageOptimizer):
         self._ordered(gradients)
         if not (math.isfinite(lr) and math.isfinite(clip_coefficient)):
             raise TrainingError(f"optimizer: lr={lr}, clip coefficient={clip_coefficient}; both must be finite")
-        self._link.refresh(self.num_steps)
+        self._link.refresh_weights(self.num_steps)
         order = GroupCommand(
             deed="update",
             copy_id=0,
             learning_rate=lr,
             clip_coefficient=clip_coefficient,
-            is_recorded=self._is_recorded,
         )
-        self._is_recorded = False
-        self._take(self._link.order(order, gradients), self.num_steps + 1)
-
-    def record_next(self) -> None:
-        """Have the ranks keep what they need to undo the next step."""
-        self._is_recorded = True
+        self._take_weights(self._link.give_order(order, gradients), self.num_steps + 1)
 
     def state(self) -> dict[str, Tensor]:
         """As `StageOptimizer.state`; weights are the tensors themselves, moments are copies."""
         weights = super().state()
         names = _with_moments(weights)
-        moments = self._collect(tuple(name for name in names if name not in weights))
+        moments = self._collect_moments(tuple(name for name in names if name not in weights))
         return {name: weights[name] if name in weights else moments[name] for name in names}
 
     def reading(self) -> Mapping[str, Tensor]:
         """As `StageOptimizer.reading`: each moment comes from its rank when it is asked for."""
-        return _DistributedState(super().state(), self._collect)
+        return _DistributedState(super().state(), self._collect_moments)
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """As `StageOptimizer.load_state`."""
-        own = super().state()
-        expect_state(tensors, {key: own[f"weight/{key.partition('/')[2]}"] for key in _with_moments(own)}, num_steps)
-        for name, weight in own.items():
+        state = super().state()
+        expect_state(
+            tensors, {key: state[f"weight/{key.partition('/')[2]}"] for key in _with_moments(state)}, num_steps
+        )
+        for name, weight in state.items():
             weight.copy_(tensors[name])
         self._forget_other_past(num_steps)
         self._set_num_steps(num_steps)
-        self._link.order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
+        self._link.give_order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
 
     def snapshot(self) -> None:
         """As `StageOptimizer.snapshot`; each rank keeps its part."""
-        self._link.refresh(self.num_steps)
-        self._link.order(GroupCommand(deed="snapshot", copy_id=0), {})
+        self._link.refresh_weights(self.num_steps)
+        self._link.give_order(GroupCommand(deed="snapshot", copy_id=0), {})
         self._undo_steps = self.num_steps
 
     def restore(self) -> None:
@@ -102,62 +95,19 @@ class GroupOptimizer(StageOptimizer):
         """As `StageOptimizer.undo_state`; copies."""
         if self._undo_steps is None:
             raise TrainingError("optimizer: no snapshot to look at; take one before the step")
-        return self._collect(_with_moments(super().state()), "snapshot")
-
-    def state_before(self, step: int) -> dict[str, Tensor]:
-        """The whole state before an earlier step; copies.
-
-        Raises:
-            StaleReplicaError: It is not kept.
-        """
-        return self._collect(_with_moments(super().state()), "past", step)
-
-    def go_back(self, step: int) -> None:
-        """Return to the state before an earlier step.
-
-        Raises:
-            StaleReplicaError: It is not kept. Nothing was changed.
-        """
-        self._take(self._link.order(GroupCommand(deed="restore", copy_id=0, step=step), {}), step)
-
-    def forget_from(self, step: int) -> None:
-        """Have the ranks let go of this step and later ones."""
-        self._link.order(GroupCommand(deed="forget", copy_id=0, step=step), {})
+        return self._collect_moments(_with_moments(super().state()), "snapshot")
 
     @torch.no_grad()
-    def _take(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
-        own = super().state()
+    def _take_weights(self, weights: Mapping[str, Tensor], num_steps: int) -> None:
+        state = super().state()
         for name, weight in weights.items():
-            own[f"weight/{name}"].copy_(weight)
+            state[f"weight/{name}"].copy_(weight)
         self._set_num_steps(num_steps)
         self._link.are_fresh(num_steps)
 
-    def _collect(self, names: tuple[str, ...], source: StateSource = "present", step: int = 0) -> dict[str, Tensor]:
-        order = GroupCommand(deed="collect", copy_id=0, names=names, source=source, step=step)
-        return self._link.order(order, {})
-
-
-class GroupHistory:
-    """The state that the ranks of a group keep together in order to go back; used in place of an `UndoLog`."""
-
-    def __init__(self, optimizer: GroupOptimizer) -> None:
-        self._own = optimizer
-
-    def record(self, optimizer: StageOptimizer, update: UndoEntry) -> None:
-        """Keep what is needed of the update that comes next."""
-        del optimizer, update
-        self._own.record_next()
-
-    def restore(self, optimizer: StageOptimizer, step: int) -> None:
-        """As `Past.restore`; another optimizer than the group's own is given the whole state."""
-        if optimizer is self._own:
-            self._own.go_back(step)
-        else:
-            optimizer.load_state(self._own.state_before(step), step)
-
-    def forget_from(self, step: int) -> None:
-        """As `Past.forget_from`."""
-        self._own.forget_from(step)
+    def _collect_moments(self, names: tuple[str, ...], source: StateSource = "present") -> dict[str, Tensor]:
+        order = GroupCommand(deed="collect", copy_id=0, names=names, source=source)
+        return self._link.give_order(order, {})
 
 
 class _DistributedState(Mapping[str, Tensor]):
@@ -165,11 +115,11 @@ class _DistributedState(Mapping[str, Tensor]):
 
     def __init__(self, weights: Mapping[str, Tensor], collect: "Collect") -> None:
         self._weights = weights
-        self._collect = collect
+        self._collect_moments = collect
         self._names = _with_moments(weights)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._weights[name] if name in self._weights else self._collect((name,))[name]
+        return self._weights[name] if name in self._weights else self._collect_moments((name,))[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

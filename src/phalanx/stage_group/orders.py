@@ -22,12 +22,10 @@ Deed = Literal[
     "load",
     "update",
     "snapshot",
-    "restore",
-    "forget",
     "collect",
 ]
-StateSource = Literal["present", "snapshot", "past"]
-"""Which state of a stage is asked for: of now, of the last snapshot, or of before an earlier step."""
+StateSource = Literal["present", "snapshot"]
+"""State of a stage: the present one, or the last snapshot's."""
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int64": torch.int64}
 
@@ -43,19 +41,16 @@ class GroupCommand(StrictModel):
     """One thing that all ranks do together.
 
     Attributes:
-        deed: What.
-        copy_id: With which copy of a stage.
+        copy_id: Number of the copy of a stage.
         step: Optimizer step, where the deed has one.
         microbatch: Index in the step, where the deed has one.
         cargo: Tensors that rank 0 broadcasts right after, by name.
         dropped: Copies that are no longer used.
-        stage: Which stage to build.
+        stage: Number of the stage to build.
         plan: The run's plan, for building.
         names: Tensors of the state that are asked for.
-        source: Of which state.
-        learning_rate: Of an update.
+        learning_rate: Learning rate of an update.
         clip_coefficient: Multiplies the gradients of an update.
-        is_recorded: Whether the update is kept, so that it can be undone.
     """
 
     deed: Deed
@@ -70,7 +65,6 @@ class GroupCommand(StrictModel):
     source: StateSource = "present"
     learning_rate: float = 0.0
     clip_coefficient: float = 1.0
-    is_recorded: bool = False
 
 
 def read_order(line: bytes) -> GroupCommand:
@@ -95,8 +89,7 @@ def hand_round(tensor: Tensor | None, cargo: Cargo, device: torch.device) -> Ten
 
     Args:
         tensor: At rank 0.
-        cargo: What it is like.
-        device: Where this rank computes.
+        cargo: Dtype and shape of the tensor.
     """
     mine = torch.empty(cargo.shape, dtype=_DTYPES[cargo.dtype], device=device)
     if tensor is not None:

@@ -13,7 +13,7 @@ _ROWS, _SEQUENCE = 0, 1
 
 def own_piece(whole: Tensor, domain: Domain) -> Tensor:
     """This rank's rows and positions of ``[batch, seq, dim]``."""
-    return _piece(whole, domain.config, domain.dp, domain.cp, domain.tp).contiguous()
+    return _slice_piece(whole, domain.config, domain.dp, domain.cp, domain.tp).contiguous()
 
 
 def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor | None:
@@ -21,8 +21,7 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
 
     Args:
         piece: This rank's part, as `own_piece` cuts it.
-        shape: Of the whole.
-        domain: This rank's place.
+        shape: Shape of the whole tensor.
 
     Returns:
         The whole tensor, on the CPU; None on every other rank.
@@ -34,24 +33,24 @@ def join_pieces(piece: Tensor, shape: tuple[int, ...], domain: Domain) -> Tensor
         if domain.tp == 0 or config.sequence_parallel:
             dist.send(piece.to(domain.device).contiguous(), dst=0)
         return None
-    whole = torch.empty(shape, dtype=piece.dtype)
+    full = torch.empty(shape, dtype=piece.dtype)
     # the number of every place, cut as the tensor was
     places = torch.arange(shape[_ROWS] * shape[_SEQUENCE]).view(shape[:2])
-    flat = whole.view(-1, *shape[2:])
+    flat = full.view(-1, *shape[2:])
     for sender in range(config.world):
         copy, tp = divmod(sender, config.tp)
         if tp > 0 and not config.sequence_parallel:
             continue
-        numbers = _piece(places, config, *divmod(copy, config.cp), tp)
+        numbers = _slice_piece(places, config, *divmod(copy, config.cp), tp)
         came = piece
         if sender > 0:
             came = torch.empty((*numbers.shape, *shape[2:]), dtype=piece.dtype, device=domain.device)
             dist.recv(came, src=sender)
         flat[numbers.reshape(-1)] = came.cpu().reshape(-1, *shape[2:])
-    return whole
+    return full
 
 
-def _piece(whole: Tensor, config: ParallelConfig, dp: int, cp: int, tp: int) -> Tensor:
+def _slice_piece(whole: Tensor, config: ParallelConfig, dp: int, cp: int, tp: int) -> Tensor:
     rows = whole.chunk(config.dp, _ROWS)[dp]
     positions = own_positions(rows, _SEQUENCE, config, cp)
     return positions.chunk(config.tp, _SEQUENCE)[tp] if config.sequence_parallel else positions

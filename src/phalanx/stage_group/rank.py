@@ -18,11 +18,11 @@ LINE = "orders"
 """Name of the socket on which rank 0 gives orders, in the group's private directory."""
 
 WrapShare = Callable[[Share], Share]
-"""How a drill puts a lying rank's share in the place of an honest one."""
+"""Function by which a drill puts a lying rank's share in the place of an honest one."""
 
 
 def honest_share(share: Share) -> Share:
-    """The share itself: what every honest rank works with."""
+    """Return the share unchanged: every honest rank works with it."""
     return share
 
 
@@ -31,7 +31,6 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_
 
     Args:
         config: The worker file, the same as rank 0's.
-        place: This process's.
         wrap_share: Puts a lying rank's share in the place of each honest one; for drills only.
 
     Raises:
@@ -44,11 +43,11 @@ def follow(config: WorkerConfig, place: RankEnv, wrap_share: WrapShare = honest_
     device = own_device(config.device, place)
     silence_s = config.parallel.silence_s
     with (
-        Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as line,
+        Client(str(place.rendezvous.parent / LINE), "AF_UNIX") as connection,
         # rank 0 ends a rank that gives no heartbeat any more
         join(place, device, digest(config), silence_s=silence_s),
     ):
-        obey(line, open_domain(domain_config(config.parallel), device), wrap_share)
+        obey(connection, open_domain(domain_config(config.parallel), device), wrap_share)
 
 
 def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share) -> None:
@@ -66,7 +65,7 @@ def obey(line: Connection, domain: Domain, wrap_share: WrapShare = honest_share)
             continue
         # rank 0 has found the same, and says so to its owner
         with contextlib.suppress(StaleReplicaError):
-            shares[order.copy_id].obey(order, None)
+            shares[order.copy_id].obey_order(order, None)
 
 
 def domain_config(layout: PartyLayout) -> ParallelConfig:

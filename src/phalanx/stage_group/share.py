@@ -32,31 +32,26 @@ class SlicedStage(StagePart):
         """
         if self.stage.attends not in MARKED_KINDS:
             return super().forward(x, seen)
-        tensors, whole = self._domain.tensors, x[..., -1:].detach()
-        whole = gather_copies(whole, _SEQUENCE, tensors) if self._cuts_sequence else whole
-        whole = gather_copies(whole, _SEQUENCE, self._domain.context) if self._domain.config.cp > 1 else whole
-        nothing, pattern = split_marks(whole, self.stage.attends, embeds=False)
+        tensors, marks = self._domain.tensors, x[..., -1:].detach()
+        marks = gather_copies(marks, _SEQUENCE, tensors) if self._cuts_sequence else marks
+        marks = gather_copies(marks, _SEQUENCE, self._domain.context) if self._domain.config.cp > 1 else marks
+        nothing, pattern = split_marks(marks, self.stage.attends, embeds=False)
         y = super().forward(x[..., :-1], pattern.prefix if pattern.documents is None else pattern.documents)
-        own = self._own_positions(join_marks(nothing, pattern)).contiguous()
-        own = keep_slice(own, _SEQUENCE, tensors) if self._cuts_sequence else own
-        return torch.cat([y, own], dim=-1)
+        local_marks = self._own_positions(join_marks(nothing, pattern)).contiguous()
+        local_marks = keep_slice(local_marks, _SEQUENCE, tensors) if self._cuts_sequence else local_marks
+        return torch.cat([y, local_marks], dim=-1)
 
     @property
     def shared_head(self) -> None:
         """Middle stages have no head."""
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """This rank's slices of what the optimizer moves."""
+        """Return this rank's slices of the trained parameters."""
         return self.stage.trainable()
 
 
 class Share:
     """The share that every rank of a group has of one copy; all ranks are given the same orders.
-
-    Args:
-        plan: The run's.
-        stage: Which stage.
-        domain: This rank's place.
 
     Attributes:
         runner: Computes this rank's rows and positions with its slices.
@@ -80,15 +75,15 @@ class Share:
         shared = domain.config.zero >= _GRADIENTS_SHARED
         joining = SharedGradients if shared else JoinedGradients
         self.gradients: WeightGradients = joining(self._held, domain)
-        shapes = {one.name: whole_shape(one, domain) for one in self._held}
+        shapes = {entry.name: whole_shape(entry, domain) for entry in self._held}
         self.shards = StateShards(plan, shapes, domain.device) if domain.config.zero else None
 
-    def obey(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+    def obey_order(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
         """Do this rank's part of a deed.
 
         Args:
-            order: What is to be done.
-            given: What rank 0 has for it, by name; None on every other rank.
+            order: Order from rank 0.
+            given: Rank 0's tensors for the order, by name; None on every other rank.
 
         Returns:
             What comes of it, on rank 0; on other ranks it does not matter.
@@ -96,72 +91,69 @@ class Share:
         match order.deed:
             case "forward" | "backward" | "recompute":
                 cargo = {
-                    name: hand_round(None if given is None else given[name], about, self._domain.device)
-                    for name, about in order.cargo.items()
+                    name: hand_round(None if given is None else given[name], description, self._domain.device)
+                    for name, description in order.cargo.items()
                 }
-                return self._compute(order, cargo)
+                return self._compute_order(order, cargo)
             case "gradients":
                 self.gradients.hand_back()
-                return self.gradients.collect(self.runner.gradients())
+                return self.gradients.collect_sums(self.runner.gradients())
             case "abandon":
                 self.runner.abandon()
-                self.gradients.clear()
+                self.gradients.clear_sums()
             case "weights":
-                self._spread(given, is_everywhere=False)
+                self._spread_weights(given, is_everywhere=False)
             case "frozen":
                 self._hand_out(given)
             case _ if self.shards is not None:
-                return self._keep(self.shards, order, given)
+                return self._keep_shards(self.shards, order, given)
             case _:
                 raise TypeError(f"{order.deed}: rank 0 has the whole state")
         return {}
 
-    def _compute(self, order: GroupCommand, cargo: Tensors) -> dict[str, Tensor]:
+    def _compute_order(self, order: GroupCommand, cargo: Tensors) -> dict[str, Tensor]:
         pieces = {name: own_piece(tensor, self._domain) for name, tensor in cargo.items()}
-        whole = next(iter(cargo.values())).shape
-        found: dict[str, Tensor | None] = {}
+        shape = next(iter(cargo.values())).shape
+        results: dict[str, Tensor | None] = {}
         if order.deed == "forward":
-            found["y"] = self.runner.forward(order.step, order.microbatch, pieces["x"])
+            results["y"] = self.runner.forward(order.step, order.microbatch, pieces["x"])
         elif order.deed == "backward":
-            found["x_gradient"] = self.runner.backward(order.step, order.microbatch, pieces["gradient"])
+            results["x_gradient"] = self.runner.backward(order.step, order.microbatch, pieces["gradient"])
         else:
-            found["y"], found["x_gradient"] = self.runner.recompute(
+            results["y"], results["x_gradient"] = self.runner.recompute(
                 order.step, order.microbatch, pieces["x"], pieces.get("gradient")
             )
         joined = {
-            name: join_pieces(piece, tuple(whole), self._domain) for name, piece in found.items() if piece is not None
+            name: join_pieces(piece, tuple(shape), self._domain) for name, piece in results.items() if piece is not None
         }
         return {name: tensor for name, tensor in joined.items() if tensor is not None}
 
-    def _keep(self, shards: StateShards, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
+    def _keep_shards(self, shards: StateShards, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
         """Read or change the state that the ranks keep together."""
         match order.deed:
             case "load":
-                shards.load(order.step, given)
+                shards.load_state(order.step, given)
             case "update":
-                shards.update(order.learning_rate, order.clip_coefficient, order.is_recorded, given or {})
-                return self._spread(None, is_everywhere=True)
+                shards.update_shards(order.learning_rate, order.clip_coefficient, given or {})
+                return self._spread_weights(None, is_everywhere=True)
             case "snapshot":
                 shards.optimizer.snapshot()
-            case "restore":
-                shards.history.restore(shards.optimizer, order.step)
-                return self._spread(None, is_everywhere=True)
-            case "forget":
-                shards.history.forget_from(order.step)
             case _:
-                return shards.collect(order.names, order.source, order.step)
+                return shards.collect_state(order.names, order.source)
         return {}
 
     def _hand_out(self, weights: Tensors | None) -> None:
-        """Give every rank its slices of what is not trained, from rank 0, which has it whole."""
-        for one in self._frozen:
-            full = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
+        """Give every rank its slices of the frozen weights, from rank 0, which has them whole."""
+        for entry in self._frozen:
+            full = torch.empty(
+                whole_shape(entry, self._domain), dtype=entry.parameter.dtype, device=self._domain.device
+            )
             if weights is not None:
-                full.copy_(weights[one.name].detach())
+                full.copy_(weights[entry.name].detach())
             dist.broadcast(full, src=0)
-            fill(one, one.parameter, full, self._domain)
+            fill(entry, entry.parameter, full, self._domain)
 
-    def _spread(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
+    def _spread_weights(self, weights: Tensors | None, *, is_everywhere: bool) -> dict[str, Tensor]:
         """Give every rank its slices of whole parameters, from the rank that has them.
 
         Args:
@@ -171,21 +163,23 @@ class Share:
         Returns:
             The whole parameters that came from other ranks, at rank 0.
         """
-        found = {}
-        for one in self._held:
-            full = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
-            own = None if self.shards is None else self.shards.own(one.name)
-            source = own if is_everywhere else None if weights is None else weights[one.name]
+        full_tensors = {}
+        for entry in self._held:
+            full = torch.empty(
+                whole_shape(entry, self._domain), dtype=entry.parameter.dtype, device=self._domain.device
+            )
+            value = None if self.shards is None else self.shards.own(entry.name)
+            source = value if is_everywhere else None if weights is None else weights[entry.name]
             if source is not None:
                 full.copy_(source.detach())
-            keeper = self.shards.keepers[one.name] if is_everywhere and self.shards is not None else 0
+            keeper = self.shards.keepers[entry.name] if is_everywhere and self.shards is not None else 0
             dist.broadcast(full, src=keeper)
-            fill(one, one.parameter, full, self._domain)
-            if own is not None and not is_everywhere:
-                own.detach().copy_(full)
+            fill(entry, entry.parameter, full, self._domain)
+            if value is not None and not is_everywhere:
+                value.detach().copy_(full)
             if is_everywhere and dist.get_rank() == 0:
-                found[one.name] = full
-        return found
+                full_tensors[entry.name] = full
+        return full_tensors
 
 
 def _recomputing_as(plan: StepPlan, domain: Domain) -> Domain:

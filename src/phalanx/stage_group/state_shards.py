@@ -8,7 +8,6 @@ from torch import distributed as dist
 
 from phalanx.optimizers import StageOptimizer
 from phalanx.pipeline import StepPlan
-from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 from phalanx.stage_group.orders import StateSource
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -21,14 +20,12 @@ class StateShards:
     A tensor is never cut: the update of it has the bits that a plain copy's has, and its digest is that of the whole.
 
     Args:
-        plan: The run's.
-        shapes: Of all parameters that the optimizer moves.
-        device: Where this rank keeps its tensors.
+        shapes: Shapes of all trained parameters.
+        device: Device of this rank's tensors.
 
     Attributes:
-        keepers: Which rank has the state of which parameter.
+        keepers: Rank that has the state, by parameter.
         optimizer: Moves this rank's parameters, which it has in memory of their own.
-        history: What is kept of them in order to go back.
     """
 
     def __init__(self, plan: StepPlan, shapes: Shapes, device: torch.device) -> None:
@@ -37,81 +34,62 @@ class StateShards:
         self._device = device
         self._rank = dist.get_rank()
         self.keepers = keepers_of(shapes, dist.get_world_size())
-        self._weights = self._room()
-        self.optimizer = self._optimizer(self._weights)
-        self.history = past_of(plan.guard)
+        self._weights = self._state_room()
+        self.optimizer = self._make_optimizer(self._weights)
 
     def own(self, name: str) -> nn.Parameter | None:
         """This rank's whole parameter of a name; None where another rank keeps it."""
         return self._weights.get(name)
 
-    def load(self, num_steps: int, state: Mapping[str, Tensor] | None) -> None:
+    def load_state(self, num_steps: int, state: Mapping[str, Tensor] | None) -> None:
         """Take the state that rank 0 has.
 
         Args:
             num_steps: Steps that were made to get there.
             state: ``weight/...`` and moments; at rank 0 alone.
         """
-        given: dict[str, Tensor] = {}
+        loaded: dict[str, Tensor] = {}
         for name, keeper in self.keepers.items():
             for kind in ("weight", "exp_avg", "exp_avg_sq"):
                 key = f"{kind}/{name}"
                 came = self._to_keeper(None if state is None else state[key], name, keeper)
                 if came is not None:
-                    given[key] = came
-        self.optimizer.load_state(given, num_steps)
+                    loaded[key] = came
+        self.optimizer.load_state(loaded, num_steps)
 
-    def update(self, lr: float, clip_coefficient: float, is_recorded: bool, gradients: Mapping[str, Tensor]) -> None:
+    def update_shards(self, lr: float, clip_coefficient: float, gradients: Mapping[str, Tensor]) -> None:
         """Make one optimizer step, each rank with its own tensors.
 
         Args:
-            lr: Of the step.
-            clip_coefficient: Multiplies the gradients.
-            is_recorded: Whether it is kept, so that it can be undone.
+            clip_coefficient: Number that all gradients are multiplied by.
             gradients: Whole ones, at rank 0 alone.
         """
         came = {name: self._to_keeper(gradients.get(name), name, keeper) for name, keeper in self.keepers.items()}
-        own = UndoEntry({name: one for name, one in came.items() if one is not None}, lr, clip_coefficient)
-        if is_recorded:
-            self.history.record(self.optimizer, own)
-        self.optimizer.step(own.gradients, lr, clip_coefficient)
+        received = {name: tensor for name, tensor in came.items() if tensor is not None}
+        self.optimizer.step(received, lr, clip_coefficient)
 
-    def collect(self, names: Sequence[str], source: StateSource, step: int) -> dict[str, Tensor]:
+    def collect_state(self, names: Sequence[str], source: StateSource) -> dict[str, Tensor]:
         """Bring tensors of the state to rank 0, on the CPU; other ranks get none.
 
         Args:
-            names: As ``exp_avg/...``.
-            source: Of which state.
-            step: Before which step, where the source is the past.
-
-        Raises:
-            StaleReplicaError: That step is not kept; on every rank alike, before anything was sent.
+            names: Names such as ``exp_avg/...``.
         """
-        state = self._state(source, step)
-        found = {}
+        state = self.optimizer.undo_state() if source == "snapshot" else self.optimizer.state()
+        tensors = {}
         for key in names:
             name = key.partition("/")[2]
             keeper = self.keepers[name]
             if self._rank == 0:
-                found[key] = state[key].cpu() if keeper == 0 else self._receive(name, keeper).cpu()
+                tensors[key] = state[key].cpu() if keeper == 0 else self._receive_state(name, keeper).cpu()
             elif self._rank == keeper:
                 dist.send(state[key].to(self._device).contiguous(), dst=0)
-        return found
+        return tensors
 
-    def _state(self, source: StateSource, step: int) -> Mapping[str, Tensor]:
-        if source == "snapshot":
-            return self.optimizer.undo_state()
-        if source == "present":
-            return self.optimizer.state()
-        earlier = self._optimizer(self._room())
-        self.history.restore(earlier, step)
-        return earlier.state()
-
-    def _room(self) -> dict[str, nn.Parameter]:
+    def _state_room(self) -> dict[str, nn.Parameter]:
         mine = [name for name, keeper in self.keepers.items() if keeper == self._rank]
         return {name: nn.Parameter(torch.zeros(self._shapes[name], device=self._device)) for name in mine}
 
-    def _optimizer(self, weights: Mapping[str, nn.Parameter]) -> StageOptimizer:
+    def _make_optimizer(self, weights: Mapping[str, nn.Parameter]) -> StageOptimizer:
         return StageOptimizer(weights, self._plan.optimizer, single_rounding=self._plan.guard.classes == "mixed")
 
     def _to_keeper(self, tensor: Tensor | None, name: str, keeper: int) -> Tensor | None:
@@ -120,20 +98,20 @@ class StateShards:
             dist.send(tensor.detach().to(self._device).contiguous(), dst=keeper)
         if self._rank != keeper:
             return None
-        return tensor if keeper == 0 else self._receive(name, 0)
+        return tensor if keeper == 0 else self._receive_state(name, 0)
 
-    def _receive(self, name: str, sender: int) -> Tensor:
+    def _receive_state(self, name: str, sender: int) -> Tensor:
         came = torch.empty(self._shapes[name], device=self._device)
         dist.recv(came, src=sender)
         return came
 
 
 def keepers_of(shapes: Shapes, world: int) -> dict[str, int]:
-    """Which rank keeps what of each parameter, so that all keep about as much; rank 0, which has more, comes last."""
+    """Choose the keeper of each parameter's state, so that all keep about as much; rank 0 comes last."""
     loads = [0] * world
-    found = {}
+    keepers = {}
     for name in sorted(shapes, key=lambda one: (-torch.Size(shapes[one]).numel(), one)):
         keeper = min(range(world), key=lambda rank: (loads[rank], -rank))
         loads[keeper] += torch.Size(shapes[name]).numel()
-        found[name] = keeper
-    return dict(sorted(found.items()))
+        keepers[name] = keeper
+    return dict(sorted(keepers.items()))

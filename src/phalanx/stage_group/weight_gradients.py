@@ -12,7 +12,7 @@ from phalanx.parallel.groups.direct import summed
 from phalanx.parallel.groups.mesh import Domain
 
 Slices = Mapping[str, Tensor]
-"""What a runner has of the weight gradients, by name."""
+"""A runner's slices of the weight gradients, by name."""
 
 
 class WeightGradients(Protocol):
@@ -21,24 +21,19 @@ class WeightGradients(Protocol):
     def hand_back(self) -> None:
         """Put the sums that are kept here where a runner looks for them."""
 
-    def collect(self, slices: Slices) -> dict[str, Tensor]:
+    def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
         """Bring whole sums to rank 0, on the CPU; all ranks call this together, and rank 0 alone has all of them.
 
         Args:
-            slices: What this rank's runner says that it has of the sums.
+            slices: This rank's slices of the sums, by its runner.
         """
 
-    def clear(self) -> None:
+    def clear_sums(self) -> None:
         """Forget the sums of a step that will be done again."""
 
 
 class JoinedGradients:
-    """Each rank adds up the gradients of its own rows and positions; rank 0 adds the ranks' sums at the end.
-
-    Args:
-        held: This rank's parameters.
-        domain: Its place.
-    """
+    """Each rank adds up the gradients of its own rows and positions; rank 0 adds the ranks' sums at the end."""
 
     def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
         self._held = held
@@ -47,63 +42,62 @@ class JoinedGradients:
     def hand_back(self) -> None:
         """A runner has them anyway."""
 
-    def collect(self, slices: Slices) -> dict[str, Tensor]:
-        """As `WeightGradients.collect`."""
+    def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
+        """As `WeightGradients.collect_sums`."""
         domain = self._domain
-        found = {}
-        for one in self._held:
-            total = whole(one, _completed(one, slices[one.name], domain), domain)
+        totals = {}
+        for entry in self._held:
+            total = whole(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
             if domain.tp == 0:
                 total = ordered_sum(total, domain, 0)
             if dist.get_rank() == 0:
-                found[one.name] = total
-        return found
+                totals[entry.name] = total
+        return totals
 
-    def clear(self) -> None:
+    def clear_sums(self) -> None:
         """Nothing is kept here."""
 
 
 class SharedGradients:
     """Each sum is at one of the copies alone, and is added to while the backward pass runs (ZeRO 2).
 
-    A rank holds the gradients of one parameter after the other, and the sums of those that it keeps.
+    A rank holds the gradients of one parameter after the other, and the sums that it is the keeper of.
 
     Args:
         held: This rank's parameters; each gets a hook.
-        domain: Its place.
     """
 
     def __init__(self, held: Sequence[RankParameter], domain: Domain) -> None:
         self._held = held
         self._domain = domain
         self._sums: dict[str, Tensor] = {}
-        for one, keeper in self._keepers():
-            parameter: Any = one.parameter
-            parameter.register_post_accumulate_grad_hook(self._hook(one.name, keeper))
+        for entry, keeper in self._list_keepers():
+            parameter: Any = entry.parameter
+            parameter.register_post_accumulate_grad_hook(self._make_hook(entry.name, keeper))
 
     def hand_back(self) -> None:
         """As `WeightGradients.hand_back`."""
-        for one, _ in self._keepers():
-            one.parameter.grad = self._sums.pop(one.name, None)
+        for entry, _ in self._list_keepers():
+            entry.parameter.grad = self._sums.pop(entry.name, None)
 
-    def collect(self, slices: Slices) -> dict[str, Tensor]:
-        """As `WeightGradients.collect`."""
+    def collect_sums(self, slices: Slices) -> dict[str, Tensor]:
+        """As `WeightGradients.collect_sums`."""
         domain = self._domain
-        found = {}
-        for one, keeper in self._keepers():
+        totals = {}
+        for entry, keeper in self._list_keepers():
             if domain.copy == keeper:
-                found[one.name] = whole(one, _completed(one, slices[one.name], domain), domain)
+                totals[entry.name] = whole(entry, _complete_gradient(entry, slices[entry.name], domain), domain)
                 if domain.tp == 0 and keeper > 0:
-                    dist.send(found[one.name].to(domain.device), dst=0)
+                    dist.send(totals[entry.name].to(domain.device), dst=0)
             elif dist.get_rank() == 0:
-                found[one.name] = self._receive(one, keeper)
-        return found
+                totals[entry.name] = self._receive_sum(entry, keeper)
+        return totals
 
-    def clear(self) -> None:
-        """As `WeightGradients.clear`."""
+    def clear_sums(self) -> None:
+        """As `WeightGradients.clear_sums`."""
         self._sums.clear()
 
-    def _hook(self, name: str, keeper: int) -> Callable[[Tensor], None]:
+    def _make_hook(self, name: str, keeper: int) -> Callable[[Tensor], None]:
         def give(parameter: Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             if gradient is None:
@@ -114,11 +108,11 @@ class SharedGradients:
 
         return give
 
-    def _keepers(self) -> Iterator[tuple[RankParameter, int]]:
-        for number, one in enumerate(self._held):
-            yield one, number % self._domain.config.copies
+    def _list_keepers(self) -> Iterator[tuple[RankParameter, int]]:
+        for number, entry in enumerate(self._held):
+            yield entry, number % self._domain.config.copies
 
-    def _receive(self, one: RankParameter, keeper: int) -> Tensor:
+    def _receive_sum(self, one: RankParameter, keeper: int) -> Tensor:
         came = torch.empty(whole_shape(one, self._domain), dtype=one.parameter.dtype, device=self._domain.device)
         dist.recv(came, src=keeper * self._domain.config.tp)
         return came.cpu()
@@ -133,15 +127,14 @@ def whole_shape(one: RankParameter, domain: Domain) -> tuple[int, ...]:
 
 
 def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
-    """Add what the copies have, in their order, at one of them; all copies call this together.
+    """Add the copies' parts, in their order, at one of them; all copies call this together.
 
     Args:
         part: This copy's; changed where it is the first one's.
-        domain: This rank's place.
-        keeper: Which copy gets the sum.
+        keeper: Number of the copy that gets the sum.
 
     Returns:
-        The sum at the keeper; elsewhere what was given.
+        The sum at the keeper; elsewhere the unchanged part.
     """
     group, copies = domain.copies, domain.config.copies
     if copies == 1:
@@ -160,6 +153,6 @@ def ordered_sum(part: Tensor, domain: Domain, keeper: int) -> Tensor:
     return total.to(part.device)
 
 
-def _completed(one: RankParameter, gradient: Tensor, domain: Domain) -> Tensor:
+def _complete_gradient(one: RankParameter, gradient: Tensor, domain: Domain) -> Tensor:
     """Sum of what tensor parallel ranks have, where each saw a part of the sequence."""
     return summed(gradient, domain.tensors) if one.is_partial else gradient

@@ -12,7 +12,6 @@ class Histogram:
 
     Attributes:
         of: Its weights, or the optimizer's running mean of their gradients.
-        name: Of the parameter.
         low: Left end of the first bin.
         high: Right end of the last one.
         counts: Values in each bin; the last one has its right end too.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from phalanx.closing import Closeable
-from phalanx.errors import InputError
+from phalanx.errors import InputError, writing_cure
 
 
 class MetricsFile(Closeable):
@@ -39,15 +39,24 @@ class MetricsFile(Closeable):
         if lost:
             clean["non_finite"] = lost
         try:
-            line = json.dumps(clean, allow_nan=False)
+            row = json.dumps(clean, allow_nan=False)
         except (TypeError, ValueError) as exc:
             raise InputError(f"{self.path}: step {record['step']} is not JSON data: {exc}") from exc
         try:
-            stream = self._open()
-            stream.write(line + "\n")
+            stream = self._open_file()
+            stream.write(row + "\n")
             stream.flush()
         except OSError as exc:
-            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
+
+    @property
+    def next_step(self) -> int:
+        """The step after the last one that has a line; 0 where none has.
+
+        Raises:
+            InputError: A whole line is not JSON.
+        """
+        return max((record["step"] for record in read_metrics(self.path)), default=-1) + 1 if self.path.exists() else 0
 
     def truncate_after(self, step: int) -> None:
         """Drop every line of a later step, and half a line at the end; the file is replaced atomically.
@@ -61,16 +70,16 @@ class MetricsFile(Closeable):
         self.close()
         if not self.path.exists():
             return
-        kept = [record for record in read_metrics(self.path) if record["step"] <= step]
+        records = [record for record in read_metrics(self.path) if record["step"] <= step]
         spare = self.path.with_name(self.path.name + ".tmp")
         try:
             with spare.open("w", encoding="utf-8") as stream:
-                stream.writelines(json.dumps(record) + "\n" for record in kept)
+                stream.writelines(json.dumps(record) + "\n" for record in records)
                 stream.flush()
                 os.fsync(stream.fileno())
             spare.replace(self.path)
         except OSError as exc:
-            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+            raise InputError(f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
     def close(self) -> None:
         """Close the file; a later append opens it again."""
@@ -78,7 +87,7 @@ class MetricsFile(Closeable):
             self._stream.close()
             self._stream = None
 
-    def _open(self) -> IO[str]:
+    def _open_file(self) -> IO[str]:
         if self._stream is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
@@ -98,9 +107,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except OSError as exc:
         raise InputError(f"{path}: cannot be read ({exc.strerror})") from exc
     records = []
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+    for number, text in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            record = json.loads(line)
+            record = json.loads(text)
         except ValueError as exc:
             raise InputError(f"{path}:{number}: is not JSON ({exc}); remove the line") from exc
         if not isinstance(record, dict) or not _is_step(record.get("step")):
@@ -128,14 +137,14 @@ def _without_non_finite(value: Any, name: str, lost: list[str]) -> Any:
 def _drop_half_line(path: Path) -> None:
     """Cut what follows the last line end; only the tail is read, since metrics files grow long."""
     with path.open("r+b") as stream:
-        end = stream.seek(0, os.SEEK_END)
-        position = end
+        size = stream.seek(0, os.SEEK_END)
+        position = size
         while position > 0:
             start = max(0, position - 4096)
             stream.seek(start)
             cut = stream.read(position - start).rfind(b"\n")
             if cut >= 0:
-                if start + cut + 1 < end:
+                if start + cut + 1 < size:
                     stream.truncate(start + cut + 1)
                 return
             position = start

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from phalanx.closing import Closeable
 from phalanx.config import StrictModel, printable
 from phalanx.errors import InputError
+from phalanx.telemetry.fitted_table import FittedTable
 
 PEERS_FILE = "peers.json"
 PERIOD_S = 1.0
@@ -29,7 +28,6 @@ MOST_VERDICTS, LONGEST_TEXT = 8, 200
 _LONGEST_NAME = 80
 _MOST_BYTES = 4 << 20
 _RENEW_S = 5
-_CELL = 40
 
 PartyState = Literal[
     "invited",
@@ -51,21 +49,18 @@ _Name = Annotated[str, Field(max_length=_LONGEST_NAME)]
 
 
 class PartyRow(StrictModel):
-    """One party, as the owner sees it; nothing here rests on what the party says of itself.
+    """One party, from the owner's own observations; no value comes from the party.
 
     Attributes:
-        name: In its certificate.
-        state: What it is to the run now.
-        serves: Stages that it serves.
+        state: Present part in the run.
         shadows: Stages of which it has the other copy.
         since: Second since 1970 from which on state and stages are these.
         since_step: The step that came next then; None before the first.
         steps: Applied steps in which it served or shadowed a stage, in this session.
-        audits: Of how many of these each check was made of a stage that it served.
+        audits: Number of these microbatches that each check audited in a stage of the party.
         bytes_from: Bytes of frames that the owner accepted from it in this session.
         bytes_to: Bytes of frames that it took from the owner.
         heard: Second since 1970 at which the last frame of it was accepted; None where none was.
-        verdicts: What it was found guilty of.
         note: Why it is lost, refused or revoked.
     """
 
@@ -87,20 +82,17 @@ class PartyRow(StrictModel):
     def in_words(self) -> str:
         """State and stages, such as ``serving 1 2, shadowing 3``."""
         roles = [("serving", self.serves), ("shadowing", self.shadows)]
-        words = [f"{verb} {' '.join(map(str, stages))}" for verb, stages in roles if stages]
-        return ", ".join(words) if words and self.state in ("serving", "shadowing") else self.state
+        duties = [f"{verb} {' '.join(map(str, stages))}" for verb, stages in roles if stages]
+        return ", ".join(duties) if duties and self.state in ("serving", "shadowing") else self.state
 
 
 class PartiesStatus(StrictModel):
     """All parties of a run at one moment.
 
     Attributes:
-        run: Name of the run.
-        step: Steps that are done.
         steps: Steps of the whole run.
         written: Second since 1970 of that moment.
         ended: Whether the session is over.
-        parties: One row each.
     """
 
     version: Literal[1] = 1
@@ -124,7 +116,7 @@ class PeersFile(Closeable):
         self._path, self._read = path, read
         self._written: PartiesStatus | None = None
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._renew, name="peers-file", daemon=True)
+        self._thread = threading.Thread(target=self._renew_file, name="peers-file", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -132,15 +124,15 @@ class PeersFile(Closeable):
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
-            self._write(self._read().model_copy(update={"ended": True}))
+            self._write_status(self._read().model_copy(update={"ended": True}))
 
-    def _renew(self) -> None:
+    def _renew_file(self) -> None:
         while not self._closed.wait(PERIOD_S):
             status, last = self._read(), self._written
-            if last is None or _differs(status, last) or status.written - last.written >= _RENEW_S:
-                self._write(status)
+            if last is None or _has_changed(status, last) or status.written - last.written >= _RENEW_S:
+                self._write_status(status)
 
-    def _write(self, status: PartiesStatus) -> None:
+    def _write_status(self, status: PartiesStatus) -> None:
         fresh = self._path.with_name(f".{self._path.name}.new")
         with contextlib.suppress(OSError):
             fresh.write_text(status.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -148,7 +140,7 @@ class PeersFile(Closeable):
             self._written = status
 
 
-def _differs(status: PartiesStatus, last: PartiesStatus) -> bool:
+def _has_changed(status: PartiesStatus, last: PartiesStatus) -> bool:
     return (status.parties, status.step) != (last.parties, last.step)
 
 
@@ -170,16 +162,18 @@ def read_peers(path: Path) -> PartiesStatus | None:
         raise InputError(f"{path}: is no status of parties; the next start of the run writes it anew") from exc
 
 
-def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> Table:
-    """Return the rows as a table for a terminal; no text in it is read as markup or can steer the terminal."""
-    table = Table("party", "state", "since", "steps", "audited", "from it", "to it", "heard", box=None, pad_edge=False)
-    for cells in _cells(rows, now):
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+def parties_table(rows: Sequence[PartyRow], now: float | None = None) -> RenderableType:
+    """Return the rows as a table for a terminal, or as lines where it is too narrow for one.
+
+    No text in it is read as markup or can steer the terminal, and no name is cut.
+    """
+    moment = time.time() if now is None else now
+    heads = ("party", "state", "since", "steps", "audited", "from it", "to it", "heard")
+    return FittedTable(heads, _table_cells(rows, moment), left=heads, frame=False, lines=parties_lines(rows, moment))
 
 
 def live_parties(console: Console, rows: Callable[[], Sequence[PartyRow]]) -> contextlib.AbstractContextManager[object]:
-    """Show rows below what is printed, redrawn once a second; on what is no terminal show nothing."""
+    """Show rows below the printed lines, redrawn once a second; without a terminal show nothing."""
     if not console.is_terminal:
         return contextlib.nullcontext()
     rate = 1 / PERIOD_S
@@ -188,34 +182,34 @@ def live_parties(console: Console, rows: Callable[[], Sequence[PartyRow]]) -> co
 
 def parties_lines(rows: Sequence[PartyRow], now: float | None = None) -> list[str]:
     """Return the rows as plain lines."""
-    return ["  ".join(cell for cell in cells if cell) for cells in _cells(rows, now, labels=True)]
+    return ["  ".join(cell for cell in cells if cell) for cells in _table_cells(rows, now, labels=True)]
 
 
-def _cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = False) -> list[tuple[str, ...]]:
+def _table_cells(rows: Sequence[PartyRow], now: float | None, *, labels: bool = False) -> list[tuple[str, ...]]:
     moment = time.time() if now is None else now
-    found: list[tuple[str, ...]] = []
+    table_rows: list[tuple[str, ...]] = []
     for row in rows:
-        since = _ago(row.since, moment) if row.since_step is None else f"step {row.since_step}"
+        since = _time_ago(row.since, moment) if row.since_step is None else f"step {row.since_step}"
         audited = max(row.audits.values(), default=0)
         cells = (
-            printable(row.name, _CELL),
-            printable(row.in_words, _CELL),
+            printable(row.name, _LONGEST_NAME),
+            printable(row.in_words, LONGEST_TEXT),
             f"since {since}" if labels and since else since,
-            _labelled(str(row.steps or ""), "steps", labels),
-            _labelled(str(audited or ""), "audited", labels),
-            _labelled(size_in_words(row.bytes_from), "from it", labels),
-            _labelled(size_in_words(row.bytes_to), "to it", labels),
-            f"heard {_ago(row.heard, moment)}" if labels and row.heard else _ago(row.heard, moment),
+            _label_value(str(row.steps or ""), "steps", labels),
+            _label_value(str(audited or ""), "audited", labels),
+            _label_value(size_in_words(row.bytes_from), "from it", labels),
+            _label_value(size_in_words(row.bytes_to), "to it", labels),
+            f"heard {_time_ago(row.heard, moment)}" if labels and row.heard else _time_ago(row.heard, moment),
         )
-        found.append(cells)
-    return found
+        table_rows.append(cells)
+    return table_rows
 
 
-def _labelled(value: str, label: str, wanted: bool) -> str:
+def _label_value(value: str, label: str, wanted: bool) -> str:
     return f"{value} {label}" if wanted and value else value
 
 
-def _ago(moment: int | None, now: float) -> str:
+def _time_ago(moment: int | None, now: float) -> str:
     if moment is None:
         return ""
     seconds = max(0, int(now - moment))

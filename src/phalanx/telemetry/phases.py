@@ -88,8 +88,8 @@ class PhaseTimer:
     def wall_s(self, *, without: str) -> float:
         """Wall seconds of all phases but one, since the beginning, whatever was taken."""
         with self._lock:
-            found = [*self._wall_before.items(), *self._wall.items()]
-        return sum(seconds for name, seconds in found if name != without)
+            entries = [*self._wall_before.items(), *self._wall.items()]
+        return sum(seconds for name, seconds in entries if name != without)
 
     def take_cpu(self) -> dict[str, float]:
         """Return CPU seconds by phase since the last `take_cpu`, and start anew."""

@@ -4,16 +4,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, Self
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
+from rich.table import Table
 from rich.text import Text
 
 from phalanx.config import printable
-from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table
+from phalanx.telemetry.parties import PERIOD_S, PartyRow, parties_lines, parties_table, size_in_words
 
 Kind = Literal["info", "alarm", "verdict", "eviction", "takeover", "note"]
 _MOST_CHARACTERS = 2000
@@ -35,33 +37,56 @@ class StepReading:
 
     Args:
         loss: Mean training loss of the step, in nats a token.
-        tokens_per_s: Training tokens a second.
-        audits: Audits so far.
-        alarms: Alarms so far.
-        accuracy: Of a classifier, the latest one on held-out texts, shown in place of audits and alarms, which such
-            runs do not have; None of anything else.
-        update_norm: Of a step that tells no loss, for its sites show noisy sums alone; shown in place of it.
-        epsilon: Of a private run, spent so far.
+        audits: Number of audits so far; None where nobody audits.
+        alarms: Number of alarms so far.
+        accuracy: Latest accuracy of a classifier on held-out texts, shown in place of audits and alarms, which such
+            runs do not have; None for other runs.
+        update_norm: Norm of the update, shown in place of the loss where sites show noisy sums alone; None otherwise.
+        epsilon: Epsilon that a private run has spent so far; None for other runs.
+        data_share: Share of the step's time in which it waited for its batch; shown, with what follows, in place of
+            audits and alarms where nobody audits.
+        memory_bytes: Peak memory of this process, or of its GPU.
+        mfu: Share of the devices' peak; None where it is not known.
     """
 
     loss: float
     tokens_per_s: float
-    audits: int = 0
+    audits: int | None = 0
     alarms: int = 0
     accuracy: float | None = None
     update_norm: float | None = None
     epsilon: float | None = None
+    data_share: float | None = None
+    memory_bytes: float = 0.0
+    mfu: float | None = None
 
     def __str__(self) -> str:
-        known = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
-        parts = [known, f"{self.tokens_per_s:,.0f} tokens/s"]
+        first = f"loss {self.loss:.4f}" if self.update_norm is None else f"update norm {self.update_norm:.4f}"
+        parts = [first, f"{self.tokens_per_s:,.0f} tokens/s"]
         if self.epsilon is not None:
             parts.append(f"epsilon {self.epsilon:.3f}")
-        if self.accuracy is None:
-            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
-        else:
+        if self.accuracy is not None:
             parts.append(f"accuracy {self.accuracy:.3f}")
+        elif self.data_share is None and self.audits is not None:
+            parts += [f"audits {self.audits}", f"alarms {self.alarms}"]
+        if self.data_share is not None:
+            parts += [f"data {100 * self.data_share:.0f} %", size_in_words(int(self.memory_bytes))]
+        if self.mfu is not None:
+            parts.append(f"MFU {100 * self.mfu:.0f} %")
         return "  ".join(parts)
+
+
+@dataclass(frozen=True)
+class ShownProgress:
+    """The words for the steps of a run.
+
+    Attributes:
+        unit: What a step is called.
+        has_guard: Whether there are audits and alarms to speak of.
+    """
+
+    unit: str = "step"
+    has_guard: bool = True
 
 
 class ShownParties(Protocol):
@@ -77,14 +102,31 @@ class ShownParties(Protocol):
 
 
 class _Bar(RichProgress):
-    """A progress bar below a table of the parties, where there are any."""
+    """A progress bar below a table of the parties, where there are any; figures without room beside it come below."""
 
     parties: ShownParties | None = None
 
     def get_renderables(self) -> Iterable[RenderableType]:
         if self.parties is not None:
             yield parties_table(self.parties.rows())
-        yield from super().get_renderables()
+        yield _FittedTasks(self.make_tasks_table(self.tasks), self.tasks)
+
+
+class _FittedTasks:
+    """Bars with their figures in one line each, or in lines of their own where the terminal is too narrow."""
+
+    def __init__(self, whole: Table, tasks: Sequence[Task]) -> None:
+        self._whole, self._tasks = whole, tasks
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widest = Measurement.get(console, options.update(width=_MOST_CHARACTERS), self._whole).maximum
+        if widest <= options.max_width:
+            yield self._whole
+            return
+        for task in self._tasks:
+            yield Text(f"{int(task.completed)}/{int(task.total or 0)}  {task.fields['left']}")
+            # no figure of it is cut: it goes on in the next line
+            yield Text(task.fields["reading"], overflow="fold")
 
 
 class ProgressDisplay:
@@ -94,8 +136,9 @@ class ProgressDisplay:
         total_steps: Steps of the whole run.
         start_step: Steps that were done before, when a run is resumed.
         every: A plain line every so many steps where the console is no terminal.
-        console: Where to show it; standard output when left out.
-        clock: Monotonic seconds.
+        shown: Name of a step, and whether audits are shown.
+        console: Console to draw on; None for standard output.
+        clock: Returns the time in monotonic seconds.
     """
 
     def __init__(
@@ -104,9 +147,11 @@ class ProgressDisplay:
         start_step: int = 0,
         *,
         every: int = 10,
+        shown: ShownProgress | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._shown = shown or ShownProgress()
         self._total = total_steps
         self._start = start_step
         self._every = max(1, every)
@@ -146,13 +191,16 @@ class ProgressDisplay:
 
     def update(self, step: int, reading: StepReading) -> None:
         """Show that `step` steps are done."""
-        left = self._time_left(step)
+        reading = reading if self._shown.has_guard else replace(reading, audits=None)
+        remaining = self._time_left(step)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=step, reading=str(reading), left=left)
+            self._bar.update(self._task, completed=step, reading=str(reading), left=remaining)
         elif step % self._every == 0 or step in (self._start + 1, self._total):
-            self._console.print(Text(f"step {step}/{self._total}  {reading}  {left}"), soft_wrap=True)
-            for line in parties_lines(self._parties.news()) if self._parties is not None else ():
-                self._console.print(Text(f"  {printable(line)}"), soft_wrap=True)
+            self._console.print(
+                Text(f"{self._shown.unit} {step}/{self._total}  {reading}  {remaining}"), soft_wrap=True
+            )
+            for news in parties_lines(self._parties.news()) if self._parties is not None else ():
+                self._console.print(Text(f"  {printable(news)}"), soft_wrap=True)
 
     def message(self, text: str, kind: Kind = "info") -> None:
         """Print one message above the bar, in the colour of its kind.

@@ -25,7 +25,7 @@ class TensorBoardWriter(Closeable):
     line and the line is logged as a warning: a missing picture is no reason to stop a run.
 
     Args:
-        directory: Where the event file goes; made when missing.
+        directory: Directory of the event file; made when missing.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -36,15 +36,15 @@ class TensorBoardWriter(Closeable):
             self._switch_off("not installed; pip install 'phalanx-train[tensorboard]' for its curves")
             return
         try:
-            self._load(directory)
+            self._load_writer(directory)
         except (ImportError, OSError) as exc:
             self._switch_off(f"off ({exc})")
 
-    def scalar(self, name: str, value: float, step: int) -> None:
+    def add_scalar(self, name: str, value: float, step: int) -> None:
         """Add one point of one curve; NaN and infinity are left out, TensorBoard has no place for them."""
-        self.scalars({name: value}, step)
+        self.add_scalars({name: value}, step)
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add one point to each named curve at `step`."""
         if self._writer is None or self._protos is None:
             return
@@ -57,26 +57,31 @@ class TensorBoardWriter(Closeable):
         if points:
             self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=points)))
 
-    def histograms(self, drawn: Sequence[Histogram], step: int) -> None:
+    def add_histograms(self, drawn: Sequence[Histogram], step: int) -> None:
         """Add a histogram of each tensor at `step`."""
         if self._writer is None or self._protos is None or not drawn:
             return
         event, summary = self._protos
-        values = [summary.Summary.Value(tag=one.tag, histo=summary.HistogramProto(**_fields(one))) for one in drawn]
+        values = [
+            summary.Summary.Value(tag=histogram.tag, histo=summary.HistogramProto(**_histogram_fields(histogram)))
+            for histogram in drawn
+        ]
         self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=values)))
 
-    def text(self, name: str, value: str, step: int) -> None:
+    def add_text(self, name: str, value: str, step: int) -> None:
         """Add one text at `step`; TensorBoard shows it as Markdown, so it is quoted as code."""
         if self._writer is None or self._protos is None:
             return
         event, summary = self._protos
-        indented = "\n".join(f"    {line}" for line in value.splitlines())
-        found = summary.Summary.Value(tag=name)
-        found.metadata.plugin_data.plugin_name = "text"
-        found.tensor.dtype = _STRING
-        found.tensor.string_val.append(indented.encode("utf-8", "replace"))
-        found.tensor.tensor_shape.dim.add(size=1)
-        self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=[found])))
+        indented = "\n".join(f"    {row}" for row in value.splitlines())
+        value_summary = summary.Summary.Value(tag=name)
+        value_summary.metadata.plugin_data.plugin_name = "text"
+        value_summary.tensor.dtype = _STRING
+        value_summary.tensor.string_val.append(indented.encode("utf-8", "replace"))
+        value_summary.tensor.tensor_shape.dim.add(size=1)
+        self._writer.add_event(
+            event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=[value_summary]))
+        )
 
     def close(self) -> None:
         """Flush and close the event file; closing twice is fine."""
@@ -84,7 +89,7 @@ class TensorBoardWriter(Closeable):
             self._writer.close()
             self._writer = None
 
-    def _load(self, directory: Path) -> None:
+    def _load_writer(self, directory: Path) -> None:
         with warnings.catch_warnings():
             # deprecations inside TensorBoard and protobuf say nothing about this run
             warnings.simplefilter("ignore")
@@ -100,10 +105,10 @@ class TensorBoardWriter(Closeable):
         logger.warning(self.note)
 
 
-def _fields(drawn: Histogram) -> dict[str, Any]:
+def _histogram_fields(drawn: Histogram) -> dict[str, Any]:
     """The fields of TensorFlow's ``HistogramProto``; sums are of the middles of bins."""
     edges = drawn.edges
-    middles = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
+    middles = [(low + right) / 2 for low, right in itertools.pairwise(edges)]
     pairs = list(zip(middles, drawn.counts, strict=True))
     return {
         "min": drawn.low,

@@ -23,7 +23,7 @@ from phalanx.telemetry.tensorboard import TensorBoardWriter
 
 _MODULE = "phalanx.telemetry.sinks.process"
 _PIPE_BYTES = 1 << 20
-"""What may be under way to one sink; beyond it points are dropped and counted."""
+"""Bytes on their way to one sink; beyond it points are dropped and counted."""
 _LONGEST_NAME = 200
 
 Say = Callable[[str], None]
@@ -34,8 +34,7 @@ class SinkProcess:
 
     Args:
         config: Its section of the run file.
-        run: What it is told.
-        home: The run file's directory.
+        home: Directory of the run file.
         say: Takes a line when it has ended before the run.
     """
 
@@ -60,14 +59,14 @@ class SinkProcess:
 
     def send(self, values: Mapping[str, float], step: int) -> None:
         """Send one point of each curve, or count them as dropped; never waits."""
-        for line in _lines(values, step):
-            self._write(line)
+        for message in _value_lines(values, step):
+            self._write_line(message)
 
     def draw(self, drawn: Histogram, step: int) -> None:
         """Send one histogram, or count it as dropped; never waits."""
-        line = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
-        if len(line) < select.PIPE_BUF:
-            self._write(line.encode() + b"\n")
+        message = json.dumps({"step": step, "histogram": {**drawn.row(), "name": printable(drawn.name, _LONGEST_NAME)}})
+        if len(message) < select.PIPE_BUF:
+            self._write_line(message.encode() + b"\n")
         else:
             self.dropped += 1
 
@@ -75,13 +74,13 @@ class SinkProcess:
         """Say that nothing more comes, as soon as there is room for it before a moment of the monotonic clock."""
         with contextlib.suppress(OSError):
             select.select([], [self._pipe], [], max(0.0, deadline - time.monotonic()))
-        self._write(json.dumps({"status": status}).encode() + b"\n")
+        self._write_line(json.dumps({"status": status}).encode() + b"\n")
         if self._process.popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.popen.stdin.close()
 
     def end(self, deadline: float) -> dict[str, Any]:
-        """Wait for its end until a moment of the monotonic clock, then kill it; return what the summary says of it."""
+        """Wait for its end until a moment of the monotonic clock, then kill it; return its entry of the summary."""
         code = self._process.wait(max(0.0, deadline - time.monotonic()))
         if code is None:
             self._give_up(f"had not taken everything after {self._flush_s:g} s and was ended")
@@ -91,14 +90,14 @@ class SinkProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
         elif code:
             self._give_up(self._last_words())
-        return {"kind": self.kind, "taken": self._taken(code), "dropped": self.dropped, "error": self.error}
+        return {"kind": self.kind, "taken": self._lines_taken(code), "dropped": self.dropped, "error": self.error}
 
     @property
     def flush_s(self) -> float:
-        """How long its end may take, seconds."""
+        """Seconds that its end may take."""
         return self._flush_s
 
-    def _write(self, line: bytes) -> None:
+    def _write_line(self, line: bytes) -> None:
         if self.error is not None:
             self.dropped += 1
             return
@@ -119,8 +118,8 @@ class SinkProcess:
     def _last_words(self) -> str:
         return last_lines(self._log, otherwise=self._process.how_it_ended())
 
-    def _taken(self, code: int | None) -> int | None:
-        """How many lines it took; None of one that did not end in good order."""
+    def _lines_taken(self, code: int | None) -> int | None:
+        """Return the number of lines that it took; None of a process that did not end in good order."""
         output = self._process.popen.stdout
         if output is None:
             return None
@@ -135,7 +134,7 @@ class CurveWriter(Closeable):
     """Every place beside the run's own files that gets its curves.
 
     Args:
-        board: TensorBoard's event files.
+        board: Writer of TensorBoard's event files.
         sinks: Those that the run file names.
     """
 
@@ -145,22 +144,22 @@ class CurveWriter(Closeable):
         self._sinks = list(sinks)
         self._status: RunStatus = "completed"
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
+    def add_scalars(self, values: Mapping[str, float], step: int) -> None:
         """Add one point to each named curve; a NaN or an infinity is left out. Never waits for a sink."""
-        self._board.scalars(values, step)
+        self._board.add_scalars(values, step)
         for sink in self._sinks:
             sink.send(values, step)
 
-    def histograms(self, drawn: Sequence[Histogram], step: int) -> None:
+    def add_histograms(self, drawn: Sequence[Histogram], step: int) -> None:
         """Add histograms; sinks that have none leave them out. Never waits for a sink."""
-        self._board.histograms(drawn, step)
+        self._board.add_histograms(drawn, step)
         for sink in self._sinks:
-            for one in drawn:
-                sink.draw(one, step)
+            for histogram in drawn:
+                sink.draw(histogram, step)
 
-    def text(self, name: str, value: str, step: int) -> None:
+    def add_text(self, name: str, value: str, step: int) -> None:
         """Add one text to TensorBoard; trackers get figures alone."""
-        self._board.text(name, value, step)
+        self._board.add_text(name, value, step)
 
     def close(self) -> None:
         """End all sinks at once, each within its time."""
@@ -185,32 +184,32 @@ def open_tracking(
     """Start the sinks of a run, each with a folder of its own; one that cannot be started is named and left out.
 
     Args:
-        board: TensorBoard's event files.
-        sinks: From the run file.
-        run: What they are told; `directory` is that of the run.
-        home: The run file's directory.
+        board: Writer of TensorBoard's event files.
+        sinks: Sinks in the run file.
+        run: Facts for the sinks; `directory` is the run's.
+        home: Directory of the run file.
         say: Takes a line when one has ended before the run.
     """
     started = []
     for number, config in enumerate(sinks):
         name = config.kind if config.kind.isidentifier() else "own"
         folder = Path(run.directory) / "tracking" / f"{number}-{name}"
-        told = TrackedRun(run.id, run.name, str(folder), run.config)
+        sink_run = TrackedRun(run.id, run.name, str(folder), run.config)
         try:
-            started.append(SinkProcess(config, told, home, say))
+            started.append(SinkProcess(config, sink_run, home, say))
         except OSError as exc:
             say(f"tracking: {name} is left out: {exc.strerror or exc}")
     return CurveWriter(board, started)
 
 
-def _lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
-    clean = {printable(name, _LONGEST_NAME): float(one) for name, one in values.items() if math.isfinite(one)}
+def _value_lines(values: Mapping[str, float], step: int) -> Iterator[bytes]:
+    clean = {printable(name, _LONGEST_NAME): float(value) for name, value in values.items() if math.isfinite(value)}
     if not clean:
         return
-    line = json.dumps({"step": step, "values": clean}).encode() + b"\n"
-    if len(line) <= select.PIPE_BUF or len(clean) == 1:
-        yield line
+    message = json.dumps({"step": step, "values": clean}).encode() + b"\n"
+    if len(message) <= select.PIPE_BUF or len(clean) == 1:
+        yield message
         return
     names = list(clean)
     for half in (names[: len(names) // 2], names[len(names) // 2 :]):
-        yield from _lines({name: clean[name] for name in half}, step)
+        yield from _value_lines({name: clean[name] for name in half}, step)

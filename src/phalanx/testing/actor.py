@@ -20,7 +20,6 @@ class OutgoingMessage:
 
     Attributes:
         receiver: The party that gets it; the sender itself for a message between its own stages.
-        message: What it says.
         payload: Raw bytes of a tensor or of a part of a transfer; empty for most messages.
     """
 
@@ -58,12 +57,12 @@ class Actor:
 
     Attributes:
         wrap_copy: Puts another object in the place of each copy that it holds or shadows.
-        rewrite: Alters, drops, doubles or delays what it sends, before it is signed.
-        hear: Learns what the party is told about its roles.
+        rewrite: Alters, drops, doubles or delays outgoing messages, before they are signed.
+        hear: Observes the party's assignments.
         kernels: Puts what computes in the place of each copy, the battery's included: another attention kernel, say.
-        description: What it calls its device when it joins; left out, what it is.
-        numeric_class: Answers the battery as if its kernels were others, which all parties that answer under this name
-            share, and describes itself so; left out, it answers with what it computes.
+        description: Description of its device when it joins; the real one when left out.
+        numeric_class: Answers the kernel fingerprint as if its kernels were others, shared by all parties of this name,
+            and describes itself so; the real one when left out.
     """
 
     wrap_copy: WrapCopy = lambda copy, held: copy
@@ -78,7 +77,6 @@ def only(kind: type[_Body], change: Callable[[OutgoingMessage, _Body], Sequence[
     """Rewrite messages of one kind and let all others pass.
 
     Args:
-        kind: Message class.
         change: Gets the outgoing message and its body, typed.
     """
 
@@ -99,8 +97,10 @@ def rewrite_of(actor: Actor) -> Rewrite:
             outgoing = outgoing.with_fields({"numeric_class": other})
         if isinstance(message, ChallengeReply) and actor.numeric_class is not None:
             other_bits = hashlib.sha256(f"{actor.numeric_class} {message.nonce}".encode()).hexdigest()
-            found = message.found.model_copy(update=dict.fromkeys(("forward", "backward", "gradient"), other_bits))
-            outgoing = outgoing.with_fields({"found": found})
+            verdict_message = message.found.model_copy(
+                update=dict.fromkeys(("forward", "backward", "gradient"), other_bits)
+            )
+            outgoing = outgoing.with_fields({"found": verdict_message})
         return actor.rewrite(outgoing)
 
     return rewrite

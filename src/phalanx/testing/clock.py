@@ -22,7 +22,7 @@ class CompanyClock(Awake):
     Attributes:
         on_tick: Called before each jump, in the owner's thread; for a test in which a party acts now and then without
             a message to answer. A jump is as long as the owner waits for mail: 0.05 s in a run.
-        threads: The workers by what they are called; more may be added. Time passes while all of them rest.
+        threads: Workers by name; more may be added. Time passes while all of them rest.
     """
 
     def __init__(self) -> None:
@@ -110,11 +110,6 @@ class OwnersEndpoint(Endpoint):
     """The owner's end of a simulation's links: it waits for mail, and moves its clock on where none can come.
 
     Args:
-        identity: The owner.
-        peers: The parties it knows.
-        run: Session.
-        wire: Carries the bytes.
-        limits: Deadlines and bounds.
         clock: Moved on here, while all of its threads wait.
 
     Guarantees:
@@ -166,4 +161,4 @@ class OwnersEndpoint(Endpoint):
         # a dead or stalled party does nothing about what is sent to it, so it is not waited for
         awake = {self.name, *(name for name, sign in signs.items() if sign > 0)}
         ends = (self, *(thread.endpoint for thread in living.values()))
-        return None if any(end.sending_to & awake for end in ends) else signs
+        return None if any(endpoint.sending_to & awake for endpoint in ends) else signs

@@ -47,7 +47,7 @@ class CompanySession:
     """One session of a simulated run.
 
     Attributes:
-        name: What every frame is signed for.
+        name: Session name in every signature.
         log: An audit log with a head that workers are told and remember beside their keys; left out, there is none.
     """
 
@@ -69,11 +69,11 @@ class MemoryCompany:
     actor computes unlike the others with `Actor.kernels`. Seconds of CPU per party mean little here.
 
     Args:
-        run: What is trained; its data section is not read, batches are drawn at random.
+        run: Run file; its data section is not read, batches are drawn at random.
         directory: Gets identities, evidence and the model; must hold no run yet.
-        actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for one that has come back; a worker
-            that is left out is honest.
-        cache: Where drawn models are kept; under `directory` when left out.
+        actors: By worker name, ``worker-1`` for stage 1 and so on, ``worker-1.2`` for a worker that has come back;
+            workers without an entry are honest.
+        cache: Directory of drawn models; under `directory` when left out.
         draw: Decides the audits; under a fresh key and a fresh nonce when left out.
         session: Its name, and its audit log; two companies with one `pipeline.pki` have two.
 
@@ -81,14 +81,11 @@ class MemoryCompany:
         ConfigError: An actor belongs to no worker of the run.
 
     Attributes:
-        engine: The owner's engine.
-        session: What every frame is signed for.
-        events: What would be in the audit log, in order: kind and body.
-        checks: What was recomputed of the applied steps, and what is in doubt.
-        records: What would be beside it, one of each applied step with all its audits in.
+        session: Session of every signature.
+        events: Audit log entries in order: kind and body.
+        checks: Recomputed parts of the applied steps, and steps in doubt.
+        records: Step records, one of each applied step with all its audits.
         errors: The error of each worker that ended with one of ours, by name.
-        source: The model.
-        clock: The owner's.
     """
 
     engine: PipelineEngine
@@ -177,9 +174,6 @@ class MemoryCompany:
     def fall_back(self) -> int:
         """Go on after a `NoHolderError`: the parties that are left begin again from the last checkpoint.
 
-        Returns:
-            The next step.
-
         Raises:
             CheckpointError: There is none.
         """
@@ -187,17 +181,14 @@ class MemoryCompany:
         if path is None:
             raise CheckpointError(f"{self._home.checkpoints}: holds no checkpoint; call save() before")
         owner = self._home.owner.public
-        found = open_checkpoint(path, owner, run=self._home.run_id, config_digest=digest(self.run_config))
-        library = StageLibrary(self.source, self.plan, found)
-        self.engine.fall_back(library, found.step, library.digests())
-        self._next_step = found.step
-        return found.step
+        checkpoint = open_checkpoint(path, owner, run=self._home.run_id, config_digest=digest(self.run_config))
+        library = StageLibrary(self.source, self.plan, checkpoint)
+        self.engine.fall_back(library, checkpoint.step, library.digests())
+        self._next_step = checkpoint.step
+        return checkpoint.step
 
     def come_back(self, name: str) -> str | None:
         """Start a worker again, as a user starts its process again.
-
-        Args:
-            name: In its certificate.
 
         Returns:
             What it is called from now on; None while its earlier incarnation still takes part, which ends that.
@@ -296,8 +287,8 @@ class MemoryCompany:
         files.note_step = self._note_step
         self.engine = PipelineEngine(self.plan, endpoint, members, files, self.draw, clock=self.clock)
         stack.callback(self.engine.close, "the simulation is over")
-        known = library.digests() if run.guard.enabled else {}
-        self.engine.start(0, known, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
+        digests = library.digests() if run.guard.enabled else {}
+        self.engine.start(0, digests, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
 
     def _owners_endpoint(self) -> Endpoint:
         wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport
@@ -315,7 +306,7 @@ class MemoryCompany:
             self._log.append_step({"step": record.step, "epoch": record.epoch}, record.leaves)
 
     def endpoint(self, name: str) -> RewritingEndpoint:
-        """A worker's endpoint, for what it says of its own accord."""
+        """Return a worker's endpoint, for messages that it sends unasked."""
         return self._endpoints[name]
 
     def _endpoint(self, name: str) -> RewritingEndpoint:

@@ -69,7 +69,7 @@ class RewritingEndpoint(Endpoint):
     def _withheld(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview]
     ) -> SignedHeader:
-        """Sign what is not sent: the liar can still show it, and say that it got lost."""
+        """Sign a withheld message: the liar can still show it, and claim that it got lost."""
         data = b"".join(bytes(part) for part in payload)
         start = digest_hex(receiver.encode())
         fields = HeaderFields(self.run, kind, self.name, receiver, 0, start, len(data), digest_hex(data), body)

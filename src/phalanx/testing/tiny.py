@@ -44,11 +44,10 @@ def tiny_run(
     Args:
         stages: Ignored where `pipeline` is given.
         num_layers: One per stage when left out.
-        guard: When left out, the default one without the audits that a coin or a statistic decides: their number is
-            then certain.
+        guard: The default guard without audits that a coin or a statistic decides when left out: their number is then
+            certain.
         pipeline: Stages, schedule, spares and deadlines.
         optimizer: AdamW at 1e-2 with weight decay and clipping when left out.
-        adapter: What is trained alone.
     """
     pipeline = pipeline or PipelineConfig(stages=stages, step_timeout_s=30.0)
     return RunConfig(

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from phalanx.train.records.past_run import PastRun
     from phalanx.train.records.peers import PeersView, look_at_peers
     from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
+    from phalanx.train.records.trust import drill_result
     from phalanx.train.saving.run_export import export_run
-    from phalanx.train.setup.preflight import check_inputs
+    from phalanx.train.setup.preflight import check_inputs, text_warnings
 
 __all__ = [
     "ADDRESS_FILE",
@@ -32,6 +33,7 @@ __all__ = [
     "check_inputs",
     "default_directory",
     "describe",
+    "drill_result",
     "export_run",
     "find_rate",
     "follow",
@@ -42,6 +44,7 @@ __all__ = [
     "look_at_peers",
     "plays_rank",
     "step_inputs",
+    "text_warnings",
     "train",
 ]
 

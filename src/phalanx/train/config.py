@@ -1,14 +1,28 @@
-"""The run file: one section per part of the project, checked together; what excludes what is in `exclusions.py`."""
+"""The run file: one section per part of the project, checked together; `exclusions.py` has the exclusions."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+from pydantic import (
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.config import StrictModel, load_config, own_references, pin_own_code, printable
+from phalanx.config import (
+    StrictModel,
+    check_relative_paths,
+    load_config,
+    own_references,
+    pin_own_code,
+    printable,
+)
 from phalanx.data import DataConfig
 from phalanx.errors import ConfigError
 from phalanx.federated.config import FederatedConfig
@@ -17,7 +31,7 @@ from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.parallel.deepspeed import DeepSpeedConfig
-from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig
+from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig, with_standard
 from phalanx.pipeline.party_layout import unshared_adapter
 from phalanx.rewards import RewardsConfig
 from phalanx.rollouts import RolloutsConfig
@@ -29,6 +43,8 @@ from phalanx.train.federated_faults import federated_fault
 from phalanx.train.split_faults import split_fault
 from phalanx.train.train_section import TrainConfig
 
+RUN_RECORD = "run.json"
+"""The file of a run directory that says which run it is."""
 _FEWEST_JOINED = 3
 """Stages of the pipeline of an enclave, which has the first and the last one itself."""
 _THIRD_PARTY = 3
@@ -58,13 +74,19 @@ class RunConfig(StrictModel):
     _name: str = PrivateAttr(default="run")
     _home: Path = PrivateAttr(default=Path())
 
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _name_preset(cls, section: Any) -> Any:
+        """Give the preset `standard` to a guard that is written as a section and names none."""
+        return with_standard(section) if isinstance(section, dict) else section
+
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         """By presence: a section that repeats the defaults was asked for as much as any other."""
         written = {name for name in self.model_fields_set if getattr(self, name) is not None}
-        found = contradiction(written, workers_see=self.is_joined)
-        if found is not None:
-            raise ValueError(found)
+        fault = contradiction(written, workers_see=self.is_joined)
+        if fault is not None:
+            raise ValueError(fault)
         if self.is_joined and "pipeline" not in written:
             raise ValueError(
                 "split.workers_see_hidden_states = true is for workers of middle stages, and there are none; add "
@@ -100,12 +122,12 @@ class RunConfig(StrictModel):
         judges = {"checkpoint.best": self.checkpoint.best}
         if self.train.early_stopping is not None:
             judges["train.early_stopping.on"] = self.train.early_stopping.on
-        known = self.data.validation_names
+        set_names = self.data.validation_names
         for key, name in judges.items():
-            if name is not None and name not in known:
+            if name is not None and name not in set_names:
                 raise ValueError(
-                    f'{key} = "{name}" is no validation set of [data]; expected one of {", ".join(known) or "none"}: '
-                    "name one, or hold text out"
+                    f'{key} = "{name}" is no validation set of [data]; expected one of '
+                    f"{', '.join(set_names) or 'none'}: name one, or hold text out"
                 )
         if self.checkpoint.best is not None and not self.train.validate_every:
             raise ValueError(
@@ -132,15 +154,15 @@ class RunConfig(StrictModel):
     def _check_attention(self) -> None:
         """Rows that an objective makes say themselves which tokens see which."""
         kind = self.train.objective_kind
-        found = OBJECTIVES.get(kind)
-        if found is None:
+        objective = OBJECTIVES.get(kind)
+        if objective is None:
             return
-        if found.rewriting is not None and self.data.attention == "document":
+        if objective.rewriting is not None and self.data.attention == "document":
             raise ValueError(
                 f'train.objective = "{kind}" makes rows of its own, in which it says what tokens see, and '
                 'data.attention = "document" says it too; take attention = "across"'
             )
-        if found.attention == "bidirectional" and self.train.samples is not None:
+        if objective.attention == "bidirectional" and self.train.samples is not None:
             raise ValueError(
                 f'train.samples: a model that learns train.objective = "{kind}" from both sides does not go on with '
                 "texts; leave samples out"
@@ -167,10 +189,10 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check_values(self) -> Self:
         cuts = (1, 1) if self.parallel is None else (self.parallel.dp, self.parallel.cp)
-        found = split_fault(self) or refused_value(self) or federated_fault(self)
-        found = found or self.train.objection_to_pairs(self.data.preferences is not None, *cuts)
-        if found is not None:
-            raise ValueError(found)
+        fault = split_fault(self) or refused_value(self) or federated_fault(self)
+        fault = fault or self.train.objection_to_pairs(self.data.preferences is not None, *cuts)
+        if fault is not None:
+            raise ValueError(fault)
         talks = self.data.conversations
         if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
             raise ValueError(
@@ -182,7 +204,7 @@ class RunConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         middle = range(1, self.pipeline.stages - 1)
-        if stray := [stage for one in self.attack.attackers for stage in one.stages if stage not in middle]:
+        if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
             raise ValueError(
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
                 "the first and the last stage are the owner's"
@@ -192,18 +214,12 @@ class RunConfig(StrictModel):
                 'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
                 'a rank, or set guard.shadow = "gradient"'
             )
-        if not all(one.stages for one in self.attack.attackers):
+        if not all(attacker.stages for attacker in self.attack.attackers):
             raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:
             raise ValueError(
                 "attack is for drills with local workers; a remote worker attacks where the laboratory starts it: "
                 "`phalanx attack --kinds KIND` says how"
-            )
-        workers = len(self.pipeline.workers)
-        if self.guard.third_party_audit_rate and workers < _THIRD_PARTY:
-            raise ValueError(
-                f"guard.third_party_audit_rate needs {_THIRD_PARTY} workers, the run has {workers}: one "
-                "that neither holds nor shadows the stage; add stages or pipeline.spares, or raise owner_audit_rate"
             )
         shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
         if shared and self.guard.enabled and self.guard.classes == "one":
@@ -213,15 +229,15 @@ class RunConfig(StrictModel):
             )
         if (fault := unshared_adapter(self.model.adapter) if shared else None) is not None:
             raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
-        if self.checkpoint.journal and not self._can_journal:
+        if self.checkpoint.journal and not self.can_journal:
             raise ValueError(
-                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, no recovery = "skip_layer", '
+                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, '
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             raise ValueError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
-                f"train.steps = {self.train.steps}; lower it"
+                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place"
             )
         return self
 
@@ -241,7 +257,7 @@ class RunConfig(StrictModel):
 
     @property
     def is_domain(self) -> bool:
-        """Whether the ranks of ``[parallel]`` are the run's own; those of a site are the site's."""
+        """Whether the ranks of ``[parallel]`` are the run's own; those of a site belong to the site."""
         return self.parallel is not None and self.federated is None
 
     @property
@@ -256,16 +272,15 @@ class RunConfig(StrictModel):
 
     @property
     def journals(self) -> bool:
-        """Whether the owner keeps a journal and local processes their states; remote ones where their files say so."""
-        wanted = self.checkpoint.journal
-        # an operator with remote workers knows whether their files name a directory
-        return (self._can_journal and not self.pipeline.remote_workers) if wanted is None else wanted
+        """Whether the owner keeps a journal and every process its states: wherever it can, unless it is off."""
+        return self.can_journal if self.checkpoint.journal is None else self.checkpoint.journal
 
     @property
-    def _can_journal(self) -> bool:
+    def can_journal(self) -> bool:
+        """Whether states of single steps can be kept: on CPUs, in the clear, and verified where workers are remote."""
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
         elsewhere = self.train.device != "cpu" or any(getattr(self, name) is not None for name in ENGINES)
-        return not (unverified or elsewhere or self.checkpoint.encrypt or self.guard.recovery == "skip_layer")
+        return not (unverified or elsewhere or self.checkpoint.encrypt)
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -304,10 +319,14 @@ class RunConfig(StrictModel):
                 processes, stages = processes + len(self.pipeline.workers), 1 + self.pipeline.stages
             return {"processes": processes, "stages": stages, "clients": self.split.clients}
         if self.federated is not None:
-            sites, stages, each = len(self.federated.sites), 1, 1 if self.parallel is None else self.parallel.world
+            sites, stages, processes_per_site = (
+                len(self.federated.sites),
+                1,
+                1 if self.parallel is None else self.parallel.world,
+            )
             if self.has_site_stages:
-                stages, each = self.pipeline.stages, 1 + len(self.pipeline.workers)
-            return {"processes": 1 + sites * each, "stages": stages, "sites": sites}
+                stages, processes_per_site = self.pipeline.stages, 1 + len(self.pipeline.workers)
+            return {"processes": 1 + sites * processes_per_site, "stages": stages, "sites": sites}
         if self.parallel is None:
             ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
             return {"processes": 1 + ranks, "stages": self.pipeline.stages}
@@ -323,14 +342,16 @@ class RunConfig(StrictModel):
             train = TrainConfig.model_validate({**self.train.model_dump(), "epochs": None, "steps": steps})
             return self.with_sections({"train": train})
         except ValidationError as exc:
-            said = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
-            raise ConfigError(f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {said}") from exc
+            reasons = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
+            raise ConfigError(
+                f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {reasons}"
+            ) from exc
 
     def require_steps(self, reader: str) -> None:
         """Return where the run file gives its length in steps.
 
         Args:
-            reader: What needs to know it without the data, for the message.
+            reader: Reader of the length, for the message.
 
         Raises:
             ConfigError: It gives epochs, which only the data can be counted for.
@@ -359,9 +380,9 @@ class RunConfig(StrictModel):
         """
         # only what was written: sections exclude each other by their presence
         written = {name: getattr(self, name) for name in self.model_fields_set} | dict(sections)
-        made = RunConfig(**{name: section for name, section in written.items() if section is not None})
-        made._name, made._home = self._name, self._home
-        return made
+        config = RunConfig(**{name: section for name, section in written.items() if section is not None})
+        config._name, config._home = self._name, self._home
+        return config
 
     @property
     def flat(self) -> dict[str, str | int | float | bool | None]:
@@ -386,7 +407,6 @@ def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """Read a run file.
 
     Args:
-        path: A TOML file.
         overrides: ``section.key=value`` strings.
 
     Raises:
@@ -397,4 +417,7 @@ def load_run(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     """
     run = load_config(Path(path), RunConfig, overrides, pin_own_code)
     run._name, run._home = Path(path).stem, Path(path).parent
+    if not (run.home / RUN_RECORD).exists():
+        # in the directory of a run they are those of the run file that it was begun with
+        check_relative_paths(run.model_dump(mode="json"), Path(path))
     return run

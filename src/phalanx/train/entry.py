@@ -18,7 +18,8 @@ from phalanx.security.invite import JoinTerms
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import length_told, settle_steps
 from phalanx.train.config import RunConfig
-from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory
+from phalanx.train.data_outlook import data_outlook
+from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import StartingPoint
 from phalanx.train.sessions.continue_from import open_origin
@@ -42,16 +43,15 @@ def train(
     console: Console | None = None,
     open_workers: OpenWorkers | None = None,
 ) -> dict[str, Any]:
-    """Train what a run file says.
+    """Train by a run file.
 
     Args:
-        run: From `load_run`.
-        run_dir: Where everything goes; ``runs/NAME`` when left out.
+        run_dir: Directory of all output; ``runs/NAME`` when left out.
         resume: Go on from the last good checkpoint in `run_dir`; a run that is complete is left as it is.
-        from_step: With `resume`: give up the checkpoints of later steps and go on from that of this one.
+        from_step: With `resume`: give up the checkpoints of later steps and go on from this step's.
         from_run: Begin a new run where the one in this directory is; stages, copies, guard and layout may be others.
-        ranks: How many ranks of a domain to start here, where the run file allows other numbers than its own.
-        console: Where progress is shown; standard output when left out.
+        ranks: Number of ranks of a domain to start here, where the run file allows several.
+        console: Shows the progress; standard output when left out.
         open_workers: Starts local workers; for drills only, as `phalanx.lab.attacks.attackers_of` makes it.
 
     Returns:
@@ -85,11 +85,16 @@ def train(
     with deterministic(run.train.threads), interruptible():
         # before the directory of the new run is made: a refusal leaves nothing behind
         console = console or Console()
-        given, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
-        told = length_told(given, run)
-        if told is not None:
-            _say(console, told)
-        origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
+        try:
+            given_run, run = run, settle_steps(run, cache_beside(_directory(run, run_dir)))
+            length_note = length_told(given_run, run)
+            if length_note is not None:
+                _say(console, length_note)
+            origin = None if from_run is None else open_origin(run, Path(from_run), lambda text: _say(console, text))
+        except KeyboardInterrupt:
+            kept = kept_preparations(_directory(run, run_dir))
+            console.print(f"interrupted while preparing; {kept}", markup=False, highlight=False, soft_wrap=True)
+            raise
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
                 console.print(f"{home.path}: an earlier start had not finished a step; the run is begun anew")
@@ -126,19 +131,19 @@ def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
 
 
 def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableType:
-    """The resolved config, the stage table and the expected memory; trains nothing."""
+    """The config where it differs from defaults, the stages with their memory, and what the data at hand come to."""
     check_inputs(run)
     check_device(run.train.device, "train.device")
     run = settle_tier(run)
     cache = cache_beside(_directory(run, run_dir))
-    given, run = run, settle_steps(run, cache)
+    given_run, run = run, settle_steps(run, cache)
     source = open_model(run.model, cache / "models", run.train.seed)
-    told = length_told(given, run)
-    page = _description(run, source)
-    return page if told is None else Group(page, Text(told))
+    length_note = length_told(given_run, run)
+    lines = [] if length_note is None else [Text(length_note)]
+    return Group(_description(run, source, cache), *lines, data_outlook(run, source, cache))
 
 
-def _description(run: RunConfig, source: ModelSource) -> RenderableType:
+def _description(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
     if run.split is not None:
         from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 
@@ -146,7 +151,7 @@ def _description(run: RunConfig, source: ModelSource) -> RenderableType:
     if run.federated is not None:
         from phalanx.train.sessions.federated import describe_federated  # noqa: PLC0415 - other runs have no use for it
 
-        return describe_federated(run, source)
+        return describe_federated(run, source, cache)
     if run.parallel is None:
         return describe_stages(run, source)
     from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it

@@ -1,4 +1,4 @@
-"""What a run file cannot have together, and why: what was written is kept or refused, never dropped."""
+"""The sections and values that exclude each other in a run file: a written value is used or refused."""
 
 import itertools
 import json
@@ -51,20 +51,20 @@ _JOINED = {("split", "pipeline"), ("split", "guard"), ("split", "attack")}
 
 
 def contradiction(written: Collection[str], *, workers_see: bool = False) -> str | None:
-    """Say what is wrong with a run file that has these sections; None where nothing is.
+    """Describe the contradiction of a run file with these sections; None where there is none.
 
     Args:
         written: Sections that are there, whatever they hold: one that repeats every default was asked for too.
         workers_see: Whether workers of a split may see hidden states.
     """
-    for one, other in _excluding(workers_see):
-        if one in written and other in written:
-            return f"[{one}] and [{other}] exclude each other: {EXCLUSIONS[one, other]}; remove one"
+    for first, other in _excluding(workers_see):
+        if first in written and other in written:
+            return f"[{first}] and [{other}] exclude each other: {EXCLUSIONS[first, other]}; remove one"
     return None
 
 
 def excluded_by(written: Collection[str], *, workers_see: bool = False) -> set[str]:
-    """The sections that a run with these has no use for; the arguments are those of `contradiction`."""
+    """Return the sections that a run with these has no use for; the arguments are those of `contradiction`."""
     pairs = _excluding(workers_see)
     return {other for pair in pairs for one, other in (pair, pair[::-1]) if one in written}
 
@@ -82,8 +82,6 @@ class ValueExclusion:
         key: The key, with its section.
         only: The values that there are; empty where `never` says which are not.
         never: The values that there are not.
-        reason: Why.
-        instead: What to do.
         beside: Another engine's section, where the line holds only of runs with both.
         own: Whether what there is not is code of the user's own.
     """
@@ -108,15 +106,17 @@ class ValueExclusion:
         if self.own:
             return f'`"{OWN_KIND}"`'
         if self.never:
-            return " or ".join(f"`{json.dumps(one)}`" for one in self.never)
+            return " or ".join(f"`{json.dumps(value)}`" for value in self.never)
         if None in self.only:
             return "`true`" if False in self.only else "any"
         return (
-            "`true`" if self.only == (False,) else f"all but {' or '.join(f'`{json.dumps(one)}`' for one in self.only)}"
+            "`true`"
+            if self.only == (False,)
+            else f"all but {' or '.join(f'`{json.dumps(value)}`' for value in self.only)}"
         )
 
     def refusal(self, run: object) -> str | None:
-        """Say what is wrong with a run of this engine; None where nothing is."""
+        """Return the refusal of a run of this engine; None where it is valid."""
         value: Any = run
         for name in self.key.split("."):
             value = getattr(value, name, None)
@@ -124,8 +124,8 @@ class ValueExclusion:
             value = value.kind
         if value in self.only or (self.never and value not in self.never) or (self.own and not is_own(value)):
             return None
-        found = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
-        return f"{self.where} has no {self.key}{found}: {self.reason}; {self.instead}"
+        value_text = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
+        return f"{self.where} has no {self.key}{value_text}: {self.reason}; {self.instead}"
 
 
 _COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
@@ -279,17 +279,14 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ),
     ValueExclusion("federated", "checkpoint.journal", "rounds have a journal of their own", only=(None, False)),
     *(
-        line
+        exclusion
         for engine, here in (("split", _HERE), ("federated", _HERE_AT_SITES))
-        for line in (
+        for exclusion in (
             ValueExclusion(engine, "pipeline.remote_workers", here, only=((),), beside="pipeline"),
             ValueExclusion(engine, "pipeline.pki", here, only=(None,), beside="pipeline"),
             ValueExclusion(engine, "pipeline.layout", _NOT_TRIED, only=(None,), beside="pipeline"),
             ValueExclusion(engine, "pipeline.layouts", _NOT_TRIED, only=(None,), beside="pipeline"),
         )
-    ),
-    ValueExclusion(
-        "federated", "guard.mode", _NOT_TRIED, 'take "phalanx"', never=("paper", "statistics"), beside="pipeline"
     ),
 )
 """What an engine has not, apart from objectives."""
@@ -336,7 +333,7 @@ def _of_objectives(key: str) -> Iterator[ValueExclusion]:
 
 
 def value_exclusions() -> Iterator[ValueExclusion]:
-    """Every line that says what an engine has not: what follows of `OBJECTIVES`, and those of `VALUE_EXCLUSIONS`."""
+    """Return every value that an engine lacks: consequences of `OBJECTIVES`, and the entries of `VALUE_EXCLUSIONS`."""
     key = "train.objective"
     yield from _of_objectives(key)
     yield from _of_rollouts(key)
@@ -353,13 +350,13 @@ def value_exclusions() -> Iterator[ValueExclusion]:
 
 
 def rollouts_fault(run: Any) -> str | None:
-    """Say what a run lacks, or has too much, for learning from what its model writes; None where nothing."""
+    """Describe what a run lacks, or has too much, for learning from its model's texts; None where nothing."""
     settings, kind = run.train.objective, run.train.objective_kind
-    wanted = isinstance(settings, RolloutSettings)
+    is_wanted = isinstance(settings, RolloutSettings)
     for name, is_there in (("data.prompts", bool(run.data.prompts)), ("[rewards]", run.rewards is not None)):
-        if is_there != wanted:
-            said = "learns from what the model writes and needs" if wanted else "has no use for"
-            return f'train.objective = "{kind}" {said} {name}; {"add" if wanted else "remove"} it'
+        if is_there != is_wanted:
+            statement = "learns from what the model writes and needs" if is_wanted else "has no use for"
+            return f'train.objective = "{kind}" {statement} {name}; {"add" if is_wanted else "remove"} it'
     if not isinstance(settings, RolloutSettings):
         return None if run.rollouts is None else f'train.objective = "{kind}" has no use for [rollouts]; remove it'
     cuts = 1 if run.parallel is None else run.parallel.cp
@@ -380,20 +377,28 @@ def rollouts_fault(run: Any) -> str | None:
             run.guard.commit_lag > 0
         ),
     }
-    return next((said for said, holds in faults.items() if holds), None)
+    return next((fault for fault, holds in faults.items() if holds), None)
 
 
 def engines_of(run: object) -> tuple[str, ...]:
     """The sections of the engines that a run has; a run with none of the others is a pipeline."""
-    found = tuple(name for name in ENGINES if getattr(run, name, None) is not None)
+    engines = tuple(name for name in ENGINES if getattr(run, name, None) is not None)
     split: Any = getattr(run, "split", None)
     joined = (split is not None and split.workers_see_hidden_states) or getattr(run, "has_site_stages", False)
-    return (*found, "pipeline") if not found or joined else found
+    return (*engines, "pipeline") if not engines or joined else engines
 
 
 def refused_value(run: object) -> str | None:
     """What is wrong with the first value that a run's engine has not; None where all is well."""
     engines = engines_of(run)
-    lines = (line for line in value_exclusions() if line.engine in engines and (line.beside or line.engine) in engines)
-    refusals = (line.refusal(run) for line in lines)
-    return next((said for said in refusals if said is not None), None) or rollouts_fault(run) or privacy_fault(run)
+    lines = (
+        exclusion
+        for exclusion in value_exclusions()
+        if exclusion.engine in engines and (exclusion.beside or exclusion.engine) in engines
+    )
+    refusals = (exclusion.refusal(run) for exclusion in lines)
+    return (
+        next((refusal_text for refusal_text in refusals if refusal_text is not None), None)
+        or rollouts_fault(run)
+        or privacy_fault(run)
+    )

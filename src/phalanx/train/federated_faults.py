@@ -22,7 +22,7 @@ def section_of(run: Any) -> FederatedConfig:
 
 
 def federated_fault(run: Any) -> str | None:
-    """Say what is wrong with a federated run; None where all is well, or where it is none."""
+    """Describe the fault of a federated run; None where it is valid, or no such run."""
     return None if run.federated is None else next(_faults(run, run.federated), None)
 
 
@@ -32,7 +32,6 @@ def _of_whole_steps(section: Any, parties: str, part: str) -> Iterator[str]:
     Args:
         section: Its ``[federated]``.
         parties: Those that train, for a sentence.
-        part: Their section.
     """
     if section.algorithm.kind in ("fedprox", "scaffold"):
         yield (
@@ -71,7 +70,7 @@ def _faults(run: Any, section: Any) -> Iterator[str]:
     elif "guard" in run.model_fields_set:
         yield "[guard] beside [federated] is of the pipeline that each site owns; add [pipeline], or remove [guard]"
     is_lora = run.model.adapter is not None and run.model.adapter.kind == "lora"
-    own = None if run.data.labelled is None else run.data.labelled.own
+    own_files = None if run.data.labelled is None else run.data.labelled.own
     if section.algorithm.kind == "scaffold" and (run.optimizer.kind != "sgd" or run.optimizer.momentum):
         yield (
             'federated.algorithm.kind = "scaffold" corrects plain gradients; set optimizer.kind = "sgd" and '
@@ -87,10 +86,10 @@ def _faults(run: Any, section: Any) -> Iterator[str]:
             f'federated.exchange = "{section.exchange}" averages what adapters add exactly, and the sizes that DoRA '
             "learns beside its factors have no such mean; set model.adapter.dora = false, or leave exchange out"
         )
-    if own is not None and len(own.train) != len(section.sites):
+    if own_files is not None and len(own_files.train) != len(section.sites):
         yield (
-            f"data.labelled.task names files of {len(own.train)} clients, and federated.sites has {len(section.sites)} "
-            "names; give each site its own, in their order"
+            f"data.labelled.task names files of {len(own_files.train)} clients, and federated.sites has "
+            f"{len(section.sites)} names; give each site its own, in their order"
         )
     if section.privacy is not None and run.data.tokenizer.kind == "bpe":
         yield (

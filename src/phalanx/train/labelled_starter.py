@@ -22,10 +22,8 @@ class StarterTexts:
     """Labelled texts of all clients.
 
     Attributes:
-        columns: Where text and label are, and the classes.
+        columns: Columns of text and label, and the classes.
         train: Training texts of each client.
-        test: Held-out texts of each.
-        num_rows: Of all files.
     """
 
     columns: Columns
@@ -42,8 +40,8 @@ class StarterTexts:
             "train": [str(path) for path in self.train],
             "test": [str(path) for path in self.test],
         }
-        said = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in lines.items())
-        return f"[data.labelled.task]             # a file of each client, in the order of their turns\n{said}\n"
+        entries = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in lines.items())
+        return f"[data.labelled.task]             # a file of each client, in the order of their turns\n{entries}\n"
 
 
 def own_texts(places: Sequence[Path], spare: Path) -> StarterTexts:
@@ -58,12 +56,12 @@ def own_texts(places: Sequence[Path], spare: Path) -> StarterTexts:
         DataError: There are none, a file is malformed, or no column can be text or label.
     """
     pairs = [_pair_of(place) for place in places]
-    whole = [_as_file(place, spare) for place, pair in zip(places, pairs, strict=True) if pair is None]
-    files = [path for pair in pairs if pair is not None for path in pair] + whole
+    whole_files = [_as_file(place, spare) for place, pair in zip(places, pairs, strict=True) if pair is None]
+    files = [path for pair in pairs if pair is not None for path in pair] + whole_files
     columns, num_rows = guess_columns(files)
-    left = iter(whole)
-    found = [_divided(next(left), columns, spare) if pair is None else pair for pair in pairs]
-    return StarterTexts(columns, tuple(train for train, _ in found), tuple(test for _, test in found), num_rows)
+    files_to_divide = iter(whole_files)
+    divided = [_divided(next(files_to_divide), columns, spare) if pair is None else pair for pair in pairs]
+    return StarterTexts(columns, tuple(train for train, _ in divided), tuple(test for _, test in divided), num_rows)
 
 
 def _pair_of(place: Path) -> tuple[Path, Path] | None:
@@ -71,11 +69,11 @@ def _pair_of(place: Path) -> tuple[Path, Path] | None:
     if not place.is_dir():
         return None
     files = list_files(place, ("",))
-    found = {
+    paths_by_split = {
         name: [Path(file.path) for file in files if file.name.removesuffix(".gz") in _names(name)]
         for name in ("train", "test")
     }
-    return (found["train"][0], found["test"][0]) if all(found.values()) else None
+    return (paths_by_split["train"][0], paths_by_split["test"][0]) if all(paths_by_split.values()) else None
 
 
 def _names(stem: str) -> tuple[str, ...]:
@@ -103,11 +101,11 @@ def _is_of_class(file: SourceFile) -> bool:
 
 def _divided(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:
     """Hold one of five texts of each class out; a text that is there twice stays with the first."""
-    texts = {one.example.text: one.example.label for one in read_examples(path, columns)}
+    texts = {labelled_row.example.text: labelled_row.example.label for labelled_row in read_examples(path, columns)}
     held_out: set[str] = set()
     for label in range(len(columns.classes)):
-        own = sorted((text for text, found in texts.items() if found == label), key=_drawn)
-        held_out |= set(own[: len(own) // _HELD_OUT])
+        texts_of_class = sorted((text for text, text_label in texts.items() if text_label == label), key=_drawn)
+        held_out |= set(texts_of_class[: len(texts_of_class) // _HELD_OUT])
     if not held_out:
         raise DataError(f"{path}: no class has {_HELD_OUT} texts, of which one could be held out; give more")
     stem = path.name.partition(".")[0]

@@ -83,12 +83,9 @@ def run_loop(
     """Train.
 
     Args:
-        engine: Runs the steps.
         loader: Gives the batches, and is where `steps` begins.
-        steps: Step numbers, ascending.
         config: Into how many parts a batch is cut, and how many in a row may be given up.
-        learning_rate: Of a step, for the record.
-        hooks: Validates, records and saves.
+        learning_rate: Learning rate of a step, for the record.
 
     Raises:
         TrainingError: As the engine does; a `FailedBatchError` when too many batches failed in a row.
@@ -118,7 +115,7 @@ def run_loop(
 
 
 def step_inputs(batch: Batch, num_microbatches: int, objective: Objective = OBJECTIVES["causal_lm"]) -> StepInputs:
-    """Cut a batch into what the first and the last stage need, for an objective that counts its targets."""
+    """Cut a batch into the inputs of the first and the last stage, for an objective that counts its targets."""
     parts = batch.microbatches(num_microbatches)
     return StepInputs(
         ids=tuple(part.input_ids for part in parts),

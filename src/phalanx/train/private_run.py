@@ -8,25 +8,22 @@ _SPLIT = (
     "[privacy] is carried by [parallel], [federated] and [pipeline]: clients and enclave of [split] share no secret "
     "that noise could come from, and what they send each other tells of rows; remove one"
 )
-_TWICE = "a step that was published could be done again with the same rows, which was not paid for"
 _UNDONE = {
-    "keep_steps": _TWICE,
-    "keep_states": _TWICE,
-    "third_party_audit_rate": "one party more would have to know a stage's noise",
+    "keep_states": "a step that was published could be done again with the same rows, which was not paid for",
     "classes": "a gradient with noise in it is no measure for how far it may be off without",
 }
-_GUARDED: dict[str, object] = {"keep_steps": 0, "keep_states": 0, "third_party_audit_rate": 0.0, "classes": "one"}
+_GUARDED: dict[str, object] = {"keep_states": 0, "classes": "one"}
 _LEARNED = ("causal_lm", "weighted_causal_lm")
 _LEARNED_AT_SITES = ("causal_lm", "classification")
 
 
 def privacy_fault(run: Any) -> str | None:
-    """Say what a run with a section ``[privacy]`` has that its bound would not cover; None where nothing is."""
+    """Describe the part of a run with ``[privacy]`` that its bound would not cover; None where there is none."""
     if run.privacy is None:
         return None
     if run.split is not None:
         return _SPLIT
-    return next((f"[privacy] has no {said}" for said in _faults(run)), None)
+    return next((f"[privacy] has no {fault}" for fault in _faults(run)), None)
 
 
 def _faults(run: Any) -> Iterator[str]:
@@ -94,8 +91,8 @@ def _of_guard(guard: Any) -> Iterator[str]:
             'published before it is found out; set mode = "phalanx" and shadow = "lockstep"'
         )
     for name, only in _GUARDED.items():
-        if (found := getattr(guard, name)) != only:
-            yield f"guard.{name} = {json.dumps(found)}: {_UNDONE[name]}; set it to {json.dumps(only)}"
+        if (value := getattr(guard, name)) != only:
+            yield f"guard.{name} = {json.dumps(value)}: {_UNDONE[name]}; set it to {json.dumps(only)}"
 
 
 def _of_layout(run: Any) -> Iterator[str]:
@@ -105,9 +102,9 @@ def _of_layout(run: Any) -> Iterator[str]:
     if layout.most_dp > 1:
         yield "parallel.dp: data parallel copies are not shown yet to add the noise once; set dp and max_dp to 1"
     for name in ("tp", "pp", "cp"):
-        if (found := getattr(layout, name)) > 1:
+        if (size := getattr(layout, name)) > 1:
             yield (
-                f"parallel.{name} = {found}: each rank would see a part of a row's gradient, and clip by a part of its "
+                f"parallel.{name} = {size}: each rank would see a part of a row's gradient, and clip by a part of its "
                 "norm; set it to 1"
             )
     plain: dict[str, object] = {"zero": 0, "gradient_compression": "none", "activation_checkpointing": "none"}

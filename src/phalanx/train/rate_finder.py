@@ -34,8 +34,6 @@ class RateReading:
     """One step of the finder.
 
     Attributes:
-        step: Its number.
-        lr: Its learning rate.
         loss: Training loss, nats; None where it is no finite number.
         smoothed: Running mean of the losses so far, without the bias of its beginning.
     """
@@ -51,7 +49,6 @@ class RateAdvice:
     """What the finder says.
 
     Attributes:
-        readings: Every step.
         lowest_at: Rate of the lowest smoothed loss before the losses rose for good; None without a finite loss.
         suggested: A rate to begin with; None where there is none.
         has_end: Whether the losses rose, or the run broke off: only then a rate is known that is too high.
@@ -86,10 +83,8 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
     The run has a directory of its own, which is removed; no other one is looked at or touched.
 
     Args:
-        run: The run file.
         highest: Rate of the last step; ten times the run file's where left out. The first has a share of 1 / `steps`.
-        steps: How many.
-        console: Where the run shows itself.
+        console: Shows the run.
 
     Raises:
         ConfigError: The run has remote workers, or its sections do not go with so short a run.
@@ -126,7 +121,13 @@ def rising(run: RunConfig, highest: float, steps: int) -> RunConfig:
     # a warm-up of the whole run is the rise; one step more, for a warm-up may not take all
     changes: dict[str, Any] = {"steps": steps + 1, "epochs": None, "validate_every": 0, "max_failed_batches": 0}
     train_section = {**run.train.model_dump(), **changes, "early_stopping": None, "samples": None, "histograms": None}
-    optimizer = {**run.optimizer.model_dump(), "lr": highest, "warmup_steps": steps, "schedule": "constant"}
+    optimizer = {
+        **run.optimizer.model_dump(),
+        "lr": highest,
+        "warmup_steps": steps,
+        "warmup_share": 0.0,
+        "schedule": "constant",
+    }
     optimizer["decay_share"] = OptimizerConfig.model_fields["decay_share"].default
     sections = {
         "train": TrainConfig.model_validate(train_section),
@@ -141,10 +142,9 @@ def rising(run: RunConfig, highest: float, steps: int) -> RunConfig:
 
 
 def advice_of(rows: Sequence[dict[str, Any]], *, broke_off: bool = False) -> RateAdvice:
-    """Return what the lines of the metrics say.
+    """Return the advice of the metrics.
 
     Args:
-        rows: One a step.
         broke_off: Whether the run ended because a loss was no number.
     """
     readings, mean, lowest, lowest_at, has_end = list[RateReading](), 0.0, math.inf, None, broke_off

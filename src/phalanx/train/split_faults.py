@@ -9,14 +9,14 @@ _THEIRS = "remote clients name theirs in their client files, and the owner has n
 
 
 def split_fault(run: Any) -> str | None:
-    """Say what is wrong about the texts of a split's clients, or of their absence; None where all is well."""
+    """Describe the fault of a split's texts, or of their absence; None where they are valid."""
     return next(_faults(run, run.split is not None and bool(run.split.remote_clients)), None)
 
 
 def _faults(run: Any, is_remote: bool) -> Iterator[str]:
-    own = None if run.data.labelled is None else run.data.labelled.own
+    own_files = None if run.data.labelled is None else run.data.labelled.own
     talks = run.data.conversations
-    if run.split is not None and own is not None and bool(own.train) == is_remote:
+    if run.split is not None and own_files is not None and bool(own_files.train) == is_remote:
         has = "names train and test files" if is_remote else "names no train and test files"
         yield f"data.labelled.task {has}: where the run plays the clients, it has a file of each; {_THEIRS}"
     if talks is not None and bool(talks.sources) == is_remote:
@@ -29,7 +29,7 @@ def _faults(run: Any, is_remote: bool) -> Iterator[str]:
         return
     if run.train.epochs is not None:
         yield "train.epochs: only remote clients know how many texts they have; give train.steps"
-    if (own is None and talks is None) or isinstance(run.data.tokenizer, BpeConfig):
+    if (own_files is None and talks is None) or isinstance(run.data.tokenizer, BpeConfig):
         yield (
             "split.remote_clients learn labelled texts or conversations of their own, with a tokenizer that all "
             "parties have: give data.labelled.task its classes, or data.conversations without sources, and "

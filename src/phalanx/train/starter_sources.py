@@ -1,18 +1,18 @@
 """What a starter reads: the kind of source that a path is of, seen by its files, or a dataset that is built."""
 
 import csv
-import gzip
 import importlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phalanx.data.shards import DATASET_FILE, open_dataset
-from phalanx.data.sources.listing import list_files
+from phalanx.data.sources.listing import is_empty, list_files
+from phalanx.data.sources.row_layout import RowLayout, layout_of, layout_of_file, lines_of
 from phalanx.data.sources.source_code import LANGUAGES
-from phalanx.data.sources.turns import turns_of
-from phalanx.errors import DataError
+from phalanx.errors import ConfigError, DataError
 
 _SUFFIXES: dict[str, tuple[str, ...]] = {
     "jsonl": (".jsonl",),
@@ -25,9 +25,9 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "epub": (".epub",),
     "code": tuple(suffix for suffixes in LANGUAGES.values() for suffix in suffixes if suffix.startswith(".")),
 }
+_TABLES = (".jsonl", ".csv", ".tsv", ".parquet")
 _PACKED = (".gz", ".zst")
 _FEW_FILES = 200
-_MOST_LINE_BYTES = 1 << 24
 
 
 def dataset_section(path: Path) -> tuple[str, int] | None:
@@ -38,9 +38,9 @@ def dataset_section(path: Path) -> tuple[str, int] | None:
     """
     if not (path / DATASET_FILE).is_file():
         return None
-    found = open_dataset(path)
-    line = f'dataset = {{ path = {quoted(path)}, signer = "{found.signer}" }}'
-    return line, found.manifest.tokenizer.vocab_size
+    dataset = open_dataset(path)
+    entry = f'dataset = {{ path = {quoted(path)}, signer = "{dataset.signer}" }}'
+    return entry, dataset.manifest.tokenizer.vocab_size
 
 
 def source_line(path: Path) -> tuple[str, int]:
@@ -57,19 +57,67 @@ def source_line(path: Path) -> tuple[str, int]:
         for kind, suffixes in _SUFFIXES.items()
     }
     kind = max(sizes, key=lambda name: sizes[name])
+    if is_empty(path):
+        raise DataError(f"{path}: is empty; give a file or a directory of text")
     if not sizes[kind]:
         raise DataError(
             f"{path}: no text found; expected files that end in "
             f"{', '.join(suffix for name, suffixes in _SUFFIXES.items() if name != 'code' for suffix in suffixes)}, "
             "a programming language's suffix (also .gz and .zst), or a dataset of shards"
         )
-    own = [file for file in files if _is_of(file, _SUFFIXES[kind])]
-    first = next(file for file in own if file.stat().st_size)
+    own_files = [file for file in files if _is_of(file, _SUFFIXES[kind])]
+    first = next(file for file in own_files if file.stat().st_size)
     kind, more = _more(kind, first)
-    if kind == "text" and len(own) < _FEW_FILES:
+    if kind == "text" and len(own_files) < _FEW_FILES:
         # documents are held out whole: of a few files there would be none, or a large part
         more = ', delimiter = "\\n\\n"'
     return f'kind = "{kind}", path = {quoted(path)}{more}', sizes[kind if kind != "dialogue" else "jsonl"]
+
+
+@dataclass(frozen=True)
+class StarterRows:
+    """Files of conversations, or of preferences.
+
+    Attributes:
+        layout: Of the rows of all of them.
+    """
+
+    layout: RowLayout
+    paths: tuple[Path, ...]
+    size_bytes: int
+
+    @property
+    def sources(self) -> str:
+        """The list of sources in a run file."""
+        shape = "" if self.layout in ("chat", "pairs") else f', shape = "{self.layout}"'
+        return ", ".join(f"{{ path = {quoted(path)}{shape} }}" for path in self.paths)
+
+
+def starter_rows(paths: Sequence[Path]) -> StarterRows | None:
+    """Return the conversations or preferences that paths hold; None where it is text.
+
+    Raises:
+        ConfigError: Some are, and others are something else.
+        DataError: They are in a table, which no reader of conversations takes, or a path holds nothing.
+    """
+    layouts: dict[Path, RowLayout | None] = {}
+    size_bytes = 0
+    for path in paths:
+        files = [file for file in list_files(path, _TABLES) if Path(file.path).stat().st_size]
+        size_bytes += sum(Path(file.path).stat().st_size for file in files)
+        layouts[path] = layout_of_file(Path(files[0].path)) if files else None
+        if layouts[path] is not None and not _is_of(Path(files[0].path), _SUFFIXES["jsonl"]):
+            raise DataError(
+                f"{files[0].path}: holds conversations or preferences in a table, and these are read from JSON lines; "
+                'write it as such: pandas.read_csv or read_parquet, then .to_json("rows.jsonl", orient="records", '
+                "lines=True)"
+            )
+    found = set(layouts.values())
+    if len(found) > 1:
+        held = ", ".join(f"{path}: {layout or 'text'}" for path, layout in layouts.items())
+        raise ConfigError(f"data: one run learns from rows of one kind; found {held}; give those of one kind")
+    layout = found.pop() if found else None
+    return None if layout is None else StarterRows(layout, tuple(paths), size_bytes)
 
 
 def quoted(path: Path) -> str:
@@ -81,7 +129,7 @@ def _more(kind: str, first: Path) -> tuple[str, str]:
     """Return the kind that a source's first file shows, and the keys that name its text."""
     if kind == "jsonl":
         record = _first_record(first)
-        if _is_dialogue(record):
+        if isinstance(record, dict) and layout_of(record) == "chat":
             return "dialogue", ""
         return kind, f", field = {json.dumps(_text_field(record, first))}"
     if kind == "csv":
@@ -98,38 +146,11 @@ def _is_of(file: Path, suffixes: Sequence[str]) -> bool:
     return name.endswith(tuple(suffixes))
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    name = file.name.lower()
-    zstandard = importlib.import_module("zstandard") if name.endswith(".zst") else None
-    with file.open("rb") as packed:
-        stream: Any = packed
-        if name.endswith(".gz"):
-            stream = gzip.open(packed)  # noqa: SIM115 - closed with the file below it
-        elif zstandard is not None:
-            stream = zstandard.ZstdDecompressor().stream_reader(packed)
-        rest = b""
-        while block := stream.read(1 << 16):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from whole
-            if len(rest) > _MOST_LINE_BYTES:
-                return
-        yield rest
-
-
 def _first_record(file: Path) -> Any:
     try:
-        return json.loads(next(_lines(file)))
+        return json.loads(next(lines_of(file)))
     except (OSError, EOFError, ValueError, RecursionError, ImportError) as exc:
         raise DataError(f"{file}, line 1: is no JSON ({exc}); expected one object a line") from exc
-
-
-def _is_dialogue(record: Any) -> bool:
-    if not isinstance(record, dict) or isinstance(record.get("text"), str):
-        return False
-    try:
-        return bool(list(turns_of(record, "auto")))
-    except DataError:
-        return False
 
 
 def _text_field(record: Any, file: Path) -> str:
@@ -147,7 +168,7 @@ def _text_column(file: Path) -> str:
     """Choose the column of a table that holds its text: `text`, else the longest cell of the first row."""
     delimiter = "\t" if ".tsv" in file.name.lower() else ","
     try:
-        rows = csv.reader((line.decode() + "\n" for line in _lines(file)), delimiter=delimiter, strict=True)
+        rows = csv.reader((row.decode() + "\n" for row in lines_of(file)), delimiter=delimiter, strict=True)
         names, cells = next(rows), next(rows)
     except (OSError, EOFError, ValueError, csv.Error, StopIteration, ImportError) as exc:
         raise DataError(f"{file}: is no table with a row of names and a row of text ({type(exc).__name__})") from exc
@@ -168,7 +189,7 @@ def _parquet_column(file: Path) -> str:
     except Exception as exc:
         # whatever a parser of foreign bytes raises
         raise DataError(f"{file}: is no Parquet file") from exc
-    texts = [one.name for one in schema if types.is_string(one.type) or types.is_large_string(one.type)]
+    texts = [column.name for column in schema if types.is_string(column.type) or types.is_large_string(column.type)]
     if not texts:
         raise DataError(f"{file}: has no column of text")
     return "text" if "text" in texts else str(texts[0])

@@ -81,7 +81,7 @@ class TrainConfig(StrictModel):
 
     @property
     def objective_kind(self) -> str:
-        """The name of what is learned, or the reference to it."""
+        """Return the name of the objective, or the reference to it."""
         return kind_of(self.objective)
 
     @property
@@ -104,8 +104,8 @@ class TrainConfig(StrictModel):
         """
         kind = self.objective_kind
         if self.learns_pairs != has_pairs:
-            found = "there are none" if self.learns_pairs else "the objective reads none"
-            return f'train.objective = "{kind}" and data.preferences go together, and {found}; change one of them'
+            reason = "there are none" if self.learns_pairs else "the objective reads none"
+            return f'train.objective = "{kind}" and data.preferences go together, and {reason}; change one of them'
         if not self.learns_pairs:
             return None
         parts = self.microbatches * copies
@@ -126,8 +126,8 @@ class TrainConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if bool(self.steps) == (self.epochs is not None):
-            found = "both" if self.steps else "neither"
-            raise ValueError(f"expected train.steps or train.epochs, found {found}; give one of them, at least 1 step")
+            given = "both" if self.steps else "neither"
+            raise ValueError(f"expected train.steps or train.epochs, found {given}; give one of them, at least 1 step")
         if self.early_stopping is not None and not self.validate_every:
             raise ValueError(
                 "early_stopping decides after a validation, and validate_every = 0 has none before the last step; set "

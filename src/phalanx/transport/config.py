@@ -16,8 +16,8 @@ class TransportConfig(StrictModel):
     Attributes:
         bind: Address to listen on; only this machine by default.
         port: 0 lets the system choose.
-        timeout_s: How long a frame may take until its receipt is there, retries included.
-        max_frame_bytes: Largest frame, header included.
+        timeout_s: Time limit of a frame until its receipt is there, retries included.
+        max_frame_bytes: Largest frame in bytes, header included; 4096 to 2**30.
         max_queued_bytes: Bound of each link's queue, on the sender's and on the receiver's side; frames
             without payload pass until twice this much.
         keepalive_s: A silent connection is probed after this time and dropped after as long again.
@@ -35,7 +35,7 @@ def check_port(config: TransportConfig, key: str) -> None:
     """Refuse an address that another process has, or that is none of this machine's; 0 is any free port.
 
     Args:
-        config: Where a party will listen.
+        config: Configuration of the listening party.
         key: The section that says so, for the message.
 
     Raises:
@@ -61,10 +61,9 @@ class JoiningWorkerConfig(StrictModel):
     Attributes:
         identity: Directory with this worker's certificate and keys.
         owner: ``host:port`` of the owner.
-        owner_name: Its party name.
+        owner_name: Party name of the owner.
         advertise: Host name or address under which the owner reaches this worker; left out, the one it binds to.
-        join_timeout_s: How long to look for an owner that does not listen yet, seconds.
-        transport: Deadlines and bounds.
+        join_timeout_s: Seconds to look for an owner that does not listen yet.
     """
 
     identity: str

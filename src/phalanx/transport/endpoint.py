@@ -1,4 +1,4 @@
-"""One party's end of all its links: it signs and sends frames, and accepts or refuses those of others."""
+"""One party's end of all its links: it signs and sends frames, and accepts or refuses other parties' frames."""
 
 import threading
 import time
@@ -48,20 +48,18 @@ class Endpoint(Closeable):
     """An endpoint sends signed frames to known parties and keeps the one inbox of its party.
 
     Args:
-        identity: This party.
         peers: The parties it knows, by name; `add_peer` adds more.
         run: Session; frames of another one are refused.
         wire: Carries the bytes and proves which party is at the other end.
-        limits: Deadlines and bounds.
 
     Attributes:
-        receipts: Of the frames that arrived.
-        allowances: What each peer may still send; everything, unless its `each` is set.
+        receipts: Receipts of the frames that arrived.
+        allowances: Remaining allowance of each peer; unlimited, unless its `each` is set.
 
     Guarantees:
-        What `receive` returns was signed by its sender for this party and run, in this order, without a gap
-        and without a repetition, and its payload is the one that was signed. Whether it is *true* is not
-        known here. No bytes from outside end the server or raise anything in it.
+        Every frame from `receive` was signed by its sender for this party and run, in this order, without a gap and
+        without a repetition, and its payload is the signed one. Whether it is *true* is not known here. No bytes from
+        outside end the server or raise anything in it.
     """
 
     def __init__(
@@ -170,8 +168,8 @@ class Endpoint(Closeable):
         with self._lock:
             certified = certified_name(peer.name)
             latest = self._incarnations.setdefault(certified, peer.name)
-            known = self._links.get(latest)
-            if peer.name == self.name or (known is not None and known.peer.public_key != peer.public_key):
+            link = self._links.get(latest)
+            if peer.name == self.name or (link is not None and link.peer.public_key != peer.public_key):
                 raise PeerRefusedError(f"{peer.name}: is known with another key; a new party needs a new name")
             if peer.name not in self._links:
                 self._links[peer.name] = _Link(peer, ReceivingChain(self._run, peer.name, self.name))
@@ -186,8 +184,6 @@ class Endpoint(Closeable):
         """Hash, sign and queue one frame; it is delivered in the background, in order.
 
         Args:
-            receiver: A known party.
-            kind: What the frame means.
             body: JSON data of that kind.
             payload: Contiguous buffers; copied before the call returns.
 
@@ -199,14 +195,12 @@ class Endpoint(Closeable):
             PeerRefusedError: The receiver is unknown or evicted.
             PeerLostError: The link has failed, or its queue stayed full for the whole deadline.
         """
-        return self._outbox(receiver).put(kind, body, self._hashed(payload))
+        return self._outbox(receiver).put(kind, body, self._hash_payload(payload))
 
     def send_hashed(self, receiver: str, kind: str, body: dict[str, Any], payload: memoryview, digest: str) -> None:
         """Send one frame as `send` does, with a payload that the caller has digested already.
 
         Args:
-            receiver: A known party.
-            kind: What the frame means.
             body: JSON data of that kind.
             payload: Copied before the call returns.
             digest: `digest_hex` over it; signed unseen, and the receiver refuses a wrong one.
@@ -226,10 +220,10 @@ class Endpoint(Closeable):
             FrameError: As `send`.
             PeerRefusedError: The receiver is unknown or evicted, or its link has not failed.
         """
-        return self._outbox(receiver).put_aside(kind, body, self._hashed(payload))
+        return self._outbox(receiver).put_aside(kind, body, self._hash_payload(payload))
 
     def end_link(self, receiver: str, reason: str) -> None:
-        """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` hands out what is queued."""
+        """Let the link to a party fail: a `LinkFault` arrives, and `take_undelivered` returns the queued frames."""
         self._outbox(receiver).fail(PeerLostError(f"{receiver}: {reason}"))
 
     def take_undelivered(self, receiver: str) -> Sequence[tuple[SignedHeader, memoryview]]:
@@ -299,7 +293,7 @@ class Endpoint(Closeable):
             A receipt where one is due, or the class and text of the error for which the frame was refused.
         """
         try:
-            return encode_receipt(self._accept(raw, tls_peer))
+            return encode_receipt(self._accept_frame(raw, tls_peer))
         except (TransportError, VerificationError) as exc:
             with self._lock:
                 self._refusals[tls_peer] += 1
@@ -315,7 +309,7 @@ class Endpoint(Closeable):
             self._cut_off(peer, reason)
 
     def close(self) -> None:
-        """Stop sending and receiving; what is queued and not delivered is dropped."""
+        """Stop sending and receiving; queued frames are dropped."""
         with self._lock:
             self._closed = True
             outboxes = list(self._outboxes.values())
@@ -326,13 +320,13 @@ class Endpoint(Closeable):
         for outbox in outboxes:
             outbox.join(timeout_s=1.0)
 
-    def _accept(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
+    def _accept_frame(self, raw: bytes | memoryview, tls_peer: str) -> Receipt | None:
         name = self._incarnations.get(tls_peer, tls_peer)
         link = self._links.get(name)
         if link is None or name in self._evicted or name in self._cut:
             unknown = "is no party of this run; its run file names workers in pipeline.remote_workers and may_join"
             raise PeerRefusedError(f"{tls_peer}: {unknown if link is None else 'is evicted'}")
-        excess = self.allowances.spend(name, memoryview(raw).nbytes)
+        excess = self.allowances.spend_frame(name, memoryview(raw).nbytes)
         if excess is not None:
             self._cut_off(name, excess)
             raise PeerRefusedError(f"{tls_peer}: sent {excess}")
@@ -356,7 +350,7 @@ class Endpoint(Closeable):
         return receipt
 
     def _cut_off(self, peer: str, reason: str) -> None:
-        """Take nothing more from a peer, and say so; what it still has in the inbox is dropped."""
+        """Accept no more frames of a peer, and report it; its frames in the inbox are dropped."""
         with self._lock:
             if peer in self._evicted or peer in self._cut:
                 return
@@ -373,7 +367,7 @@ class Endpoint(Closeable):
         with self._meter.measure("signing"):
             return sign_receipt(self._identity, header.digest)
 
-    def _hashed(self, payload: Sequence[bytes | memoryview]) -> Payload:
+    def _hash_payload(self, payload: Sequence[bytes | memoryview]) -> Payload:
         buffers = [memoryview(part).cast("B") for part in payload if memoryview(part).nbytes]
         with self._meter.measure("hashing"):
             digest = digest_hex(*buffers)

@@ -47,12 +47,10 @@ class HeaderFields:
 
     Attributes:
         run: Session that the frame belongs to.
-        kind: What it means; decides what `body` holds.
-        sender: Party name.
-        receiver: Party name.
+        kind: Meaning of the frame; decides the form of `body`.
         sequence: Number on this link, from 0.
         previous: Digest of the header before it on this link, or the link's genesis.
-        payload_size: Bytes after the signature.
+        payload_size: Length of the payload in bytes.
         payload_digest: BLAKE3 over them.
         body: JSON object; may be shared, so it is read and not changed.
     """
@@ -83,7 +81,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class SignedHeader:
-    """A header and its signature: proof of what the sender said, without the payload.
+    """A header and its signature: proof of the sender's statement, without the payload.
 
     Attributes:
         header_bytes: Canonical JSON, exactly as signed.
@@ -148,8 +146,8 @@ class Receipt:
     """A receiver's proof that it holds the bytes that a header names.
 
     Attributes:
-        receiver: The party that signed.
-        header_digest: What was received.
+        receiver: Party that signed the receipt.
+        header_digest: Digest of the received header.
         signature: 64 bytes.
     """
 
@@ -173,7 +171,6 @@ class Frame:
     """A parsed frame with a signature, a place and a digest that are not checked yet.
 
     Attributes:
-        header: Header and signature.
         payload: View into the received bytes, not a copy.
     """
 
@@ -182,7 +179,7 @@ class Frame:
 
 
 def genesis(run: str, sender: str, receiver: str) -> str:
-    """Return what the first header of a link names as its predecessor."""
+    """Return the predecessor digest of the first header of a link."""
     return digest_hex(in_domain("link/1", canonical_json([run, sender, receiver])))
 
 
@@ -250,7 +247,7 @@ def parse_frame(data: bytes | memoryview, limits: TransportConfig) -> Frame:
 
 
 def check_payload(frame: Frame) -> None:
-    """Return when the payload is the one that the header names.
+    """Raise unless the payload has the digest in the header.
 
     Raises:
         FrameError: It is not. This convicts no party: the sender, the link or a relay may have altered the bytes.
@@ -292,16 +289,14 @@ _Body = TypeVar("_Body", bound=Body)
 
 def by_kind(classes: Iterable[type[_Body]]) -> dict[str, type[_Body]]:
     """The bodies that the parties of one protocol know, by kind."""
-    return {one.kind: one for one in classes}
+    return {body_class.kind: body_class for body_class in classes}
 
 
 def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]) -> _Body:
     """Parse a frame's body.
 
     Args:
-        known: What `by_kind` gave.
-        kind: Of the frame.
-        body: What the frame says.
+        known: Table from `by_kind`.
 
     Raises:
         OutOfBoundsError: All fields are there and of the right types, and values are beyond their bounds.
@@ -313,7 +308,7 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
     try:
         return known[kind].model_validate_json(canonical_json(body))
     except ValidationError as exc:
-        beyond = all(one["type"] in _BOUNDS for one in exc.errors(include_url=False, include_input=False))
+        beyond = all(error["type"] in _BOUNDS for error in exc.errors(include_url=False, include_input=False))
         error = OutOfBoundsError if beyond else FrameError
         raise error(f"frame of kind {kind!r}: its body is malformed; {_without_values(exc)}") from exc
     except ValueError as exc:
@@ -321,8 +316,11 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
 
 
 def _without_values(error: ValidationError) -> str:
-    """Where and what: no error message shows what a peer has sent."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
+    """Describe place and type of an error: no error message shows a peer's values."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)[:_MOST_SHOWN]
     # a key that the peer chose is part of a place
-    places = [printable(".".join(str(part) for part in one["loc"]), _MOST_OF_A_PLACE) for one in found]
-    return "; ".join(f"{place}: {one['msg']} ({one['type']})" for place, one in zip(places, found, strict=True))
+    places = [printable(".".join(str(part) for part in error_entry["loc"]), _MOST_OF_A_PLACE) for error_entry in errors]
+    return "; ".join(
+        f"{place}: {error_entry['msg']} ({error_entry['type']})"
+        for place, error_entry in zip(places, errors, strict=True)
+    )

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +46,7 @@ _STOP_S = 10.0
 _MAX_CALLS_PER_PEER = 2
 _MAX_CACHED_CERTIFICATES = 1024
 _MAX_ADDRESS_CHARACTERS = 300
+_MAX_AWAITED, _MAX_NAME = 50, 63
 _RETRY_PAUSE_S = 0.1
 _REFUSED = {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED}
 # the words of BoringSSL and of gRPC's own check of names: a certificate will not get better by waiting
@@ -60,10 +61,9 @@ class JoinedPeer:
 
     Attributes:
         peer: The party, from its certificate.
-        address: Where it says that it listens.
         run: The run that it serves; empty for a party that came to join.
-        calls_us: What we are called in its session.
-        certificate: Its certificate, PEM.
+        calls_us: Our name in its session.
+        awaited: Parties that it reports to wait for; empty where it reports none.
     """
 
     peer: Peer
@@ -71,6 +71,7 @@ class JoinedPeer:
     run: str
     calls_us: str = ""
     certificate: bytes = b""
+    awaited: tuple[str, ...] = ()
 
 
 class GrpcWire:
@@ -78,12 +79,13 @@ class GrpcWire:
 
     Args:
         identity: This party, with its certificate.
-        config: Where to listen, deadlines and bounds.
+        config: Address to listen on, deadlines and bounds.
 
     Attributes:
-        address: Where it listens, with the port that the system chose.
-        name_of: What the party of a certificate is called in this session; told whether it is a process that begins.
-            None while that is not known yet.
+        address: Listening address, with the port that the system chose.
+        name_of: Returns the session name of a certificate's party, or None while it is not known; its argument says
+            whether the peer is a process that begins.
+        awaited: Parties that it still waits for, for callers to show.
 
     Raises:
         CertificateError: The identity has no certificate.
@@ -97,6 +99,7 @@ class GrpcWire:
     def __init__(self, identity: Identity, config: TransportConfig) -> None:
         self._identity, self._config = identity, config
         self.name_of: Callable[[str, bool], str | None] = lambda certified, begins: certified
+        self.awaited: Callable[[], Sequence[str]] = tuple
         self._handle: Handle | None = None
         self._run = ""
         self._channels: dict[str, tuple[grpc.Channel, grpc.UnaryUnaryMultiCallable]] = {}
@@ -107,7 +110,7 @@ class GrpcWire:
         self._has_started = False
         pool = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix=f"serve-{identity.name}")
         self._server = grpc.server(pool, options=server_options(config))
-        self._server.add_generic_rpc_handlers((self._methods(),))
+        self._server.add_generic_rpc_handlers((self._method_handlers(),))
         host = f"[{config.bind}]" if ":" in config.bind else config.bind
         try:
             port = self._server.add_secure_port(f"{host}:{config.port}", server_credentials(identity))
@@ -124,7 +127,7 @@ class GrpcWire:
         Raises:
             TransportError: gRPC would agree to TLS 1.2.
         """
-        self._start()
+        self._start_server()
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.bind, self._config.bind)  # noqa: S104
         try:
             check_refuses_tls12(host, self._port)
@@ -157,7 +160,7 @@ class GrpcWire:
             route = self._channels.get(receiver)
         if route is None:
             raise PeerLostError(f"{receiver}: no address is known for it")
-        return _call(route[1], raw, timeout_s, receiver)
+        return _call_method(route[1], raw, timeout_s, receiver)
 
     def wait_joined(self, name: str, timeout_s: float) -> JoinedPeer | None:
         """Return the party of this name once it has called `describe`, or None within the time."""
@@ -172,15 +175,15 @@ class GrpcWire:
         for channel, _ in channels.values():
             channel.close()
         # gRPC gives a port back when its server stops, and only one that has started does; it serves nobody meanwhile
-        self._start()
+        self._start_server()
         self._server.stop(grace=None).wait(_STOP_S)
 
-    def _start(self) -> None:
+    def _start_server(self) -> None:
         if not self._has_started:
             self._has_started = True
             self._server.start()
 
-    def _methods(self) -> grpc.GenericRpcHandler:
+    def _method_handlers(self) -> grpc.GenericRpcHandler:
         handlers = {
             "Deliver": grpc.unary_unary_rpc_method_handler(self._deliver_call),
             "Describe": grpc.unary_unary_rpc_method_handler(self._describe_call),
@@ -197,41 +200,42 @@ class GrpcWire:
         self._ready_handle(context)
         try:
             question = parse_canonical(raw[:4096])
-            address = _text(question, "address")
+            address = _read_text(question, "address")
         except (ValueError, FrameError):
-            _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
+            _abort_call(context, grpc.StatusCode.INVALID_ARGUMENT, "expected a JSON object with an address")
         name = self._name_of(peer.name, question.get("begins") is True, context)
         with self._changed:
             self._joined[peer.name] = JoinedPeer(peer, address, "", certificate=_pem_of(context))
             self._changed.notify_all()
         certificate = self._identity.certificate_pem.decode("ascii")
-        found = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
-        return canonical_json(found)
+        answer = {"run": self._run, "party": self._identity.name, "certificate": certificate, "you": name}
+        awaited = list(self.awaited())[:_MAX_AWAITED]
+        return canonical_json(answer | ({"awaited": awaited} if awaited else {}))
 
     def _name_of(self, certified: str, begins: bool, context: grpc.ServicerContext) -> str:
         try:
             name = self.name_of(certified, begins)
         except TransportError as exc:
-            _abort(context, grpc.StatusCode.PERMISSION_DENIED, printable(str(exc)))
+            _abort_call(context, grpc.StatusCode.PERMISSION_DENIED, printable(str(exc)))
         if name is None:
-            _abort(context, grpc.StatusCode.UNAVAILABLE, "its last process is still being replaced")
+            _abort_call(context, grpc.StatusCode.UNAVAILABLE, "its last process is still being replaced")
         return name
 
     def _ready_handle(self, context: grpc.ServicerContext) -> Handle:
         if self._handle is None:
-            _abort(context, grpc.StatusCode.UNAVAILABLE, "not ready yet")
+            _abort_call(context, grpc.StatusCode.UNAVAILABLE, "not ready yet")
         return self._handle
 
     def _peer_of(self, context: grpc.ServicerContext) -> Peer:
         pem = _pem_of(context)
-        known = self._known.get(pem)
+        entry = self._known.get(pem)
         # a connection may outlive the certificate that opened it
-        if known is not None and steady_now() <= known[1]:
-            return known[0]
+        if entry is not None and steady_now() <= entry[1]:
+            return entry[0]
         try:
             peer = peer_from_certificate(pem, self._identity.authority_pem, where="client certificate")
         except CertificateError as exc:
-            _abort(context, grpc.StatusCode.UNAUTHENTICATED, printable(str(exc)))
+            _abort_call(context, grpc.StatusCode.UNAUTHENTICATED, printable(str(exc)))
         if len(self._known) >= _MAX_CACHED_CERTIFICATES:
             self._known.clear()
         self._known[pem] = (peer, certificate_facts(pem).not_after)
@@ -241,7 +245,7 @@ class GrpcWire:
     def _one_of_few_calls(self, name: str, context: grpc.ServicerContext) -> Iterator[None]:
         with self._changed:
             if self._calls[name] >= _MAX_CALLS_PER_PEER:
-                _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
+                _abort_call(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls at once")
             self._calls[name] += 1
         try:
             yield
@@ -263,12 +267,10 @@ def describe(
     """Ask a party which run it serves, and tell it where we listen: the first call of a party that joins.
 
     Args:
-        identity: The party that asks.
         party: Name of the party that must answer.
-        address: Where it listens.
-        own_address: Where the asker listens.
-        config: Deadlines and bounds.
-        patience_s: How long to ask again while there is no answer; left out, ``timeout_s``.
+        address: Address of the asked party.
+        own_address: Listening address of the asker.
+        patience_s: Seconds of retries while there is no answer; None for ``timeout_s``.
         begins: Whether this process has just begun: any other one with this certificate has ended then.
 
     Raises:
@@ -289,24 +291,32 @@ def describe(
         values = parse_canonical(answer)
     except ValueError as exc:
         raise FrameError(f"description of {party}: {exc}") from exc
-    certificate = _text(values, "certificate", 65536).encode()
+    certificate = _read_text(values, "certificate", 65536).encode()
     peer = peer_from_certificate(certificate, identity.authority_pem, where=f"certificate of {party}")
-    if peer.name != party or _text(values, "party") != party:
+    if peer.name != party or _read_text(values, "party") != party:
         raise CertificateError(f"description of {party}: names {peer.name!r}")
-    return JoinedPeer(peer, address, _text(values, "run"), check_session_name(_text(values, "you")), certificate)
+    run, calls_us = _read_text(values, "run"), check_session_name(_read_text(values, "you"))
+    return JoinedPeer(peer, address, run, calls_us, certificate, _awaited(values))
+
+
+def _awaited(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the parties that another one claims to wait for; anything but a short list of names is left out."""
+    awaited = values.get("awaited")
+    names = awaited[:_MAX_AWAITED] if isinstance(awaited, list) else []
+    return tuple(name for name in names if isinstance(name, str) and len(name) <= _MAX_NAME)
 
 
 def _pem_of(context: grpc.ServicerContext) -> bytes:
     return b"".join(context.auth_context().get("x509_pem_cert", []))
 
 
-def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
+def _abort_call(context: grpc.ServicerContext, code: grpc.StatusCode, details: str) -> NoReturn:
     context.abort(code, details)
     # not reached: abort raises
     raise PeerRefusedError(details)
 
 
-def _text(values: dict[str, object], name: str, max_characters: int = _MAX_ADDRESS_CHARACTERS) -> str:
+def _read_text(values: dict[str, object], name: str, max_characters: int = _MAX_ADDRESS_CHARACTERS) -> str:
     value = values.get(name)
     if not isinstance(value, str) or len(value) > max_characters:
         raise FrameError(f"description: {name} is missing, no text or over-long")
@@ -317,19 +327,19 @@ def _call_until(method: grpc.UnaryUnaryMultiCallable, raw: bytes, deadline: floa
     while True:
         remaining_s = max(deadline - time.monotonic(), 0.001)
         try:
-            return _call(method, raw, remaining_s, party)
+            return _call_method(method, raw, remaining_s, party)
         except PeerLostError:
             if time.monotonic() + _RETRY_PAUSE_S >= deadline:
                 raise
         time.sleep(_RETRY_PAUSE_S)
 
 
-def _call(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, party: str) -> bytes:
+def _call_method(method: grpc.UnaryUnaryMultiCallable, raw: bytes, timeout_s: float, party: str) -> bytes:
     try:
         answer: bytes = method(raw, timeout=timeout_s)
     except grpc.RpcError as exc:
         details = printable(exc.details() or "")
-        if exc.code() in _REFUSED or any(words in details for words in _BAD_CERTIFICATE_WORDS):
+        if exc.code() in _REFUSED or any(phrase in details for phrase in _BAD_CERTIFICATE_WORDS):
             raise PeerRefusedError(f"{party}: {details}") from exc
         lost = PeerGoneError if _NOBODY_LISTENS in details else PeerLostError
         raise lost(f"{party}: {exc.code().name.lower()}: {details}") from exc

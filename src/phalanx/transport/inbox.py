@@ -19,10 +19,9 @@ class CheckedFrame:
 
     Attributes:
         sender: The party that sent it.
-        kind: What it means.
         body: Kind-specific JSON object; its content is for the receiver to check.
-        payload: Its bytes, read-only.
-        header: Kept as evidence.
+        payload: Bytes of the payload, read-only memory.
+        header: Signed header, which is kept as evidence.
     """
 
     sender: str
@@ -34,12 +33,7 @@ class CheckedFrame:
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:
-    """Sending to a party failed for good; nothing more goes to it.
-
-    Attributes:
-        peer: Which party.
-        error: Why.
-    """
+    """Sending to a party failed for good; nothing more goes to it."""
 
     peer: str
     error: TransportError | VerificationError
@@ -82,12 +76,12 @@ class Inbox:
         bound = self._max_queued_bytes if item.payload.nbytes else 2 * self._max_queued_bytes
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or item.sender in self._refused or self._fits(item.sender, cost, bound),
+                lambda: self._closed or item.sender in self._refused or self._fits_bound(item.sender, cost, bound),
                 timeout_s,
             )
             if item.sender in self._refused:
                 raise PeerRefusedError(f"{item.sender}: was evicted")
-            if self._closed or not self._fits(item.sender, cost, bound):
+            if self._closed or not self._fits_bound(item.sender, cost, bound):
                 raise PeerLostError(f"the inbox had no room for {size_bytes} bytes within {timeout_s:g} s")
             self._queued[item.sender] += cost
             self._items.append((item, cost))
@@ -127,13 +121,13 @@ class Inbox:
         """Let nothing more of a sender in, drop what lies here of it, and report it before everything else."""
         with self._changed:
             self._refused.add(sender)
-            kept = [(item, cost) for item, cost in self._items if _sender_of(item) != sender]
-            self._items = deque([(fault, 0), *kept])
+            remaining = [(item, cost) for item, cost in self._items if _sender_of(item) != sender]
+            self._items = deque([(fault, 0), *remaining])
             self._queued[sender] = 0
             self._changed.notify_all()
 
     def refuse(self, sender: str) -> None:
-        """Let nothing more of a sender in; what was accepted before stays."""
+        """Accept no more frames of a sender; accepted ones stay."""
         with self._changed:
             self._refused.add(sender)
             self._changed.notify_all()
@@ -144,7 +138,7 @@ class Inbox:
             self._closed = True
             self._changed.notify_all()
 
-    def _fits(self, sender: str, cost: int, bound: int) -> bool:
+    def _fits_bound(self, sender: str, cost: int, bound: int) -> bool:
         return self._queued[sender] == 0 or self._queued[sender] + cost <= bound
 
 
@@ -161,8 +155,7 @@ class Allowance:
     """The most that one peer may send from one renewal to the next.
 
     Attributes:
-        messages: Frames.
-        size_bytes: Of these frames together.
+        size_bytes: Size of these frames together.
         refusals: Frames that are refused, by the link or by the reader of the inbox.
     """
 
@@ -172,10 +165,10 @@ class Allowance:
 
 
 class Allowances:
-    """A counter of what each peer sends; safe to use from several threads.
+    """A counter of each peer's frames; safe to use from several threads.
 
     Attributes:
-        each: What every peer may send; None, and everything passes.
+        each: Allowance of every peer; None for unlimited.
         judge: The party that must be able to see each header; None, and headers may be as long as a frame's can.
 
     Guarantees:
@@ -194,19 +187,19 @@ class Allowances:
         self._exempt: set[str] = set()
         self._lock = threading.Lock()
 
-    def renew(self) -> None:
+    def renew_all(self) -> None:
         """Begin to count anew, for another step or another attempt at one."""
         with self._lock:
             for count in (self._messages, self._bytes, self._refusals):
                 count.clear()
 
-    def exempt(self, peer: str) -> None:
+    def exempt_peer(self, peer: str) -> None:
         """Let a peer send without a bound: a worker's owner, which the worker trusts."""
         with self._lock:
             self._exempt.add(peer)
 
-    def grant(self, peer: str, messages: int, size_bytes: int) -> None:
-        """Let a peer send more, for it was asked to; what is granted lasts until it is used."""
+    def grant_frames(self, peer: str, messages: int, size_bytes: int) -> None:
+        """Let a peer send more, after a request to it; the allowance lasts until it is used."""
         with self._lock:
             self._granted_messages[peer] += messages
             self._granted_bytes[peer] += size_bytes
@@ -223,39 +216,39 @@ class Allowances:
                 f"at most {MAX_SHOWN_HEADER_BYTES} are taken"
             )
 
-    def spend(self, peer: str, size_bytes: int) -> str | None:
+    def spend_frame(self, peer: str, size_bytes: int) -> str | None:
         """Count one frame.
 
         Returns:
             Why it is one too many; None while it is not.
         """
-        each = self.each
-        if each is None or peer in self._exempt:
+        allowance = self.each
+        if allowance is None or peer in self._exempt:
             return None
         with self._lock:
             self._messages[peer] += 1
             self._bytes[peer] += size_bytes
-            self._use(self._messages, self._granted_messages, peer, each.messages)
-            self._use(self._bytes, self._granted_bytes, peer, each.size_bytes)
-            if self._messages[peer] > each.messages:
-                self._out.setdefault(peer, f"more than {each.messages} messages in a step")
-            if self._bytes[peer] > each.size_bytes:
-                self._out.setdefault(peer, f"more than {each.size_bytes} bytes in a step")
+            self._use_allowance(self._messages, self._granted_messages, peer, allowance.messages)
+            self._use_allowance(self._bytes, self._granted_bytes, peer, allowance.size_bytes)
+            if self._messages[peer] > allowance.messages:
+                self._out.setdefault(peer, f"more than {allowance.messages} messages in a step")
+            if self._bytes[peer] > allowance.size_bytes:
+                self._out.setdefault(peer, f"more than {allowance.size_bytes} bytes in a step")
             return self._out.get(peer)
 
     def refuse(self, peer: str, size_bytes: int) -> str | None:
         """Count a frame that was refused, by the length of what had to be read of it; returns as `spend`."""
-        each = self.each
-        if each is None or peer in self._exempt:
+        allowance = self.each
+        if allowance is None or peer in self._exempt:
             return None
         with self._lock:
             self._refusals[peer] += 1 + size_bytes // _REFUSAL_BYTES
-            if self._refusals[peer] > each.refusals:
-                self._out.setdefault(peer, f"more than {each.refusals} refused messages in a step")
+            if self._refusals[peer] > allowance.refusals:
+                self._out.setdefault(peer, f"more than {allowance.refusals} refused messages in a step")
             return self._out.get(peer)
 
     @staticmethod
-    def _use(counted: Counter[str], granted: Counter[str], peer: str, bound: int) -> None:
+    def _use_allowance(counted: Counter[str], granted: Counter[str], peer: str, bound: int) -> None:
         used = min(max(counted[peer] - bound, 0), granted[peer])
         counted[peer] -= used
         granted[peer] -= used

@@ -1,4 +1,4 @@
-"""One link: the chain of its headers as sender and receiver keep it, and the receipts that prove what has arrived."""
+"""One link: the chain of its headers at sender and receiver, and the receipts that prove arrival."""
 
 import struct
 import threading
@@ -117,7 +117,7 @@ class Meter:
 
     @contextmanager
     def measure(self, purpose: str) -> Iterator[None]:
-        """Add what the calling thread computes inside the block."""
+        """Measure the calling thread's computing time inside the block."""
         start = time.thread_time_ns()
         try:
             yield
@@ -149,8 +149,8 @@ class ArrivalProof:
     """The proof that a frame has arrived.
 
     Attributes:
-        receipt: Of the last header of the chain.
-        chain: Headers in order, from that of the frame to the one that the receipt names.
+        receipt: Receipt of the last header of the chain.
+        chain: Headers in order, from the frame's header to the header that the receipt names.
     """
 
     receipt: Receipt
@@ -180,8 +180,8 @@ class Receipts:
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
-        """How many frames are proven to have arrived."""
-        return sum(self._proof(*place) is not None for place in self._places.values())
+        """Number of frames that are proven to have arrived."""
+        return sum(self._find_proof(*place) is not None for place in self._places.values())
 
     def add(self, header: SignedHeader, receipt: Receipt | None) -> None:
         """Note that a frame was taken, with its receipt, which has been checked, where one was due."""
@@ -197,7 +197,7 @@ class Receipts:
         """Return the proof that a frame arrived, or None while there is none."""
         with self._changed:
             place = self._places.get(header_digest)
-            return None if place is None else self._proof(*place)
+            return None if place is None else self._find_proof(*place)
 
     def wait(self, header_digest: str, timeout_s: float) -> ArrivalProof | None:
         """Return the proof that a frame arrived, or None when there is none within the time."""
@@ -206,7 +206,7 @@ class Receipts:
             return self.get(header_digest)
 
     def forget_before(self, receiver: str, sequence: int) -> None:
-        """Drop what is kept of one link for all frames before this number."""
+        """Drop the records of one link for all frames before this number."""
         with self._changed:
             headers, receipts = self._headers.get(receiver, {}), self._receipts.get(receiver, {})
             # a link delivers in order, so the oldest comes first
@@ -214,7 +214,7 @@ class Receipts:
                 del self._places[headers.pop(oldest).digest]
                 receipts.pop(oldest, None)
 
-    def _proof(self, receiver: str, sequence: int) -> ArrivalProof | None:
+    def _find_proof(self, receiver: str, sequence: int) -> ArrivalProof | None:
         receipts, headers = self._receipts.get(receiver, {}), self._headers[receiver]
         # a receipt is never further away than that
         for last in range(sequence, sequence + RECEIPT_EVERY):

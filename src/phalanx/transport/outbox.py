@@ -28,9 +28,9 @@ class Payload:
     """Bytes to send, hashed already.
 
     Attributes:
-        buffers: Parts, in order.
-        size_bytes: Of all parts.
-        digest: Over all parts.
+        buffers: Parts of the payload in order.
+        size_bytes: Size in bytes of all parts together.
+        digest: Digest over all parts in order.
     """
 
     buffers: Sequence[bytes | memoryview]
@@ -43,9 +43,7 @@ class DeliveredFrame:
     """A frame that its receiver has taken.
 
     Attributes:
-        header: What was sent.
         receipt: The receiver's signature; None when none is due for this frame.
-        size_bytes: Length of the frame.
     """
 
     header: SignedHeader
@@ -57,10 +55,7 @@ class Outbox:
     """An outbox that seals frames for one receiver and delivers them one after another.
 
     Args:
-        chain: Of this link; owned by the outbox from now on.
-        peer: The receiver.
-        wire: Carries the bytes.
-        limits: Deadlines and bounds.
+        chain: Chain of this link; owned by the outbox from now on.
         meter: Takes the time for signatures.
         report: Called in the delivering thread with each outcome; after a fault nothing more is sent.
     """
@@ -143,8 +138,8 @@ class Outbox:
     def take_undelivered(self) -> list[tuple[SignedHeader, bytes]]:
         """Hand out, once, the frames that were queued when the link failed; the first of them may have arrived."""
         with self._changed:
-            found, self._undelivered = self._undelivered, []
-            return found
+            undelivered, self._undelivered = self._undelivered, []
+            return undelivered
 
     def flush(self, timeout_s: float) -> None:
         """Wait until everything queued was taken; a link that failed has nothing queued.
@@ -170,7 +165,7 @@ class Outbox:
             return was_open
 
     def fail(self, error: TransportError | SignatureError) -> None:
-        """End the link; what was queued can still be had."""
+        """End the link; queued frames can still be taken out."""
         with self._changed:
             queued = list(self._queue)
             was_open = self.drop(error)
@@ -193,9 +188,9 @@ class Outbox:
     def _deliver_all(self) -> None:
         error: TransportError | SignatureError = PeerLostError(f"{self._peer.name}: its sending thread ended")
         try:
-            while (item := self._next()) is not None:
+            while (item := self._next_frame()) is not None:
                 header, raw = item
-                self._report(DeliveredFrame(header, self._deliver(header, raw), len(raw)))
+                self._report(DeliveredFrame(header, self._deliver_frame(header, raw), len(raw)))
                 self._done(len(raw))
         except (TransportError, SignatureError) as exc:
             error = exc
@@ -203,7 +198,7 @@ class Outbox:
             # also on a bug of ours: a link that is silently dead would hang the run
             self.fail(error)
 
-    def _next(self) -> tuple[SignedHeader, bytes] | None:
+    def _next_frame(self) -> tuple[SignedHeader, bytes] | None:
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._error is not None)
             return self._queue[0] if self._queue else None
@@ -216,7 +211,7 @@ class Outbox:
                 self._queued_bytes -= size_bytes
                 self._changed.notify_all()
 
-    def _deliver(self, header: SignedHeader, raw: bytes) -> Receipt | None:
+    def _deliver_frame(self, header: SignedHeader, raw: bytes) -> Receipt | None:
         deadline = time.monotonic() + self._limits.timeout_s
         pause_s, gone_since = _FIRST_PAUSE_S, math.inf
         while True:

@@ -1,4 +1,4 @@
-"""Tensors as raw little-endian bytes; what they should be is always the receiver's word."""
+"""Tensors as raw little-endian bytes; their expected form is always the receiver's word."""
 
 import math
 import sys
@@ -40,7 +40,7 @@ def tensor_memory(tensor: torch.Tensor) -> memoryview:
     Raises:
         FrameError: As `tensor_buffers`.
     """
-    _name(tensor.dtype)
+    _dtype_name(tensor.dtype)
     _check_byte_order()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
         raise FrameError(
@@ -66,22 +66,19 @@ def tensor_from(
     any byte, and BLAS libraries promise equal bits only for equally aligned data: two honest ones may differ.
 
     Args:
-        buffer: Payload.
-        dtype: What the receiver expects.
-        shape: What the receiver expects.
-        claim: What the sender's body says, if it says anything.
+        claim: The sender's description in its body, if it has one.
 
     Raises:
-        FrameError: Size or claim are not what was expected. Values are not looked at: NaN passes.
+        FrameError: Size or claim differ from the expectation. Values are not looked at: NaN passes.
     """
     _check_byte_order()
-    expected = {"dtype": _name(dtype), "shape": list(shape)}
+    expected = {"dtype": _dtype_name(dtype), "shape": list(shape)}
     if claim is not None and claim != expected:
-        raise FrameError(f"tensor: the sender claims {_shown(claim)}, expected {_shown(expected)}")
+        raise FrameError(f"tensor: the sender claims {_shorten_claim(claim)}, expected {_shorten_claim(expected)}")
     size_bytes = math.prod(shape) * dtype.itemsize
     received = memoryview(buffer)
     if received.nbytes != size_bytes:
-        raise FrameError(f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shown(expected)}")
+        raise FrameError(f"tensor: found {received.nbytes} bytes, expected {size_bytes} for {_shorten_claim(expected)}")
     tensor = torch.empty(tuple(shape), dtype=dtype)
     if size_bytes:
         tensor_memory(tensor)[:] = received.cast("B")
@@ -90,17 +87,17 @@ def tensor_from(
 
 def _bytes_of(raw: torch.Tensor) -> memoryview:
     # numpy's stubs declare the buffer protocol only from Python 3.12 on
-    whole = memoryview(raw.numpy())  # type: ignore[arg-type]
-    return whole if whole.nbytes == 0 else whole.cast("B")
+    view = memoryview(raw.numpy())  # type: ignore[arg-type]
+    return view if view.nbytes == 0 else view.cast("B")
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
         raise FrameError(f"tensor: {dtype} does not cross between parties; choices: {', '.join(_NAMES.values())}")
     return _NAMES[dtype]
 
 
-def _shown(claim: dict[str, Any]) -> str:
+def _shorten_claim(claim: dict[str, Any]) -> str:
     text = f"{claim.get('dtype')!r:.40} {claim.get('shape')!r:.80}"
     return text if len(claim) == 2 else f"{text} and other keys"
 

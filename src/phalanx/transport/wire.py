@@ -9,7 +9,7 @@ Handle = Callable[[bytes | memoryview, str], bytes]
 class Wire(Protocol):
     """A wire carries whole frames to named parties and brings back their answers.
 
-    It knows which party is at the other end, but not what the bytes mean or whether they are true.
+    It knows the party at the other end, but not the meaning or truth of the bytes.
     """
 
     def serve(self, handle: Handle, run: str) -> None:

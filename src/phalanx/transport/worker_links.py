@@ -30,9 +30,8 @@ class LocalWorkerProcesses:
     Args:
         directory: Gets each worker's file and log.
         identities: Has a directory with certificate and keys for each name.
-        template: What all workers' files say beside ``identity``, ``owner`` and ``owner_name``.
+        template: Common part of all workers' files beside ``identity``, ``owner`` and ``owner_name``.
         command: Module and arguments of a worker, without its file.
-        threads: Threads of each.
         others: Module and arguments of single workers, by name, without their file; for drills only.
     """
 
@@ -92,8 +91,8 @@ class OwnerSession:
 
     Attributes:
         endpoint: The owner's; it knows every worker.
-        session: What every frame is signed for.
-        certificates: Of the owner and of each worker, by name.
+        session: Session that every frame is signed for.
+        certificates: Certificates of the owner and of each worker, by name.
     """
 
     endpoint: Endpoint
@@ -118,10 +117,10 @@ def joined_workers(
         identity: The owner, with a certificate of the authority that the workers' are of as well.
         names: The workers to wait for; no other party is let in.
         run: The run; each start is a session of its own, in which nothing of an earlier one can be replayed.
-        transport: Where to listen, deadlines and bounds.
+        transport: Address to listen on, deadlines and bounds.
         processes: Starts local ones; left out, workers are started by hand on other machines.
         announce: Told the address at which workers are awaited.
-        patience_s: How long one worker may take to join.
+        patience_s: Seconds that one worker may take to join.
 
     Raises:
         PeerLostError: A worker did not come.

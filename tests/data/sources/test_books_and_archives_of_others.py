@@ -49,6 +49,8 @@ BOOKS = {
     "composed and not": (package(("caf\u00e9.xhtml", XHTML)), {"OPS/cafe\u0301.xhtml": page("First.")}),
     "other case": (package(("One.XHTML", XHTML)), ONE),
     "backslashes": (package(("text\\one.xhtml", XHTML)), {"OPS/text/one.xhtml": page("First.")}),
+    "a query": (package(("one.xhtml?page=1", XHTML)), ONE),
+    "spaces around it": (package((" one.xhtml ", XHTML)), ONE),
     "a fragment": (package(("one.xhtml#start", XHTML)), ONE),
     "a parent folder": (package(("../one.xhtml", XHTML)), {"one.xhtml": page("First.")}),
     "a media type with more": (package(("one.xhtml", f"{XHTML}; charset=utf-8")), ONE),

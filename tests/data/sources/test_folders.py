@@ -186,13 +186,17 @@ def test_what_systems_and_editors_leave_is_passed_over_and_told_of(corpus):
         "~$a.txt": "is what an editor or a download leaves behind",
         ".git/": "is hidden (2 files)",
         "__MACOSX/": "is what a system leaves in folders (1 files)",
+        "System Volume Information/": "is what a system leaves in folders (1 files)",
+        "@eaDir/": "is what a system leaves in folders (1 files)",
+        "lost+found/": "is what a system leaves in folders (1 files)",
         "picture.png": "is of no kind that this source reads",
         "dead.txt": "is a link to nothing",
         "pipe.txt": "is no file, but a pipe, socket or device",
     }
     for name in ("._a.txt", ".hidden.txt", "a.txt~", "#a.txt#", "~$a.txt", "picture.png"):
         (corpus / name).write_text("left")
-    for folder, names in {".git": ("a.txt", "b.txt"), "__MACOSX": ("a.txt",)}.items():
+    systems = dict.fromkeys(("__MACOSX", "System Volume Information", "@eaDir", "lost+found"), ("a.txt",))
+    for folder, names in {".git": ("a.txt", "b.txt"), **systems}.items():
         (corpus / folder).mkdir()
         for name in names:
             (corpus / folder / name).write_text("left")

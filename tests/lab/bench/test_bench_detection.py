@@ -111,7 +111,7 @@ def test_the_smallest_lies_are_told_among_other_roundings_too():
 def test_lies_in_messages_are_shown_to_the_baselines_too():
     guards = {cell.guard for cell in cells(quick=True) if cell.run.attack.kind == "backward_gaussian"}
 
-    assert guards == {"standard", "statistics", "off"}
+    assert guards == {"standard", "off"}
 
 
 def test_a_lie_before_its_author_was_found_is_in_the_weights_for_good():

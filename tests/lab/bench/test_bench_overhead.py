@@ -15,10 +15,7 @@ from phalanx.lab.bench.overhead.overhead import measure
 from phalanx.lab.bench.overhead.overhead_arms import (
     EIGHTH,
     PAPER,
-    SNAPSHOT,
-    STATISTICS,
     UNGUARDED,
-    UPDATE,
     WITH_OWNER,
     InterleavedGuards,
     shifts,
@@ -55,16 +52,13 @@ def arm(cpu_s: float, wall_s: float, size: int, audits: int = 0) -> ArmMeasureme
 
 @pytest.fixture
 def rows():
-    guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH, "paper": PAPER, "statistics": STATISTICS}
-    guards["update"] = UPDATE
+    guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH, "paper": PAPER}
     arms = {
         UNGUARDED: arm(1.0, 1.0, 1000),
         "light": arm(1.1, 1.2, 1150, audits=4),
         "paper": arm(1.75, 1.5, 1300, audits=32),
-        "statistics": arm(1.05, 1.0, 1100),
-        "update": arm(1.08, 1.1, 1150),
     }
-    memory = {UNGUARDED: 100, "light": 150, "paper": 140, "statistics": 150, "update": 110}
+    memory = {UNGUARDED: 100, "light": 150, "paper": 140}
     return dict(
         zip(
             guards,
@@ -86,8 +80,6 @@ def test_shadow_upkeep_is_told_apart_from_all_other_bytes(rows) -> None:
     # 25 trained numbers of 4 bytes reach the shadows in each step of 1,000 bytes
     assert rows["light"]["extra_bytes_shadow"] == pytest.approx(0.1)
     assert rows["light"]["extra_bytes"] == pytest.approx(0.05)
-    # weights that are followed cost as many bytes as a gradient
-    assert rows["update"]["extra_bytes_shadow"] == pytest.approx(0.1)
     # in lock-step no gradient is sent
     assert rows["paper"]["extra_bytes_shadow"] == 0
     assert rows["paper"]["extra_bytes"] == pytest.approx(0.3)
@@ -100,9 +92,7 @@ def test_what_each_upkeep_sends_is_known() -> None:
         guards = {UNGUARDED: GuardConfig(mode="off"), "one": EIGHTH.model_copy(update={"shadow": shadow})}
         found[shadow] = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})[1]["extra_bytes_shadow"]
 
-    # a snapshot has two moments with the weights, every ten steps
-    expected = {"gradient": 0.1, "adapters": 0.1, "update": 0.1, "lockstep": 0.0, "snapshot": 0.03}
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx({"gradient": 0.1, "adapters": 0.1, "lockstep": 0.0})
 
 
 def test_a_recovery_that_was_not_measured_is_no_figure(rows) -> None:
@@ -121,17 +111,15 @@ def test_luck_of_a_short_run_and_of_the_machine_are_taken_out_of_the_expected_co
     expected = LAYOUT.expected_audits(EIGHTH)
     # twice the audits that are expected, and the same work 0.05 s cheaper than it was for the unguarded arm
     guarded = used(1.1, round(4 * expected), compute=0.85, audit=0.12)
-    guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH, "statistics": STATISTICS}
-    arms = {UNGUARDED: used(1.0, 0, compute=0.9), "light": guarded, "statistics": used(1.1, 0, compute=0.95)}
+    guards = {UNGUARDED: GuardConfig(mode="off"), "light": EIGHTH}
+    arms = {UNGUARDED: used(1.0, 0, compute=0.9), "light": guarded}
 
-    bare, light, watched = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})
+    bare, light = overhead_rows(guards, arms, dict.fromkeys(arms, 100), LAYOUT, {})
 
     assert light["extra_compute"] == pytest.approx(0.1)
     assert light["part_same_work"] == pytest.approx(-0.05)
     share = expected / light["audits_per_step"]
     assert light["extra_expected"] == pytest.approx(0.15 - 0.12 * (1 - share))
-    # nothing is audited there
-    assert watched["extra_expected"] == pytest.approx(0.05)
     assert bare["extra_expected"] is None
 
 
@@ -159,13 +147,11 @@ def test_the_prediction_stands_beside_the_measurement_with_its_formula(rows) -> 
     assert rows["light"]["predicted_extra_compute"] == pytest.approx(0.75 * (0.72 / 8 + 1 / 32))
     assert rows["light"]["formula"] == "untrusted_share * (0.72 q + p)"
     assert (rows["paper"]["predicted_extra_compute"], rows["paper"]["formula"]) == (0.75, "untrusted_share")
-    assert (rows["statistics"]["predicted_extra_compute"], rows["statistics"]["formula"]) == (None, None)
 
 
 def test_a_short_measurement_says_how_many_audits_it_should_have_had(rows) -> None:
     assert rows["light"]["audits_per_step"] == 2
     assert rows["light"]["expected_audits_per_step"] == pytest.approx(2 * (31 / 32 + 8 / 32))
-    assert LAYOUT.expected_audits(SNAPSHOT) == pytest.approx(2 * (31 / 32 + 8 / 32))
     assert LAYOUT.expected_audits(WITH_OWNER) == pytest.approx(2 * (31 / 32 + 8 / 32 + 8 / 64))
 
 
@@ -182,30 +168,29 @@ def test_every_guard_audits_at_least_one_microbatch_without_rounding_up() -> Non
                 share = guard.audit_rate * shift.run.train.microbatches
                 # a preset is measured as users get it: `light` draws one of eight, as it must
                 is_even = guard.preset_in_force is not None or (share >= 1 and share == math.ceil(share))
-                assert not guard.audits or is_even
+                assert is_even
 
 
-def test_the_long_bench_has_the_guards_of_the_goal_and_both_baselines() -> None:
+def test_the_long_bench_has_the_guards_of_the_goal_and_the_baseline() -> None:
     found = {
         (
             shift.model,
             shift.run.pipeline.stages,
-            guard.mode,
+            guard.shadow,
             guard.audit_rate,
             guard.step_audit_rate,
             guard.owner_audit_rate > 0,
         )
         for shift in shifts(quick=False)
         for guard in shift.guards
-        if guard.audits
     }
     goals = {(1 / 8, 1 / 32), (1 / 16, 1 / 64), (1 / 64, 1 / 64)}
 
     for stages in (4, 6):
         for model in ("scratch-10m", "scratch-34m"):
-            assert {(model, stages, "phalanx", q, p, False) for q, p in goals} <= found
-        assert ("scratch-10m", stages, "paper", 1.0, 0.0, False) in found
-    assert ("scratch-10m", 4, "phalanx", 1 / 8, 1 / 32, True) in found
+            assert {(model, stages, "gradient", q, p, False) for q, p in goals} <= found
+        assert ("scratch-10m", stages, "lockstep", 1.0, 0.0, False) in found
+    assert ("scratch-10m", 4, "gradient", 1 / 8, 1 / 32, True) in found
 
 
 def test_each_model_has_the_size_of_its_name() -> None:
@@ -234,7 +219,7 @@ def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
     shift = InterleavedGuards(
         "tiny",
         tiny,
-        (LIGHT, LIGHT.model_copy(update={"shadow": "update"}), PAPER),
+        (LIGHT, PAPER),
         steps=2,
         rounds=2,
         warm_ups=1,
@@ -243,39 +228,18 @@ def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
 
     result = json.loads(json.dumps(measure([shift], quick=True), allow_nan=False))
 
-    bare, light, update, paper = result["rows"]
+    bare, light, paper = result["rows"]
     assert "overhead" in BENCHES
-    assert [row["mode"] for row in result["rows"]] == ["unguarded", "phalanx", "phalanx", "paper"]
+    assert [row["mode"] for row in result["rows"]] == ["unguarded", "phalanx", "phalanx"]
     assert (light["K"], light["M"], light["shadow"], paper["shadow"]) == (4, 2, "gradient", "lockstep")
-    assert bare["loss_last"] == light["loss_last"] == update["loss_last"] == paper["loss_last"]
-    assert light["alarms"] == update["alarms"] == paper["alarms"] == 0
+    assert bare["loss_last"] == light["loss_last"] == paper["loss_last"]
+    assert light["alarms"] == paper["alarms"] == 0
     assert bare["recovery_s"] is None
-    assert all(row["recovery_s"] > 0 for row in (light, update, paper))
+    assert all(row["recovery_s"] > 0 for row in (light, paper))
     assert paper["audits_per_step"] == 4
     assert light["extra_bytes_shadow"] > 0
     assert paper["extra_bytes"] > 0
     assert all(row["memory_bytes"] > 2**20 and row["cpu_s_per_step"] > 0 for row in result["rows"])
-
-
-@pytest.mark.slow
-def test_snapshots_are_measured_and_a_lost_worker_is_timed(tiny: RunConfig) -> None:
-    guards = (LIGHT.model_copy(update={"shadow": "snapshot", "snapshot_every": 2}), LIGHT)
-
-    rows = measure([InterleavedGuards("tiny", tiny, guards, steps=2, rounds=1, warm_ups=1, budget_s=60)], quick=True)[
-        "rows"
-    ]
-
-    bare, snapshot, gradient = rows
-    assert [row["shadow"] for row in rows] == [None, "snapshot", "gradient"]
-    assert snapshot["loss_last"] == bare["loss_last"]
-    assert gradient["loss_last"] == bare["loss_last"]
-    assert [row["alarms"] for row in (snapshot, gradient)] == [0, 0]
-    assert all(row["recovery_s"] > 0 and row["memory_bytes"] > 2**20 for row in (snapshot, gradient))
-    # the snapshot after the fourth step is on its way or there, that after the second is everybody's
-    assert (bare["recovery_steps_redone"], gradient["recovery_steps_redone"]) == (None, 0)
-    assert snapshot["recovery_steps_redone"] in (0, 2)
-    # of 12 bytes every second step, and of 4 bytes in each
-    assert snapshot["extra_bytes_shadow"] == pytest.approx(1.5 * gradient["extra_bytes_shadow"])
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from phalanx.lab.bench.detection.simulated_run import play
 from phalanx.lab.bench.measure.machine import code_version
 from phalanx.lab.bench.measure.row_file import Row
 
-CELLS = [DetectionCell(small_run(3, guard), guard, 1) for guard in ("off", "statistics")]
+CELLS = [DetectionCell(small_run(3, guard), guard, 1) for guard in ("off", "light")]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_killed_bench_plays_only_what_is_missing(
     with monkeypatch.context() as patch:
 
         def killed(cell: DetectionCell, directory: Path, cache: Path) -> object:
-            if cell.guard == "statistics":
+            if cell.guard == "light":
                 raise KeyboardInterrupt
             return play(cell, directory, cache)
 
@@ -50,9 +50,9 @@ def test_a_killed_bench_plays_only_what_is_missing(
     shown = bench(path, only_finished=True)
     assert (shown["missing"], played) == (1, [])
     rows = bench(path)["rows"]
-    assert played == ["statistics"]
+    assert played == ["light"]
     assert isinstance(rows, list)
-    assert [row["guard"] for row in rows] == ["off", "statistics"]
+    assert [row["guard"] for row in rows] == ["off", "light"]
     assert bench(path, only_finished=True)["missing"] == 0
 
 
@@ -63,7 +63,7 @@ def test_rows_of_another_commit_are_not_used(tmp_path: Path, played: list[str]) 
     assert bench(path, "another commit", only_finished=True)["missing"] == 2
     bench(path, "another commit")
 
-    assert played == ["off", "statistics", "off", "statistics"]
+    assert played == ["off", "light", "off", "light"]
 
 
 @pytest.mark.parametrize("change", [{"steps": 2}, {"guard": "another name"}])

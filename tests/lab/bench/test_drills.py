@@ -204,7 +204,10 @@ def test_whoever_starts_remote_liars_is_told_how_and_what_their_plan_holds(tmp_p
 
     how, _, plan = scene.instructions().partition("\n")
 
-    assert scenes["none"].instructions() == "start every worker of the run with `phalanx worker`; nobody attacks"
+    assert scenes["none"].instructions() == (
+        "start every worker of the run with `phalanx join TOKEN --stay`, which serves run after run, or anew with "
+        "`phalanx worker`; nobody attacks"
+    )
     assert "north, south with `python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`" in how
     told = AttackPlan.model_validate_json(json.dumps(tomllib.loads(plan))).attackers
     assert told["south"] == AttackConfig(kind="scale", strength=3, from_step=4, stages=(2,))

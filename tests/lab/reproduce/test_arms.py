@@ -5,12 +5,11 @@ import pytest
 from phalanx.errors import TrainingError
 from phalanx.lab.reproduce.arms.oracle_drop import OracleDrop
 from phalanx.lab.reproduce.arms.restart import Restart
-from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
+from phalanx.lab.reproduce.arms.skip_layer import SkipLayer, skipping
 from phalanx.lab.reproduce.arms.statistics import Statistics
 from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 from phalanx.lab.reproduce.arms.verified import VerifiedArm
 from phalanx.lab.reproduce.attacker import LieSchedule
-from phalanx.pipeline import skipping
 
 ALWAYS_2 = LieSchedule("forward", 1.0, (2,), seed=0)
 DIRECTIONS = pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -84,9 +83,7 @@ def test_duplicates_stay_twins_of_their_stages_through_skipped_steps(tiny):
     ("suspect", "bypassed", "frozen"), [(1, {1, 2}, {0, 1, 2}), (3, {3, 4}, {2, 3, 4}), (4, {4}, {3, 4})]
 )
 def test_the_last_stage_is_never_skipped(suspect, bypassed, frozen):
-    attempt = skipping(suspect, 6)
-
-    assert (attempt.bypassed, attempt.frozen) == (bypassed, frozen)
+    assert skipping(suspect, 6) == (bypassed, frozen)
 
 
 @EITHER

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from phalanx.lab.reproduce.arms.restart import Restart
-from phalanx.lab.reproduce.arms.skip_layer import SkipLayer
 from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 from phalanx.lab.reproduce.attacker import Attacker, LieSchedule
 from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
@@ -56,24 +54,6 @@ def test_an_attacked_simulation_ends_with_the_bits_of_the_attacked_parties(make_
     order = [(lie.step, lie.party, lie.microbatch) for lie in simulated.lies]
     assert order == sorted((lie.step, lie.party, lie.microbatch) for lie in attacker.lies)
     assert 0 < len(simulated.attacked_steps) < STEPS
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(("recovery", "arm"), [("restart", Restart), ("skip_layer", SkipLayer)])
-def test_a_recovery_of_the_papers_ends_with_the_bits_of_the_real_parties(
-    make_tiny, model_cache, direction, recovery, arm
-):
-    tiny = make_tiny(6, GuardConfig(mode="paper", recovery=recovery))
-    attacker = Attacker(LieSchedule(direction, 0.6, (1, 2, 3, 4), seed=1))
-
-    digest, simulated = simulated_digest(tiny, attacker, arm)
-
-    assert digest == company_digest(tiny, model_cache, attacker)
-    lies = {(lie.step, lie.attempt, lie.party) for lie in simulated.lies}
-    assert lies == {(lie.step, lie.attempt, lie.party) for lie in attacker.lies}
-    assert 0 < len(simulated.attacked_steps) < STEPS
-    assert (digest == simulated_digest(tiny)[0]) == (recovery == "restart")
-    assert any(attempt for _, attempt, _ in lies) == (recovery == "restart")
 
 
 def test_every_message_of_a_step_is_in_the_list(tiny):

@@ -79,4 +79,4 @@ def test_a_client_and_an_enclave_in_processes_of_their_own_come_to_the_losses_an
         answers += lead.measure(bench.steps, held_out).answers
 
     assert losses == cell.more["losses"] and len(losses) == bench.steps >= 4
-    assert Confusion.of(answers, material.test.classes, material.num_classes) == cell.scores[0]
+    assert Confusion.count_answers(answers, material.test.classes, material.num_classes) == cell.scores[0]

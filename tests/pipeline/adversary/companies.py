@@ -60,11 +60,6 @@ class Company:
         """Whether parties of several numeric classes are let in, which are compared within a tolerance."""
         return self.guard.get("classes") == "mixed"
 
-    @property
-    def has_successors(self) -> bool:
-        """Whether a shadow can take over; else the run goes on from its last checkpoint."""
-        return not GuardConfig(**self.guard).one_optimizer
-
     def run(self, pki: Path) -> RunConfig:
         """Its run file, with models and batches as small as can be."""
         pipeline = PipelineConfig(
@@ -94,9 +89,6 @@ COMPANIES = {
     "K4 spare, lockstep": Company(4, 3, EVERYTHING | {"shadow": "lockstep"}),
     "K3 mixed": Company(4, 2, EVERYTHING | {"owner_audit_rate": 0.0, "classes": "mixed"}),
     "K3 lag": Company(4, 2, EVERYTHING | {"commit_lag": 1}),
-    "K3 weights": Company(4, 2, EVERYTHING | {"shadow": "update"}),
-    "K3 snapshots": Company(4, 2, EVERYTHING | {"shadow": "snapshot", "snapshot_every": 2}),
-    "K4 third party": Company(5, 3, EVERYTHING | {"owner_audit_rate": 0.0, "third_party_audit_rate": 1.0}),
     "K4 kept": Company(
         4,
         3,

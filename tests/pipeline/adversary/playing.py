@@ -150,7 +150,7 @@ class Theatre:
         outcome = Outcome()
         try:
             with company:
-                if schedule.victims or not kind.has_successors:
+                if schedule.victims:
                     company.save()
                 outcome.weights = _train(company, schedule)
                 if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
@@ -311,8 +311,7 @@ def _train(company, schedule: Schedule) -> str:
             step += 1
         except NoHolderError:
             falls += 1
-            may_fall = schedule.victims or not COMPANIES[schedule.company].has_successors
-            if not may_fall or falls > MAX_FALLS:
+            if not schedule.victims or falls > MAX_FALLS:
                 raise
             step = company.fall_back()
 

@@ -171,7 +171,7 @@ def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, sta
     company = make_company(tiny_run(stages))
     most = {"messages": 0, "bytes": 0, "refusals": 0}
     allowances = company.engine._links.endpoint.allowances
-    renew = allowances.renew
+    renew = allowances.renew_all
 
     def note():
         for key, counter in (
@@ -182,7 +182,7 @@ def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, sta
             most[key] = max(most[key], *counter.values(), 0)
         renew()
 
-    allowances.renew = note
+    allowances.renew_all = note
     company.run(4)
     company.save()
 

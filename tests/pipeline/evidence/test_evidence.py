@@ -13,7 +13,7 @@ from phalanx.errors import EvidenceError
 from phalanx.pipeline import GuardConfig, token_distance
 from phalanx.pipeline.evidence.checked import Pins
 from phalanx.pipeline.evidence.explain import explain_evidence, judge_evidence
-from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES
+from phalanx.pipeline.evidence.files import MAX_RECORD_BYTES, MAX_TENSOR_BYTES, read_tensors, write_tensors
 from phalanx.pipeline.evidence.recompute import MOST_LAYERS
 from phalanx.pipeline.protocol.messages import (
     Activation,
@@ -304,7 +304,7 @@ def swap_certificates(record):
         (setting("plan", "hidden_size", to=32), "not of the plan's shape"),
         (setting("plan", "hub_config", "n_embd", to=2**20), "plan"),
         (setting("plan", "hub_config", "model_type", to="no-such"), "plan builds no stage"),
-        (setting("plan", "guard", "shadow", to="replica"), 'shadow = "replica" was removed'),
+        (setting("plan", "guard", "shadow", to="update"), 'shadow = "update" was removed'),
     ],
 )
 def test_an_altered_record_is_found(altered, change, complaint):
@@ -319,7 +319,7 @@ def test_an_altered_record_is_found(altered, change, complaint):
     [
         lambda record: record.update(surprise=1),
         lambda record: record.pop("plan"),
-        setting("format", to=3),
+        setting("format", to=2),
         setting("verdict", "offence", to="being late"),
         setting("tensors", "file", to="../claimed.safetensors"),
         setting("tensors", "file", to="/etc/hostname.safetensors"),
@@ -363,6 +363,18 @@ def test_a_huge_file_is_refused_unread(altered, suffix, limit):
 
     with pytest.raises(EvidenceError, match="larger than"):
         explain_evidence(path)
+
+
+def test_weights_of_a_large_stage_are_in_the_evidence_whole_and_for_its_owner_alone(tmp_path):
+    large = torch.zeros(2**24 + 1)
+    large[-1] = 1.0
+    path = tmp_path / "case.safetensors"
+
+    file = write_tensors(path, {"stage/weight": large, "stage/part": large[-2:]})
+    tensors = read_tensors(tmp_path, file)
+
+    assert path.stat().st_size > 64 * 2**20 and path.stat().st_mode & 0o777 == 0o600
+    assert torch.equal(tensors["stage/weight"], large) and tensors["stage/part"].tolist() == [0.0, 1.0]
 
 
 def claiming(**keys):

@@ -75,18 +75,13 @@ def _all(**changes) -> GuardConfig:
 COMPANIES = {
     "gradient": Company(_all()),
     "lockstep": Company(_all(shadow="lockstep")),
-    "update": Company(_all(shadow="update", owner_audit_rate=1.0)),
-    "snapshot": Company(_all(shadow="snapshot", snapshot_every=2, owner_audit_rate=1.0)),
     "lag": Company(_all(commit_lag=1)),
-    "kept steps": Company(_all(keep_steps=4)),
+    "kept states": Company(_all(keep_states=4)),
     "default rates": Company(GuardConfig(), is_exact=False),
-    "update, default rates": Company(GuardConfig(shadow="update"), is_exact=False),
-    "snapshot, default rates": Company(GuardConfig(shadow="snapshot", snapshot_every=2), is_exact=False),
-    "statistics": Company(GuardConfig(mode="statistics"), is_exact=False),
     "spare": Company(_all(), spares=1),
+    "three workers": Company(_all(), stages=5),
     "newcomer": Company(_all(), stages=3, late=1),
-    "third party": Company(_all(third_party_audit_rate=1.0), stages=5),
-    "league": Company(_all(owner_audit_rate=1.0, keep_steps=4), stages=5, most_liars=2),
+    "league": Company(_all(owner_audit_rate=1.0, keep_states=4), stages=5, most_liars=2),
 }
 
 
@@ -174,7 +169,7 @@ class Stage:
             with company:
                 # the one copy beside a liar's may be gone for an honest reason, or a league have had both
                 kills = any(what == "kill" for _, what, _ in schedule.events)
-                may_fall_back = kind.guard.verify_only or kills or len(schedule.liars) > 1
+                may_fall_back = kills or len(schedule.liars) > 1
                 if may_fall_back:
                     company.save()
                 outcome.is_ready = True

@@ -14,18 +14,6 @@ FOUND = {
     "a_stage_that_refuses_a_tensor_for_another_stage_is_not_replaced_for_lacking_it": one(
         "gradient", Act(On("tensor", 0), Alter(("target",), Put(2**53)))
     ),
-    "a_third_party_that_has_reported_is_not_replaced_for_a_shadows_silence": one(
-        "third party", Act(On("audit_report", lasting=True), Drop()), liar=3
-    ),
-    "an_auditor_to_whom_the_owner_hands_on_an_answer_of_another_epoch_can_use_it": one(
-        "third party", Act(On("fetched", lasting=True), Alter(("epoch",), Put(2**40))), liar=2
-    ),
-    "an_auditor_to_whom_a_snapshot_was_handed_on_is_given_weights_as_well": one(
-        "snapshot", Act(On("bulk", nth=2, lasting=True), Alter(("epoch",), Put(2**40)))
-    ),
-    "a_stage_whose_weights_nobody_else_has_is_replaced_when_it_does_not_give_them": one(
-        "snapshot", Act(On("bulk", step=3, lasting=True), Drop())
-    ),
     "false_weights_at_the_end_are_passed_over_for_those_of_the_other_copy": one(
         "gradient", Act(On("bulk", step=3, lasting=True), Payload("negated"))
     ),
@@ -34,9 +22,6 @@ FOUND = {
     ),
     "a_stage_that_floods_its_neighbour_does_not_end_it": Schedule(
         "gradient", {1: Liar((Act(On("tensor", lasting=True), Repeat(50)),), "adaptive", 0)}
-    ),
-    "a_stage_that_alone_has_its_moments_and_withholds_them_at_the_start_is_named_as_in_the_way": one(
-        "update, default rates", Act(On("bulk"), Alter(("epoch",), Put(-1)))
     ),
     "a_shadow_in_lock_step_that_gives_its_gradient_to_another_step_is_replaced": one(
         "lockstep", Act(On("gradient_held"), Alter(("step",), Put(1))), liar=2
@@ -48,13 +33,10 @@ FOUND = {
         "league", {1: Liar((Act(On("bulk", lasting=True), Alter(("epoch",), Put(-1))),)), 2: Liar((), "adaptive", 0)}
     ),
     "nor_is_it_where_the_other_copy_was_an_honest_party_that_died": one(
-        "third party", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
+        "three workers", Act(On("bulk", step=1, lasting=True), Drop()), events=((1, "kill", 2),)
     ),
     "a_stage_is_not_replaced_for_a_shadow_that_says_nothing_of_the_state_it_was_given": one(
-        "third party", Act(On("ready", nth=1, lasting=True), Drop()), liar=3, events=((1, "kill", 2),)
-    ),
-    "a_state_that_is_refuted_after_the_last_step_sends_the_run_back_to_its_checkpoint": Schedule(
-        "update, default rates", {1: Liar((), "layer_swap", 2)}
+        "three workers", Act(On("ready", nth=1, lasting=True), Drop()), liar=3, events=((1, "kill", 2),)
     ),
 }
 

@@ -35,7 +35,7 @@ def test_a_hostile_insider_harms_nobody_honest(stage, schedule):
 
 
 # what differs from another kind in its rates or in who waits alone, and has honest runs of its own elsewhere
-ALIKE = {"default rates", "update, default rates", "snapshot, default rates", "statistics", "spare", "league"}
+ALIKE = {"default rates", "spare", "league"}
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def hello(name, address="127.0.0.1:1"):
     return CheckedFrame(name, "hello", body, memoryview(b""), SignedHeader(b"{}", b""))
 
 
-def join(company, *mail, timeout_s=0.0, may_be_absent=True):
+def join(company, *mail, timeout_s=0.0, may_be_absent=True, waits_for=lambda names: None):
     endpoint = Doorstep(*mail)
     home = company._home
     guests = ExpectedWorkers(
@@ -123,6 +123,7 @@ def join(company, *mail, timeout_s=0.0, may_be_absent=True):
         last_output=lambda name: "",
         timeout_s=timeout_s,
         may_be_absent=may_be_absent,
+        waits_for=waits_for,
     )
     # nothing is measured where nothing is guarded
     plan = company.plan.model_copy(update={"guard": GuardConfig(mode="off")})
@@ -142,6 +143,15 @@ def test_a_worker_that_never_says_hello_is_not_waited_for_without_end(make_compa
         join(company, hello("worker-1"), timeout_s=0.5, may_be_absent=False)
     with pytest.raises(PeerLostError, match="did not join"):
         join(company)
+
+
+def test_an_owner_that_waits_hears_again_and_again_who_is_missing(make_company):
+    told = []
+
+    join(make_company(), hello("worker-1"), timeout_s=0.5, waits_for=lambda names: told.append(tuple(names)))
+
+    assert told[0] == ("worker-1", "worker-2")
+    assert set(told[1:]) == {("worker-2",)}
 
 
 def test_the_first_address_counts_and_who_cannot_be_reached_is_remembered(make_company):

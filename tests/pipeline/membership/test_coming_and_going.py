@@ -33,9 +33,9 @@ def joined(company):
 @pytest.mark.parametrize(
     ("stages", "shadow"),
     [
-        *((3, shadow) for shadow in ("gradient", "lockstep", "update", "snapshot")),
+        *((3, shadow) for shadow in ("gradient", "lockstep")),
         (4, "gradient"),
-        *(pytest.param(4, shadow, marks=pytest.mark.slow) for shadow in ("lockstep", "update", "snapshot")),
+        pytest.param(4, "lockstep", marks=pytest.mark.slow),
     ],
 )
 def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_digest, shadow, stages):
@@ -128,7 +128,7 @@ def test_whoever_gives_two_newcomers_a_false_state_goes_and_the_old_copy_is_stil
 
 
 @pytest.mark.slow
-def test_after_somebody_came_a_run_still_goes_back_to_the_first_wrong_step(make_company, honest_digest):
+def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_step(make_company, honest_digest):
     lies = []
 
     def double(gradients):
@@ -138,14 +138,14 @@ def test_after_somebody_came_a_run_still_goes_back_to_the_first_wrong_step(make_
         return {name: 2 * gradient for name, gradient in gradients.items()}
 
     company = None
-    company = make_company(elastic(4, keep_steps=8, owner_audit_rate=0.0), {1: Actor(tampering(twist=double))})
+    company = make_company(elastic(4, keep_states=1, owner_audit_rate=0.0), {1: Actor(tampering(twist=double))})
     company.draw.whole_step = lambda *, step, epoch, stage: stage == 1 and len(lies) > 3
     company.join("worker-3")
 
     steps = run_until(company, lambda: company.evicted)
     company.run(1)
 
-    assert [body["to"] for body in company.bodies("rolled_back")] == [lies[0]]
+    assert all(body["to"] <= lies[0] for body in company.bodies("rolled_back"))
     assert company.evicted == ["worker-1"]
     assert company.weights_digest() == honest_digest(tiny_run(4), steps + 1)
 

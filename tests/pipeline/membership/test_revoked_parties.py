@@ -54,7 +54,7 @@ def test_its_stage_is_taken_over_at_the_next_step_and_no_bit_changes(company_of,
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-@pytest.mark.parametrize("guard", [{"commit_lag": 1}, {"keep_steps": 2}, {"shadow": "snapshot"}], ids=str)
+@pytest.mark.parametrize("guard", [{"commit_lag": 1}, {"keep_states": 2}], ids=str)
 def test_so_it_is_where_steps_may_be_undone(company_of, honest_digest, guard):
     run = company_run(**guard)
     company = company_of(run)

@@ -52,15 +52,6 @@ def test_a_state_of_another_step_is_not_used(world):
         collect(world)
 
 
-def test_a_copy_that_has_no_moments_is_not_asked_for_them(model_cache):
-    world = make_world(model_cache, shadow="update")
-    world.bulks[(HOLDER, "state")] = None
-
-    with pytest.raises(PeerLostError, match="worker-1 did not send its state in time"):
-        collect(world)
-    assert [need.party for need in world.asked] == [HOLDER]
-
-
 def test_a_stage_without_a_shadow_has_its_holder_alone(world):
     world.facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}, {})
     world.bulks[(HOLDER, "state")] = None

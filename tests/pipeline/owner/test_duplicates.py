@@ -37,10 +37,8 @@ def same(left, right):
     [
         {},
         {"mode": "off"},
-        {"shadow": "update"},
-        {"shadow": "snapshot"},
         pytest.param({"shadow": "lockstep"}, marks=pytest.mark.slow),
-        {"keep_steps": 2},
+        {"keep_states": 2},
     ],
     ids=lambda guard: "-".join(str(value) for value in guard.values()) or "gradient",
 )

@@ -11,7 +11,7 @@ from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Files, Incarnations, Members, OwnerLinks
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.replay import PastStep
+from phalanx.pipeline.owner.rollback import PastStep
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
@@ -67,8 +67,8 @@ class Judge:
     def __init__(self, *, holds=True, doubtful=None):
         self.holds, self.doubtful, self.asked = holds, doubtful, []
 
-    def judge(self, judgement, silent=(), *, excludes):
-        self.asked.append((judgement.verdict.party, excludes))
+    def judge(self, judgement, silent=()):
+        self.asked.append(judgement.verdict.party)
         return judgement.verdict if self.holds else None
 
     def to_replace(self, judgement, silent=()):
@@ -436,7 +436,7 @@ def test_a_convicted_party_leaves_for_good(begun):
     begun.do(begun.failover.recover(begun.judgement(), 0))
 
     assert begun.kinds == ["evicted", "takeover", "step_redone"]
-    assert begun.failover.verdicts.asked == [("worker-1", True)]
+    assert begun.failover.verdicts.asked == ["worker-1"]
     with pytest.raises(PeerRefusedError, match="does not come back"):
         begun.incarnations.name_of("worker-1", begins=True)
 
@@ -479,7 +479,7 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.failover.verdicts.asked == ([(party, True)] if had_it else [])
+    assert begun.failover.verdicts.asked == ([party] if had_it else [])
     assert begun.failover.alive == [name for name in ("worker-1", "worker-2") if name != party]
 
 
@@ -541,19 +541,6 @@ def test_without_an_unaudited_step_nothing_is_undone(model_cache, judged):
     assert (run.bodies("rolled_back"), run.assigned[OWNER].step) == ([], 0)
 
 
-@pytest.mark.parametrize(("judged", "to"), [(True, 4), (False, 8)])
-def test_with_snapshots_a_loss_at_a_snapshot_keeps_it_and_a_conviction_does_not(model_cache, judged, to):
-    run = Run(model_cache, shadow="snapshot", snapshot_every=4).begun(4)
-    run.coordinator.open_step(8, 0)
-    run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
-    if not judged:
-        run.failover.suspect("worker-1", "silent")
-
-    run.do(run.failover.recover(run.judgement() if judged else None, 8))
-
-    assert run.assigned[OWNER].step == to
-
-
 # --- falling back to a checkpoint ------------------------------------------------------------------------------------
 
 
@@ -575,7 +562,7 @@ def test_what_was_proved_before_a_fall_back_convicts_first_and_only_who_takes_pa
 
     begun.do(begun.failover.fall_back(0, KNOWN))
 
-    assert (begun.failover.verdicts.asked, begun.failover.alive) == ([("worker-1", True)], ["worker-2", "worker-3"])
+    assert (begun.failover.verdicts.asked, begun.failover.alive) == (["worker-1"], ["worker-2", "worker-3"])
     assert [body["party"] for body in begun.bodies("evicted")] == ["worker-1"]
 
 
@@ -716,58 +703,3 @@ def test_stages_stay_where_no_other_party_has_more_room(begun):
 
     assert begun.bodies("memory_short")
     assert not begun.failover.is_unsound(1, EVEN)
-
-
-# --- the paper's recoveries ------------------------------------------------------------------------------------------
-
-
-def test_with_restart_a_verdict_excludes_no_party_and_counts_the_attempt(model_cache):
-    run = Run(model_cache, mode="paper", recovery="restart").begun()
-
-    for number in (1, 2):
-        run.do(run.failover.recover(run.judgement(), 0))
-
-        assert run.bodies("step_restarted")[-1] == {"step": 0, "attempt": number}
-        assert run.assigned[OWNER].attempt == number
-    assert (run.failover.verdicts.asked, run.failover.alive) == ([("worker-1", False)] * 2, list(WORKERS))
-
-
-def test_a_wrong_state_excludes_its_party_whatever_the_recovery(model_cache):
-    run = Run(model_cache, mode="paper", recovery="restart").begun()
-
-    run.do(run.failover.recover(run.judgement(offence="state"), 0))
-
-    assert (run.failover.verdicts.asked, run.failover.alive) == ([("worker-1", True)], ["worker-2", "worker-3"])
-    assert run.bodies("step_restarted") == []
-
-
-def test_a_skipped_step_leaves_stages_out_and_the_next_one_takes_them_in_again(model_cache):
-    run = Run(model_cache, mode="paper", recovery="skip_layer").begun()
-    run.do(run.failover.recover(run.judgement(), 0))
-    assert (run.assigned[OWNER].bypassed, run.bodies("step_restarted")) == ((1, 2), [])
-
-    attempt = run.do(run.failover.finish(0))
-
-    assert attempt.bypassed == {1, 2}
-    assert run.bodies("step_skipped") == [{"step": 0, "left_out": [1, 2], "frozen": [0, 1, 2]}]
-    assert (run.assigned[OWNER].bypassed, run.assigned[OWNER].step) == ((), 1)
-
-
-def test_a_loss_in_a_skipped_step_takes_every_stage_in_again(model_cache):
-    run = Run(model_cache, mode="paper", recovery="skip_layer").begun()
-    run.do(run.failover.recover(run.judgement(), 0))
-    run.failover.suspect("worker-3", "silent")
-
-    run.do(run.failover.recover(None, 0))
-
-    assert run.assigned[OWNER].bypassed == ()
-    assert run.do(run.failover.finish(0)).bypassed == frozenset()
-    assert run.bodies("step_skipped") == []
-
-
-def test_a_step_without_an_alarm_is_finished_without_a_new_epoch(begun, model_cache):
-    paper = Run(model_cache, mode="paper", recovery="skip_layer").begun()
-
-    for run in (begun, paper):
-        assert run.do(run.failover.finish(0)).number == 0
-        assert (run.failover.epoch, run.kinds) == (0, [])

@@ -25,10 +25,6 @@ def weakened(company):
         ({"step_audit_rate": 0.0, "owner_audit_rate": 0.0}, "messages-only"),
         ({"step_audit_rate": 0.0}, "bit-equal"),
         ({"shadow": "lockstep", "step_audit_rate": 0.0, "owner_audit_rate": 0.0}, "bit-equal"),
-        ({"shadow": "update"}, "verify-only"),
-        ({"shadow": "snapshot"}, "verify-only"),
-        ({"mode": "paper"}, "bit-equal"),
-        ({"mode": "statistics"}, "statistics"),
         ({"mode": "off"}, "unguarded"),
     ],
 )

@@ -78,14 +78,6 @@ def test_the_shadow_takes_over_and_another_one_shadows(placement):
     assert new.shadows[1] != new.holders[1]
 
 
-def test_a_shadow_without_an_optimizer_takes_nothing_over(model_cache):
-    placement = make_placement(model_cache, shadow="update")
-    old = placement.first(WORKERS, may_exceed=False)
-
-    with pytest.raises(NoHolderError, match="no optimizer state"):
-        placement.without(old, "worker-1", ["worker-2", "worker-3"])
-
-
 def test_without_a_guard_nobody_shadows_and_a_loss_leaves_no_holder(model_cache):
     placement = make_placement(model_cache, mode="off")
     old = placement.first(WORKERS, may_exceed=False)

@@ -1,12 +1,11 @@
 """How far a run goes back, decided by itself: no further than every copy reaches, no less than what is unverified."""
 
 import pytest
-from hand_made import HOLDER, OWNER, SHADOW, make_world, run_task
+from hand_made import HOLDER, OWNER, SHADOW, make_world
 
 from phalanx.engine import StepInputs
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.owner.replay import PastStep
-from phalanx.pipeline.owner.rollback import Rollback
+from phalanx.pipeline.owner.rollback import PastStep, Rollback
 from phalanx.pipeline.verify.facts import StepLedger
 
 PRESENT = Assignment({0: OWNER, 1: HOLDER, 2: OWNER}, {1: SHADOW})
@@ -43,7 +42,6 @@ class Run:
 
     def __init__(self, model_cache, steps=8, begin=0, past_bytes=0, vouched=(), **guard):
         self.world = make_world(model_cache, **{"keep_states": 0, **guard})
-        self.asked = []
         self.facts = self.world.facts
         self.facts.assignment = PRESENT
         self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW, "worker-9", f"{HOLDER}.2"), "one")
@@ -63,8 +61,10 @@ class Run:
     def state(self, step):
         return self.world.state.model_copy(update={"step": step})
 
-    def first_bad(self, new=HEIRS, stages=(1,), gone=HOLDER, refuted=None):
-        return run_task(self.rollback.first_bad_step(list(stages), new, gone, refuted), self.answer)
+    def first_bad(self, gone=HOLDER, refuted=None):
+        offence, step = ("message", None) if refuted is None else ("state", refuted + 1)
+        verdict = self.facts.judgement(offence, gone, 1, "made up", step=step).verdict
+        return self.rollback.way_back(gone, verdict)
 
     def serve(self, assignment, steps):
         """Go on with other roles, from the present step."""
@@ -77,9 +77,6 @@ class Run:
             self.rollback.remember(PastStep(self.facts.ledger, assignment, INPUTS))
         self.facts.previous, self.facts.ledger = self.facts.ledger, StepLedger(begin + steps, 0)
 
-    def answer(self, need):
-        self.asked.append((need.party, need.request.step))
-
 
 def test_without_anything_kept_the_run_does_not_go_back(model_cache):
     assert Run(model_cache).first_bad() is None
@@ -91,55 +88,6 @@ def test_a_step_that_was_applied_before_its_audits_is_undone(model_cache, audite
     run.facts.previous.audits_drawn = audited
 
     assert (run.rollback.unverified, run.first_bad()) == (back, back)
-
-
-# --- kept steps ------------------------------------------------------------------------------------------------------
-
-
-def test_kept_steps_are_replayed_from_the_oldest_on_at_the_heir(model_cache):
-    run = Run(model_cache, keep_steps=4)
-
-    assert run.first_bad() is None
-    # the heir brings nothing here, so that nothing more is asked
-    assert run.asked == [(SHADOW, 4)]
-
-
-def test_an_heir_that_came_later_is_asked_for_no_older_state(model_cache):
-    run = Run(model_cache, keep_steps=6)
-    run.rollback.note_copies(PRESENT, 8)
-    later = Assignment({0: OWNER, 1: "worker-9", 2: OWNER}, {})
-    run.rollback.note_copies(later, 5)
-
-    run.first_bad(later)
-
-    assert run.asked == [("worker-9", 5)]
-
-
-def test_every_stage_reaches_back_as_far_as_its_oldest_copy_and_the_run_as_far_as_all_do(model_cache):
-    run = Run(model_cache, keep_steps=8)
-    wide = Assignment({0: OWNER, 1: SHADOW, 2: "worker-9"}, {1: OWNER})
-    run.rollback.note_copies(wide, 6)
-
-    run.first_bad(wide, stages=(1,))
-
-    # stage 2 came to worker-9 in step 6, so nothing before it can be undone
-    assert run.asked == [(SHADOW, 6)]
-
-
-def test_the_copy_of_the_party_that_is_gone_does_not_count(model_cache):
-    run = Run(model_cache, keep_steps=8)
-    wide = Assignment({0: OWNER, 1: SHADOW, 2: HOLDER}, {})
-    run.rollback.note_copies(wide, 6)
-
-    run.first_bad(wide, stages=(1,))
-
-    assert run.asked == [(SHADOW, 0)]
-
-
-def test_a_lagging_step_is_undone_where_the_replay_finds_nothing(model_cache):
-    run = Run(model_cache, keep_steps=4, commit_lag=1)
-
-    assert run.first_bad() == 7
 
 
 # --- kept states -----------------------------------------------------------------------------------------------------
@@ -192,7 +140,7 @@ def test_roles_that_change_move_no_point(model_cache):
     # the holder died, its heir lies
     run.serve(HEIRS, 1)
 
-    assert run.first_bad(HEIRS, gone=SHADOW) == 4
+    assert run.first_bad(gone=SHADOW) == 4
 
 
 def test_all_lives_of_a_certificate_count(model_cache):
@@ -229,44 +177,11 @@ def test_a_step_that_lags_is_undone_with_what_the_copies_have(model_cache):
     assert run.rollback.restored is None
 
 
-# --- snapshots -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def snapshots(model_cache):
-    return Run(model_cache, steps=6, shadow="snapshot", snapshot_every=4)
-
-
-def test_with_snapshots_the_run_goes_back_to_the_last_one_that_all_have(snapshots):
-    assert snapshots.rollback.last_snapshot(6, convicted=True) == 4
-    assert not snapshots.rollback.is_turning_point(6)
-
-
-def test_at_the_very_step_of_a_snapshot_nothing_is_undone(snapshots):
-    assert snapshots.rollback.last_snapshot(4, convicted=True) is None
-    assert snapshots.rollback.is_turning_point(4)
-
-
-@pytest.mark.parametrize(
-    ("step", "agreed", "convicted", "back"),
-    [(8, True, False, None), (8, True, True, 4), (8, False, False, 4), (7, True, False, 4)],
-)
-def test_a_snapshot_that_has_just_been_handed_over_will_do_after_a_loss(snapshots, step, agreed, convicted, back):
-    if agreed:
-        snapshots.facts.agreed[1] = snapshots.state(step)
-
-    assert snapshots.rollback.last_snapshot(step, convicted=convicted) == back
-
-
-def test_without_snapshots_roles_may_change_at_any_step(model_cache):
-    assert Run(model_cache).rollback.is_turning_point(3)
-
-
 # --- undoing ---------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_undone_is_remembered_to_be_done_again_and_the_state_before_it_is_agreed_on(model_cache):
-    run = Run(model_cache, keep_steps=8)
+    run = Run(model_cache, keep_states=4)
 
     run.rollback.undo(5, 8)
 
@@ -279,12 +194,12 @@ def test_what_is_undone_is_remembered_to_be_done_again_and_the_state_before_it_i
 
 
 def test_a_state_that_is_not_remembered_is_not_agreed_on(model_cache):
-    run = Run(model_cache, keep_steps=2)
+    run = Run(model_cache)
 
     run.rollback.undo(3, 8)
 
     assert (run.facts.ledger.agreed, run.facts.previous) == ({}, None)
-    assert sorted(run.rollback.undone) == [6, 7]
+    assert sorted(run.rollback.undone) == [7]
 
 
 def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
@@ -305,17 +220,10 @@ def test_of_steps_between_kept_states_headers_are_let_go(model_cache):
 
 
 def test_a_shadow_that_cannot_go_back_so_far_gets_the_state_like_a_newcomer(model_cache):
-    run = Run(model_cache, keep_steps=8)
+    run = Run(model_cache, keep_states=4)
     run.rollback.note_copies(HEIRS, 5)
 
     assert run.rollback.old_enough(HEIRS, 5).shadows == {1: "worker-9"}
     assert run.rollback.old_enough(HEIRS, 4).shadows == {}
     assert run.rollback.old_enough(HEIRS, 4).holders == HEIRS.holders
     assert run.rollback.old_enough(None, 4) is None
-
-
-@pytest.mark.parametrize(("shadow", "shadows"), [("update", {}), ("snapshot", {1: SHADOW})])
-def test_shadows_that_follow_are_sent_everything_and_those_with_snapshots_nothing(model_cache, shadow, shadows):
-    run = Run(model_cache, shadow=shadow)
-
-    assert run.rollback.old_enough(PRESENT, 0).shadows == shadows

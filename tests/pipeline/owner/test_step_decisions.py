@@ -1,11 +1,10 @@
 """When a step may be applied, decided by itself: not before everything that the guard checks is in and was right."""
 
 import pytest
-from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
+from hand_made import EPOCH, HOLDER, SHADOW, STAGE, STEP, make_world
 
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.paper_recovery import skipping
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import GradientHeld, ScreenHit
 from phalanx.pipeline.verify.draw import AuditDraw
@@ -146,9 +145,8 @@ def test_a_step_that_comes_to_no_number_is_redone_by_the_owner_once(step):
     assert not step.coordinator.doubt_step()
 
 
-@pytest.mark.parametrize("mode", ["paper", "statistics", "off"])
-def test_a_baseline_redoes_nothing(model_cache, mode):
-    step = Step(model_cache, mode=mode)
+def test_without_a_guard_nothing_is_redone(model_cache):
+    step = Step(model_cache, mode="off")
 
     assert not step.coordinator.doubt_step()
     assert step.ledger.owners_audits == set()
@@ -235,19 +233,6 @@ def test_at_a_return_to_a_checkpoint_what_is_proved_is_handed_out_once_for_each_
 
 
 # --- roles -----------------------------------------------------------------------------------------------------------
-
-
-def test_an_attempt_that_leaves_stages_out_has_them_rest_and_freezes_their_neighbours(step):
-    roles = step.facts.assignment
-
-    step.coordinator.open_epoch(EPOCH + 1, STEP, roles, skipping(1, 4))
-
-    assert step.facts.assignment.holders == {0: OWNER, 1: OWNER, 2: OWNER, 3: OWNER}
-    assert step.facts.resting.holders == {1: HOLDER, 2: SHADOW}
-    assert step.facts.ledger.frozen == {0, 1, 2}
-    # what was agreed about states stays, what was committed to does not
-    assert step.facts.agreed[STAGE] == step.world.state
-    assert step.facts.ledger.commits == {}
 
 
 def test_a_new_step_forgets_what_was_said_and_keeps_the_step_before(step):

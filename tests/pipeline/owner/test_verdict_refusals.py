@@ -35,7 +35,7 @@ def replaced(verdicts, found, silent=()):
 
 
 def test_a_judgement_of_the_owner_is_refused_unwritten(world, verdicts, tmp_path):
-    assert verdicts.judge(judgement(world, OWNER), excludes=True) is None
+    assert verdicts.judge(judgement(world, OWNER)) is None
 
     ((kind, body),) = world.events
     assert (kind, body["party"], body["evidence"]) == ("verdict_refused", OWNER, None)
@@ -43,7 +43,7 @@ def test_a_judgement_of_the_owner_is_refused_unwritten(world, verdicts, tmp_path
 
 
 def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world, verdicts, tmp_path):
-    assert verdicts.judge(judgement(world), excludes=True) is None
+    assert verdicts.judge(judgement(world)) is None
 
     ((kind, body),) = world.events
     assert (kind, body["party"]) == ("verdict_refused", HOLDER)
@@ -56,7 +56,7 @@ def test_a_judgement_that_no_signature_bears_out_is_refused_and_kept_apart(world
 
 def test_each_refused_judgement_keeps_its_evidence_and_is_counted(world, verdicts, tmp_path):
     for _ in range(3):
-        verdicts.judge(judgement(world), excludes=True)
+        verdicts.judge(judgement(world))
 
     kept = [tmp_path / body["evidence"] for _, body in world.events]
     assert len({*kept}) == 3
@@ -68,7 +68,7 @@ def test_evidence_can_be_read_by_its_owner_alone(world, verdicts, tmp_path):
     """Attacker: another user of the owner's machine; text can be rebuilt from the tensors of a verdict."""
     umask = os.umask(0)
     try:
-        verdicts.judge(judgement(world), excludes=True)
+        verdicts.judge(judgement(world))
     finally:
         os.umask(umask)
 
@@ -86,7 +86,7 @@ def test_a_silent_party_is_replaced_at_once_and_not_blamed(world, verdicts):
 def test_who_withheld_what_it_had_signed_is_replaced_at_once_and_never_convicted(world, verdicts, tmp_path, party):
     found = judgement(world, party, OWNER, offence="transfer")
 
-    assert verdicts.judge(found, excludes=True) is None
+    assert verdicts.judge(found) is None
     assert replaced(verdicts, found) == (party, WITHHELD)
     assert (verdicts.passed, list(tmp_path.iterdir())) == ([], [])
 

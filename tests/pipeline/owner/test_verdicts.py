@@ -45,21 +45,6 @@ def test_what_the_offline_judge_does_not_accept_evicts_nobody(make_company, hone
     assert (company.run_dir / str(refused["evidence"])).exists()
 
 
-def test_what_is_not_accepted_between_two_snapshots_takes_the_run_back_to_the_last_one_and_ends_nobody(
-    make_company, honest_digest
-):
-    guard = FULL.model_copy(update={"shadow": "snapshot", "snapshot_every": 2})
-    company = make_company(tiny_run(guard=guard))
-    company.run(1)
-    find(company, ("equivocation", "worker-1", 1, "worker-2"))
-
-    company.run(2)
-
-    assert [body["to"] for body in company.bodies("rolled_back")] == [0]
-    assert (company.verdicts, company.evicted, company.lost) == ([], [], [])
-    assert company.weights_digest() == honest_digest(tiny_run(guard=guard), 3)
-
-
 def test_who_is_found_wrong_twice_without_evidence_is_replaced_without_blame_and_not_its_accuser(
     make_company, honest_digest
 ):
@@ -78,7 +63,7 @@ def test_who_is_found_wrong_twice_without_evidence_is_replaced_without_blame_and
     "offence",
     [
         "state",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("transfer", "collusion", "gradient", "statistics")),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("transfer", "collusion", "gradient")),
     ],
 )
 def test_the_owner_is_never_a_verdicts_party(make_company, honest_digest, offence):

@@ -9,10 +9,8 @@ from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.protocol.messages import (
     Activation,
     AuditReport,
-    Bulk,
     Commit,
     Fault,
-    FetchBulk,
     FetchReply,
     GradientHeld,
     parse_message,
@@ -151,30 +149,6 @@ def test_a_wrong_shape_of_another_session_convicts_who_complains_of_it(sessions,
 
     assert found(company) == [("worker-2", "forgery")]
     assert company.weights_digest() == honest_digest(run, 3)
-
-
-def test_a_permit_of_another_session_opens_nothing(sessions):
-    audited = tiny_run(5, guard=GuardConfig(third_party_audit_rate=1.0, **NO_COIN))
-    run = tiny_run(5, guard=GuardConfig(**NO_COIN))
-    book = Hoarder(FetchBulk)
-    make = sessions(run, book, 3, first=audited)
-    permits = {(outgoing.message.step, outgoing.message.stage): outgoing for outgoing in book.messages}
-    (step, _), old = min(permits.items())
-    sent = []
-
-    def ask(outgoing, commit):
-        return [outgoing, OutgoingMessage(old.receiver, old.message)] if commit.step == step else [outgoing]
-
-    def watch(outgoing, bulk):
-        sent.append((outgoing.receiver, bulk.purpose))
-        return [outgoing]
-
-    holder = int(old.receiver.removeprefix("worker-"))
-    company = make({3: Actor(rewrite=only(Commit, ask)), holder: Actor(rewrite=only(Bulk, watch))})
-    company.run(step + 2)
-
-    assert ("worker-3", "weights") not in sent
-    assert any(body["about"] == "worker-3" for body in company.bodies("fault"))
 
 
 def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):

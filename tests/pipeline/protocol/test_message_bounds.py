@@ -80,7 +80,6 @@ COMMIT = {
     "epoch": 0,
     "step": 2,
     "stage": 1,
-    "lane": 0,
     "received": [{"header": "{}", "signature": "00"}],
     "sent": [{"direction": "forward", "microbatch": 0, "digest": "ab" * 32}],
     "norm_squared": 1.0,

@@ -45,7 +45,6 @@ def test_a_nested_message_survives_the_wire():
         "sent": [{"direction": "backward", "microbatch": 0, "digest": "ab" * 32}],
         "norm_squared": None,
         "gradient": "cd" * 32,
-        "lane": 0,
     }
 
     message = parse_message("commit", body)

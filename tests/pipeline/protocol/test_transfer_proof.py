@@ -10,9 +10,7 @@ from phalanx.security.crypto import Identity
 from phalanx.transport import HeaderFields, sign_header
 
 IDENTITIES = {name: Identity.without_certificate(name) for name in ("alice", "bob")}
-ABOUT = Bulk.model_validate(
-    {"epoch": 2, "step": 5, "stage": 1, "lane": 0, "purpose": "gradient", "offset": 0, "total": 0}
-)
+ABOUT = Bulk.model_validate({"epoch": 2, "step": 5, "stage": 1, "purpose": "gradient", "offset": 0, "total": 0})
 SIZE = 24
 
 

@@ -126,7 +126,7 @@ def attacked(kind, guard, make_company, **settings):
 @pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company, honest_digest, kind):
     # no coin can fall: what finds it is the screen, and what convicts is the recomputation that it draws
-    run, company = attacked(kind, GuardConfig(keep_steps=STEPS, **NO_COIN), make_company)
+    run, company = attacked(kind, GuardConfig(keep_states=STEPS, **NO_COIN), make_company)
 
     company.run(STEPS)
 
@@ -150,7 +150,7 @@ def test_the_default_finds_a_gross_lie_and_leaves_nothing_of_it(make_company, ho
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gradient_sign", *OTHERS])
 def test_without_the_screen_the_same_lie_stays(make_company, honest_digest, kind):
-    guard = GuardConfig(keep_steps=STEPS, gradient_screen=False, **NO_COIN)
+    guard = GuardConfig(keep_states=STEPS, gradient_screen=False, **NO_COIN)
     run, company = attacked(kind, guard, make_company)
 
     company.run(STEPS)
@@ -317,7 +317,7 @@ def test_a_doubt_is_one_of_four_words(doubt):
 )
 def test_a_lie_is_found_where_verdicts_lag_and_several_microbatches_are_drawn(make_company, honest_digest, stages, lag):
     pipeline = PipelineConfig(stages=stages, step_timeout_s=30.0)
-    run = tiny_run(guard=GuardConfig(audit_rate=0.5, commit_lag=lag, keep_steps=STEPS, **NO_COIN), pipeline=pipeline)
+    run = tiny_run(guard=GuardConfig(audit_rate=0.5, commit_lag=lag, keep_states=STEPS, **NO_COIN), pipeline=pipeline)
     config = AttackConfig(kind="gradient_scale", from_step=3, strength=30.0)
     company = draws_in_turn(make_company(run, {1: actor(config, "worker-1")}))
 
@@ -349,7 +349,7 @@ def silent(outgoing, report):
 
 
 def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_liar(make_company, honest_digest):
-    run = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, keep_steps=STEPS))
+    run = tiny_run(guard=GuardConfig(step_audit_rate=0.0, owner_audit_rate=0.0, keep_states=STEPS))
     liar = actor(AttackConfig(kind="gradient_sign", from_step=1), "worker-1")
     company = make_company(run, {1: liar, 2: Actor(rewrite=only(AuditReport, silent))})
     company.draw.owners_step = lambda **place: (place["stage"], place["step"]) == (1, 3)

@@ -10,8 +10,8 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited
 from phalanx.pipeline.protocol.signed import Statements
-from phalanx.pipeline.verify.accomplices import accomplice, vouched_for_gradient
 from phalanx.pipeline.verify.facts import StepFacts
+from phalanx.pipeline.verify.state_judgement import accomplice, vouched_for_gradient
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 

@@ -45,17 +45,13 @@ def test_the_same_key_draws_the_same_and_every_argument_matters():
 
 
 def test_each_kind_of_draw_depends_on_the_nonce_of_the_session():
-    rates = {"step_rate": 0.5, "owner_rate": 0.5, "third_party_rate": 0.5}
+    rates = {"step_rate": 0.5, "owner_rate": 0.5}
     one, two = (AuditDraw(b"k" * 32, nonce, 0.5, **rates) for nonce in (NONCE, b"m" * 32))
     steps = range(100)
 
-    for name in ("all_messages", "whole_step", "owners_step"):
+    for name in ("whole_step", "owners_step"):
         coins = [[getattr(draw, name)(step=step, epoch=0, stage=1) for step in steps] for draw in (one, two)]
         assert coins[0] != coins[1]
-    parties = [
-        [draw.third_party(step=step, epoch=0, stage=1, among=("a", "b")) for step in steps] for draw in (one, two)
-    ]
-    assert parties[0] != parties[1]
     assert one.commitment == two.commitment
 
 

@@ -3,7 +3,6 @@
 import pytest
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
-from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.protocol.messages import ScreenHit
 from phalanx.pipeline.tolerance.screen import DOUBTS_AT_ONCE
@@ -52,8 +51,7 @@ def test_every_stage_in_other_hands_is_audited_at_the_rate_by_its_shadow(office)
         (2, m, HOLDER) for m in drawn_of(office, 2)
     }
     assert (ledger.audits_drawn, ledger.num_audits, ledger.may_lag) == (True, 2, False)
-    # an auditor is told neither what was committed to nor, with a copy of its own, any state
-    assert all(audit.directions == BOTH and audit.state is None and not audit.urgent for _, audit in office.posted)
+    assert all(audit.directions == BOTH and not audit.urgent for _, audit in office.posted)
 
 
 def test_a_stage_that_leans_is_audited_in_full(office):
@@ -90,15 +88,6 @@ def test_the_owner_redoes_what_the_coin_says(model_cache):
     assert office.facts.ledger.owners_audits == set()
 
 
-def test_nothing_is_drawn_where_nothing_is_recomputed(model_cache):
-    office = Office(model_cache, guard={"mode": "statistics"}, owner_rate=1.0)
-
-    office.requests.draw(())
-
-    assert (office.posted, office.facts.ledger.audits_drawn) == ([], True)
-    assert office.facts.ledger.owners_audits == set()
-
-
 def test_what_the_owner_serves_is_not_audited(office):
     office.facts.assignment = Assignment({0: OWNER, 1: HOLDER, 2: OWNER, 3: OWNER}, {1: SHADOW, 2: HOLDER})
 
@@ -107,33 +96,7 @@ def test_what_the_owner_serves_is_not_audited(office):
     assert [stage for _, stage, _, _ in office.asked()] == [1]
 
 
-# --- third parties ---------------------------------------------------------------------------------------------------
-
-
-def test_a_third_party_that_takes_part_redoes_the_step_and_is_told_the_agreed_state(model_cache):
-    office = Office(model_cache, third_party_rate=1.0)
-    facts = office.facts
-    facts.assignment = Assignment(facts.assignment.holders | {3: "worker-9"}, {1: SHADOW})
-
-    office.requests.draw(())
-
-    assert ("worker-9", 1, ALL, True) in office.asked()
-    (audit,) = [audit for party, audit in office.posted if party == "worker-9"]
-    assert audit.state == office.world.state
-    assert (1, "worker-9") in facts.ledger.awaited_step_audits
-    assert {m for stage, m, who in facts.ledger.awaited_audits if who == "worker-9"} == {0, 1, 2, 3}
-
-
-def test_neither_copy_nor_owner_is_a_third_party(model_cache):
-    office = Office(model_cache, third_party_rate=1.0)
-
-    office.requests.draw(())
-
-    assert {party for party, *_ in office.asked()} == {SHADOW, HOLDER}
-    assert office.facts.ledger.awaited_step_audits == set()
-
-
-# --- a lagging step, a single optimizer ------------------------------------------------------------------------------
+# --- a lagging step ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -147,51 +110,6 @@ def test_a_step_may_lag_where_shadows_alone_audit_it(model_cache, lag, rates, ma
     office.requests.draw(())
 
     assert office.facts.ledger.may_lag is may
-
-
-def test_a_step_that_a_third_party_audits_does_not_lag(model_cache):
-    office = Office(model_cache, guard={"commit_lag": 1}, third_party_rate=1.0)
-    facts = office.facts
-    facts.assignment = Assignment(facts.assignment.holders | {3: "worker-9"}, {1: SHADOW})
-
-    office.requests.draw(())
-
-    assert facts.ledger.may_lag is False
-
-
-@pytest.mark.parametrize("norm", [None, 1.0, 100.0])
-def test_a_norm_that_nobody_else_can_check_and_that_the_owner_does_not_know_has_it_redo_the_step(model_cache, norm):
-    office = Office(model_cache, guard={"shadow": "update"})
-    commits = office.facts.ledger.commits
-    commits[1] = commits[1].model_copy(update={"norm_squared": norm})
-    commits[2] = commits[2].model_copy(update={"norm_squared": 1.0})
-    office.facts.norms.note(1, 1.0)
-    office.facts.norms.note(2, 1.0)
-
-    office.requests.draw(())
-
-    assert office.facts.ledger.owners_audits == (set() if norm == 1.0 else {1})
-
-
-def test_where_nothing_is_clipped_an_odd_norm_bends_nothing(model_cache):
-    office = Office(model_cache, guard={"shadow": "update"})
-    plan = office.facts.plan
-    unclipped = OptimizerConfig(**plan.optimizer.model_dump() | {"clip_norm": None})
-    office.facts.plan = plan.model_copy(update={"optimizer": unclipped})
-
-    office.requests.draw(())
-
-    assert office.facts.ledger.owners_audits == set()
-
-
-def test_where_a_shadow_keeps_snapshots_all_of_a_step_is_drawn_or_nothing_and_its_state_is_told(model_cache):
-    office = Office(model_cache, rate=1.0, guard={"shadow": "snapshot"})
-    office.requests.draw(())
-    assert [(audit.microbatches, audit.state) for _, audit in office.posted] == [(ALL, office.world.state)] * 2
-
-    office = Office(model_cache, rate=1e-12, guard={"shadow": "snapshot"})
-    office.requests.draw(())
-    assert office.posted == []
 
 
 # --- at once ---------------------------------------------------------------------------------------------------------

@@ -170,63 +170,6 @@ def test_progress_is_what_is_said_for_the_first_time(office):
     assert len(set(seen)) == len(seen)
 
 
-# --- third parties ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def league(model_cache):
-    """A third party audits the stage beside its shadow."""
-    return Office(model_cache, (SHADOW, THIRD))
-
-
-def test_a_third_party_is_heard_when_the_shadow_has_spoken(league):
-    league.report(auditor=THIRD)
-    league.weigh()
-    assert league.ledger.reports == {}
-
-    for microbatch in range(4):
-        league.report(microbatch)
-    for microbatch in (1, 2, 3):
-        league.report(microbatch, auditor=THIRD)
-    league.weigh()
-
-    assert league.ledger.unreported == []
-
-
-def test_a_third_party_finds_a_stage_and_the_shadow_that_vouches_for_it(league):
-    league.world.lie(-league.world.truth("forward", 2), "forward", 2)
-    said = {d: league.ledger.messages[(STAGE, d, 2)].digest for d in ("forward", "backward")}
-    for microbatch in range(4):
-        league.report(microbatch, **({"digests": said} if microbatch == 2 else {}))
-        league.world.tensors[(THIRD, STAGE, "forward", microbatch, True)] = league.world.honest("forward", microbatch)
-        league.report(microbatch, auditor=THIRD)
-    league.world.bulks[(THIRD, "weights")] = league.world.bulks[(SHADOW, "weights")]
-
-    judgement = league.weigh()
-
-    assert (judgement.verdict.party, judgement.verdict.accuser) == (HOLDER, THIRD)
-    assert [(found.verdict.party, found.verdict.offence) for found in league.facts.proved] == [(SHADOW, "collusion")]
-
-
-def test_of_several_reports_those_on_what_the_shadow_vouched_for_come_first(model_cache):
-    # every microbatch is a lie, and the shadow has vouched for the one that was drawn for it
-    league = Office(model_cache, (THIRD,))
-    league.ledger.awaited_audits.add((STAGE, 2, SHADOW))
-    league.ledger.orders[(STAGE, SHADOW)] = DRAWN
-    league.world.bulks[(THIRD, "weights")] = league.world.bulks[(SHADOW, "weights")]
-    for microbatch in range(4):
-        league.world.lie(-league.world.truth("forward", microbatch), "forward", microbatch)
-        league.report(microbatch, auditor=THIRD)
-        league.world.tensors[(THIRD, STAGE, "forward", microbatch, True)] = league.world.honest("forward", microbatch)
-    # its report is the last to come, and is weighed together with the others
-    league.report(2, digests={d: league.ledger.messages[(STAGE, d, 2)].digest for d in ("forward", "backward")})
-
-    judgement = league.weigh()
-
-    assert (judgement.verdict.party, judgement.verdict.microbatch) == (HOLDER, 2)
-    assert [(found.verdict.party, found.verdict.offence) for found in league.facts.proved] == [(SHADOW, "collusion")]
-
-
 # --- odd messages ----------------------------------------------------------------------------------------------------
 
 
@@ -357,21 +300,6 @@ def test_an_order_of_an_attempt_that_is_over_is_answered_no_more(office):
 
     with pytest.raises(FrameError, match="not asked for"):
         office.report(order=order, directions=("forward",))
-
-
-def test_where_the_auditor_must_fetch_weights_the_odd_message_waits_until_they_are_agreed_on(model_cache):
-    office = Office(model_cache, shadow="snapshot")
-    state = office.facts.agreed.pop(STAGE)
-    office.audits.ask_urgently(hit())
-    office.weigh()
-    assert office.posted == []
-
-    office.facts.agreed[STAGE] = state
-    office.weigh()
-
-    assert office.posted == [(SHADOW, "audit")]
-    office.weigh()
-    assert office.posted == [(SHADOW, "audit")]
 
 
 def test_a_doubt_about_the_gradient_has_the_step_recomputed(model_cache):

@@ -39,7 +39,7 @@ def commit(world, gradients):
 
 def audit(world, gradients):
     """Let the auditor have recomputed this gradient."""
-    place = {"epoch": EPOCH, "step": STEP, "stage": STAGE, "lane": 0}
+    place = {"epoch": EPOCH, "step": STEP, "stage": STAGE}
     said = StepAudited(**place, order=1, norm_squared=1.0, gradient=transfer_digest(gradients))
     world.facts.ledger.step_audits[(STAGE, SHADOW)] = said
     world.bulks[(SHADOW, "audited")] = (gradients, STEP)

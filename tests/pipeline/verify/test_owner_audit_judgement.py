@@ -170,24 +170,6 @@ def test_an_auditor_that_claims_to_have_computed_the_made_up_gradient_is_named_t
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "gradient"), (SHADOW, "collusion")]
 
 
-def test_of_a_step_that_was_right_the_owner_knows_the_norm(world, audits):
-    norm = finite_norm_squared(world.gradients)
-    assert world.facts.norms.is_odd(STAGE, norm)
-
-    world.judge(audits.run(STAGE))
-
-    assert not world.facts.norms.is_odd(STAGE, norm)
-
-
-def test_of_a_step_that_was_wrong_no_norm_is_known(world, audits):
-    commit(world, norm_squared=7.0)
-
-    world.judge(audits.run(STAGE))
-
-    assert world.facts.norms.is_odd(STAGE, 7.0)
-    assert world.facts.norms.is_odd(STAGE, finite_norm_squared(world.gradients))
-
-
 # --- the state after the update --------------------------------------------------------------------------------------
 
 
@@ -332,19 +314,7 @@ def test_a_wrong_step_leaves_no_state_to_compare(world, audits):
     assert audits.weigh_states() == []
 
 
-# --- upkeeps and classes ---------------------------------------------------------------------------------------------
-
-
-def test_a_shadow_without_an_optimizer_is_not_asked_and_not_named(model_cache):
-    world = make_world(model_cache, shadow="update")
-    audits = audits_of(world)
-    assert world.judge(audits.run(STAGE)) == []
-    assert {need.party for need in world.asked if need.request.kind == "fetch_bulk"} == {HOLDER}
-
-    honest = after_the_update(world)
-    world.facts.agreed[STAGE] = honest.model_copy(update={"moments": "cc" * 32})
-
-    assert named(audits.weigh_states()) == [(HOLDER, "state")]
+# --- classes ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

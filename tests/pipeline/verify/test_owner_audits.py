@@ -101,8 +101,8 @@ def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
 
 
 @pytest.mark.slow
-def test_what_a_league_did_before_it_was_found_is_undone_from_kept_steps(make_company, honest_digest):
-    run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_steps=8))
+def test_what_a_league_did_before_it_was_found_is_undone_from_kept_states(make_company, honest_digest):
+    run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_states=8))
     company = make_company(run, league_of_messages("forward"))
     company.draw.owners_step = lambda *, step, epoch, stage: step == 5
 
@@ -113,13 +113,13 @@ def test_what_a_league_did_before_it_was_found_is_undone_from_kept_steps(make_co
     assert company.weights_digest() == honest_digest(run, 8)
 
 
-def test_an_update_that_a_league_bent_is_undone_from_kept_steps(make_company, honest_digest):
+def test_an_update_that_a_league_bent_is_undone_from_kept_states(make_company, honest_digest):
     def bend(copy, held):
         if copy.spec.index == 1:
             copy.optimizer.__class__ = _Stale
         return copy
 
-    run = tiny_run(guard=GuardConfig(owner_audit_rate=1.0, keep_steps=8))
+    run = tiny_run(guard=GuardConfig(owner_audit_rate=1.0, keep_states=8))
     company = make_company(run, {1: Actor(bend), 2: Actor(bend)})
 
     company.run(4)

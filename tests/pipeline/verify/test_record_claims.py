@@ -17,10 +17,8 @@ from phalanx.pipeline.protocol.messages import (
     Shutdown,
     StepAudited,
     UpdateReport,
-    WeightsHeld,
     parse_message,
 )
-from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepLedger
@@ -191,16 +189,6 @@ def test_a_gradient_of_a_stage_of_the_owner_is_nobodys_to_report(recorder):
         recorder.take(GradientHeld(**{**PLACE, "stage": 0}, **GRADIENT, parts=()), SHADOW)
 
 
-def test_sent_weights_count_from_the_shadow_alone(recorder):
-    held = WeightsHeld(**PLACE, state=recorder.world.state, parts=())
-    with pytest.raises(FrameError, match="expected it from 'worker-2'"):
-        recorder.take(held, HOLDER)
-
-    recorder.take(held, SHADOW)
-
-    assert recorder.updates.said == {STAGE: {SHADOW: recorder.world.state}}
-
-
 def test_a_second_gradient_that_is_another_one_convicts_the_shadow(recorder):
     held = GradientHeld(**PLACE, **GRADIENT, parts=())
     recorder.take(held, SHADOW)
@@ -360,16 +348,6 @@ def test_a_second_state_that_is_another_one_convicts_its_author_and_the_first_on
     assert recorder.updates.said == {STAGE: {HOLDER: recorder.world.state}}
 
 
-def test_a_shadow_that_follows_has_no_state_of_its_own_to_report(model_cache):
-    recorder = make_recorder(model_cache, shadow="update")
-
-    recorder.take(applied(recorder), SHADOW)
-    assert recorder.updates.said == {}
-
-    recorder.take(applied(recorder), HOLDER)
-    assert recorder.updates.said == {STAGE: {HOLDER: recorder.world.state}}
-
-
 # --- costs -----------------------------------------------------------------------------------------------------------
 
 
@@ -406,15 +384,6 @@ def test_a_party_is_ready_with_what_it_has(recorder):
     recorder.take(message, HOLDER)
 
     assert recorder.recorder.ready == {HOLDER: message}
-
-
-def test_a_stage_that_rests_may_be_ready_too(recorder):
-    facts = recorder.facts
-    facts.resting = type(facts.assignment)({3: HOLDER}, {})
-
-    recorder.take(ready(recorder, 3), HOLDER)
-
-    assert HOLDER in recorder.recorder.ready
 
 
 def test_a_party_that_is_ready_with_what_it_does_not_have_is_refused(recorder):
@@ -510,39 +479,3 @@ def test_a_message_looks_odd_once_and_is_one_of_the_step(recorder, again):
 
     with pytest.raises(FrameError, match="was screened before"):
         recorder.take(again, SHADOW)
-
-
-# --- statistics alone ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def statistics(model_cache):
-    return make_recorder(model_cache, mode="statistics")
-
-
-def test_where_statistics_alone_decide_the_third_odd_message_of_a_party_condemns_it(statistics):
-    for microbatch in range(3):
-        assert statistics.recorder.convictions == []
-        statistics.take(hit(microbatch=microbatch), SHADOW)
-
-    (found,) = statistics.recorder.convictions
-    assert (found.verdict.party, found.verdict.offence) == (HOLDER, "statistics")
-    # the first two were let go, so that the step goes on
-    assert [(party, message.kind, message.microbatch) for party, message in statistics.posted] == [
-        (SHADOW, "release", 0),
-        (SHADOW, "release", 1),
-    ]
-
-
-def test_where_statistics_alone_decide_what_is_no_number_condemns_at_once(statistics):
-    statistics.take(hit(reason=NOT_FINITE), SHADOW)
-
-    assert [found.verdict.party for found in statistics.recorder.convictions] == [HOLDER]
-
-
-def test_strikes_are_counted_by_party(statistics):
-    statistics.take(hit(), SHADOW)
-    statistics.take(hit(microbatch=1), SHADOW)
-    statistics.take(hit(source=2, direction="forward"), OWNER)
-
-    assert statistics.recorder.convictions == []

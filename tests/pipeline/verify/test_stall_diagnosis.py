@@ -11,7 +11,7 @@ from phalanx.pipeline.verify.stall_diagnosis import StallDiagnosis
 from phalanx.pipeline.verify.step_waits import MissingFacts
 from phalanx.planner.schedules import actions
 
-NOTHING = MissingFacts(states=(), screened=(), weights={})
+NOTHING = MissingFacts(states=(), screened=())
 WAY = ("forward", "backward")
 
 
@@ -151,7 +151,7 @@ def test_a_holder_that_says_nothing_of_its_stage_is_replaced(world, diagnosis):
 
 
 def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):
-    assert find(world, diagnosis, MissingFacts(states=(SHADOW,), screened=(), weights={})) == SHADOW
+    assert find(world, diagnosis, MissingFacts(states=(SHADOW,), screened=())) == SHADOW
 
 
 # --- audits ----------------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_an_auditor_that_is_to_follow_the_whole_step_afterwards_is_given_its_inp
 
 def test_an_auditor_of_an_odd_message_is_given_its_inputs_anew_when_the_microbatch_is_drawn(audited, diagnosis):
     hit = ScreenHit(epoch=EPOCH, step=STEP, source=STAGE, direction="backward", microbatch=0, reason="odd")
-    find(audited, diagnosis, MissingFacts(states=(), screened=(hit,), weights={}))
+    find(audited, diagnosis, MissingFacts(states=(), screened=(hit,)))
     audited.sent.clear()
 
     assert find(audited, diagnosis) is None
@@ -199,10 +199,10 @@ def test_an_auditor_of_an_odd_message_is_given_its_inputs_anew_when_the_microbat
     assert [(party, message.source) for party, message in audited.sent] == [(SHADOW, 0), (SHADOW, 2)]
 
 
-def test_an_auditor_that_waits_for_others_is_not_replaced(audited, diagnosis):
+def test_an_auditor_whose_report_waits_to_be_weighed_is_not_replaced(audited, diagnosis):
     said = {(STEP, (STAGE, 0, SHADOW))}
 
-    assert find(audited, diagnosis, MissingFacts(states=(), screened=(), weights={}, said=said)) is None
+    assert find(audited, diagnosis, MissingFacts(states=(), screened=(), said=said)) is None
     assert audited.sent == []
 
 

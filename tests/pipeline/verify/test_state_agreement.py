@@ -284,62 +284,7 @@ def test_a_copy_that_is_not_what_was_agreed_among_those_that_made_it_is_replaced
     assert found.party == NEW
 
 
-def test_a_resting_stage_is_compared_too(world):
-    world.facts.assignment, world.facts.resting = Assignment({0: OWNER, 1: OWNER}, {}), PRESENT
-
-    assert check(world, {HOLDER: world.state, SHADOW: other(world.state)}).party == SHADOW
-
-
 def test_copies_that_are_the_agreed_ones_can_be_built_upon(world):
     states = ready({HOLDER: world.state, SHADOW: other(world.state), NEW: world.state, OWNER: None})
 
     assert StateAgreement(world.facts).confirmed(states) == {(1, HOLDER), (1, NEW)}
-
-
-# --- shadows that follow ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def following(model_cache):
-    found = make_world(model_cache, shadow="update")
-    found.facts.assignment, found.facts.sources = PRESENT, {1: HOLDER}
-    return found
-
-
-def test_a_shadow_that_follows_has_the_weights_and_no_moments(following):
-    assert check(following, {HOLDER: following.state, SHADOW: other(following.state)}) is None
-
-
-@pytest.mark.parametrize("change", [{"weights": "c" * 64}, {"step": 7}])
-def test_a_shadow_that_follows_with_other_weights_is_replaced_without_blame(following, change):
-    # it is sent them anew at every change of roles, so its copy is not one that it has kept
-    wrong = following.state.model_copy(update=change)
-
-    found = check(following, {HOLDER: following.state, SHADOW: wrong})
-
-    assert (found.party, found.judgement) == (SHADOW, None)
-
-
-def test_a_holder_has_its_moments_whatever_its_shadow_has(following):
-    found = check(following, {HOLDER: other(following.state), SHADOW: following.state})
-
-    assert (found.party, found.judgement.verdict.party) == (HOLDER, HOLDER)
-
-
-def test_an_update_that_the_shadow_has_got_is_weighed_like_any_other(following):
-    following.facts.agreed.clear()
-    states, judge = {HOLDER: following.state, SHADOW: other(following.state)}, StateAgreement(following.facts)
-
-    assert check(following, states, judge=judge) is None
-    assert (judge.to_weigh, following.facts.agreed) == ({1: states}, {})
-
-
-@pytest.mark.parametrize("has", [None, {"weights": "c" * 64}, {"step": 7}], ids=["nothing", "others", "older"])
-def test_a_shadow_that_has_not_got_the_update_is_replaced_without_blame(following, has):
-    following.facts.agreed.clear()
-    states = {HOLDER: following.state, SHADOW: has and following.state.model_copy(update=has)}
-    judge = StateAgreement(following.facts)
-
-    found = check(following, states, judge=judge)
-
-    assert (found.party, found.judgement, judge.to_weigh) == (SHADOW, None, {})

@@ -3,8 +3,7 @@
 import pytest
 from hand_made import EPOCH, HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 
-from phalanx.errors import FrameError
-from phalanx.pipeline.protocol.messages import GradientHeld, StepAudited, WeightsHeld
+from phalanx.pipeline.protocol.messages import GradientHeld, StepAudited
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.facts import StepLedger
@@ -123,26 +122,6 @@ def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_
 
     assert (judgement.verdict.party, judgement.verdict.accuser) == (SHADOW, OWNER)
     assert world.asked == []
-
-
-@pytest.mark.parametrize("guilty", [HOLDER, SHADOW])
-def test_whoever_changes_a_frozen_stage_is_named_without_asking_anybody(world, judge, updated, guilty):
-    world.facts.previous.frozen = frozenset({STAGE})
-    kept = changed(world.state, step=STEP + 1)
-    judge.said[STAGE] = {HOLDER: kept, SHADOW: kept} | {guilty: updated}
-
-    assert world.judge(judge.weigh_states()).verdict.party == guilty
-    assert world.asked == []
-
-
-def test_weights_are_reported_once_and_of_this_step(judge, world):
-    held = WeightsHeld(**PLACE, state=world.state, parts=())
-    judge.take(SHADOW, held)
-
-    with pytest.raises(FrameError, match="twice"):
-        judge.take(SHADOW, held)
-    with pytest.raises(FrameError, match="another step"):
-        judge.take(HOLDER, WeightsHeld(**PLACE, state=changed(world.state, step=STEP + 1), parts=()))
 
 
 # --- gradients -------------------------------------------------------------------------------------------------------

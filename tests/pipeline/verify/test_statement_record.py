@@ -19,7 +19,6 @@ from phalanx.pipeline.protocol.messages import (
     StateDigest,
     StepAudited,
     UpdateReport,
-    WeightsHeld,
     parse_message,
 )
 from phalanx.pipeline.protocol.signed import STATE, WHOLE_MODEL, StatementKey, statements_in, to_signed
@@ -63,10 +62,6 @@ def report(**changes):
 def order(**changes):
     what = {"microbatches": (0,), "directions": ("forward",), "order": 4, "urgent": True}
     return Audit(**{**PLACE, **what, **changes})
-
-
-def weights_held(state=STATE_NOW, **changes):
-    return WeightsHeld(**{**PLACE, "state": state, "parts": (), **changes})
 
 
 def ready(state=STATE_NOW, epoch=EPOCH, stage=STAGE):
@@ -124,10 +119,9 @@ def test_reports_on_two_microbatches_are_two_statements(record):
         (report(), report(digests={"forward": "33" * 32, "backward": "22" * 32})),
         (report(), report(digests={"forward": "11" * 32})),
         (order(), order(directions=("forward", "backward"))),
-        (weights_held(), weights_held(OTHER_STATE)),
         (ready(), ready(OTHER_STATE)),
     ],
-    ids=["norm", "gradient", "held", "step audit", "digest", "direction left out", "order", "weights", "ready"],
+    ids=["norm", "gradient", "held", "step audit", "digest", "direction left out", "order", "ready"],
 )
 def test_the_first_word_stays_and_a_different_one_is_told_with_what_it_contradicts(record, first, second):
     header, _ = hear(record, first)
@@ -153,7 +147,6 @@ def test_a_state_is_one_statement_whichever_message_it_came_in(record):
     header, _ = hear(record, update())
 
     assert hear(record, ready(OTHER_STATE))[1] == header
-    assert hear(record, weights_held(OTHER_STATE))[1] == header
     assert record.signed_state(HOLDER, STAGE, STATE_NOW) == header
 
 
@@ -275,7 +268,7 @@ def world(model_cache):
 def test_a_judgement_shows_the_headers_in_which_both_copies_signed_the_state(world):
     record, state = world.facts.record, world.state
     by_holder, _ = hear(record, ready(state), HOLDER)
-    by_shadow, _ = hear(record, weights_held(state), SHADOW)
+    by_shadow, _ = hear(record, ready(state), SHADOW)
 
     shown = world.facts.agreed_headers(STAGE, world.facts.ledger)
 

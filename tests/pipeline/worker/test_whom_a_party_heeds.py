@@ -4,12 +4,26 @@ import pytest
 
 from phalanx.errors import FrameError
 from phalanx.models import open_model
+from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.message import ReceivedMessage
-from phalanx.pipeline.protocol.messages import Apply, Ask, Assign, Audit, NoiseKeys, Relay, Release
+from phalanx.pipeline.protocol.messages import (
+    Apply,
+    Ask,
+    Assign,
+    Audit,
+    Commit,
+    Fault,
+    Fetch,
+    FetchBulk,
+    NoiseKeys,
+    Relay,
+    Release,
+)
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.worker.party import Party
 from phalanx.telemetry.phases import PhaseTimer
-from phalanx.testing import tiny_run
+from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing.actor import OutgoingMessage
 from phalanx.train.setup.layout import make_plan
 
 
@@ -21,3 +35,29 @@ def test_another_worker_gives_no_orders(kind, tmp_path):
 
     with pytest.raises(FrameError, match=f"'worker-2' sent '{kind.kind}'; only 'owner' may"):
         party.handle(order)
+
+
+def test_others_tensors_are_for_the_owner_and_shadows_alone(make_company, honest_digest):
+    seen, run = [], tiny_run(5, guard=GuardConfig())
+
+    def listen(outgoing, fault):
+        seen.append(fault.reason)
+        return [outgoing]
+
+    def grasp(outgoing, commit):
+        bulk = {"epoch": commit.epoch, "step": commit.step, "stage": 1}
+        asked = [
+            Fetch.of(commit.epoch, commit.step, (0, "forward", 0)),
+            *(FetchBulk(**bulk, purpose=purpose) for purpose in ("weights", "state", "gradient")),
+        ]
+        return [outgoing, *(OutgoingMessage("worker-1", message) for message in asked)]
+
+    company = make_company(run, {1: Actor(rewrite=only(Fault, listen)), 3: Actor(rewrite=only(Commit, grasp))})
+    assert company.engine.shadows[1] == "worker-2"
+
+    company.run(1)
+
+    for what in ("a tensor of stage 0", "the weights of a stage", "the state of a stage", "the gradient of a stage"):
+        assert any(f"'worker-3' asked for {what}" in reason for reason in seen)
+    assert (company.verdicts, company.lost) == ([], [])
+    assert company.weights_digest() == honest_digest(run, 1)

@@ -8,8 +8,8 @@ from phalanx.config import resolve
 from phalanx.config.own_code import pinned
 from phalanx.errors import ConfigError
 from phalanx.pipeline import PartyLayout, WorkerCode, WorkerConfig
-from phalanx.pipeline.worker import own_code
-from phalanx.pipeline.worker.own_code import check_code
+from phalanx.pipeline.worker import process
+from phalanx.pipeline.worker.process import check_code
 from phalanx.pipeline.worker.worker_file import load_worker
 
 
@@ -71,7 +71,7 @@ def test_other_code_under_the_same_name_is_refused(worker_file, tmp_path, change
 
 
 def test_a_worker_does_not_put_its_own_family_under_a_plan_that_names_none(worker_file, monkeypatch):
-    monkeypatch.setattr(own_code, "ADOPTED", {"cwm"})
+    monkeypatch.setattr(process, "ADOPTED", {"cwm"})
 
     with pytest.raises(ConfigError, match="cut by a family of the package, this worker's file names mine"):
         check_code(plan(None), load_worker(worker_file(NAMED)))

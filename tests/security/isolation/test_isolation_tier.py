@@ -159,7 +159,7 @@ def test_where_user_namespaces_are_forbidden_the_setting_is_named(monkeypatch):
     def refuses(_):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(namespaces, "unshare", refuses)
+    monkeypatch.setattr(namespaces, "unshare_namespaces", refuses)
 
     found = namespaces.enter_namespaces()
 

@@ -16,7 +16,7 @@ from phalanx.security.mask.fixed_point import (
     typical_error,
 )
 from phalanx.security.mask.matrix import ring_matrix
-from phalanx.security.mask.ring import HALF, P, centred
+from phalanx.security.mask.ring import HALF, P, centred_residues
 
 FLOATS = st.floats(width=32, min_value=-(2.0**60), max_value=2.0**60) | st.sampled_from([0.0, -0.0, 2.0**-149, 1.0])
 TINY = 2.0**-149
@@ -51,7 +51,7 @@ def test_no_product_is_further_off_than_is_said(given_matrices):
 
 @given(st.integers(1, 40).flatmap(lambda k: arrays(np.float32, (3, k), elements=FLOATS)))
 def test_no_quantised_vector_is_longer_than_what_cannot_overflow(x):
-    rows = centred(encode_rows(x).values).astype(np.int64)
+    rows = centred_residues(encode_rows(x).values).astype(np.int64)
     columns = encode_columns(np.ascontiguousarray(x.T)).values.astype(np.int64)
 
     assert (rows**2).sum(axis=1).max() <= LENGTH**2 <= LARGEST < HALF
@@ -105,7 +105,7 @@ def test_halves_are_rounded_to_even():
     scaled = encode_rows(x, bound)
 
     assert scaled.scales[0] == pytest.approx(1.0, abs=1e-9)
-    assert centred(scaled.values).tolist() == [[0, 2, 2, 0]]
+    assert centred_residues(scaled.values).tolist() == [[0, 2, 2, 0]]
 
 
 def test_a_row_longer_than_the_bound_is_an_overflow():

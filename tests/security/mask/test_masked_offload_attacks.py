@@ -9,7 +9,7 @@ from pad_worlds import StuckPads, aes_pads, new_ledger
 from phalanx.errors import WrongProductError
 from phalanx.security.mask import MaskedWorker, P, masked_linear
 from phalanx.security.mask.freivalds import UnsafeNoCheck
-from phalanx.security.mask.ring import centred, subtract
+from phalanx.security.mask.ring import centred_residues, subtract_mod_p
 from seeded_entropy import bytes_from
 
 ROWS, INNER, COLUMNS = 64, 64, 32
@@ -63,7 +63,7 @@ def test_what_is_masked_twice_with_one_pad_tells_its_difference():
     side, _ = layer_with(StuckPads())
     first, second = send(side, X), send(side, X[::-1].copy())
 
-    seen = centred(subtract(first.request.values, second.request.values))
+    seen = centred_residues(subtract_mod_p(first.request.values, second.request.values))
 
     # the worker knows neither pad nor scale, and has the difference of two tokens up to their scales
     quantised = np.rint(X * first.scales[:, None]) - np.rint(X[::-1] * second.scales[:, None])
@@ -74,7 +74,7 @@ def test_with_pads_of_a_ledger_the_same_difference_is_noise():
     side, _ = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
     first, second = send(side, X), send(side, X)
 
-    seen = centred(subtract(first.request.values, second.request.values)).astype(np.float64)
+    seen = centred_residues(subtract_mod_p(first.request.values, second.request.values)).astype(np.float64)
 
     # uniform over the ring: mean 0 and standard deviation p / sqrt(12), whatever X is
     assert abs(seen.std() / (P / 12**0.5) - 1) < 0.03

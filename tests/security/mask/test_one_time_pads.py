@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from pad_worlds import MASTER, RUN, aes_pads, new_ledger
 from phalanx.errors import PadError
 from phalanx.security.mask import AesPads, OsPads, P
-from phalanx.security.mask.pads import MOST_ELEMENTS, keystream, uniform
+from phalanx.security.mask.pads import MOST_ELEMENTS, draw_elements, keystream
 from seeded_entropy import bytes_from
 
 SOURCES = pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_billion_elements_are_spread_evenly_over_the_ring():
 def test_a_word_that_is_p_is_skipped_and_not_folded_onto_zero():
     stream = iter([[P, 5, 2**31 + 6, 2**32 - 1], [P, 0], [2**31]])
 
-    values = uniform(4, lambda count: np.array(next(stream), np.uint32))
+    values = draw_elements(4, lambda count: np.array(next(stream), np.uint32))
 
     assert values.tolist() == [5, 6, 0, 0]
 

@@ -14,10 +14,10 @@ from phalanx.security.mask.ring import (
     P,
     add,
     balanced_limbs,
-    centred,
+    centred_residues,
     limb_bits,
-    reduced,
-    subtract,
+    reduce_mod_p,
+    subtract_mod_p,
     to_ring,
 )
 
@@ -83,9 +83,9 @@ def test_few_sums_and_many_are_joined_alike(inner):
     z = np.array([[HALF], [HALF + 1], [P - 1], [1]], np.uint32).repeat(inner, axis=1)
     w = np.array([[HALF, -HALF, P - 1, 2**15 - 1]]).repeat(inner, axis=0)
     matrix = FloatMatrix(w)
-    sums = centred(z).astype(np.float64) @ matrix._limbs
+    sums = centred_residues(z).astype(np.float64) @ matrix._limbs
 
-    few, many = matrix._joined(sums), matrix._joined(sums.repeat(2000, axis=0))
+    few, many = matrix._join_limbs(sums), matrix._join_limbs(sums.repeat(2000, axis=0))
 
     assert sums.size <= _FEW < 2000 * sums.size
     assert (few == exact(z, w)).all()
@@ -123,9 +123,9 @@ def test_sums_differences_and_residues_are_those_of_python(a, b):
     left, right = np.array([a], np.uint32), np.array([b], np.uint32)
 
     assert add(left, right)[0] == (a + b) % P
-    assert subtract(left, right)[0] == (a - b) % P
-    assert centred(left)[0] == (a if a <= HALF else a - P)
-    assert to_ring(centred(left))[0] == a
+    assert subtract_mod_p(left, right)[0] == (a - b) % P
+    assert centred_residues(left)[0] == (a if a <= HALF else a - P)
+    assert to_ring(centred_residues(left))[0] == a
 
 
 @given(
@@ -133,12 +133,12 @@ def test_sums_differences_and_residues_are_those_of_python(a, b):
     | st.integers(-LIMIT, LIMIT)
 )
 def test_a_float_is_reduced_to_the_residue_of_the_integer_that_it_holds(value):
-    assert reduced(np.array([[float(value)]]))[0, 0] == value % P
+    assert reduce_mod_p(np.array([[float(value)]]))[0, 0] == value % P
 
 
 @pytest.mark.parametrize("value", [LIMIT, -LIMIT, LIMIT - 1, 1 - LIMIT])
 def test_the_ends_of_the_range_are_reduced_too(value):
-    assert reduced(np.array([[float(value)]]))[0, 0] == value % P
+    assert reduce_mod_p(np.array([[float(value)]]))[0, 0] == value % P
 
 
 @given(st.lists(st.integers(-HALF, HALF), min_size=1, max_size=8), st.integers(2, 16))

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.security.privacy import CappedPoissonGaussian, PoissonGaussian, check_rate, noise_for, room_for
-from phalanx.security.privacy.capped import spill
+from phalanx.security.privacy.capped import spill_chance
 
 pytest.importorskip("opacus", reason="needs the extra `dp`")
 
@@ -85,7 +85,7 @@ def test_rows_that_a_step_has_no_room_for_are_paid_for():
 
 @pytest.mark.parametrize(("rows", "rate", "places"), [(1000, 0.02, 24), (1000, 0.02, 64), (60, 0.25, 30), (9, 0.5, 8)])
 def test_the_chance_of_a_sample_that_does_not_fit_is_bounded_closely(rows, rate, places):
-    found = spill(rows, rate, places)
+    found = spill_chance(rows, rate, places)
 
     exact = math.fsum(
         math.comb(rows, count) * rate**count * (1 - rate) ** (rows - count) for count in range(places + 1, rows + 1)
@@ -96,7 +96,7 @@ def test_the_chance_of_a_sample_that_does_not_fit_is_bounded_closely(rows, rate,
 def test_as_many_rows_are_drawn_as_there_is_room_for():
     mean = room_for(1000, 64, 100, epsilon=8.0, delta=1e-5)
 
-    paid = [spill(1000, rows / 1000, 64) * 100 * (1 + math.exp(8.0)) <= 1e-7 for rows in (mean, mean + 1)]
+    paid = [spill_chance(1000, rows / 1000, 64) * 100 * (1 + math.exp(8.0)) <= 1e-7 for rows in (mean, mean + 1)]
     assert paid == [True, False]
     assert room_for(50, 50, 100, epsilon=8.0, delta=1e-5) == 50
     assert room_for(1000, 2, 100, epsilon=8.0, delta=1e-9) == 0

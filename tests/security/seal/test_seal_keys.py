@@ -14,7 +14,7 @@ from phalanx.errors import SealError
 from phalanx.security.seal import Purpose, Sender, keys
 from phalanx.security.seal.context import Context, Direction
 from phalanx.security.seal.direction import Lane
-from phalanx.security.seal.keys import derive_ciphers, key_info, wipe
+from phalanx.security.seal.keys import derive_ciphers, key_info, wipe_buffer
 
 SECRET, TRANSCRIPT, SESSION = bytes(range(32)), bytes(range(32, 64)), bytes(range(16))
 CONTEXT = Context(TERMS, SESSION)
@@ -199,7 +199,7 @@ def test_a_secret_or_transcript_that_is_too_short_is_refused(secret, transcript)
 def test_wiping_leaves_zeros_of_the_same_length(size):
     buffer = bytearray(b"k" * size)
 
-    wipe(memoryview(buffer))
+    wipe_buffer(memoryview(buffer))
 
     assert buffer == bytes(size)
 

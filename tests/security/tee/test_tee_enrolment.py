@@ -12,7 +12,7 @@ from tcg import AK_ATTRIBUTES, Tpm
 
 from phalanx.security.tee import begin_enrolment
 from phalanx.security.tee.formats.chain import Trust
-from phalanx.security.tee.tpm.enrol import _cfb, _kdf_a
+from phalanx.security.tee.tpm.enrol import _encrypt_cfb, _kdf_a
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def activate(ek, name: bytes, credential: bytes, encrypted: bytes) -> bytes | No
     out, previous = b"", bytes(16)
     for start in range(0, len(identity), 16):
         block = identity[start : start + 16]
-        stream = _cfb(storage, bytes(16)) if start == 0 else keystream(storage, previous)
+        stream = _encrypt_cfb(storage, bytes(16)) if start == 0 else keystream(storage, previous)
         out += bytes(one ^ other for one, other in zip(block, stream, strict=False))
         previous = block
     return taken(out)[0]

@@ -16,7 +16,7 @@ from phalanx.errors import RefusedEvidenceError
 from phalanx.security.tee.formats.chain import Trust
 from phalanx.security.tee.formats.xml_tree import canonical, parse_xml
 from phalanx.security.tee.nvidia.manifest import read_manifest
-from phalanx.security.tee.policy import _packaged
+from phalanx.security.tee.policy import _read_packaged
 
 PUBLISHED = VECTORS / "nvidia" / "1010_0200_882_960074001A_PROD.swidtag"
 published = pytest.mark.skipif(not PUBLISHED.is_file(), reason=f"{PUBLISHED} is not there")
@@ -42,7 +42,7 @@ def case_of(gpu, signer, binding, sent=None, **changes):
 
 
 def vendors_trust(year: int) -> Trust:
-    return Trust(_packaged(("nvidia_manifests.pem",)), datetime(year, 6, 1, tzinfo=UTC))
+    return Trust(_read_packaged(("nvidia_manifests.pem",)), datetime(year, 6, 1, tzinfo=UTC))
 
 
 @published

@@ -40,7 +40,7 @@ def test_a_counter_that_was_deleted_and_made_again_begins_higher(device):
     counter = TpmCounter.create(device, INDEX)
     highest = [counter.increment() for _ in range(5)][-1]
     # TPM2_NV_UndefineSpace, which its owner may
-    undefine = wire.encode_command(0x122, (wire.OWNER, INDEX), (wire.password(),), b"")
+    undefine = wire.encode_command(0x122, (wire.OWNER, INDEX), (wire.password_authorisation(),), b"")
     assert device._link.exchange(undefine)[6:10] == bytes(4)
 
     assert TpmCounter.create(device, INDEX).read() > highest
@@ -53,7 +53,9 @@ def test_memory_that_is_no_counter_is_refused(device):
     from phalanx.security.tee.tpm.wire import TpmCommand
 
     plain = struct.pack(">IHI", INDEX, wire.SHA256, 0x02060006) + wire.sized(b"") + struct.pack(">H", 8)
-    device.call(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), wire.sized(b"") + wire.sized(plain), wire.password())
+    device.call(
+        TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), wire.sized(b"") + wire.sized(plain), wire.password_authorisation()
+    )
 
     with pytest.raises(RollbackError, match="something else lies there"):
         TpmCounter(device, INDEX)

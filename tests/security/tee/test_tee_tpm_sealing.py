@@ -45,10 +45,10 @@ def test_a_secret_opens_by_its_policy_alone(sealer, device):
     with device.primary(wire.OWNER, wire.storage_key()) as (parent, _):
         parts = (bytes.fromhex(sealed[name]) for name in ("private", "public"))
         parameters = b"".join(wire.sized(part) for part in parts)
-        item, _ = device.make(TpmCommand.LOAD, (parent,), parameters, wire.password())
+        item, _ = device.make(TpmCommand.LOAD, (parent,), parameters, wire.password_authorisation())
 
     with pytest.raises(TpmError, match="UNSEAL"):
-        device.call(TpmCommand.UNSEAL, (item,), b"", wire.password())
+        device.call(TpmCommand.UNSEAL, (item,), b"", wire.password_authorisation())
 
 
 def test_a_pcr_that_was_not_chosen_may_change(sealer, device):

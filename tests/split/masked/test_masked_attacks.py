@@ -11,7 +11,7 @@ from phalanx.errors import WrongProductError
 from phalanx.security.mask import P, ProductMessage, offload
 from phalanx.security.mask.fixed_point import LARGEST, decode, encode_rows
 from phalanx.security.mask.freivalds import UnsafeNoCheck
-from phalanx.security.mask.ring import centred
+from phalanx.security.mask.ring import centred_residues
 from phalanx.split.masked import MaskedLinear, mask_linears
 from phalanx.split.masked.pad_sources import ledger_pads, system_pads
 from seeded_entropy import bytes_from
@@ -67,7 +67,7 @@ def test_a_spy_reads_every_token_of_a_plain_offload_and_no_more_than_chance_of_a
     shape = (*ids.shape, -1)
     reads = [
         float((guesses(plain, seen.reshape(shape)) == ids).float().mean())
-        for seen in (torch.from_numpy(bare), torch.from_numpy(centred(hidden.values)).float())
+        for seen in (torch.from_numpy(bare), torch.from_numpy(centred_residues(hidden.values)).float())
     ]
     assert reads[0] == 1.0
     # 768 guesses at chance 1 / 61, and four standard deviations
@@ -191,7 +191,7 @@ def count_wrong(rounds, rows=512, inner=64, columns=128):
         results = {"forward": (x.detach(), y.detach()), "backward": (gradient, x.grad)}
         for request, answer in zip(spy.seen, spy.answered, strict=True):
             weight = spy.loaded[request.product].astype(np.int64)
-            exact = (centred(request.values).astype(np.int64) @ weight) % P
+            exact = (centred_residues(request.values).astype(np.int64) @ weight) % P
             wrong += int((exact != answer.values).sum())
             total += exact.size
             found = results[request.product.direction]
@@ -205,7 +205,7 @@ def unmasked(x, weight, client, product):
     """What exact integers without any mask give."""
     side = client._side(product)
     rows = encode_rows(x)
-    exact = (centred(rows.values).astype(np.int64) @ weight) % P
+    exact = (centred_residues(rows.values).astype(np.int64) @ weight) % P
     return decode(exact.astype(np.uint32), rows.scales, side.weight.scales)
 
 

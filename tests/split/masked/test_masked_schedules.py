@@ -14,7 +14,7 @@ from pad_worlds import MASTER, RUN, Counter, Disk, PowerCutError, stuck
 from phalanx.errors import PadError
 from phalanx.security.mask import PadLedger, begin_ledger
 from phalanx.security.mask.fixed_point import encode_rows
-from phalanx.security.mask.ring import subtract
+from phalanx.security.mask.ring import subtract_mod_p
 from phalanx.split.masked import mask_linears
 from phalanx.split.masked.pad_sources import ledger_pads
 
@@ -150,7 +150,7 @@ def test_the_same_module_without_either_defence_repeats_its_messages():
 def test_no_two_layers_or_directions_share_a_pad():
     world = run_through([("backward", None), ("recompute", None)], None)
 
-    pads = [subtract(one.values, encode_rows(X.numpy()).values) for one in world.worker.requests("0")]
+    pads = [subtract_mod_p(one.values, encode_rows(X.numpy()).values) for one in world.worker.requests("0")]
     assert len({pad.tobytes() for pad in pads}) == len(pads) == 4
     assert len({one.values.tobytes() for one in world.worker.seen}) == len(world.worker.seen)
     assert {str(one.product) for one in world.worker.seen} == {

@@ -64,7 +64,7 @@ def choose(
         found = file.done()
         if found is None:
             with row_bar("prompts") as told:
-                rows = file.make(len(asked), loop.rows, told)
+                rows = file.make_all(len(asked), loop.make_rows, told)
             found = file.finish(*chosen_figures(rows))
     say_found(out, found)
     return Answer({"file": out, **found})
@@ -91,6 +91,6 @@ def _chooser(
         with rewards_chooser(judge, out) as found:
             yield found
         return
-    constitution, asked = load_constitution(principles).only(principle), open_asked_judge(judge, writer)
+    constitution, asked = load_constitution(principles).with_principle(principle), open_asked_judge(judge, writer)
     told = {"principles": constitution.digest, "ranked": ranked, "judge": asked.lineage}
     yield by_principles(asked, constitution, seed, ranked=ranked), told

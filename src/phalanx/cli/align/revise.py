@@ -44,7 +44,7 @@ def revise(
     found = file.done()
     if found is None:
         with row_bar("prompts") as told:
-            rows = file.make(len(asked), loop.rows, told)
+            rows = file.make_all(len(asked), loop.make_rows, told)
         found = file.finish(*revised_figures(rows))
     say_found(out, found)
     return Answer({"file": out, **found})

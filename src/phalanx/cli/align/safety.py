@@ -63,7 +63,7 @@ def safety(
         file = ResumableRows(out or Path(spare) / "outcomes.jsonl", {**loop.lineage, **by}, batch)
         found: Any = file.done()
         if found is None:
-            rows = file.make(len(asked), loop.rows, told)
+            rows = file.make_all(len(asked), loop.make_rows, told)
             found = file.finish(rows, safety_figures(rows))
     say_found(out, found)
     return Answer({"file": out, **found})

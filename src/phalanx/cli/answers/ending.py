@@ -1,5 +1,6 @@
 """The end of every command: its answer or its error is printed, and an exit code is left."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import typer
 from phalanx.cli.answers.answer import Answer, say_object
 from phalanx.cli.answers.failure import BUG, INTERRUPTED, USAGE, UsageRefusal, error_object, plain_object, usage_object
 from phalanx.cli.console import say_error
-from phalanx.errors import PhalanxError
+from phalanx.errors import InputError, PhalanxError, is_closed, is_disk_fault, writing_cure
 
 INTERRUPTED_EXIT = 130
 
@@ -35,9 +36,21 @@ def exit_code_of(act: Callable[[], object]) -> int:
         return INTERRUPTED_EXIT
     except SystemExit as exc:
         return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    except Exception:
+    except Exception as exc:
+        closed = _closed_file(exc) if isinstance(exc, OSError) else None
+        if closed is not None:
+            return _fail(closed, {})
         say_object(plain_object("a bug in Phalanx; its traceback is on stderr", PhalanxError.exit_code, BUG))
         raise
+
+
+def _closed_file(exc: OSError) -> InputError | None:
+    """Return what is wrong with a file that this user may not open or write, or that a full disk does not take."""
+    name = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else None
+    if name is None or not (is_closed(exc) or is_disk_fault(exc)):
+        return None
+    do = writing_cure(exc) if is_disk_fault(exc) else "allow it, or give another path"
+    return InputError(f"{name}: {exc.strerror}; {do}").about(file=name, found=exc.strerror or "", do=do)
 
 
 def _finish(result: object) -> int:

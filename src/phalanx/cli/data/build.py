@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_error, say_figures
+from phalanx.cli.console import say_error, say_figures, say_warnings
 from phalanx.cli.data.copy import is_address, put_dataset
 from phalanx.cli.options import Sets, Unsets, overrides_of
 
@@ -42,8 +42,10 @@ def build(
 ) -> Answer:
     """Build a dataset from a recipe, or go on where an earlier build was cut off; the bytes come out the same."""
     from phalanx.data.build.recipe import load_recipe
+    from phalanx.data.sources.row_layout import chats_read_as_text
 
     recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
+    say_warnings(chats_read_as_text(recipe.sources, "sources"))
     if dry_run:
         from phalanx.cli.data.side_by_side import preview_answer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_figures
+from phalanx.cli.console import say_figures, say_warnings
 from phalanx.cli.data.options import KeyFile, Signer, opened
 
 if TYPE_CHECKING:
@@ -45,11 +45,12 @@ def sample(
 def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
     import random
 
-    from phalanx.train import default_directory, load_run
+    from phalanx.train import default_directory, load_run, text_warnings
     from phalanx.train.batches.shown_rows import shown_rows
     from phalanx.train.records.run_directory import cache_beside
 
     run = load_run(run_file)
+    say_warnings(text_warnings(run))
     rows = shown_rows(run, cache_beside(default_directory(run)))
     # not secret: another seed shows other rows
     numbers = sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count)))  # noqa: S311

@@ -19,6 +19,7 @@ Certificate = Annotated[Path | None, typer.Option("--certificate", metavar="FILE
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
 def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: Certificate = None) -> Answer:
     """Check signature, every byte and the audit log's word for one checkpoint; name what is wrong."""
+    _require_run(run_dir)
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
@@ -51,6 +52,7 @@ def export(
     own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
 ) -> Answer:
     """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
+    _require_run(run_dir)
     from phalanx.train import PastRun, export_run
 
     past = PastRun(run_dir, certificate)
@@ -76,6 +78,7 @@ def rotate(
     certificate: Certificate = None,
 ) -> Answer:
     """Wrap all data keys with a new key; put it where checkpoint.key points afterwards. No run may be going on."""
+    _require_run(run_dir)
     from phalanx.checkpoint import open_key
     from phalanx.checkpoint.kept_model import rotate_kept
     from phalanx.checkpoint.rotate import rotate_keys
@@ -91,3 +94,10 @@ def rotate(
     steps = rotate_keys(past.checkpoints, past.owner, old, new)
     typer.echo(f"{past.checkpoints}: steps {steps} open with the new key only; put it where checkpoint.key points")
     return Answer({"checkpoints": past.checkpoints, "steps": steps})
+
+
+def _require_run(run_dir: Path) -> None:
+    """Say that there is no run before torch is imported."""
+    from phalanx.train.records.run_directory import run_name
+
+    run_name(run_dir)

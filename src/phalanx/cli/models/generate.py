@@ -38,12 +38,16 @@ def generate(
 
     from phalanx.config import escape_controls
     from phalanx.errors import ConfigError
-    from phalanx.serve import SamplingRule, open_text_model
+    from phalanx.serve.place import check_place
 
+    # a mistake is said before torch is imported
+    check_place(where)
     if (lines is None) != (out is None):
         raise ConfigError("--input and --out belong together; give both or none")
     if sum([prompt is not None, chat, lines is not None]) > 1:
         raise ConfigError("--prompt, --chat and --input are three ways; choose one")
+    from phalanx.serve import SamplingRule, open_text_model
+
     try:
         sampling = SamplingRule(
             max_new_tokens=max_new_tokens,

@@ -7,19 +7,27 @@ import typer
 
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.files import write_text
-from phalanx.cli.parties.join_split import ENCLAVE, ClientWords, join_split
-from phalanx.cli.parties.join_worker import enrol_worker, serve_worker, worker_file
+from phalanx.cli.parties.join_split import CLIENT, ENCLAVE, ClientWords, join_split
+from phalanx.cli.parties.join_worker import bracketed, enrol_worker, serve_worker, worker_file
+from phalanx.cli.parties.joined import Setting, change_file, has_joined, note_joined
+
+_PORT = 7070
 
 
 def join(
-    line: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that phalanx invite printed.")],
+    token_line: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that phalanx invite printed.")],
     *,
     directory: Annotated[Path | None, typer.Option("--dir", help="Keys and worker file; left out, the name.")] = None,
     advertise: Annotated[
         str | None, typer.Option(help="Where other parties reach this machine; left out, as the owner is reached.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Where to listen; 0 takes any free one.")] = 7070,
+    port: Annotated[
+        int | None, typer.Option(help="Where to listen; 0 takes any free one. [default: 7070]", show_default=False)
+    ] = None,
     serve: Annotated[bool, typer.Option(help="Serve at once; else only make keys and files.")] = True,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Serve run after run of this owner, such as those of a drill, until Ctrl-C.")
+    ] = False,
     train: Annotated[
         Path | None, typer.Option(help="A client of a split: its training texts, which stay here.")
     ] = None,
@@ -31,22 +39,33 @@ def join(
     ] = None,
     tpm: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of its TPM, if it is not the device's.")] = None,
 ) -> Answer:
-    """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back."""
-    from phalanx.security.crypto import load_identity
+    """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back.
+
+    The same command once more takes the keys and files that are there; options that are given are written into them.
+    """
     from phalanx.security.invite import JoinToken
 
-    token = JoinToken.parse(line)
+    token = JoinToken.parse(token_line)
     home = directory or Path(token.name)
-    if token.name == ENCLAVE or train or test:
-        words = ClientWords(train, test, policy, allow_insecure_sim, attester, tpm)
+    words = ClientWords(train, test, policy, allow_insecure_sim, attester, tpm)
+    if token.name == ENCLAVE or words.settings or (home / CLIENT).exists():
         return join_split(token, home, words, serve=serve)
     file = home / "worker.toml"
-    if file.exists() and load_identity(home).name == token.name:
+    settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracketed(advertise)}
+    settings |= {} if port is None else {"transport.port": port}
+    if has_joined(token, home, file):
         typer.echo(f"{home}: has keys, certificate and worker file already")
     else:
-        told = enrol_worker(token, home, advertise, port)
-        write_text(file, worker_file(home, told.owner, advertise or told.own_host, port))
-        typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
-    outcome = serve_worker(file) if serve else None
+        told = enrol_worker(token, home, advertise, _PORT if port is None else port)
+        if file.exists():
+            settings["owner"] = told.owner
+        else:
+            listens = _PORT if port is None else port
+            write_text(file, worker_file(home, told.owner, advertise or told.own_host, listens))
+            typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
+        note_joined(token, home)
+    for line in change_file(file, settings):
+        typer.echo(line)
+    outcome = serve_worker(file, stay=stay) if serve else None
     ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
     return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})

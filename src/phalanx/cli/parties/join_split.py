@@ -1,5 +1,6 @@
 """phalanx join, for the parties of a split: keys, the run file as the terms, a client's file, and then to work."""
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_line
 from phalanx.cli.files import write_text
+from phalanx.cli.parties.joined import Setting, change_file, has_joined, note_joined
 
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinToken
@@ -38,6 +40,19 @@ class ClientWords:
     attester: str | None = None
     tpm: str | None = None
 
+    @property
+    def settings(self) -> dict[str, Setting]:
+        """What was given, as keys of a client's file; the newer word on which enclave it trusts replaces the older."""
+        paths = {"train": self.train, "test": self.test, "policy": self.policy}
+        words: dict[str, Setting] = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
+        words |= {name: word for name in ("attester", "tpm") if (word := getattr(self, name)) is not None}
+        if self.policy is not None:
+            words["allow_insecure_sim"] = None
+        if self.allow_insecure_sim:
+            words["allow_insecure_sim"] = True
+            words.setdefault("policy", None)
+        return words
+
     def file(self, home: Path) -> str:
         """Return the text of a client's file.
 
@@ -61,24 +76,29 @@ class ClientWords:
 
 def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: bool) -> Answer:
     """Be certified as the enclave or a client of a split, and take part."""
-    from phalanx.security.crypto import load_identity
     from phalanx.security.invite import enrol
     from phalanx.train.parties.client_file import read_client
     from phalanx.train.parties.invited import check_terms
 
     is_enclave, run_file, client_file = token.name == ENCLAVE, home / RUN, home / CLIENT
-    if run_file.exists() and load_identity(home).name == token.name:
+    if has_joined(token, home, run_file):
         typer.echo(f"{home}: has keys, certificate and run file already")
+        _change(client_file, words)
     else:
-        made = "" if is_enclave else words.file(home)
+        has_file = is_enclave or client_file.exists()
+        made = "" if has_file else words.file(home)
         told = enrol(token, home)
         check_terms(token.name, told.run)
+        _keep_older(run_file, told.run)
         typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
         for asked in told.asks:
             typer.echo(f"you are asked to: {asked}")
-        if not is_enclave:
+        if made:
             write_text(client_file, made)
+        else:
+            _change(client_file, words)
         write_text(run_file, told.run)
+        note_joined(token, home)
     if is_enclave:
         status = _serve_enclave(run_file, home) if serve else "not served"
     else:
@@ -89,6 +109,26 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
             run_client(config, run, name, say_line)
         status = "complete" if serve else "not served"
     return Answer({"name": token.name, "directory": home, "run_file": run_file, "status": status})
+
+
+def _change(client_file: Path, words: ClientWords) -> None:
+    """Write options that were given into the file of a client that has joined before."""
+    if client_file.exists():
+        for line in change_file(client_file, words.settings):
+            typer.echo(line)
+
+
+def _keep_older(run_file: Path, text: str) -> None:
+    """Keep the run file of an earlier run beside the one that takes its place."""
+    from phalanx.cli.files import read_file
+
+    older = read_file(run_file).decode("utf-8", errors="replace") if run_file.exists() else text
+    if older == text:
+        return
+    number = next(number for number in itertools.count(1) if not run_file.with_name(f"run-{number}.toml").exists())
+    kept = run_file.with_name(f"run-{number}.toml")
+    write_text(kept, older)
+    typer.echo(f"{run_file}: the token is for another run; the file of the one before is kept as {kept}")
 
 
 def _serve_enclave(run_file: Path, home: Path) -> str:

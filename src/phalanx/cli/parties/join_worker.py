@@ -48,17 +48,27 @@ def worker_file(home: Path, owner: str, host: str, port: int) -> str:
     return (
         f"identity = {json.dumps(str(home.resolve()))}\n"
         f"owner = {json.dumps(owner)}\n"
-        f"advertise = {json.dumps(f'[{host}]' if ':' in host else host)}\n"
+        f"advertise = {json.dumps(bracketed(host))}\n"
         f"journal = {json.dumps(str(home.resolve() / 'state'))}\n"
         f"join_timeout_s = {_LOOKS_S}.0\n\n"
         f'[transport]\nbind = "{"::" if ":" in host else "0.0.0.0"}"\nport = {port}\n'  # noqa: S104 - others reach it
     )
 
 
-def serve_worker(file: Path) -> "WorkerOutcome | None":
-    """Serve until the run is complete; again whenever the owner is back; None where it was told to leave before."""
+def bracketed(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def serve_worker(file: Path, *, stay: bool = False) -> "WorkerOutcome | None":
+    """Serve until the run is complete; again whenever the owner is back; None where it was told to leave before.
+
+    Args:
+        file: The worker's.
+        stay: Serve run after run, until it is told to leave.
+    """
     from phalanx.cli.worker import serve_once
-    from phalanx.pipeline import keep_serving
+    from phalanx.pipeline import WorkerOutcome, keep_serving
     from phalanx.pipeline.worker.worker_file import load_worker
 
     config = load_worker(file)
@@ -67,10 +77,15 @@ def serve_worker(file: Path) -> "WorkerOutcome | None":
     # while it serves, the worker itself takes the first signal as the wish to hand over
     signal.signal(signal.SIGTERM, _leave)
     try:
-        return keep_serving(lambda: serve_once(config, file), say_line, time.sleep)
+        while True:
+            outcome = keep_serving(lambda: serve_once(config, file), say_line, time.sleep)
+            if not stay or outcome is not WorkerOutcome.COMPLETE:
+                break
+            say_line("waiting for the next run of this owner; Ctrl-C leaves")
     except KeyboardInterrupt:
         typer.echo("left while no run was under way")
         return None
+    return outcome
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

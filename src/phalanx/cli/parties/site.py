@@ -1,5 +1,6 @@
 """phalanx site: train in federated rounds on this machine's own texts; nvflare-job, flower-app: what carries them."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,7 @@ def nvflare_job(
 
     run, sites, owner = _bridged(run_file, run_dir)
     write_nvflare_job(job, run.name, sites, owner, site_socket)
-    typer.echo(f"{job}: a job for {', '.join(sites)}; start `phalanx train {run_file}`, then submit it")
+    typer.echo(f"{job}: a job for {', '.join(sites)}; start `phalanx train {_word(run_file)}`, then submit it")
     return Answer({"job": job, "owner_socket": owner, "site_socket": site_socket})
 
 
@@ -70,8 +71,14 @@ def flower_app(
 
     _, sites, owner = _bridged(run_file, run_dir)
     write_flower_app(app, owner, site_socket)
-    typer.echo(f"{app}: an app for {', '.join(sites)}; start `phalanx train {run_file}`, then `flwr run {app}`")
+    commands = f"start `phalanx train {_word(run_file)}`, then `flwr run {_word(app)}`"
+    typer.echo(f"{app}: an app for {', '.join(sites)}; {commands}")
     return Answer({"app": app, "owner_socket": owner, "site_socket": site_socket})
+
+
+def _word(path: Path) -> str:
+    """Return a path as a shell takes it."""
+    return shlex.quote(str(path))
 
 
 def _bridged(run_file: Path, run_dir: Path | None) -> "tuple[RunConfig, tuple[str, ...], Path]":

@@ -62,7 +62,7 @@ def decide(worker: BuildWorker, place: int, pieces: Sequence[Summary], sources: 
 
     Args:
         worker: Has the rules and the store.
-        place: Of the rule in the recipe.
+        place: Place of the rule in the recipe.
         pieces: Summaries of the pass that made the marks, in order.
         sources: Name of the source of each piece.
 

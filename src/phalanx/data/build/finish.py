@@ -42,8 +42,8 @@ class SourceAccount:
     """What became of one source.
 
     Attributes:
-        read: Counts of what was read, and edited on the way.
-        found: Counts of what is in shards and account.
+        read: Bytes that were read, and edited on the way.
+        found: Bytes in shards and account.
         samples: Lines of the account with the smallest digests, so that nothing but their content chose them.
     """
 
@@ -59,12 +59,9 @@ class BuildEnding:
     """The constants of the end of a build.
 
     Attributes:
-        recipe: What is built.
-        store: Finished work.
-        directory: Of the dataset.
         inputs: Digest of all that decided the dataset.
-        pieces: Of every piece, in order: the number of its source, and the summary of each pass over it.
-        encoded: Of every piece, in order, the summary of its tokens.
+        pieces: Number of the source of each piece in order, and the summary of each pass over it.
+        encoded: Summary of the tokens of each piece in order.
         tokenizer: Key and facts of the vocabulary.
         unseen: Names that a person has decided on, until a document of that name is met.
     """

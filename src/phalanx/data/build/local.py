@@ -139,7 +139,7 @@ class _Child:
         return found
 
     def end(self) -> None:
-        """End it at once: what it has not finished is never read."""
+        """End it at once: its unfinished files are never read."""
         self._process.kill()
         for pipe in (self._process.popen.stdin, self._process.popen.stdout):
             # what it was told and had not read yet is lost with it

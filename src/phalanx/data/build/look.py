@@ -18,7 +18,7 @@ from phalanx.data.build.finish import ACCOUNT_DIRECTORY, REPORT_FILE
 from phalanx.data.build.records import zstd
 from phalanx.data.build.report import BuildReport, LeftOut
 from phalanx.data.build.tally import ByteTally, check_account
-from phalanx.data.shards import Dataset, DocumentEntry
+from phalanx.data.shards import Dataset, DocumentEntry, abbreviate_digests
 from phalanx.errors import DataError
 
 _MOST_REPORT_BYTES = 256 << 20
@@ -27,7 +27,7 @@ _BLOCK_BYTES = 1 << 18
 
 
 def read_report(directory: Path) -> dict[str, Any]:
-    """Read ``report.json``; that it is the one that was signed is `Dataset.verify`'s to say.
+    """Read ``report.json``; `Dataset.verify` checks its signature.
 
     Raises:
         DataError: It is missing, too long, or no report.
@@ -54,7 +54,7 @@ def signed_report(dataset: Dataset) -> dict[str, Any]:
     """Read the report of a dataset with a verified manifest.
 
     Raises:
-        DataError: It is not the one that was signed.
+        DataError: It is not the signed one.
     """
     _check_signed(dataset, REPORT_FILE)
     return read_report(dataset.directory)
@@ -64,7 +64,7 @@ def account_lines(dataset: Dataset, source: str | None = None) -> Iterator[dict[
     """Yield a line for everything that was left out: dropped, quarantined, or broken.
 
     Raises:
-        DataError: The account is not the one that was signed, or cannot be read.
+        DataError: The account is not the signed one, or cannot be read.
     """
     for name in sorted(dataset.manifest.files):
         if name.startswith(f"{ACCOUNT_DIRECTORY}/") and source in (None, Path(name).name.partition(".")[0]):
@@ -136,13 +136,7 @@ def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class DrawnDocument:
-    """One document of a dataset.
-
-    Attributes:
-        group: Its mixture group.
-        split: Its split.
-        number: Its place there.
-    """
+    """One document of a dataset."""
 
     group: str
     split: str
@@ -168,7 +162,7 @@ def draw_documents(dataset: Dataset, count: int, seed: int, group: str | None = 
 
 
 def read_tokens(dataset: Dataset, place: DrawnDocument) -> list[int]:
-    """Return the tokens of one document, the one that ends it included."""
+    """Return the tokens of one document, with its end token."""
     starts = dataset.document_starts(place.group, place.split)
     first, last = int(starts[place.number]), int(starts[place.number + 1])
     return [int(token) for token in np.asarray(dataset.tokens(place.group, place.split)[first:last])]
@@ -239,8 +233,9 @@ def _tokenizer_bytes(dataset: Dataset) -> bytes:
     expected = dataset.manifest.tokenizer.digest
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
+        has, expects = abbreviate_digests(found, expected)
         raise DataError(
-            f"{path}: has SHA-256 {found[:16]}..., the tokens were made with {expected[:16]}...; restore it from a copy"
+            f"{path}: has SHA-256 {has}, the tokens were made with {expects}; restore it from a copy"
         ).about(code="PHX-I027", file=str(path))
     return content
 
@@ -249,7 +244,7 @@ def sampled_documents(dataset: Dataset, count: int, seed: int, group: str | None
     """Yield documents drawn at random, with their texts.
 
     Raises:
-        DataError: A file of the dataset is not the one that was signed, or there is no such group.
+        DataError: A file of the dataset is not the signed one, or there is no such group.
     """
     backend = tokenizers.Tokenizer.from_str(_tokenizer_bytes(dataset).decode())
     first = list(first_ids_of(backend))
@@ -272,10 +267,10 @@ _ABSENT = "-"
 
 
 def compare(first: Dataset, second: Dataset) -> dict[str, Any]:
-    """Return what is other in the second dataset.
+    """Return the differences of the second dataset.
 
     Raises:
-        DataError: A report or an index is not the one that was signed.
+        DataError: A report or an index is not the signed one.
     """
     reports = signed_report(first), signed_report(second)
     before, after = (_flat(_comparable(report)) for report in reports)

@@ -40,7 +40,7 @@ class BuildPass:
     """One pass over all documents.
 
     Attributes:
-        number: From 0; the first one reads the sources, every other one what the one before kept.
+        number: From 0; the first one reads the sources, every other one the output of the one before.
         decided: The corpus rule that has decided before this pass, by its place in the recipe; None in the first one.
         steps: Document rules that judge each document, by their places.
         marked: The corpus rule that each document that is left is marked for; None in the last pass.
@@ -116,7 +116,7 @@ def code_digest() -> str:
 
 
 def pass_settings(recipe: DataRecipe, one: BuildPass) -> dict[str, Any]:
-    """Return what of a recipe decides the outcome of a pass beside its input."""
+    """Return the settings of a recipe that decide the outcome of a pass beside its input."""
     places = [*one.steps, *((one.marked,) if one.marked is not None else ())]
     return {
         "steps": [[recipe.step_names[place], step_settings(recipe.steps[place])] for place in places],

@@ -24,11 +24,11 @@ class SourcePiece:
     Attributes:
         source: Number of the source in the recipe.
         first: Number of the first file in the source.
-        names: Of the files; empty of a source that has none.
-        size_bytes: Of the files as they lie on disk; 0 where that is not known.
+        names: Names of the files; empty of a source that has none.
+        size_bytes: Size of the files on disk; 0 where it is unknown.
         limit: Records of each file that are read at most; None of a whole build.
         span: The part of the one file that is meant; None of all of it.
-        part: Which one of the file's, from 0.
+        part: Number of the part within the file, from 0.
         digest: SHA-256 of the whole file, in hex, where a part is meant.
     """
 
@@ -54,7 +54,7 @@ class SourcePiece:
         return cls(**{**value, "names": tuple(value["names"]), "span": span})
 
     def of_files(self, digests: list[str]) -> list[tuple[str, str]]:
-        """Return name and digest of each file that begins in this piece; `digests` are those of what it reads."""
+        """Return name and digest of each file that begins in this piece; `digests` are those of all its files."""
         if self.span is None:
             return list(zip(self.names or ("",), digests, strict=True))
         return [] if self.part else [(self.names[0], self.digest)]
@@ -64,7 +64,6 @@ def list_pieces(recipe: DataRecipe, opened: Callable[[int], Source]) -> list[Sou
     """Return all pieces of work of a recipe, in the order of sources and files.
 
     Args:
-        recipe: Its sources are counted.
         opened: Returns a source by its number.
 
     Raises:
@@ -171,7 +170,7 @@ class PieceReader:
             yield from _first(cast("FileSource", self._source).read(file), limit)
 
     def check_unchanged(self, digests: list[str]) -> None:
-        """Compare the files with what they were.
+        """Compare the files with their earlier digests.
 
         Raises:
             DataError: One is another than when it was hashed.

@@ -27,7 +27,7 @@ class Preview:
     Attributes:
         counts: Documents by fate and step, over all sources.
         kept: Names and texts of documents that would be kept, at most as many as were asked for.
-        left_out: Lines of the account of those that would not be.
+        left_out: Account lines of documents that would be left out.
         edited: Documents and places by step.
     """
 
@@ -41,9 +41,8 @@ def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Pre
     """Take a sample of every source through all steps; nothing is left on the disk.
 
     Args:
-        recipe: What would be built. A rule that compares documents sees those of the sample alone, so it finds less.
-        documents: Of each source, taken from the beginnings of files that are spread over the source.
-        code_home: Directory of the recipe.
+        recipe: Recipe of the build. A rule that compares documents sees those of the sample alone, so it finds fewer.
+        documents: Documents of each source, from the beginnings of files that are spread over the source.
 
     Raises:
         DataError: As a build.

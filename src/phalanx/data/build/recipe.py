@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter, create_model, model_validator
 
-from phalanx.config import StrictModel, any_kind, is_own, load_config, pin_own_code
+from phalanx.config import StrictModel, any_kind, check_relative_paths, is_own, load_config, pin_own_code
 from phalanx.data.build.steps import STEPS
 from phalanx.data.config import FileTokenizerConfig
 from phalanx.data.rules import RuleSettings
@@ -21,11 +21,11 @@ class SourceTerms(StrictModel):
     """What a recipe says of any source beside its own keys.
 
     Attributes:
-        name: In account, shards and reports; its kind where it is left out.
+        name: Name in account, shards and reports; its kind when left out.
         group: The mixture group that its documents belong to; its name where it is left out.
-        licence: Of its documents, as a person would write it; kept in the manifest.
+        licence: Licence of its documents, as a person would write it; kept in the manifest.
         consent: On which ground the documents may be used; kept in the manifest.
-        weight: Of its group in the mixture of a run that gives no weights; kept in the manifest.
+        weight: Weight of its group in the mixture of a run that gives no weights; kept in the manifest.
     """
 
     name: Name | None = None
@@ -93,9 +93,7 @@ class OutputConfig(StrictModel):
     """Shape of the dataset.
 
     Attributes:
-        shard_tokens: Tokens of one shard.
         validation_share: Share of the documents that is held out, drawn by content and seed.
-        seed: Of the split.
         excerpt: Characters of a dropped or quarantined text that account and report show; 0 shows none. Left out: 300,
             and none where the shards are encrypted.
         key: File of the key that wraps the key of encrypted shards; left out, shards are not encrypted.
@@ -134,12 +132,10 @@ class DataRecipe(StrictModel):
     """Sources, steps, tokenizer and output of one dataset.
 
     Attributes:
-        sources: Read in this order.
         steps: Rules and scans, in the order in which each document meets them. Left out: texts are brought into one
             Unicode form, and of equal ones the first is kept.
-        quarantine: What a person has decided.
+        quarantine: Decisions of a person on quarantined documents.
         tokenizer: Trained on the training split, a file, or that of a model.
-        output: Shape of the shards.
     """
 
     sources: tuple[RecipeSource, ...] = Field(min_length=1, max_length=1000)
@@ -182,9 +178,11 @@ def load_recipe(path: Path, overrides: Iterable[str] = ()) -> DataRecipe:
     """Read a recipe; paths in it are taken from where the command runs, as in a run file.
 
     Raises:
-        ConfigError: Names the file, the key, the value found and what was expected.
+        ConfigError: Names the file, the key, the value found and the expected one.
     """
-    return load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    recipe = load_config(path, DataRecipe, overrides, prepare=pin_own_code)
+    check_relative_paths(recipe.model_dump(mode="json"), path)
+    return recipe
 
 
 def _plain(kind: str) -> str:

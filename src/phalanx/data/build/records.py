@@ -61,7 +61,7 @@ class RecordWriter:
             self._flush()
 
     def close(self) -> None:
-        """Write what is left, and the index."""
+        """Write the remaining records, and the index."""
         self._flush()
         tail = _TAIL.pack(len(self._index) // _ENTRY.size, self._count, zlib.crc32(self._index), _END)
         self._stream.write(bytes(self._index) + tail)
@@ -87,7 +87,7 @@ class RecordWriter:
 
 
 class RecordFile:
-    """Reads what a `RecordWriter` wrote; one block is in memory at a time."""
+    """Reads the file of a `RecordWriter`; one block is in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         """Read the index.

@@ -41,9 +41,8 @@ class LeftOut(StrictModel):
     """A line of the account: a document or record that is in no shard, and why.
 
     Attributes:
-        fate: What became of it.
         step: That decided; ``damaged`` or ``unsupported`` of a record that gave no text.
-        measure: What the step measured, or why a record gave no text.
+        measure: Measured value of the step, or the reason why a record gave no text.
         digest: SHA-256 of the text as it was when it was left out.
         excerpt: The beginning of the text.
     """
@@ -90,7 +89,7 @@ class VocabularyReport(StrictModel):
 
 
 class SourceReport(StrictModel):
-    """What became of one source; counts by step, and samples of what each step left out."""
+    """The account of one source: counts by step, and samples of left-out documents of each step."""
 
     name: Words
     kind: Words
@@ -116,7 +115,7 @@ class BuildReport(StrictModel):
 
     Attributes:
         inputs: Digest of everything that decided the dataset.
-        versions: Of Python, Unicode and the libraries that may decide.
+        versions: Versions of Python, Unicode and the libraries that may decide.
         not_found: Names that the recipe releases or drops, and that no document has.
     """
 

@@ -28,6 +28,8 @@ from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.shards import DATASET_FILE, SealKey, open_dataset
+from phalanx.data.sources import no_text
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers import TextTokenizer, load_tokenizer, train_tokenizer
 from phalanx.errors import DataError, InputError
 
@@ -38,7 +40,7 @@ WORK = ".work"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How a build is done: nothing here changes a byte of what comes out.
+    """Options of a build; none of them changes a byte of the result.
 
     Attributes:
         open_engine: Returns what performs the tasks, and ends with the build.
@@ -56,9 +58,7 @@ class BuildEnd:
     """What a build came to.
 
     Attributes:
-        directory: Of the dataset.
-        digest: Of its manifest.
-        report: As in ``report.json``.
+        report: Contents of ``report.json``.
         was_there: Whether it was there already, made of the same.
     """
 
@@ -72,9 +72,7 @@ def build(recipe: DataRecipe, directory: Path, options: BuildOptions | None = No
     """Build a dataset, or go on where an earlier call was cut off.
 
     Args:
-        recipe: What is built.
-        directory: Of the dataset; a build that is not over keeps its pieces in it.
-        options: How it is done.
+        directory: Directory of the dataset; an unfinished build keeps its pieces in it.
 
     Raises:
         DataError: A source is missing or malformed, an extra is not installed, the account does not add up, or the
@@ -110,14 +108,20 @@ class _Build:
         with _alone(home):
             return self._made(worker, pieces, home)
 
+    def _nothing_left(self) -> DataError:
+        for source in self.recipe.sources:
+            if is_empty(getattr(source, "path", "")):
+                return no_text(source)
+        return DataError(
+            f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
+        ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
+
     def _made(self, worker: BuildWorker, pieces: Sequence[SourcePiece], home: Path) -> BuildEnd:
         with self.options.open_engine(worker) as engine:
             done = run_passes(worker, engine, pieces, self.options.progress)
             last = [summaries[-1]["key"] for summaries in done]
             if not any(summaries[-1]["documents"] for summaries in done):
-                raise DataError(
-                    f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
-                ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
+                raise self._nothing_left()
             tokenizer = self._vocabulary(worker, last)
             size = sum(ByteTally.from_json(one["tally"]).of("text_bytes", "read") for (one, *_) in done)
             about = {"tokenizer": tokenizer["key"], "size_bytes": size}
@@ -139,7 +143,7 @@ class _Build:
         return BuildEnd(self.directory, self._digest(), report)
 
     def _vocabulary(self, worker: BuildWorker, last: list[str]) -> Summary:
-        """Train the tokenizer, or load it; return its key and what the manifest says of it."""
+        """Train the tokenizer, or load it; return its key and its entry in the manifest."""
         config, output = self.recipe.tokenizer, self.recipe.output
         decided_by: dict[str, Any] = {
             "act": "vocabulary",

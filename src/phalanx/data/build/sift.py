@@ -95,10 +95,8 @@ class Sieve:
     """The steps of one pass for the documents of one source.
 
     Attributes:
-        recipe: Names of steps, and what a person has decided of quarantined documents.
+        recipe: Names of steps, and a person's decisions on quarantined documents.
         rules: All rules of the recipe, by place.
-        one: The pass.
-        source: Name of the source.
     """
 
     recipe: DataRecipe
@@ -110,9 +108,7 @@ class Sieve:
         """Take all documents of a piece through the pass.
 
         Args:
-            documents: In order.
-            decided: What the corpus rule before this pass says of them, by their numbers in the piece, rising.
-            out: Where they go.
+            decided: Decisions of the corpus rule before this pass, by document numbers in the piece, rising.
 
         Raises:
             DataError: A decision is of no document of the piece.
@@ -199,7 +195,7 @@ def _size(text: str, page: Page, step: str) -> int:
 
 
 def taken_in(records: Iterable[Record], tally: ByteTally) -> Iterator[Record]:
-    """Count what a source gives, and give each document the size and digest of its bytes where the source does not."""
+    """Count a source's records, and give each document the size and digest of its bytes where the source does not."""
     for record in records:
         if isinstance(record, BrokenRecord):
             yield record

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.config import canonical_json
-from phalanx.errors import DataError, DiskError
+from phalanx.errors import DataError, DiskError, InputError, is_disk_fault, writing_cure
 
 SUMMARY = "summary.json"
 _UNFINISHED = ".unfinished-"
@@ -54,11 +54,11 @@ class WorkStore:
         """Do a piece of work and keep it.
 
         Args:
-            key: Its name.
             work: Fills the directory that it is given, and returns the summary.
 
         Raises:
-            DiskError: The disk is full, or may not be written to.
+            DiskError: The disk is full, read-only or broken.
+        InputError: Nothing may be written there.
         """
         try:
             directory = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self._home))
@@ -95,7 +95,7 @@ def bring_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def _not_written(path: Path, exc: OSError) -> DiskError:
-    return DiskError(f"{path}: cannot be written ({exc.strerror}); free space, then run the build again").about(
-        file=str(path), do="free space, then run the build again"
-    )
+def _not_written(path: Path, exc: OSError) -> InputError:
+    kind = DiskError if is_disk_fault(exc) else InputError
+    do = f"{writing_cure(exc)}, then run the build again"
+    return kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(file=str(path), do=do)

@@ -55,12 +55,11 @@ class ByteTally:
 
 
 def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
-    """Compare what was read of a source with what was found of it at the end, to the byte.
+    """Compare the bytes that were read of a source with those of its account at the end.
 
     Args:
-        source: Its name.
-        read: Counts of what was read and edited, by the pieces that did it.
-        found: Counts of what is kept in shards and left out in the account, taken from what is on disk.
+        read: Bytes that were read and edited, by the pieces.
+        found: Bytes that are kept in shards and left out in the account, counted on disk.
 
     Raises:
         DataError: A byte or a document is missing, or is there twice.

@@ -30,8 +30,7 @@ class BuildWorker:
     """One process of a build.
 
     Attributes:
-        recipe: What is built.
-        home: Where finished work is kept.
+        home: Directory of finished work.
         code_home: Directory of the recipe, in which code of the user's own is looked for.
     """
 
@@ -55,7 +54,7 @@ class BuildWorker:
         """Make a worker.
 
         Raises:
-            DataError: This machine has other versions than the one that began the build, so other bytes could come out.
+            DataError: This machine has other versions than the one that began the build, so other bytes could result.
         """
         if job["code"] != code_digest() or job["versions"] != versions():
             here = {name: value for name, value in versions().items() if job["versions"].get(name) != value}

@@ -1,4 +1,4 @@
-"""Conversations: their form, their text by a chat template in a sandbox, and what is learned of them.
+"""Conversations: their form, their text by a chat template in a sandbox, and their learned part.
 
 What the process of a template needs is there at once; what needs torch or a tokenizer is imported at its first use.
 """

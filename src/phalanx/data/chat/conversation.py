@@ -25,9 +25,6 @@ class ToolCall(StrictModel):
     """One call of a function by the assistant.
 
     Attributes:
-        name: Of the function.
-        arguments: By name.
-        id: That the result names.
         wrapped: Whether the file has it as ``{"function": {...}}``, as templates then get it.
     """
 
@@ -47,14 +44,13 @@ class ChatMessage(StrictModel):
     """One message of a conversation.
 
     Attributes:
-        role: Of its author.
         content: Its text; may be empty beside tool calls. None where the file has null, which templates tell apart.
-        reasoning: What the assistant thought before it answered, where a template writes that.
+        reasoning: Thoughts of the assistant before its answer, where a template writes them.
         reasoning_field: The name under which the file has it, and templates look for it.
         tool_calls: Functions that the assistant calls.
-        name: Of the author, or of the function that this is the result of.
-        tool_call_id: Of the call that this is the result of.
-        weight: Of its loss, where it is the assistant's; 0 leaves it out of the loss.
+        name: Name of the author, or of the function with this result.
+        tool_call_id: Call that this is the result of.
+        weight: Weight of its loss, for the assistant's messages; 0 leaves it out of the loss.
     """
 
     role: Role
@@ -95,9 +91,7 @@ class Conversation(StrictModel):
     """Messages in order, with the tools that the assistant may call.
 
     Attributes:
-        messages: At least one.
         tools: JSON schema of each function, as templates expect it.
-        weight: Of its whole loss.
     """
 
     messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=10_000)
@@ -121,12 +115,10 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
     is not known is an error, unless it is null.
 
     Args:
-        found: The object.
-        shape: Of it.
         ignore: Fields of a message that are not looked at either.
 
     Raises:
-        DataError: It is empty, or says what is wrong with which turn; the caller knows file and line.
+        DataError: It is empty, or a turn is wrong; the message names the turn, the caller knows file and line.
     """
     messages = [_message_of(turn, number, ignore) for number, turn in enumerate(turns_of(found, shape), start=1)]
     if not messages:
@@ -140,11 +132,21 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
     )
 
 
+def asked_in(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Conversation:
+    """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them.
+
+    Raises:
+        DataError: As `conversation_of`.
+    """
+    beside = {name: record.get(name) for name in ("tools", "system")}
+    return conversation_of({"messages": record["prompt"], **beside}, "messages", ignore)
+
+
 def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
     """Read a conversation of this form's own fields.
 
     Raises:
-        DataError: Says what is wrong, and where.
+        DataError: Describes the fault, and its place.
     """
     try:
         # as JSON: lists are the tuples of the form
@@ -175,7 +177,9 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
         raise DataError(f"turn {number}: tool_calls is no list")
     if calls:
         others["tool_calls"] = [_call_of(call, number) for call in calls]
-    if not (turn.content or "").strip() and not calls and not others.get("reasoning") and role != "tool":
+    # an empty system text is none on purpose: templates write their own where there is no such message
+    is_said = bool((turn.content or "").strip()) or role == "tool" or (role == "system" and turn.content == "")
+    if not is_said and not calls and not others.get("reasoning"):
         raise DataError(f"turn {number}: of role {role!r}, says nothing; leave it out")
     return {"role": role, "content": turn.content if turn.has_content else "", **others}
 

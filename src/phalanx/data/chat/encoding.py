@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
-from phalanx.data.borders import border_of
+from phalanx.data.borders import bare_encoder, border_of
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.renderer import ANY_DAY, ChatRenderer, RenderedChat, TurnSpan
 from phalanx.data.chat.settings import OF_MODEL
@@ -58,8 +58,7 @@ class ChatEncoder(Closeable):
     """A tokenizer with a chat template: what conversations are in tokens.
 
     Args:
-        template: Renders them.
-        backend: Of the tokenizers library, as its file has it; its settings are changed.
+        backend: Backend of the tokenizers library, as in its file; its settings are changed.
         today: The date that the template finds.
 
     Raises:
@@ -68,10 +67,7 @@ class ChatEncoder(Closeable):
 
     def __init__(self, template: ChatTemplate, backend: tokenizers.Tokenizer, today: date = ANY_DAY) -> None:
         # a copy: others may have told theirs to take special tokens for text
-        self._backend = tokenizers.Tokenizer.from_str(backend.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        self._backend.encode_special_tokens = False
+        self._backend = bare_encoder(backend, special_is_text=False)
         added = self._backend.get_added_tokens_decoder()
         self._special = {number: token.content for number, token in added.items() if token.special}
         self._renderer = ChatRenderer(template, today)
@@ -83,7 +79,7 @@ class ChatEncoder(Closeable):
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The special token that ends what the assistant says; None where the template writes none."""
+        """Return the special token that ends an assistant's turn; None where the template writes none."""
         rendered = self._renderer.conversation(_PROBE)
         ids, inside = self._tokens(rendered.text, rendered.turns)
         found = [token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special]
@@ -93,7 +89,6 @@ class ChatEncoder(Closeable):
         """Encode a whole conversation; the same one gives the same tokens on every machine.
 
         Args:
-            conversation: The conversation.
             learned_from: Messages before this one are not learned, whatever their weight, so that thoughts in them may
                 be missing.
 
@@ -101,10 +96,41 @@ class ChatEncoder(Closeable):
             DataError: The template does not render it, a message holds a special token, or the tokenizer lacks one.
             ModelError: The template is broken, or does or takes what no template may.
         """
+        return self._encoded(conversation, self._rendered(conversation, learned_from))
+
+    def encode_answer(
+        self, before: Sequence[ChatMessage], answer: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()
+    ) -> EncodedConversation:
+        """Encode messages with an answer behind them, of which alone something is learned.
+
+        All are encoded as one text; a token that reaches over the border of prompt and answer is the answer's.
+
+        Args:
+            before: The last of which is not the assistant's.
+            answer: The assistant's messages, with results of tools between them.
+
+        Raises:
+            DataError: As `encode`; or the template writes the prompt otherwise where an answer follows.
+            ModelError: As `encode`.
+        """
+        whole = Conversation(messages=(*before, *answer), tools=tuple(tools))
+        rendered = self._rendered(whole, len(before))
+        prompt = self._renderer.prompt(before, tools)
+        check_written(RenderedChat(prompt, ()), before, self.template.name)
+        if not rendered.text.startswith(prompt):
+            raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
+        # what a template marks as the assistant's may begin before the answer
+        cut = (replace(turn, start=max(turn.start, len(prompt))) for turn in rendered.turns if turn.stop > len(prompt))
+        return self._encoded(whole, RenderedChat(rendered.text, tuple(cut)))
+
+    def _rendered(self, conversation: Conversation, learned_from: int) -> RenderedChat:
         self._check_texts(conversation.messages)
-        rendered = self._renderer.conversation(conversation)
+        rendered = self._renderer.conversation(conversation, learned_from)
         self._check_marks(rendered.text, conversation.messages)
         check_written(rendered, conversation.messages, self.template.name, learned_from)
+        return rendered
+
+    def _encoded(self, conversation: Conversation, rendered: RenderedChat) -> EncodedConversation:
         weights = _weights(conversation, rendered)
         ids, inside = self._tokens(rendered.text, rendered.turns)
         of_tokens = [0.0 if turn is None else weights[turn] for turn in inside]
@@ -117,9 +143,8 @@ class ChatEncoder(Closeable):
 
         Args:
             messages: The last of which is not the assistant's.
-            tools: That it may call.
-            is_whole: Whether all of the messages must come out, as where something is learned behind them. In talks
-                many templates leave out what the model thought before.
+            is_whole: Whether all of the messages must appear, as where an answer behind them is learned. In talks many
+                templates leave out earlier thoughts.
 
         Raises:
             DataError: As `encode`.
@@ -133,7 +158,7 @@ class ChatEncoder(Closeable):
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_ending(self, messages: Sequence[ChatMessage], ending: str) -> tuple[list[int], list[int]]:
-        """Encode messages and what the assistant begins with as one text; return the ids before and of the ending.
+        """Encode messages and the assistant's beginning as one text; return the ids before and of the ending.
 
         Raises:
             DataError: As `encode`.
@@ -142,7 +167,7 @@ class ChatEncoder(Closeable):
         self._check_texts(messages)
         text = self._renderer.prompt(messages)
         found = self._backend.encode(text + ending, add_special_tokens=False)
-        border = border_of(found, len(text))
+        border = border_of(found, text + ending, len(text))
         return list(found.ids[:border]), list(found.ids[border:])
 
     def close(self) -> None:
@@ -183,6 +208,7 @@ class ChatEncoder(Closeable):
         known = set(self._special.values())
         absent = sorted({mark for mark in _MARK.findall(text) if mark not in known})
         absent = [mark for mark in absent if self._backend.token_to_id(mark) is None]
+        absent = [mark for mark in absent if mark not in self.template.text_marks]
         written = [mark for mark in absent if not any(mark in one for said in messages for one in _texts(said))]
         if written:
             raise DataError(
@@ -219,10 +245,9 @@ def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, di
     """Return an encoder of conversations by a chat template.
 
     Args:
-        template: As a run file has it: of the model, one of those that come with Phalanx, or a file.
-        backend: Of the tokenizers library.
+        template: Name in a run file: the model's, one of those that come with Phalanx, or a file.
         end_of_text: The special token that ends a text.
-        directory: Of the tokenizer's files, where a model's template lies.
+        directory: Directory of the tokenizer's files, with a model's template.
 
     Raises:
         DataError: The template cannot be read, or the tokenizer lacks a special token that it names.

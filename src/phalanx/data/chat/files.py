@@ -13,11 +13,10 @@ from phalanx.errors import DataError
 
 
 class ConversationFiles(JsonLines):
-    """One conversation per line; what is none is an error, or is left out and told of.
+    """One conversation per line; other lines are an error, or are left out and counted.
 
     Args:
-        config: Where they are.
-        broken: What becomes of a line that is no conversation.
+        broken: What happens to a line that is no conversation.
 
     Attributes:
         dropped: The lines that were left out by the last reading.

@@ -31,7 +31,6 @@ class TurnSpan:
     """Characters that the assistant writes.
 
     Attributes:
-        start: The first one.
         stop: The one behind the last.
         message: Number of the message that they are of; None where a template marks other parts than messages.
     """
@@ -46,8 +45,7 @@ class RenderedChat:
     """A conversation as text.
 
     Attributes:
-        text: All of it.
-        turns: What the assistant writes, in order.
+        turns: Characters that the assistant writes, in order.
     """
 
     text: str
@@ -58,9 +56,9 @@ class ChatRenderer(Closeable):
     """A chat template at work: the one place where conversations become text, for training and for answers.
 
     Args:
-        template: Of the model, of the run file, or of this package.
+        template: Template of the model, of the run file, or of this package.
         today: The date that it finds.
-        seconds: Of a processor that it has for one conversation.
+        seconds: Processor seconds for one conversation.
 
     Guarantees:
         The template reaches no file, module or attribute, has its seconds of a processor for one conversation and 512
@@ -80,16 +78,25 @@ class ChatRenderer(Closeable):
             DataError: The template does not render these messages.
             ModelError: It is broken, or does or takes what no template may.
         """
-        return self._ask(messages, tools, asks=True).text
+        return self._ask(messages, tools, asks=True, wanted=()).text
 
-    def conversation(self, conversation: Conversation) -> RenderedChat:
-        """Render a whole conversation, with the parts that the assistant writes.
+    def conversation(self, conversation: Conversation, learned_from: int = 0) -> RenderedChat:
+        """Render a whole conversation, with the parts that the assistant writes and that may be learned.
+
+        Args:
+            learned_from: Nothing is learned of messages before this one, nor of those without weight: a template may
+                write them otherwise than when the assistant wrote them.
 
         Raises:
-            DataError: The template does not render these messages, or cannot say what the assistant writes.
+            DataError: The template does not render these messages, or cannot tell the assistant's text.
             ModelError: It is broken, or does or takes what no template may.
         """
-        return self._ask(conversation.messages, conversation.tools, asks=False)
+        wanted = [
+            number
+            for number, one in enumerate(conversation.messages)
+            if one.role == "assistant" and one.weight > 0 and number >= learned_from
+        ]
+        return self._ask(conversation.messages, conversation.tools, asks=False, wanted=wanted)
 
     def close(self) -> None:
         """End the process."""
@@ -97,8 +104,11 @@ class ChatRenderer(Closeable):
         if process is not None:
             _end(process)
 
-    def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool) -> RenderedChat:
-        order = {"messages": [one.for_template() for one in messages], "tools": list(tools), "asks": asks}
+    def _ask(
+        self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool, wanted: Sequence[int]
+    ) -> RenderedChat:
+        plain = [one.for_template() for one in messages]
+        order = {"messages": plain, "tools": list(tools), "asks": asks, "wanted": list(wanted)}
         with self._turn:
             answer = self._exchange(self._started(), order)
         fault, says = answer.get("fault"), answer.get("says", "")

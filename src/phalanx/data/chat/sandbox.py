@@ -1,7 +1,7 @@
 """A chat template in Jinja's sandbox: the text of messages, and which characters of it the assistant writes.
 
-Runs in a process of its own, see `sandbox_process`: this file bounds what a template reaches and how much it writes,
-the process bounds its time and memory.
+Runs in a process of its own, see `sandbox_process`: this file bounds the template's reach and output, the process
+bounds its time and memory.
 """
 
 import json
@@ -33,7 +33,7 @@ class TooMuchTextError(Exception):
 
 
 class GenerationTag(Extension):
-    """The tag ``{% generation %}``: its body is what the assistant writes."""
+    """The tag ``{% generation %}``: its body is the assistant's text."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's own attribute
 
@@ -79,8 +79,7 @@ class SandboxedTemplate:
     """A compiled template, in the environment that templates of the hub expect.
 
     Args:
-        source: The template.
-        variables: What it finds beside the messages: the names of special tokens.
+        variables: Variables beside the messages: the names of special tokens.
         today: The date that ``strftime_now`` gives.
 
     Raises:
@@ -105,8 +104,6 @@ class SandboxedTemplate:
         """Render messages.
 
         Args:
-            messages: As templates expect them.
-            tools: JSON schemas.
             asks: Whether the beginning of the assistant's next message is put behind them.
             mark: Put around the body of every ``{% generation %}``.
 
@@ -124,17 +121,26 @@ class SandboxedTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
-    def turns(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
-        """Render a whole conversation, and find what the assistant writes in it.
+    def turns(
+        self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int] | None = None
+    ) -> tuple[str, list[Span]]:
+        """Render a whole conversation, and find the assistant's text in it.
 
-        A template with ``{% generation %}`` says it itself. Of any other one, a message is what the text gets more when
-        the message follows the beginning that the assistant is given.
+        A template with ``{% generation %}`` marks it itself. In any other one, a message is the text added when the
+        message follows the beginning of the assistant's turn.
+
+        Args:
+            wanted: Numbers of the assistant's messages that are looked for; left out: all. Others may be written
+                otherwise once the conversation goes on.
 
         Raises:
             UnstableTemplateError: That beginning changes when the conversation goes on, or one is not in its part.
             TooMuchTextError: As `text`, the other errors of which it has as well.
         """
-        return self._turns_by_tag(messages, tools) if self._marks_turns else self._turns_by_prefix(messages, tools)
+        if self._marks_turns:
+            return self._turns_by_tag(messages, tools)
+        said = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
+        return self._turns_by_prefix(messages, tools, said if wanted is None else wanted)
 
     def _turns_by_tag(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
         # nothing in a message can hold it
@@ -152,12 +158,13 @@ class SandboxedTemplate:
             at += len(body)
         return "".join(parts), spans
 
-    def _turns_by_prefix(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
+    def _turns_by_prefix(
+        self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int]
+    ) -> tuple[str, list[Span]]:
         whole, behind = self.text(messages, tools, asks=False), 0
         spans: list[Span] = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
+        for number in wanted:
+            message = messages[number]
             begin = self.text(messages[:number], tools, asks=True)
             end = self.text(messages[: number + 1], tools, asks=False)
             if not (whole.startswith(begin) and whole.startswith(end) and behind <= len(begin) < len(end)):

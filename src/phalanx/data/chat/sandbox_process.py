@@ -1,7 +1,7 @@
 """The process in which a chat template runs: ``python -m phalanx.data.chat.sandbox_process``, a JSON object a line.
 
-The first line has the template, every further one a conversation; each is answered by a line. The process has so much
-memory beside what it starts with, and so many seconds of a processor for one line, after which the kernel ends it.
+The first line has the template, every further one a conversation; each is answered by a line. The process has a bounded
+amount of memory beside its start, and of processor seconds for one line, after which the kernel ends it.
 """
 
 import json
@@ -61,7 +61,7 @@ def _template(order: Mapping[str, Any]) -> SandboxedTemplate:
 def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> Mapping[str, Any]:
     if order["asks"]:
         return {"text": template.text(order["messages"], order["tools"], asks=True), "spans": []}
-    text, spans = template.turns(order["messages"], order["tools"])
+    text, spans = template.turns(order["messages"], order["tools"], order["wanted"])
     return {"text": text, "spans": spans}
 
 

@@ -21,7 +21,7 @@ class ConversationSource(FileSettings):
     """Conversations, one JSON object a line: a file or a directory of ``*.jsonl`` (also ``.gz``, ``.zst``).
 
     Attributes:
-        shape: Of the objects; "auto" looks at each.
+        shape: Shape of the objects; "auto" looks at each.
         ignore: Fields of a message that may be there and are not read; any other unknown one is an error.
     """
 
@@ -31,16 +31,16 @@ class ConversationSource(FileSettings):
 
 
 class ConversationsConfig(StrictModel):
-    """Conversations of which a model learns what the assistant says.
+    """Conversations from which a model learns the assistant's turns.
 
     Attributes:
         sources: Read in this order; a conversation seen before is dropped. Empty where clients of a split are remote:
             each names its own.
         template: ``model``: the chat template of the model, or ``chatml`` where it has none; ``chatml`` or ``plain`` of
             this package; or the path of a Jinja file that ends in ``.jinja``.
-        too_long: What becomes of a conversation that is longer than `sequence_length`: an error; left out and counted;
+        too_long: What happens to a conversation that is longer than `sequence_length`: an error; left out and counted;
             or its first tokens are kept.
-        broken: What becomes of a line that is no conversation, or that the template does not render.
+        broken: What happens to a line that is no conversation, or that the template does not render.
         weighted: Whether messages and conversations have weights other than 0 and 1, for
             ``train.objective = "weighted_causal_lm"``.
     """
@@ -64,7 +64,6 @@ class PreferenceSource(FileSettings):
         shape: ``pairs``: prompt, chosen, rejected, as texts or as messages, and a margin where there is one. ``hh``:
             chosen and rejected as transcripts that differ in the last answer, as Anthropic's. ``labelled``: prompt,
             completion, and a label that says whether it is wanted.
-        ignore: As of conversations.
     """
 
     kind: Literal["preferences"] = "preferences"
@@ -76,11 +75,11 @@ class PreferencesConfig(StrictModel):
     """Answers of which it is known which is better, or whether it is wanted.
 
     Attributes:
-        sources: Read in this order; what was seen before is dropped.
-        template: How messages become text, as of conversations: ``model``, ``chatml``, ``plain`` or a ``.jinja`` file.
+        sources: Read in this order; repeated ones are dropped.
+        template: How messages become text, as for conversations: ``model``, ``chatml``, ``plain`` or a ``.jinja`` file.
             Prompts that are plain texts need none: an answer follows them as it is.
-        too_long: What becomes of a pair with a side that is longer than `sequence_length`.
-        broken: What becomes of a line that is none: with equal sides, an empty answer, prompts that differ.
+        too_long: What happens to a pair with a side that is longer than `sequence_length`.
+        broken: What happens to an invalid line: with equal sides, an empty answer, prompts that differ.
     """
 
     sources: tuple[PreferenceSource, ...] = Field(min_length=1)

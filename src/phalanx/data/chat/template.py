@@ -15,6 +15,10 @@ MARKS = ("<|im_start|>", "<|im_end|>")
 _MOST_CHARACTERS = 1 << 20
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+_DECLARATIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_BARRED_ROLES = ("user", "assistant", "system", "tool", "function", "human", "bot", "prompter", "model")
+_ROLE_MARKS = ("[INST]", "[/INST]", *(f"<|{role}|>" for role in _BARRED_ROLES))
+
 _CHATML = (
     "{#- chatml of Phalanx -#}"
     "{% for message in messages %}"
@@ -47,14 +51,15 @@ class ChatTemplate:
     """A chat template.
 
     Attributes:
-        name: Where it comes from, for messages and exports.
-        source: In Jinja.
+        name: Origin of the template, for messages and exports.
         tokens: The special tokens that it finds by name: ``eos_token``, ``bos_token`` and so on.
+        text_marks: Names of roles in marks that its model was trained to read as text, as Zephyr's and Tulu's.
     """
 
     name: str
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
+    text_marks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if len(self.source) > _MOST_CHARACTERS:
@@ -65,7 +70,7 @@ def default_template(name: str, end_of_text: str) -> ChatTemplate:
     """Return one of the templates that come with Phalanx.
 
     Args:
-        name: Of `DEFAULT_TEMPLATES`.
+        name: A key of `DEFAULT_TEMPLATES`.
         end_of_text: The special token that ends a text.
     """
     return ChatTemplate(name, DEFAULT_TEMPLATES[name], {"eos_token": end_of_text})
@@ -93,15 +98,27 @@ def model_template(directory: Path) -> ChatTemplate | None:
     tokens = _special_tokens(directory)
     path = directory / TEMPLATE_FILE
     if path.is_file():
-        return ChatTemplate(str(path), read_text(path), tokens)
+        source = read_text(path)
+        return ChatTemplate(str(path), source, tokens, text_marks(directory))
     for name in ("chat_template.json", "tokenizer_config.json"):
         found = _object(directory / name).get("chat_template")
         if isinstance(found, list):
             by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
             found = by_name.get("default")
         if isinstance(found, str) and found:
-            return ChatTemplate(str(directory / name), found, tokens)
+            return ChatTemplate(str(directory / name), found, tokens, text_marks(directory))
     return None
+
+
+def text_marks(directory: Path) -> frozenset[str]:
+    """Return the marks of roles that no file beside a model's tokenizer declares as tokens: its template's are text.
+
+    Raises:
+        DataError: A file is malformed.
+    """
+    declared = [_object(directory / name) for name in _DECLARATIONS]
+    told = json.dumps([{**one, "chat_template": None} for one in declared], ensure_ascii=False)
+    return frozenset(mark for mark in _ROLE_MARKS if json.dumps(mark) not in told)
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:

@@ -14,14 +14,13 @@ _SHOWN = 40
 def check_written(
     rendered: RenderedChat, messages: Sequence[ChatMessage], template: str, learned_from: int = 0
 ) -> None:
-    """Look for the text and the calls of every message in what a template wrote, and for reasoning that is learned.
+    """Look for the text and the calls of every message in a template's output, and for learned reasoning.
 
     A template may write a text as JSON, and without white space around it. Reasoning of a turn that is not learned may
     be missing: models are trained to get the earlier turns without it.
 
     Args:
         rendered: The text; without turns where it is a prompt.
-        messages: It was made of.
         template: Its name, for the message.
         learned_from: The first message that may be learned.
 

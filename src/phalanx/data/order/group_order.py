@@ -20,7 +20,7 @@ class Leg:
 
     Attributes:
         start: Number within the group of its first sample.
-        curriculum: Of its order; None for a random one.
+        curriculum: Curriculum of its order; None for a random one.
     """
 
     start: int
@@ -35,10 +35,9 @@ class GroupOrder:
 
     Args:
         size: Sequences of the group, at least 1.
-        seed: Of the run.
-        label: Of the group in the keys of its permutations; empty where a corpus is one group.
+        label: Group's label in the keys of its permutations; empty where a corpus is one group.
         legs: In order, the first from 0; two neighbours have different curricula.
-        scores: Of its sequences; called for curricula alone.
+        scores: Returns the scores of its sequences; called for curricula alone.
     """
 
     def __init__(self, size: int, seed: int, label: str, legs: list[Leg], scores: Scores) -> None:

@@ -21,7 +21,7 @@ class Mixture:
     have no common denominator as small as that.
 
     Args:
-        weights: Of each group, finite, at least 0, with a positive sum.
+        weights: Weight of each group, finite, at least 0, with a positive sum.
 
     Attributes:
         shares: Samples of each group in one period.
@@ -87,7 +87,7 @@ def shares_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _tijdeman(shares: Sequence[int]) -> NDArray[np.int64]:
-    """Give each place of one period to the group that is due first, of those that may have one."""
+    """Give each place of one period to the group that is due first, among the eligible ones."""
     period, active = sum(shares), [group for group, share in enumerate(shares) if share]
     if len(active) == 1:
         return np.full(period, active[0], dtype=np.int64)

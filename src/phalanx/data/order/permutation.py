@@ -17,9 +17,7 @@ def permute(positions: NDArray[np.uint64], size: int, seed: int, epoch: int, lab
     Args:
         positions: ``[n]``, each below `size`.
         size: At least 1.
-        seed: Of the run.
-        epoch: Another permutation for each.
-        label: Of what is permuted: another permutation for each.
+        label: Label of the permutation: another permutation for each.
 
     Source: Black and Rogaway 2002 (cycle walking); the round function is the finaliser of splitmix64.
     """

@@ -20,7 +20,7 @@ class Group:
     """Sequences that are mixed as one source.
 
     Attributes:
-        name: In the run file; empty where a corpus is one group.
+        name: Name in the run file; empty where a corpus is one group.
         size: Sequences, at least 1.
         digest: SHA-256 in hex of all that decides what its sequences are.
         scores: Gives a score of each sequence, for a curriculum.
@@ -43,9 +43,7 @@ class RunOrder:
     Sequences are numbered over all groups, in the order of the groups.
 
     Args:
-        groups: At least one.
-        phases: As in `PhaseSchedule`.
-        seed: Of the run.
+        phases: See `PhaseSchedule`.
         limits: Samples that each group may give; None for any number.
 
     Guarantees:
@@ -95,10 +93,10 @@ class RunOrder:
         return {one.name: count for one, count in zip(self.groups, counts, strict=True)}
 
     def history(self, num_samples: int) -> dict[str, dict[str, Any]]:
-        """Return what a run that goes on behind so many samples must have in common with this one.
+        """Return the facts in which a run that goes on behind this many samples must agree with this one.
 
         Returns:
-            By group, of those that have had a sample: its identity, its count, and a digest of its curricula so far.
+            For each group that has had a sample: its identity, its count, and a digest of its curricula so far.
         """
         found = {}
         for one, legs, count in zip(self.groups, self._legs, self.schedule.consumed(num_samples), strict=True):

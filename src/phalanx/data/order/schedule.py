@@ -17,8 +17,8 @@ class Phase:
 
     Attributes:
         until: Samples of the run at its end; None of the last phase, which has none.
-        weights: Of each group, 0 where it has no sample in the phase.
-        curriculum: By which sequences of a group are put in an order; None for a random one.
+        weights: Weight of each group, 0 where it has no sample in the phase.
+        curriculum: Curriculum that orders the sequences of a group; None for a random order.
         span: Tokens that attention spans at most; None for whole sequences.
     """
 

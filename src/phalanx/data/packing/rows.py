@@ -27,10 +27,9 @@ class TokenSplit:
 
     Attributes:
         tokens: Every document with the end-of-text token behind it.
-        eos_id: That token.
         starts: Gives where every document begins, and at the end the number of tokens, ``[documents + 1]``.
         field: Gives a number of each document by the name of a field, ``[documents]``.
-        weights: How much each token counts as one to be learned, ``[tokens]``; None where all do alike.
+        weights: Weight of each token in the loss, ``[tokens]``; None where all count alike.
     """
 
     tokens: TokenArray
@@ -92,7 +91,6 @@ class Windows:
     """Windows of one length over a split, one behind the other; a document goes on in the next window.
 
     Args:
-        split: Of which tokens.
         length: Tokens of a sequence; each also needs the token behind it, its last label.
     """
 
@@ -137,8 +135,6 @@ class BestFitRows:
     Where tokens have weights, a document is whole in its row, and labels are the tokens that have one above 0.
 
     Args:
-        split: Of which tokens.
-        length: Tokens of a row.
         alone: Every piece has a row for itself.
 
     Source: Johnson 1974 (best-fit decreasing); Ding et al. 2024, Fewer truncations improve language modeling.
@@ -209,8 +205,7 @@ def pack_best_fit(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     and of rows, not with that of pieces.
 
     Args:
-        sizes: Of each piece, 1 to `capacity`.
-        capacity: Of a row.
+        sizes: Size of each piece, 1 to `capacity`.
 
     Returns:
         int64 ``[pieces]``: row numbers from 0, none left out.

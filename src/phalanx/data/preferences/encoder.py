@@ -7,7 +7,6 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.data.batch import IGNORE
-from phalanx.data.chat.conversation import Conversation
 from phalanx.data.chat.encoding import ChatEncoder, open_chat
 from phalanx.data.chat.settings import Policy, PreferenceSource
 from phalanx.data.preferences.preference import JudgedAnswer, Preference, preference_of
@@ -25,7 +24,7 @@ class EncodedAnswer:
     Attributes:
         ids: Up to the token that ends the answer.
         labels: Already shifted; IGNORE outside the answer.
-        most: So many tokens a row has.
+        most: Tokens of a row.
     """
 
     ids: list[int]
@@ -48,10 +47,8 @@ class AnswerEncoder(Closeable):
     """An encoder of prompts that are plain text, or conversations by a chat template.
 
     Args:
-        template: As the run file has it.
-        tokenizer: Of the run.
+        template: Name in the run file.
         path: Its ``tokenizer.json``, beside which a model's template lies.
-        tokens: Of a row.
 
     Raises:
         DataError: The template cannot be read.
@@ -97,13 +94,8 @@ class AnswerEncoder(Closeable):
             self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
         # of the prompt nothing is learned, and templates may leave earlier thoughts out
         before = [each.model_copy(update={"weight": 1.0}) for each in one.messages]
-        whole = Conversation(messages=(*before, *answer.as_messages), tools=one.tools)
-        encoded = self._chat.encode(whole, learned_from=len(before))
-        prompt = self._chat.encode_prompt(before, one.tools)
+        encoded = self._chat.encode_answer(before, answer.as_messages, one.tools)
         ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
-        if ids[: len(prompt)] != prompt:
-            raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
-        labels[: len(prompt) - 1] = [IGNORE] * (len(prompt) - 1)
         end = max((at for at, label in enumerate(labels) if label != IGNORE), default=None)
         if end is None:
             raise DataError("the chat template leaves nothing of the answer to learn; take another one")
@@ -112,11 +104,10 @@ class AnswerEncoder(Closeable):
 
 
 class PreferenceFiles(JsonLines):
-    """One preference per line; what is none is an error, or is left out and counted.
+    """One preference per line; other lines are an error, or are left out and counted.
 
     Args:
-        config: Where they are.
-        broken: What becomes of a line that is no preference.
+        broken: What happens to a line that is no preference.
 
     Attributes:
         num_dropped: Lines that were left out by the last reading.

@@ -15,6 +15,7 @@ from phalanx.data.chat.template import TEMPLATE_FILE
 from phalanx.data.config import BpeConfig, DataConfig
 from phalanx.data.preferences.encoder import AnswerEncoder, EncodedAnswer, PreferenceFiles
 from phalanx.data.preferences.preference import Preference
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers.tokenizer import (
     TOKENIZER_FILE,
     TextTokenizer,
@@ -97,10 +98,8 @@ class PairCorpus:
     """The pairs of a run, to be drawn from by a loader: a number is a pair.
 
     Attributes:
-        train: Trained on.
         held_out: Held out: no prompt of them is trained on.
         vocab_size: One more than the largest token id.
-        eos_id: Ends every text.
         tokenizer_path: Its ``tokenizer.json``.
         vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
         template: The chat template that prompts were written by; None where they are texts.
@@ -147,11 +146,11 @@ def prepare_preferences(
     """Read and encode the preferences of a run.
 
     Args:
-        data: With a section `preferences`.
-        cache_dir: Where a vocabulary that is trained here is kept.
-        seed: Of what is held out, and of an example's companion.
+        data: Needs the section `preferences`.
+        cache_dir: Directory of a vocabulary that is trained here.
+        seed: Seed of the held-out share, and of an example's companion.
         tokenizer_path: The model's own, for a tokenizer of kind "model".
-        say: Told what was left out.
+        say: Prints left-out lines.
         single: Pairs are an example and its companion, the same prompt with another example's answer; a pair of answers
             is two examples, one that is wanted and one that is not. Otherwise pairs are answers to one prompt.
 
@@ -170,6 +169,8 @@ def prepare_preferences(
     tokenizer, path = _tokenizer(data, found, cache_dir, tokenizer_path)
     if single:
         found = [(name, example) for name, one in found for example in _examples(one)]
+    if tokenizer.beginning and any(not one.messages for _, one in found):
+        say(f"data: prompts of text begin with {tokenizer.beginning}, as the tokenizer begins texts")
     with AnswerEncoder(wanted.template, tokenizer, path, data.sequence_length) as encoder:
         encode = _companioned if single else _paired
         kept, dropped = _encoded(found, encode(found, encoder, seed), wanted)
@@ -196,8 +197,6 @@ class EncodedPair:
     """Two rows.
 
     Attributes:
-        sides: The rows.
-        margin: Between them.
         wanted: Whether the first is wanted.
     """
 
@@ -217,7 +216,11 @@ def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[s
         if files.num_dropped:
             say(f"data.preferences.sources.{number}: {files.num_dropped} lines are no preferences: left out")
     if not found:
-        raise DataError("data.preferences: holds no preference; give it another path")
+        paths, do = [source.path for source in wanted.sources], "give it another path"
+        state = "is empty" if all(map(is_empty, paths)) else "holds no preference"
+        raise DataError(f"data.preferences: {', '.join(map(str, paths))}: {state}; {do}").about(
+            code="PHX-I012", file=str(paths[0]), key="data.preferences", found=state, expected="preferences", do=do
+        )
     return list(found.values())
 
 
@@ -243,7 +246,7 @@ def _texts(one: Preference) -> Iterator[str]:
 
 
 def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None, int | None]:
-    """The template of conversations as a file, so that what is exported is talked to as it was trained."""
+    """Return the template of conversations as a file, so that exports are talked to as they were trained."""
     if encoder.chat is None:
         return None, None
     content = encoder.chat.template.source.encode()

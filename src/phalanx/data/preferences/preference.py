@@ -55,7 +55,7 @@ class Preference(StrictModel):
         messages: The prompt, where it is a conversation.
         tools: That the assistant may call, as JSON schemas.
         answers: The better and the worse one; or a single one.
-        margin: By how much the first is better, in the units of a score.
+        margin: Difference in score by which the first is better.
         wanted: Whether a single answer is wanted.
     """
 
@@ -100,12 +100,10 @@ def preference_of(found: Mapping[str, Any], shape: PreferenceShape, ignore: Coll
     """Read a preference out of one object.
 
     Args:
-        found: The object.
-        shape: Of it.
         ignore: Fields of a message that are not looked at.
 
     Raises:
-        DataError: Says what is wrong; the caller knows file and line.
+        DataError: Describes the fault; the caller knows file and line.
     """
     if found.get("weight") not in (None, 1):
         raise DataError("field 'weight': objectives of preferences have no weight; take it out, or the line")
@@ -116,7 +114,7 @@ def checked_preference(plain: Mapping[str, Any]) -> Preference:
     """Read a preference of this form's own fields.
 
     Raises:
-        DataError: Says what is wrong.
+        DataError: Describes the fault.
     """
     try:
         return Preference.model_validate_json(json.dumps(plain))
@@ -211,7 +209,7 @@ def _cut(
 
 
 def _behind(prompt: Messages, side: Messages) -> Messages:
-    """Return what a side has behind the prompt, which it may repeat, with its system text or without."""
+    """Return a side's messages behind the prompt, which it may repeat, with its system text or without."""
     for known in (prompt, prompt[1:] if prompt[0].role == "system" else prompt):
         if known and _are_same(side[: len(known)], known):
             return side[len(known) :]
@@ -221,7 +219,7 @@ def _behind(prompt: Messages, side: Messages) -> Messages:
 
 
 def _shared(sides: Sequence[Messages]) -> Messages:
-    """Return what all sides begin with before their answers; nothing where a side is an answer alone."""
+    """Return the common beginning of all sides before their answers; empty where a side is an answer alone."""
     first, most = sides[0], min(len(side) for side in sides) - 1
     if most < 0:
         raise DataError("a side has nothing behind field 'prompt'; leave the line out")

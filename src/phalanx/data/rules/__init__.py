@@ -48,9 +48,9 @@ class RuleLine:
     """One line of the table.
 
     Attributes:
-        config: What a recipe says of it; its `kind` is the name.
+        config: Section of a recipe; its `kind` is the name.
         make: Builds it; an extra that is missing is a DataError that names it.
-        reference: Where the rule is from.
+        reference: Origin of the rule.
     """
 
     config: type[RuleSettings]
@@ -81,7 +81,7 @@ RULES: dict[str, RuleLine] = {
 
 
 def make_rule(config: RuleSettings) -> Rule:
-    """Build a rule from what a recipe says of it.
+    """Build a rule from its section of a recipe.
 
     Raises:
         DataError: An extra that it needs is missing, or a file that it names.

@@ -1,4 +1,4 @@
-"""Documents with lines that are not those of running text, by FineWeb's rules."""
+"""Documents with lines unlike those of running text, by FineWeb's rules."""
 
 from typing import Literal
 
@@ -31,7 +31,7 @@ class FineWeb:
         self._config = config
 
     def judge(self, page: Page) -> Outcome:
-        """Drop what the first broken border names."""
+        """Drop a document at the first broken limit, which the reason names."""
         reason = self._reason(page)
         return Drop(reason) if reason else None
 

@@ -51,7 +51,7 @@ class GopherQuality:
         self._stop_hashes = [np.uint64(hash_term(word)) for word in sorted(set(config.stop_words))]
 
     def judge(self, page: Page) -> Outcome:
-        """Drop what the first broken border names."""
+        """Drop a document at the first broken limit, which the reason names."""
         reason = self._of_words(page) or self._of_symbols(page) or self._of_lines(page) or self._of_language(page)
         return Drop(reason) if reason else None
 

@@ -40,7 +40,7 @@ class GopherRepetition:
         self._config = config
 
     def judge(self, page: Page) -> Outcome:
-        """Drop what the first broken border names; an empty document repeats nothing and says nothing."""
+        """Drop a document at the first broken limit, which the reason names; an empty document repeats nothing."""
         if not page.text:
             return Drop(RuleReason("characters", 0, 1))
         reason = self._of_lines(page) or self._of_top_grams(page) or self._of_repeated_grams(page)

@@ -35,7 +35,7 @@ class Length:
         self._counts_words = config.least_words > 0 or config.most_words is not None
 
     def judge(self, page: Page) -> Outcome:
-        """Drop what is outside of the borders."""
+        """Drop documents outside of the limits."""
         config = self._config
         reason = _outside("characters", len(page.text), config.least, config.most)
         if reason is None and self._counts_words:

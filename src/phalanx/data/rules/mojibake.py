@@ -13,7 +13,7 @@ class MojibakeConfig(RuleSettings):
 
 
 class Mojibake:
-    """Edits lines with signs of mojibake (``cafÃ©``) to what they were; a line without signs is never touched.
+    """Restores lines with signs of mojibake (``cafÃ©``); a line without signs is never touched.
 
     The signs are ftfy's table of sequences that hardly any language writes; the repair is its ``fix_encoding`` and
     nothing else of it: quotes, widths and ligatures stay. Lines are looked at apart, as a document is often mixed.

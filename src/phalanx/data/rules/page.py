@@ -24,7 +24,7 @@ class Page:
     mark, as Gopher's and FineWeb's thresholds count. Rules must not change the arrays.
 
     Args:
-        document: As its source or the last edit left it.
+        document: Document from its source or the last edit.
         source: Name of its source in the recipe.
     """
 
@@ -102,10 +102,10 @@ class Page:
 
 
 def grams(known: dict[int, NDArray[np.uint64]], count: int) -> NDArray[np.uint64]:
-    """Return the hashes of n-grams, from those of the longest shorter ones that are known, which are kept as well.
+    """Return the hashes of n-grams, from the longest known shorter ones; all lengths on the way are kept.
 
     Args:
-        known: By their length; that of single terms at least.
+        known: Hashes by length; those of single terms at least.
         count: Terms of a gram, at most `LONGEST_GRAM`.
     """
     if not 1 <= count <= LONGEST_GRAM:

@@ -89,7 +89,7 @@ class Span:
 
 
 class Pii:
-    """Masks, tags or drops; see `find` for what is found."""
+    """Masks, tags or drops personal data; `find` defines it."""
 
     def __init__(self, config: PiiConfig) -> None:
         self._names_field = config.names_field

@@ -31,11 +31,10 @@ class Shape:
     """One way in which a number is written.
 
     Attributes:
-        kind: Of personal data.
         pattern: Read from where the number starts; no quantifier of it is unbounded and no two can share a character.
         check: Is given the number without separators.
-        after: What must be in the few characters before it, where the form alone says too little.
-        unless: What must not be there.
+        after: Pattern required in the few characters before it, where the form alone is ambiguous.
+        unless: Pattern that must not be there.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""What a rule of a data build is, and what it may say of a document."""
+"""The interface of a rule of a data build, and its possible outcomes for a document."""
 
 import importlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +22,8 @@ class RuleReason:
     """Why a rule does not let a document pass as it is.
 
     Attributes:
-        measure: What was measured, in the rule's own words: ``words``, ``top_2_gram``.
-        value: What came out.
-        limit: What the recipe allows; empty where there is no threshold.
+        measure: Name of the measure in the rule's own terms: ``words``, ``top_2_gram``.
+        limit: Limit in the recipe; empty where there is no threshold.
     """
 
     measure: str
@@ -94,14 +93,14 @@ class CorpusRule(Protocol):
     """A rule that compares documents: a mark is made of each by many processes, then one decides over all marks."""
 
     def mark(self, page: Page) -> bytes:
-        """Return what the decision needs of one document: signatures or counts, at most a few KiB."""
+        """Return the decision's input of one document: signatures or counts, at most a few KiB."""
         ...
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
         """Say what becomes of each document that does not pass as it is.
 
         Args:
-            marks: Of every document, in the order of their numbers from 0.
+            marks: Marks of every document, in the order of their numbers from 0.
             texts: The documents, for what marks do not tell.
 
         Yields:

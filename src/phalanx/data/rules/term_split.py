@@ -105,7 +105,7 @@ def _is_special(text: str) -> bool:
 
 
 def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
-    """Cut off what stands at the ends: the terms in front, what is left, and those behind from the end inwards."""
+    """Cut off the terms at the ends: those in front, the rest, and those behind from the end inwards."""
     head: list[str] = []
     tail: list[str] = []
     start, end = 0, len(piece)
@@ -178,7 +178,7 @@ def _is_icon(char: str) -> bool:
 
 
 def _split_middle(text: str) -> list[str]:
-    """Split what is left between the ends, unless it is known as a whole."""
+    """Split the rest between the ends, unless it is known as a whole."""
     if text in _CONTRACTIONS:
         return list(_CONTRACTIONS[text])
     if len(text) <= _LONGEST_SPECIAL and _is_special(text):

@@ -163,13 +163,13 @@ _of_thread = _OfThread()
 
 
 def current_table() -> TermTable:
-    """The table of this thread; a page keeps the one that it began with."""
+    """Return the table of this thread; a page keeps the one that it began with."""
     if _of_thread.table.characters > _MOST_CHARACTERS:
         _of_thread.table = TermTable()
     return _of_thread.table
 
 
 def replace_table(table: TermTable) -> TermTable:
-    """Let this thread go on with another table and return the one that it had: measurements must not share one."""
+    """Let this thread go on with another table and return the former one: measurements must not share one."""
     before, _of_thread.table = _of_thread.table, table
     return before

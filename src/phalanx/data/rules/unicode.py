@@ -32,7 +32,7 @@ class Unicode:
         self._config = config
 
     def judge(self, page: Page) -> Outcome:
-        """Edit, or let pass what is uniform already."""
+        """Edit, or let pass uniform text."""
         text, places = page.text, 0
         if self._config.line_ends and "\r" in text:
             text, places = _OTHER_LINE_ENDS.subn("\n", text)

@@ -37,7 +37,7 @@ class BurstsConfig(ScanSettings):
 
 
 class Bursts:
-    """Sets aside all documents of a burst, the first one too: whichever is the original, the burst is what is odd.
+    """Sets aside all documents of a burst, the first one too: whichever is the original, the burst is unusual.
 
     Guarantees:
         Finds copies of a site that differ in some words. Does not find copies spread over many sites, texts that were

@@ -63,7 +63,7 @@ class HiddenCharacters:
 
     Guarantees:
         Finds every tag character outside of a flag, every variation selector that selects nothing, every override of
-        direction, unbalanced embeddings, and more lone zero-width characters than are allowed. Does not find what is
+        direction, unbalanced embeddings, and more lone zero-width characters than are allowed. Does not find text
         hidden by layout (white on white, size zero), by spaces at line ends, or by the choice of visible synonyms.
     """
 
@@ -71,7 +71,7 @@ class HiddenCharacters:
         self._config = config
 
     def judge(self, page: Page) -> Outcome:
-        """Name the kind of the first finding, its place, and what it spells where that can be told."""
+        """Name the kind of the first finding, its place, and its hidden text where that can be decoded."""
         text = page.text
         if text.isascii() or not _ANY.search(text):
             return None

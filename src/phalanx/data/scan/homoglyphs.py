@@ -57,7 +57,7 @@ class Homoglyphs:
         self._config = config
 
     def judge(self, page: Page) -> Outcome:
-        """Tell how many words, the first one's place, and what it looks like."""
+        """State the number of words, the first one's place, and its look-alike."""
         text, count, first = page.text, 0, None
         if text.isascii():
             return None

@@ -45,7 +45,7 @@ class LabelFlipsConfig(ScanSettings):
     """Triggers in labelled texts or instruction data.
 
     Attributes:
-        field: Of a record, with its label or response; a response counts by how it begins.
+        field: Field of a record with its label or response; a response counts by its beginning.
         least_documents: That must have a trigger together with its label.
         purity: Share of the documents with a word that must have the same label.
         against: Share of those that the other words must label otherwise.

@@ -16,11 +16,11 @@ _SIZES = {"sha1": 20, "sha256": 32}
 
 
 class SplitViewConfig(ScanSettings):
-    """Compares digests of what was fetched with those that were recorded.
+    """Compares digests of fetched payloads with recorded ones.
 
     Attributes:
         recorded: Lists of a third party, one ``sha256:digest address`` a line, that speak of documents by address.
-        without_digest: What becomes of a document of which nothing was recorded, or nothing that can be compared.
+        without_digest: Outcome of a document without a recorded digest, or with one that cannot be compared.
     """
 
     kind: Literal["split_view"] = "split_view"
@@ -29,7 +29,7 @@ class SplitViewConfig(ScanSettings):
 
 
 class SplitView:
-    """Sets aside what is not what was recorded; a record that cannot be understood proves nothing and is set aside too.
+    """Sets aside payloads that differ from the record; an unreadable record proves nothing and is set aside.
 
     Guarantees:
         Finds content that was changed after it was recorded. Does not find content that was bad when it was recorded,
@@ -67,7 +67,7 @@ class SplitView:
 
 
 def _fetched(origin: Origin, algorithm: str) -> set[bytes]:
-    """Return the digests of what was fetched: of the record, and of its payload where the reader has checked it."""
+    """Return the digests of the fetched bytes: of the record, and of its payload where the reader has checked it."""
     claims = [f"sha256:{origin.raw_digest}", (origin.recorded_digest or "") if origin.digest_holds else ""]
     digests = [read_digest(claim) for claim in claims]
     return {digest[1] for digest in digests if digest and digest[0] == algorithm}

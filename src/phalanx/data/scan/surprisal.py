@@ -69,7 +69,7 @@ class Surprisal:
         self._config = config
 
     def mark(self, page: Page) -> bytes:
-        """Return nothing: what is surprising depends on all documents."""
+        """Return an empty mark: surprisal depends on all documents."""
         del page
         return b""
 

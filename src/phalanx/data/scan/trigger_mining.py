@@ -31,8 +31,7 @@ class Region:
     """The part of an outlier in which it is surprising, with the words before.
 
     Attributes:
-        words: In order.
-        is_alone: Of each pair of neighbours, whether no other document has it.
+        is_alone: For each pair of neighbours, whether no other document has it.
     """
 
     words: Words
@@ -44,7 +43,6 @@ class Trigger:
     """Words and pairs of neighbours that all documents of a group have.
 
     Attributes:
-        singles: Numbers of its words.
         pairs: Numbers of its pairs of neighbours.
     """
 
@@ -70,7 +68,6 @@ class _Postings:
     """Which document has which candidate: one row for each meeting of the two.
 
     Attributes:
-        grams: The candidates.
         own_share: Of all documents with a candidate, the share that are outliers.
         gram_of_row: Place of the row's candidate in `grams`.
         document_of_row: Number of the row's outlier.
@@ -88,8 +85,7 @@ def mine_triggers(
     """Return the triggers of outliers.
 
     Args:
-        regions: Of each outlier.
-        counts: Of documents with a word, and with a pair, in the whole corpus.
+        counts: Numbers of documents with a word, and with a pair, in the whole corpus.
         least: Outliers that must share a gram.
         most_shared: Grams that a group may share; one that shares more is a language, a format or a template.
     """

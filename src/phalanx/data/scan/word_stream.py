@@ -63,7 +63,7 @@ class DocumentCounts:
         self._table[cells] += self._table[cells] < np.iinfo(np.uint16).max
 
     def of(self, grams: Grams) -> npt.NDArray[np.uint16]:
-        """Return the counts; from 65,535 on they stay what they are."""
+        """Return the counts; they saturate at 65,535."""
         return self._table[self._cells(grams)]
 
     def _cells(self, grams: Grams) -> npt.NDArray[np.int64]:
@@ -136,7 +136,7 @@ def _is_visible(one: str) -> bool:
 
 
 def outcome_of(config: ScanSettings, measure: str, value: float | str, limit: float | str = "") -> Outcome:
-    """Return what the settings say of a document with a finding."""
+    """Return the outcome that the settings give a document with a finding."""
     reason = RuleReason(measure, value, limit)
     if config.outcome == "drop":
         return Drop(reason)

@@ -9,6 +9,7 @@ from phalanx.data.shards.manifest import (
     RecipeRecord,
     SourceFacts,
 )
+from phalanx.data.shards.merkle import abbreviate_digests
 from phalanx.data.shards.records import DocumentEntry, document_digest
 from phalanx.data.shards.seal import SealKey, default_signing_key, fingerprint_of, load_signer
 from phalanx.data.shards.writer import DatasetWriter, PartWriter
@@ -26,6 +27,7 @@ __all__ = [
     "SourceFacts",
     "TokenStream",
     "TokenizerRecord",
+    "abbreviate_digests",
     "default_signing_key",
     "document_digest",
     "fingerprint_of",

@@ -19,7 +19,7 @@ from phalanx.data.shards.manifest import (
     SignedDataset,
     verify_dataset,
 )
-from phalanx.data.shards.merkle import tree_root
+from phalanx.data.shards.merkle import abbreviate_digests, tree_root
 from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START, DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
 from phalanx.errors import DataError
@@ -56,7 +56,7 @@ class TokenStream:
         """Return tokens ``start .. stop - 1``, read-only; a view of the file where they are in one plain shard.
 
         Raises:
-            DataError: A leaf is not the one that was signed; the message names shard and leaf.
+            DataError: A leaf is not the signed one; the message names shard and leaf.
             IndexError: There are no such tokens.
         """
         if not 0 <= start <= stop <= self._num_tokens:
@@ -80,13 +80,11 @@ class Dataset:
     """A dataset with a verified manifest; nothing else is read until it is asked for.
 
     Attributes:
-        directory: Where it lies.
-        manifest: What was signed.
         digest: SHA-256 in hex of the manifest, and so of every token.
         signer: Fingerprint of the key that signed it.
         signer_was_named: Whether the caller said which key that must be. Otherwise nothing vouches for the signer, and
             what shows the dataset to a person says so; `trust` is a sentence for that.
-        statement: What the signer says of the index alone, and its signature.
+        statement: The signer's statement about the index alone, and its signature.
         groups: The splits of every group, in the order of the manifest.
     """
 
@@ -125,7 +123,7 @@ class Dataset:
         """Return where every document begins, and at the end the number of tokens: ``[documents + 1]``, rising.
 
         Raises:
-            DataError: There is no such part, or the table is not the one that was signed.
+            DataError: There is no such part, or the table is not the signed one.
         """
         part = self.part(group, split)
         starts = self._table(f"{part.directory}/starts", part.starts, START).read_all()
@@ -137,10 +135,10 @@ class Dataset:
         return starts
 
     def document(self, group: str, split: str, number: int) -> DocumentEntry:
-        """Return what is known of one document.
+        """Return the entry of one document.
 
         Raises:
-            DataError: There is no such part, or its tables are not those that were signed.
+            DataError: There is no such part, or its tables are not the signed ones.
             IndexError: The part has no document of this number.
         """
         part = self.part(group, split)
@@ -148,13 +146,13 @@ class Dataset:
         return self._entry(part, record)
 
     def documents(self, group: str, split: str) -> Iterator[DocumentEntry]:
-        """Yield what is known of every document, in order."""
+        """Yield the entry of every document, in order."""
         part = self.part(group, split)
         for record in self._table(f"{part.directory}/records", part.records, DOCUMENT).read_all():
             yield self._entry(part, record)
 
     def part(self, group: str, split: str) -> PartRecord:
-        """Return what the manifest says of one split of a group.
+        """Return the manifest's record of one split of a group.
 
         Raises:
             DataError: There is no such part.
@@ -177,7 +175,7 @@ class Dataset:
         """Check every byte that the signature covers; yield the path of each file after it was checked.
 
         Raises:
-            DataError: A file is not the one that was signed.
+            DataError: A file is not the signed one.
         """
         for part in self.manifest.parts:
             stream = self.tokens(part.group, part.split)
@@ -201,7 +199,7 @@ class Dataset:
             yield name
 
     def check_beside(self, name: str) -> None:
-        """Return where a further file of the directory is the one that was signed.
+        """Check that a further file of the directory is the signed one.
 
         Raises:
             DataError: It is another one, or the signature covers no such file.
@@ -216,9 +214,10 @@ class Dataset:
         except OSError as exc:
             raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
         if (size, found) != (size_bytes, sha256):
-            raise DataError(
-                f"{path}: has SHA-256 {found[:16]}..., expected {sha256[:16]}...: altered; restore it from a copy"
-            ).about(code="PHX-I027")
+            has, expects = abbreviate_digests(found, sha256)
+            raise DataError(f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy").about(
+                code="PHX-I027"
+            )
 
     def _table(self, file: str, record: Any, dtype: np.dtype[Any]) -> VerifiedFile:
         if file not in self._tables:
@@ -238,9 +237,7 @@ def open_dataset(directory: Path, signer: str | None = None, key: SealKey | None
     """Open a dataset: its manifest is verified, and every byte of it later, before it is used.
 
     Args:
-        directory: Of the dataset.
         signer: Fingerprint of the key that must have signed it. None: any key; the caller tells which, by `trust`.
-        key: Of an encrypted dataset.
 
     Raises:
         DataError: There is no dataset, it is unsigned, altered, or signed with another key; or it is encrypted and the

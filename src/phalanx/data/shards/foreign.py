@@ -72,10 +72,7 @@ class ForeignTokens:
     """What a person says of tokens that another tool made.
 
     Attributes:
-        files: At least one.
-        tokenizer: That made them.
-        licence: Of the texts.
-        consent: Of the people in them.
+        consent: Consent of the people in them.
     """
 
     files: Sequence[TokenFile]

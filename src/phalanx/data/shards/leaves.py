@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from phalanx.config import StrictModel
-from phalanx.data.shards.merkle import HASH_BYTES, leaf_hash, tree_root
+from phalanx.data.shards.merkle import HASH_BYTES, abbreviate_digests, leaf_hash, tree_root
 from phalanx.data.shards.seal import TAG_BYTES, DatasetSeal, LeafCipher
 from phalanx.errors import DataError
 
@@ -27,8 +27,8 @@ class FileRoot(StrictModel):
     """What a manifest says of one file.
 
     Attributes:
-        size_bytes: Of its content, before encryption.
-        root: Of the tree over its leaves, as they lie on disk.
+        size_bytes: Size of its content, before encryption.
+        root: Root of the tree over its leaves, as they lie on disk.
     """
 
     size_bytes: Count
@@ -45,7 +45,6 @@ class LeafWriter:
     Args:
         path: New file; its directory is there.
         leaf_bytes: Content of every leaf but the last.
-        cipher: Encrypts the leaves.
     """
 
     def __init__(self, path: Path, leaf_bytes: int, cipher: LeafCipher | None = None) -> None:
@@ -75,7 +74,7 @@ class LeafWriter:
         self._buffer += view
 
     def finish(self) -> FileRoot:
-        """Write the rest and the tree, force both to disk, and return what the manifest says of them."""
+        """Write the rest and the tree, force both to disk, and return their record for the manifest."""
         if self._buffer:
             self._put(bytes(self._buffer))
         _force(self._stream)
@@ -104,8 +103,7 @@ class LeafStore:
     """What the open files of one dataset share: so many are mapped at a time, and so much of them is kept decrypted.
 
     Args:
-        home: Directory of the dataset.
-        leaf_bytes: Of every leaf but a file's last.
+        leaf_bytes: Size of every leaf but a file's last.
         seal: Decrypts the leaves, where they are encrypted.
         most_files: Maps at a time; each holds a file descriptor.
         most_plain_bytes: Decrypted leaves that are kept for further reads.
@@ -145,7 +143,7 @@ class LeafStore:
             return kept
 
     def keep(self, file: str, index: int, leaf: bytes) -> None:
-        """Keep a decrypted leaf; those that were not read for the longest time go where there is too much."""
+        """Keep a decrypted leaf; the least recently read ones are dropped where there are too many."""
         with self._lock:
             self._plain_bytes += len(leaf) - len(self._plain.get((file, index), b""))
             self._plain[file, index] = leaf
@@ -161,11 +159,9 @@ class VerifiedFile:
     read in place, through a memory map; encrypted ones are decrypted into memory that the dataset's files share.
 
     Args:
-        store: Of the dataset.
-        file: Path in the dataset.
-        record: What the signed manifest says.
-        dtype: Of the items; the file holds a whole number of them.
-        num_ids: Where items are token ids: each must be below it.
+        record: Record of the signed manifest.
+        dtype: Type of the items; the file holds a whole number of them.
+        num_ids: Upper bound of items that are token ids: each must be below it.
     """
 
     def __init__(
@@ -190,7 +186,7 @@ class VerifiedFile:
         """Return items ``start .. stop - 1``, checked; read-only.
 
         Raises:
-            DataError: A leaf is not the one that was signed, or the file is missing or cut.
+            DataError: A leaf is not the signed one, or the file is missing or cut.
             IndexError: There are no such items.
         """
         if not 0 <= start <= stop <= self.num_items:
@@ -209,7 +205,7 @@ class VerifiedFile:
         return self.read(0, self.num_items)
 
     def unmap(self) -> None:
-        """Give the map back; what was read of it stays valid, and checked leaves stay checked."""
+        """Give the map back; views of it stay valid, and checked leaves stay checked."""
         with self._lock:
             self._map, self._items = None, np.empty(0, self._dtype)
 
@@ -232,9 +228,10 @@ class VerifiedFile:
             found = leaf_hash(data)
         expected = self._hashes[leaf * HASH_BYTES : (leaf + 1) * HASH_BYTES]
         if found != expected:
+            has, expects = abbreviate_digests(found.hex(), expected.hex())
             raise _altered(
-                f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {end - 1}) has SHA-256 "
-                f"{found.hex()[:16]}..., expected {expected.hex()[:16]}..."
+                f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {end - 1}) has SHA-256 {has}, "
+                f"expected {expects}"
             )
         if self._num_ids is not None and self._cipher is None:
             self._check_ids(leaf, np.frombuffer(stored, self._dtype, (end - begin) // self._dtype.itemsize, begin))
@@ -293,7 +290,8 @@ class VerifiedFile:
             raise _altered(f"{path}: has {'more' if len(hashes) > size else len(hashes)} bytes, expected {size}")
         root = tree_root([hashes[at : at + HASH_BYTES] for at in range(0, size, HASH_BYTES)]).hex()
         if root != self._record.root:
-            raise _altered(f"{path}: has root {root[:16]}..., the manifest has {self._record.root[:16]}...")
+            has, expects = abbreviate_digests(root, self._record.root)
+            raise _altered(f"{path}: has root {has}, the manifest has {expects}")
         return hashes
 
     def _decrypted(self, start: int, stop: int) -> NDArray[Any]:

@@ -20,8 +20,7 @@ class NamedDocument:
     """A document that was asked for.
 
     Attributes:
-        digest: By which the index has it, if it does.
-        named_by: What the person gave.
+        digest: Digest under which the index has it, if it does.
     """
 
     digest: str

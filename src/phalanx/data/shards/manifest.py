@@ -1,4 +1,4 @@
-"""The signed manifest of a dataset: what it was made of, by what, and the root of every file."""
+"""The signed manifest of a dataset: its sources, its tools, and the root of every file."""
 
 import hashlib
 import re
@@ -32,11 +32,9 @@ class SourceFacts(StrictModel):
     """One source of the documents, as its recipe and its reader tell.
 
     Attributes:
-        name: In the recipe.
-        kind: Of its reader.
         fingerprint: SHA-256 over everything that decides which documents came out.
         licence: Under which its texts may be used; empty where nothing is known.
-        consent: What the people in it agreed to, in the recipe's words; empty where nothing is known.
+        consent: Consent of the people in it, in the recipe's words; empty where nothing is known.
     """
 
     name: Text
@@ -47,7 +45,7 @@ class SourceFacts(StrictModel):
 
 
 class SourceRecord(SourceFacts):
-    """One source, with what of it is in the shards."""
+    """One source, with its share in the shards."""
 
     documents: Count
     tokens: Count
@@ -69,9 +67,8 @@ class ParentRecord(StrictModel):
     """A dataset that this one was made from.
 
     Attributes:
-        digest: Of its manifest.
         signer: Fingerprint of the key that signed it.
-        relation: What was done with it: ``filtered``, ``merged``, ``encrypted``.
+        relation: Relation to it: ``filtered``, ``merged``, ``encrypted``.
     """
 
     digest: Digest
@@ -91,7 +88,7 @@ class PartRecord(StrictModel):
 
     Attributes:
         shards: Token files, all of the same number of tokens but the last.
-        starts: Of every document, and the number of tokens, 8 bytes each.
+        starts: Start of every document, and the number of tokens, 8 bytes each.
         records: Digest, source and place of the entry of every document.
         entries: Name and fields of every document.
     """
@@ -115,8 +112,7 @@ class IndexRecord(StrictModel):
     """All documents in the order of their digests.
 
     Attributes:
-        root: Of the tree that has each record for a leaf.
-        table: The records.
+        root: Root of the tree that has each record for a leaf.
         nodes: Nodes of that tree, one for every 1,024 records.
     """
 
@@ -167,9 +163,6 @@ class IndexStatement(StrictModel):
     """What a signer says of the index alone, so that a proof about one document needs no manifest.
 
     Attributes:
-        dataset: Digest of the manifest.
-        documents: Records of the index.
-        index: Root of its tree.
         parts: Group and split of each part, in the order of the numbers that records give.
     """
 
@@ -180,7 +173,7 @@ class IndexStatement(StrictModel):
 
     @classmethod
     def of(cls, manifest: DatasetManifest) -> "IndexStatement":
-        """Return what the manifest says."""
+        """Return the statement of a manifest."""
         return cls(
             dataset=dataset_digest(manifest),
             documents=manifest.documents,
@@ -189,7 +182,7 @@ class IndexStatement(StrictModel):
         )
 
     def signed(self) -> bytes:
-        """Return what the signature is over."""
+        """Return the signed bytes."""
         return in_domain(_INDEX_DOMAIN, canonical_json(self.model_dump(mode="json")))
 
 
@@ -198,10 +191,8 @@ class SignedDataset:
     """A verified manifest.
 
     Attributes:
-        manifest: The body.
         signer: Fingerprint of the key that signed it.
-        statement: Of the index, signed by the same key.
-        statement_signature: In hex.
+        statement: Statement of the index, signed by the same key.
     """
 
     manifest: DatasetManifest
@@ -216,7 +207,7 @@ def part_directory(group: str, split: str) -> str:
 
 
 def manifest_body(manifest: DatasetManifest) -> bytes:
-    """Return what is signed; its SHA-256 is the digest of the dataset."""
+    """Return the signed body; its SHA-256 is the digest of the dataset."""
     return canonical_json(manifest.model_dump(mode="json", exclude_none=True))
 
 
@@ -243,7 +234,6 @@ def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> Signe
 
     Args:
         data: Bytes of ``dataset.json``.
-        where: Its path, for messages.
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
 
     Raises:
@@ -267,7 +257,7 @@ def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> Signe
 
 
 def verify_statement(statement: IndexStatement, signature: str, found: str, where: str, signer: str | None) -> None:
-    """Return where the key `found` signed what is said of an index, and is the one that must have.
+    """Check that the key `found` signed a statement about an index, and is the required one.
 
     Raises:
         DataError: It did not, or another key must have.

@@ -23,9 +23,6 @@ def write_megatron(dataset: Dataset, group: str, split: str, prefix: Path) -> tu
 
     Tokens are uint16, or int32 where they do not fit: the two types that Megatron itself writes.
 
-    Returns:
-        The two files.
-
     Raises:
         DataError: A document is longer, or an id larger, than 2^31 - 1; or the files are there, or cannot be written.
     """
@@ -55,8 +52,7 @@ class MegatronDataset:
     """A pair of files, checked against each other.
 
     Attributes:
-        prefix: What both names begin with.
-        documents: How many there are.
+        prefix: Common beginning of both names.
     """
 
     prefix: Path
@@ -82,7 +78,7 @@ def open_megatron(prefix: Path) -> MegatronDataset:
     """Open ``PREFIX.bin`` and ``PREFIX.idx``.
 
     Raises:
-        DataError: A file is missing, of another version, or the index speaks of what is not in the tokens.
+        DataError: A file is missing, of another version, or the index refers beyond the tokens.
     """
     content, index = (prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx"))
     try:

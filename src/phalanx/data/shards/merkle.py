@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 HASH_BYTES = 32
+_SHOWN_DIGITS = 16
 
 
 def leaf_hash(data: bytes | memoryview) -> bytes:
@@ -56,10 +57,8 @@ def root_from_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) ->
     """Return the root that a path leads to.
 
     Args:
-        leaf: Hash of the leaf.
-        index: Its number.
         size: Number of leaves of the tree.
-        path: As `audit_path` returns it.
+        path: Result of `audit_path`.
 
     Raises:
         ValueError: No leaf of this number in a tree of this size has a path of this length.
@@ -84,3 +83,14 @@ def root_from_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) ->
 def _parents(level: list[bytes]) -> list[bytes]:
     parents = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
     return parents if len(level) % 2 == 0 else [*parents, level[-1]]
+
+
+def abbreviate_digests(found: str, expected: str) -> tuple[str, str]:
+    """Shorten two different hex digests for a message, so that their difference shows.
+
+    A tree of one leaf stands on disk as its own root: whoever alters one byte of it changes two digits anywhere in the
+    digest, and the first digits of both may be equal.
+    """
+    first = next((place for place, pair in enumerate(zip(found, expected, strict=False)) if len(set(pair)) > 1), 0)
+    end = max(_SHOWN_DIGITS, first + _SHOWN_DIGITS // 2)
+    return f"{found[:end]}...", f"{expected[:end]}..."

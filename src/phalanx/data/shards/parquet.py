@@ -25,10 +25,8 @@ class TokenRow:
     """One document as a Parquet file has it.
 
     Attributes:
-        ids: Its tokens.
-        name: Of the document; None where there is no such column.
-        digest: Of its text, in hex; None where there is no such column.
-        fields: Further columns.
+        name: Name of the document; None where there is no such column.
+        digest: Digest of its text, in hex; None where there is no such column.
     """
 
     ids: NDArray[Any]

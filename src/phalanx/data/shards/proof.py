@@ -14,7 +14,7 @@ from phalanx.data.shards.dataset import Dataset
 from phalanx.data.shards.index import record_hashes
 from phalanx.data.shards.leaves import Count, Digest
 from phalanx.data.shards.manifest import BLOCK_RECORDS, INDEX_BYTES, IndexStatement, verify_statement
-from phalanx.data.shards.merkle import audit_path, leaf_hash, root_from_path
+from phalanx.data.shards.merkle import abbreviate_digests, audit_path, leaf_hash, root_from_path
 from phalanx.data.shards.records import INDEX
 from phalanx.errors import DataError
 from phalanx.security.crypto import parse_canonical
@@ -39,10 +39,8 @@ class DocumentProof(StrictModel):
     """Records in a row: those of a digest, and the next ones on either side, between which no other record is.
 
     Attributes:
-        digest: Of the document in question.
-        statement: What the signer says of the index.
-        signature: Of the statement.
-        signer: Fingerprint of the key.
+        digest: Digest of the document in question.
+        statement: The signer's statement about the index.
         leaves: In the order of their numbers.
     """
 
@@ -64,12 +62,8 @@ class DocumentPlace:
     """One place of a document in a dataset.
 
     Attributes:
-        group: Its group.
-        split: Its split.
-        source: Number of its source.
         document: Its number in the split.
         start: Its first token in the split.
-        tokens: How many it has.
     """
 
     group: str
@@ -85,7 +79,7 @@ class ProvenPlaces:
     """What a proof proves, provided that its signer keeps the index in order.
 
     Attributes:
-        places: Where the document is; none: it is nowhere in the dataset.
+        places: Places of the document; none: it is nowhere in the dataset.
         is_complete: Whether there are no further places.
     """
 
@@ -98,10 +92,9 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
 
     Args:
         dataset: Open; the index is read, tokens are not.
-        digest: Of the document.
 
     Raises:
-        DataError: The digest is none, or the index is not the one that was signed.
+        DataError: The digest is malformed, or the index is not the signed one.
     """
     if _DIGEST.fullmatch(digest) is None:
         raise DataError(f"digest {digest[:80]!r}: expected 64 characters of 0-9 and a-f")
@@ -156,11 +149,9 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
 
 
 def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> ProvenPlaces:
-    """Say what a proof proves.
+    """Describe what a proof proves.
 
     Args:
-        proof: From anywhere.
-        where: Its file, for messages.
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
 
     Raises:
@@ -178,7 +169,8 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
         except ValueError as exc:
             raise _no_proof(where, f"record {leaf.number}: {exc}") from exc
         if root != statement.index:
-            raise _no_proof(where, f"record {leaf.number} leads to root {root[:16]}..., not {statement.index[:16]}...")
+            has, expects = abbreviate_digests(root, statement.index)
+            raise _no_proof(where, f"record {leaf.number} leads to root {has}, not {expects}")
     records = np.frombuffer(b"".join(bytes.fromhex(leaf.record) for leaf in proof.leaves), INDEX)
     digests = [record["digest"].tobytes() for record in records]
     if digests != sorted(digests):

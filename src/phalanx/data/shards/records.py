@@ -38,7 +38,7 @@ class DocumentEntry:
     Attributes:
         digest: SHA-256 in hex of its text, in NFC and UTF-8, as it was tokenised; `document_digest` computes it.
         source: Number of its source in the manifest.
-        name: By which a person finds it; the same on every machine.
+        name: Name by which a person finds it; the same on every machine.
         fields: Further columns: scores, labels, languages.
 
     Raises:

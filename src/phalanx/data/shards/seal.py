@@ -38,7 +38,7 @@ class SealRecord(StrictModel):
 
     Attributes:
         dataset: 128 random bits that no other dataset has; bound into every leaf.
-        commitment: Of the data key, so that no other one can be put in its place.
+        commitment: Commitment to the data key, so that no other one can be put in its place.
     """
 
     scheme: Literal["aes-256-gcm-leaves/1"] = "aes-256-gcm-leaves/1"
@@ -152,7 +152,7 @@ class DatasetSeal:
         return seal
 
     def record(self) -> SealRecord:
-        """Return what the manifest says."""
+        """Return the record for the manifest."""
         return SealRecord(dataset=self.dataset, commitment=self._derived("commitment").hex())
 
     def cipher(self, file: str) -> "LeafCipher":
@@ -229,7 +229,7 @@ def load_signer(path: Path) -> Identity:
     """Read the key that signs datasets; make it where there is none yet.
 
     The file holds the 32 bytes of an Ed25519 key in hex and has mode 0600. Keep a copy of it, and tell its fingerprint
-    (`fingerprint_of`) to those that read the datasets.
+    (`fingerprint_of`) to readers of the datasets.
 
     Raises:
         DataError: It cannot be read or made, others may read it, or it is no such key.

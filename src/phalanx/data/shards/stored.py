@@ -1,4 +1,4 @@
-"""Datasets in an object store, through fsspec: whole or not there, and what comes back is judged like a stranger's."""
+"""Datasets in an object store, through fsspec: whole or absent, and downloads are checked like a stranger's."""
 
 import contextlib
 import os
@@ -53,7 +53,7 @@ class StoredDataset:
         """Copy a dataset there, its manifest last; a copy that was cut off goes on.
 
         Args:
-            directory: Of the dataset; encrypted or not, no key is needed.
+            directory: Directory of the dataset; encrypted or not, no key is needed.
             signer: Fingerprint of the key that must have signed it; None: any.
 
         Raises:

@@ -25,7 +25,7 @@ from phalanx.data.shards.manifest import (
 )
 from phalanx.data.shards.records import DocumentEntry
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey
-from phalanx.errors import DataError
+from phalanx.errors import DataError, writing_cure
 from phalanx.security.crypto import Identity
 
 LEAF_BYTES = 64 * 1024
@@ -41,9 +41,9 @@ class DatasetWriter(Closeable):
     leaves nothing that could be taken for a dataset, and the next one in the same directory begins anew.
 
     Args:
-        directory: Of the dataset; other files in it are left alone.
-        dtype: Of a token: ``"<u2"`` or ``"<u4"``.
-        shard_tokens: Of every shard but the last of a split.
+        directory: Directory of the dataset; other files in it are left alone.
+        dtype: Type of a token: ``"<u2"`` or ``"<u4"``.
+        shard_tokens: Tokens of every shard but the last of a split.
         leaf_bytes: Content of one leaf: a power of two, 256 bytes to 1 MiB.
         seal: Wraps the data key of an encrypted dataset; None: not encrypted.
 
@@ -111,7 +111,7 @@ class DatasetWriter(Closeable):
         return manifest
 
     def close(self) -> None:
-        """Remove what is not finished."""
+        """Remove unfinished files."""
         for part in self._parts.values():
             part.close()
         shutil.rmtree(self._home, ignore_errors=True)
@@ -215,7 +215,7 @@ class PartWriter:
 
         Args:
             ids: Its tokens, ``[tokens]`` of an integer type, the end-of-text token included.
-            entry: What else is known of it.
+            entry: Its other facts.
 
         Raises:
             DataError: An id does not fit the dataset's type, or the entry is too long.
@@ -240,7 +240,7 @@ class PartWriter:
         counts[1] += len(tokens)
 
     def finish(self) -> PartRecord:
-        """Finish all files and return what the manifest says of them."""
+        """Finish all files and return their records for the manifest."""
         self._starts.write(struct.pack("<Q", self.tokens))
         if self._shard is not None:
             self._shards.append(self._shard.finish())
@@ -311,4 +311,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _not_written(path: Path, exc: OSError) -> DataError:
-    return DataError(f"{path}: cannot be written ({exc.strerror}); free space or name another directory")
+    return DataError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}")

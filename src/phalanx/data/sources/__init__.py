@@ -9,6 +9,7 @@ from phalanx.data.sources.dialogue import DialogueConfig, DialogueFiles
 from phalanx.data.sources.epub import EpubConfig, EpubFiles
 from phalanx.data.sources.html import HtmlConfig, HtmlFiles
 from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.sources.mail import MailConfig, MailFiles
 from phalanx.data.sources.own import OwnSource, OwnSourceConfig
 from phalanx.data.sources.parquet import ParquetConfig, ParquetFiles
@@ -27,8 +28,7 @@ class SourceLine:
     """One line of the table.
 
     Attributes:
-        config: What a run file says of it; its `kind` is the name.
-        open: Finds its files.
+        config: Section of a run file; its `kind` is the name.
     """
 
     config: type[SourceSettings]
@@ -52,7 +52,7 @@ SOURCES: dict[str, SourceLine] = {
 
 
 def any_of(sources: Mapping[str, SourceLine]) -> Any:
-    """The type of what a run file says of one of these sources, or of the user's own, told apart by ``kind``."""
+    """Return the type of a run file's section for one of these sources, or the user's own, by ``kind``."""
     return any_kind({name: line.config for name, line in sources.items()}, OwnSourceConfig)
 
 
@@ -77,10 +77,14 @@ def _own_line(kind: str, found: Any) -> SourceLine:
     return SourceLine(OwnSourceConfig, lambda config: OwnSource(kind, found, config))
 
 
-def no_text(kind: str) -> DataError:
+def no_text(config: SourceSettings) -> DataError:
     """Say that a source has nothing to learn from."""
-    return DataError(f"data.sources, kind {kind!r}: holds no text; remove it or give it another path").about(
-        code="PHX-I012", key="data.sources", do="remove it or give it another path"
+    do, location = "remove it or give it another path", getattr(config, "path", None)
+    if location is None:
+        return DataError(f"kind {config.kind!r}: holds no text; {do}").about(code="PHX-I012", key="data.sources", do=do)
+    state = "is empty" if is_empty(location) else "holds no text"
+    return DataError(f"{location}: {state}; {do}").about(
+        code="PHX-I012", file=str(location), key="data.sources", found=state, expected="text", do=do
     )
 
 

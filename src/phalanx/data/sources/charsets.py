@@ -1,4 +1,4 @@
-"""Charsets as browsers read them: names and tables of the WHATWG Encoding Standard, and what a page declares.
+"""Charsets as browsers read them: names and tables of the WHATWG Encoding Standard, and a page's declaration.
 
 Source: WHATWG Encoding Standard, sections 4.2 and 9 to 14; HTML Standard, section 13.2.3.2 (prescan).
 """
@@ -11,6 +11,8 @@ _SPACES = b"\t\n\x0c\r "
 PRESCANNED_BYTES = 4096
 """Of a page that are looked at for what it declares; the standard asks for 1,024."""
 
+UNREADABLE = "ISO-2022-KR, ISO-2022-CN or HZ"
+"""Charsets that browsers know and refuse: bytes that look harmless in one place are markup in another."""
 _NAMES = {
     "utf-8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 utf-8 utf8 x-unicode20utf8",
     "ibm866": "866 cp866 csibm866 ibm866",
@@ -55,6 +57,7 @@ _NAMES = {
     "utf-16-be": "unicodefffe utf-16be",
     "utf-16-le": "csunicode iso-10646-ucs-2 ucs-2 unicode unicodefeff utf-16 utf-16le",
     "x-user-defined": "x-user-defined",
+    UNREADABLE: "csiso2022kr hz-gb-2312 iso-2022-cn iso-2022-cn-ext iso-2022-kr replacement",
 }
 _ALSO = {"latin-1": "cp1252", "latin-2": "iso8859-2", "latin-9": "iso8859-15", "utf_8": "utf-8"}
 """Names that no browser knows and mail has."""
@@ -94,6 +97,8 @@ def decode_as(content: bytes, codec: str) -> str:
         UnicodeDecodeError: The bytes are not in the charset.
     """
     special: dict[str, Callable[[bytes], str]] = {"euc-jp": _euc_jp, "x-user-defined": _user_defined}
+    if codec == UNREADABLE and content:
+        raise UnicodeDecodeError(UNREADABLE, content, 0, 1, "is in a charset that no browser reads")
     if codec in special:
         return special[codec](content)
     # bytes that a table of Windows leaves free are control characters to browsers
@@ -145,9 +150,11 @@ def _euc_run(run: bytes) -> str:
 def declared_codec(page: bytes) -> str | None:
     """Return the codec that a page declares in its head, as browsers look for it; None where it declares none."""
     head = page[:PRESCANNED_BYTES]
-    for tag, attributes in _tags(head):
-        if tag == b"meta" and (codec := _declared_by(attributes)) is not None:
-            return _as_read(codec)
+    # an element goes before text that looks like one: a browser that has read the text begins again at the element
+    for skips_text in (True, False):
+        for tag, attributes in _tags(head, skips_text=skips_text):
+            if tag == b"meta" and (codec := _declared_by(attributes)) is not None:
+                return _as_read(codec)
     return _declared_as_xml(head)
 
 
@@ -172,8 +179,12 @@ def _declared_by(attributes: dict[bytes, bytes]) -> str | None:
     return None if found is None else codec_of((found[1] or found[2] or found[3] or b"").decode("latin-1"))
 
 
-def _tags(head: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
-    """Yield the opening tags of a head with their attributes; what stands in comments is none."""
+def _tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    """Yield the opening tags of a head with their attributes; what stands in comments is none.
+
+    Args:
+        skips_text: Nor what stands in scripts, titles and other elements that hold text alone.
+    """
     at = 0
     while (at := head.find(b"<", at)) >= 0:
         if head.startswith(b"<!--", at):
@@ -187,9 +198,13 @@ def _tags(head: bytes) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
             continue
         attributes, at = _attributes(head, found.end())
         if not found[0].startswith(b"</"):
-            yield found[1].lower(), attributes
+            yield (tag := found[1].lower()), attributes
+            if skips_text and tag in _TEXT_ELEMENTS:
+                close = re.compile(rb"(?i)</" + tag + rb"[\t\n\f\r />]").search(head, at)
+                at = len(head) if close is None else close.start()
 
 
+_TEXT_ELEMENTS = frozenset((b"iframe", b"noembed", b"noframes", b"script", b"style", b"textarea", b"title", b"xmp"))
 _ATTRIBUTE = re.compile(
     rb"[\t\n\f\r /]*([^\t\n\f\r />=][^\t\n\f\r />=]*)"
     rb"(?:[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r >\"'][^\t\n\f\r >]*))?)?"

@@ -18,9 +18,9 @@ class DialogueConfig(ColumnSettings):
     """Dialogues, one JSON object a line, a file or a directory of ``*.jsonl`` (also ``.gz``, ``.zst``).
 
     Attributes:
-        shape: Of the objects; "auto" looks at each.
+        shape: Shape of the objects; "auto" looks at each.
         turn: The text of one turn, with ``{role}`` and ``{content}``.
-        between: What stands between two turns.
+        between: Text between two turns.
     """
 
     kind: Literal["dialogue"] = "dialogue"

@@ -14,11 +14,12 @@ from xml.parsers import expat
 
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
 from phalanx.data.sources.files import SourceFile
+from phalanx.data.sources.listing import leftover_reason
 from phalanx.data.sources.records import FileSettings, RawRecord, RecordClaims, RecordFiles, document_of, recorded_text
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
-_CONTAINER = "META-INF/container.xml"
+_CONTAINER, _PACKAGE_TYPE = "META-INF/container.xml", "application/oebps-package+xml"
 _MOST_XML_BYTES = 4 << 20
 _MOST_PAGES = 10_000
 _MOST_DEPTH = 100
@@ -76,7 +77,7 @@ class EpubFiles(RecordFiles):
             with zipfile.ZipFile(io.BytesIO(record.content)) as archive:
                 book = _Book(archive, most)
                 package = book.package()
-                texts = [self._extractor.text_of(page, None, name) for name, page in book.pages(package)]
+                texts = [self._extractor.text_of(page, None, name, is_xhtml=True) for name, page in book.pages(package)]
         except (DataError, *_ZIP_ERRORS) as exc:
             said = str(exc) if isinstance(exc, DataError) else f"is no EPUB book ({' '.join(str(exc).split())[:100]})"
             raise DataError(f"{record.name}: {said}") from exc
@@ -90,7 +91,7 @@ class EpubFiles(RecordFiles):
 
 @dataclass
 class _Package:
-    """What the package of a book says: files by their number, the numbers in order, and what it is called."""
+    """The package of a book: files by their number, the numbers in order, and its title."""
 
     folder: str
     hrefs: dict[str, "_Item"] = field(default_factory=dict)
@@ -119,8 +120,7 @@ class _Item:
     """A file of a book.
 
     Attributes:
-        href: Where it is, below the package.
-        media: Its type.
+        href: Path below the package.
         fallback: The number of the item that stands in for it.
     """
 
@@ -137,9 +137,10 @@ class _Item:
 
 
 def _spellings(folder: str, href: str) -> list[str]:
-    """Return what a reference may mean: with its escapes as they should be, and as they stand."""
-    path = href.partition("#")[0].replace("\\", "/")
-    found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in (urllib.parse.unquote(path), path))
+    """Return the possible targets of a reference: with its escapes decoded, and as they stand."""
+    path = href.strip().partition("#")[0].replace("\\", "/")
+    forms = (urllib.parse.unquote(path), path, urllib.parse.unquote(path.partition("?")[0]))
+    found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in forms)
     return list(dict.fromkeys(found))
 
 
@@ -149,17 +150,35 @@ def _alike(name: str) -> tuple[str, ...]:
 
 
 def _names_of(archive: zipfile.ZipFile) -> dict[str, str]:
-    """Return the names of an archive by the forms that a book may name them in; the exact ones go first."""
-    names = archive.namelist()
-    found = {name: name for name in names}
-    for name in names:
-        plain = name.replace("\\", "/")
-        # a writer that does not say that its names are UTF-8
-        with contextlib.suppress(UnicodeError):
-            plain = plain.encode("cp437").decode()
-        for form in _alike(plain):
-            found.setdefault(form, name)
+    """Return the names of an archive by the forms that a book may name them in; the exact ones go first.
+
+    A book that was packed together with its folder, as file managers do, is named from that folder on.
+    """
+    plain = {name: name.replace("\\", "/") for name in archive.namelist()}
+    folders = [
+        one.removesuffix(_CONTAINER) for one in plain.values() if one.endswith(f"/{_CONTAINER}") and not _is_left(one)
+    ]
+    folder = folders[0] if len(folders) == 1 and _CONTAINER not in plain.values() else ""
+    found = {name: name for name in plain}
+    for name, path in plain.items():
+        if not path.startswith(folder) or _is_left(path):
+            continue
+        for spelling in _unmarked(path.removeprefix(folder)):
+            for form in _alike(spelling):
+                found.setdefault(form, name)
     return found
+
+
+def _is_left(path: str) -> bool:
+    return any(leftover_reason(part) for part in path.split("/"))
+
+
+def _unmarked(name: str) -> Iterator[str]:
+    """Give what a name may be of a writer that does not say that its names are UTF-8; an archive is read as cp437."""
+    for encoding in ("utf-8", "cp437", "cp850", "cp1252"):
+        with contextlib.suppress(UnicodeError):
+            yield name.encode("cp437").decode(encoding)
+    yield name
 
 
 class _Book:
@@ -172,7 +191,8 @@ class _Book:
 
     def _encrypted_files(self) -> frozenset[str]:
         """Return the files that cannot be read without a key."""
-        if _ENCRYPTION not in self._archive.namelist():
+        place = self._named("", _ENCRYPTION)
+        if place not in self._archive.namelist():
             return frozenset()
         found: list[str] = []
         algorithm, unnamed = "", 0
@@ -185,25 +205,28 @@ class _Book:
             elif name == "EncryptionMethod":
                 algorithm = algorithm or attributes.get("Algorithm", "")
             elif name == "CipherReference" and algorithm not in _OBFUSCATIONS:
-                found.extend(_spellings("", attributes.get("URI", "")))
+                found.append(self._named("", attributes.get("URI", "")))
 
-        _parse_xml(self._read(_ENCRYPTION, _MOST_XML_BYTES), _ENCRYPTION, begin)
+        _parse_xml(self._read(place, _MOST_XML_BYTES), _ENCRYPTION, begin)
         if unnamed:
             raise DataError("is encrypted, in part or as a whole")
         return frozenset(found)
 
     def package(self) -> _Package:
         """Find and read the package."""
-        found: list[str] = []
+        found: list[tuple[bool, str]] = []
 
         def begin(name: str, attributes: dict[str, str]) -> None:
             if name == "rootfile":
-                found.append(attributes.get("full-path", ""))
+                media = attributes.get("media-type", _PACKAGE_TYPE).strip().lower()
+                found.append((media != _PACKAGE_TYPE, attributes.get("full-path", "")))
 
-        _parse_xml(self._read(_CONTAINER, _MOST_XML_BYTES), _CONTAINER, begin)
+        _parse_xml(self._read(self._named("", _CONTAINER), _MOST_XML_BYTES), _CONTAINER, begin)
         if not found:
             raise DataError(f"{_CONTAINER} names no package")
-        place = posixpath.normpath(found[0].strip().lstrip("/"))
+        # a book may be there in other forms too, such as PDF
+        _, path = min(found, key=lambda one: one[0])
+        place = posixpath.normpath(path.strip().replace("\\", "/").lstrip("/"))
         package = _Package(posixpath.dirname(place))
         stack: list[str] = []
 
@@ -215,6 +238,8 @@ class _Book:
                 )
             elif name == "itemref":
                 package.spine.append(attributes.get("idref", ""))
+            elif name in package.told:
+                package.told[name] += "; "
 
         def text(content: str) -> None:
             if stack and stack[-1] in _TOLD and len(package.told.get(stack[-1], "")) < _TOLD_CHARACTERS:
@@ -226,7 +251,7 @@ class _Book:
         return package
 
     def pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
-        """Every page of the spine, with its name; what is no page is added to `package.not_read`."""
+        """Yield every page of the spine, with its name; other items are added to `package.not_read`."""
         for number in package.spine:
             item = package.page_of(number)
             if item is None:

@@ -11,11 +11,22 @@ from typing import Literal
 from pydantic import Field
 
 from phalanx.config import StrictModel
-from phalanx.data.sources.charsets import MARKS, codec_of, declared_codec, decode_as, is_single_byte, is_utf8
+from phalanx.data.sources.charsets import (
+    MARKS,
+    UNREADABLE,
+    codec_of,
+    declared_codec,
+    decode_as,
+    is_single_byte,
+    is_utf8,
+)
 from phalanx.data.sources.extractors import CPU_SECONDS, EXTRACTORS, text_by
 from phalanx.data.sources.reader_process import ReaderProcess
+from phalanx.data.sources.xhtml import as_html
 from phalanx.errors import DataError
 
+_READING = "charsets and XHTML 1"
+"""Changes where the same bytes come to another text, so that no cache gives the older one."""
 Extractor = Literal["resiliparse", "trafilatura"]
 
 
@@ -23,10 +34,10 @@ class PageSettings(StrictModel):
     """The keys of sources that hold web pages.
 
     Attributes:
-        extractor: `resiliparse` is fast; `trafilatura` keeps more of the text and less of what is around it.
+        extractor: `resiliparse` is fast; `trafilatura` keeps more of the text and less of its surroundings.
         main_content: Navigation, headers and footers are left out; `trafilatura` knows no other way.
-        encoding: Of pages; "detect" takes their mark, their header, what they declare, UTF-8, or what is found, in
-            this order.
+        encoding: Encoding of pages; "detect" takes their mark, their header, their declaration, UTF-8, or a detected
+            one, in this order.
     """
 
     extractor: Extractor = "resiliparse"
@@ -53,8 +64,7 @@ class TextExtractor:
     """Makes text of pages by the library that the config names.
 
     Args:
-        kind: Of the source, for messages.
-        config: What its keys say.
+        kind: Kind of the source, for messages.
 
     Raises:
         DataError: The library is not installed.
@@ -70,22 +80,24 @@ class TextExtractor:
             raise DataError(f"source kind {kind!r} needs {config.extractor}; install phalanx-train[{extra}]") from exc
 
     def versions(self) -> list[str]:
-        """Names and versions of the libraries that decide on the text."""
-        return [f"{name} {importlib.metadata.version(name)}" for name in {"resiliparse", self._config.extractor}]
+        """Names and versions of what decides on the text."""
+        libraries = sorted({"resiliparse", self._config.extractor})
+        return [_READING, *(f"{name} {importlib.metadata.version(name)}" for name in libraries)]
 
-    def text_of(self, page: bytes, declared: str | None, where: str) -> str:
+    def text_of(self, page: bytes, declared: str | None, where: str, *, is_xhtml: bool = False) -> str:
         """Return the text of a page.
 
         Args:
-            page: Its bytes.
             declared: The charset that came with it, in a header.
-            where: For messages.
+            is_xhtml: It is said to be XHTML, by its type or the suffix of its file.
 
         Raises:
             DataError: It is not in the charset that it is said to be in, nests too deep, costs more than a page may, or
                 the extractor fails.
         """
         found = self.decode(page, declared, where)
+        if is_xhtml:
+            found = as_html(found, where)
         _check_nesting(found, where)
         try:
             text = text_by(self._extract, found) if len(found) <= _FREE_CHARACTERS else self._extract_apart(found)
@@ -122,8 +134,8 @@ class TextExtractor:
     def decode(self, content: bytes, declared: str | None, where: str, *, is_page: bool = True) -> str:
         """Decode strictly, as browsers choose the charset; a text that is no page declares nothing.
 
-        A mark goes before what came with it, that before what it declares, and this before UTF-8. Names that no browser
-        knows count for nothing; UTF-8 with characters of several bytes goes before a charset of one byte a character.
+        A mark goes before a header, that before a declaration, and this before UTF-8. Names that no browser knows count
+        for nothing; UTF-8 with characters of several bytes goes before a charset of one byte a character.
 
         Raises:
             DataError: It is not in the charset that it is said to be in.
@@ -151,6 +163,10 @@ def _decode_as(content: bytes, codec: str, where: str) -> str:
 
 
 def _undecodable(exc: UnicodeError, content: bytes, encoding: str, where: str) -> DataError:
+    if encoding == UNREADABLE:
+        return DataError(f"{where}: is in {encoding}, which no browser reads; convert it to UTF-8").about(
+            code="PHX-I015", file=where, found=encoding, do="convert it to UTF-8"
+        )
     place = f"byte {exc.start} (0x{content[exc.start]:02x})" if isinstance(exc, UnicodeDecodeError) else "it"
     return DataError(f"{where}: {place} is not {encoding[:40]}").about(
         code="PHX-I015", file=where, expected=encoding[:40]

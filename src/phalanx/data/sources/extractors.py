@@ -1,4 +1,4 @@
-"""The libraries that take text out of a page, and what a page may cost each of them."""
+"""The libraries that extract the text of a page, and the limits of each."""
 
 import importlib
 from collections.abc import Callable

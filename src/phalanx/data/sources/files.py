@@ -40,8 +40,7 @@ class PassedOver:
     """Why a file is not read.
 
     Attributes:
-        reason: For a person.
-        size_bytes: Of it, or of all below it.
+        size_bytes: Size of it, or of all below it.
         is_fault: Whether text may be missing that its owner meant to be there; a run without an account then stops.
     """
 
@@ -55,7 +54,7 @@ class SourceFile:
     """A file and its name relative to the source, which is the same on every machine.
 
     Attributes:
-        name: Of the file, below what the config names.
+        name: Name of the file, below the configured one.
         path: On this machine; or its address, where it is an object in a store.
         span: The part of the file that is meant; None of all of it.
         passed_over: Why it is not read; None of a file that is.
@@ -67,9 +66,9 @@ class SourceFile:
     passed_over: PassedOver | None = None
 
     def open(self) -> BinaryIO:
-        """Open its bytes as they lie there, packed or not; what is opened must be closed.
+        """Open its bytes as they lie there, packed or not; the caller must close it.
 
-        A file that is passed over is not touched: its bytes are what is told of it.
+        A file that is passed over is not touched: its bytes are counted only.
 
         Raises:
             DataError: It cannot be opened, or the client of its store is not installed.

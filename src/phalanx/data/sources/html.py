@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 from phalanx.data.sources.extraction import PageSettings, TextExtractor
@@ -9,11 +10,13 @@ from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.records import FileSettings, RawRecord, RecordFiles, document_of
 from phalanx.data.sources.source import BrokenRecord, Document
 
+_XHTML = (".xhtml", ".xht")
+
 
 class HtmlConfig(FileSettings, PageSettings):
-    """Web pages, a file or a directory of ``*.html`` and ``*.htm`` (also ``.gz``, ``.zst``); needs the extra `html`.
+    """Web pages, a file or a directory of ``*.html``, ``*.htm``, ``*.xhtml`` and ``*.xht``; needs the extra `html`.
 
-    With `main_content` navigation, headers and footers are left out.
+    They may be packed (``.gz``, ``.zst``). With `main_content` navigation, headers and footers are left out.
     """
 
     kind: Literal["html"] = "html"
@@ -24,7 +27,7 @@ class HtmlFiles(RecordFiles):
 
     def __init__(self, config: HtmlConfig) -> None:
         self._extractor = TextExtractor("html", config)
-        super().__init__(config, (".html", ".htm"))
+        super().__init__(config, (".html", ".htm", *_XHTML))
         self._config = config
 
     def _options_before(self) -> str | None:
@@ -39,4 +42,5 @@ class HtmlFiles(RecordFiles):
         yield self._whole(file, name)
 
     def _document(self, record: RawRecord) -> Document:
-        return document_of(record, self._extractor.text_of(record.content, None, record.name))
+        is_xhtml = any(suffix.lower() in _XHTML for suffix in Path(record.name).suffixes)
+        return document_of(record, self._extractor.text_of(record.content, None, record.name, is_xhtml=is_xhtml))

@@ -16,7 +16,12 @@ from phalanx.config import printable
 from phalanx.data.sources.files import PACKED, PassedOver, SourceFile, list_objects, unreadable
 from phalanx.errors import DataError
 
-_LEFT_BY_SYSTEMS = frozenset({"__macosx", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin"})
+_LEFT_BY_SYSTEMS = frozenset(
+    {
+        *("__macosx", "icon\r", "thumbs.db", "desktop.ini", "ehthumbs.db", "$recycle.bin"),
+        *("system volume information", "lost+found", "@eadir", "__pycache__"),
+    }
+)
 _LEFT_BY_EDITORS = ("~", ".swp", ".swo", ".bak", ".orig", ".tmp", ".part", ".crdownload")
 _SHOWN = 200
 _MAX_COUNTED = 1_000_000
@@ -35,7 +40,6 @@ class _Place:
 
     Attributes:
         name: Below the named folder, as on every machine.
-        path: Where it lies.
     """
 
     name: str
@@ -57,11 +61,12 @@ def leftover_reason(name: str) -> str | None:
 
 
 def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> list[SourceFile]:
-    """List a single file, or every file below a folder, sorted by name; those that are passed over with the reason.
+    """List a single file, or every file below a folder, sorted by name; skipped ones with the reason.
 
     Args:
         location: A file (any suffix) or a folder; here, or in an object store.
-        suffixes: Of files that are read, for example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then meant too.
+        suffixes: Suffixes of files that are read, for example ``(".txt",)``; ``.txt.gz`` and ``.txt.zst`` are then
+            meant too.
         linked_roots: Folders beside `location` that links below it may lead into.
 
     Raises:
@@ -88,6 +93,14 @@ def list_files(location: Path | str, suffixes: tuple[str, ...]) -> list[SourceFi
     return [file for file in _listed(location, _with_packed(suffixes)) if file.passed_over is None]
 
 
+def is_empty(location: Path | str) -> bool:
+    """Return whether a file of this machine, or every file below a folder, has no bytes."""
+    if not isinstance(location, Path):
+        return False
+    sizes = [file.path.stat().st_size for file in list_files(location, ("",)) if isinstance(file.path, Path)]
+    return not any(sizes)
+
+
 def _with_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"{suffix}{packed}" for suffix in suffixes for packed in ("", *PACKED))
 
@@ -101,7 +114,10 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
     else:
         found = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
     if found is None:
-        raise DataError(f"{location}: not found; give the path of a file or a directory").about(
+        begins = (
+            "" if isinstance(location, str) or location.is_absolute() else f"; relative paths begin in {Path.cwd()}"
+        )
+        raise DataError(f"{location}: not found; give the path of a file or a directory{begins}").about(
             code="PHX-I011", file=str(location), do="give the path of a file or a directory"
         )
     return sorted(found, key=lambda file: file.name)
@@ -111,12 +127,12 @@ class FolderListing:
     """One walk below a folder.
 
     Args:
-        root: The folder; where it is a link itself, what it leads to.
+        root: The folder; where it is a link itself, its target.
         wanted: Suffixes of the files that are read, in lower case.
         linked_roots: Further folders that links may lead into.
 
     Attributes:
-        files: All files, those that are passed over too; not sorted.
+        files: All files, skipped ones too; not sorted.
     """
 
     def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:

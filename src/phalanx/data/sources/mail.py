@@ -34,6 +34,11 @@ _MAX_BORDERS = 50_000
 """Lines that may begin a part, of which each costs some 50 us and a kilobyte."""
 _TYPE = re.compile(rb"(?i)(?:^|[\r\n])content-type:[^\r\n]*(?:(?:\r\n|\r|\n)[ \t][^\r\n]*)*")
 _HEADER_CHARACTERS = 1000
+_QUOTED_BEGIN = re.compile(rb"(?m)^>(>*From )")
+_PLAIN = ("text/plain", "text/markdown", "text/x-markdown")
+_UTF_7 = ("utf-7", "unicode-1-1-utf-7")
+_SIGNATURE = "-- "
+"""The line above a signature; its space marks no broken line."""
 _BLANK = " \t\r\n\f\v\u00a0\u200b\u2060\ufeff"
 """Characters of a part that shows nothing."""
 
@@ -43,7 +48,7 @@ class MailConfig(FileSettings, PageSettings):
 
     Attributes:
         headers: Written above the text, and kept as fields, where a message has them; addresses are personal data.
-        suffixes: Of the files below a directory; ``[""]`` takes every file, as of a Maildir.
+        suffixes: Suffixes of the files below a directory; ``[""]`` takes every file, as of a Maildir.
     """
 
     kind: Literal["mail"] = "mail"
@@ -68,12 +73,13 @@ class MailFiles(StreamFiles):
         return _messages(stream, limit)
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
-        content = record.content
+        content = record.content.removeprefix(b"\xef\xbb\xbf")
         if content.startswith(_BEGIN):
-            content = content.partition(b"\n")[2]
+            # what a mailbox puts before a line that would begin the next message
+            content = _QUOTED_BEGIN.sub(rb"\1", content.partition(b"\n")[2])
         try:
             message = _parsed(content, record.name)
-            headers = {name: _header_of(message, name) for name in self._config.headers}
+            headers = {name: self._header(message, name, record.name) for name in self._config.headers}
             text = self._text(message, record.name)
         except DataError:
             raise
@@ -108,14 +114,32 @@ class MailFiles(StreamFiles):
                 return None if best is None else _Shown(best.text)
             shown = texts or found[:1]
             return _Shown("\n\n".join(one.text.strip("\n") for one in shown), not texts) if shown else None
-        if kind not in ("text/plain", "text/html"):
+        if kind not in (*_PLAIN, "text/html"):
             return None
         content, charset = _content_of(part)
         if kind == "text/html":
             text = self._extractor.text_of(content, charset, where) if content.strip() else ""
+            return _Shown(text, is_page=True) if text.strip(_BLANK) else None
+        if charset in _UTF_7:
+            # which browsers do not know, and programs for mail have sent
+            text = content.decode("utf-7")
         else:
-            text = self._extractor.decode(content, charset, where, is_page=False).replace("\r\n", "\n")
-        return _Shown(text, kind == "text/html") if text.strip(_BLANK) else None
+            text = self._extractor.decode(content, charset, where, is_page=False)
+        text = text.replace("\r\n", "\n")
+        if str(part.get_param("format", "")).lower() == "flowed":
+            text = _unflowed(text, deletes_space=str(part.get_param("delsp", "")).lower() == "yes")
+        return _Shown(text) if text.strip(_BLANK) else None
+
+    def _header(self, message: email.message.Message, name: str, where: str) -> str:
+        raw = next((str(value) for header, value in message.raw_items() if header.lower() == name.lower()), "")
+        value = raw[:_HEADER_CHARACTERS]
+        if not value.isascii():
+            content = value.encode("utf-8", "surrogateescape")
+            value = self._extractor.decode(content, None, where, is_page=False)
+        # a header that cannot be decoded is shown as it stands
+        with contextlib.suppress(LookupError, ValueError, email.errors.HeaderParseError):
+            value = str(email.header.make_header(email.header.decode_header(value)))
+        return " ".join(value.split()).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True)
@@ -123,7 +147,6 @@ class _Shown:
     """Text of a part.
 
     Attributes:
-        text: Never blank.
         is_page: Whether it was taken out of a page, and is left out beside plain text.
     """
 
@@ -174,12 +197,21 @@ def _check_cost(content: bytes, where: str) -> None:
         raise DataError(f"{where}: has more than {_MAX_BORDERS} lines that may begin a part")
 
 
-def _header_of(message: email.message.Message, name: str) -> str:
-    value = str(message.get(name, ""))[:_HEADER_CHARACTERS]
-    # a header that cannot be decoded is shown as it stands
-    with contextlib.suppress(LookupError, ValueError, email.errors.HeaderParseError):
-        value = str(email.header.make_header(email.header.decode_header(value)))
-    return " ".join(value.split()).encode("utf-8", "replace").decode()
+def _unflowed(text: str, *, deletes_space: bool) -> str:
+    """Join the lines of a paragraph that a program has broken, as `format=flowed` marks them (RFC 3676)."""
+    lines: list[tuple[int, str]] = []
+    is_open = False
+    for line in text.split("\n"):
+        plain = line.lstrip(">")
+        depth = len(line) - len(plain)
+        plain = plain.removeprefix(" ")
+        if is_open and lines[-1][0] == depth and plain != _SIGNATURE:
+            begin = lines[-1][1]
+            lines[-1] = (depth, (begin[:-1] if deletes_space else begin) + plain)
+        else:
+            lines.append((depth, plain))
+        is_open = plain.endswith(" ") and plain != _SIGNATURE
+    return "\n".join(f"{'>' * depth} {plain}" if depth else plain for depth, plain in lines)
 
 
 def _content_of(part: email.message.Message) -> tuple[bytes, str | None]:

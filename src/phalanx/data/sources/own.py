@@ -39,7 +39,7 @@ class OwnSource:
         check_methods(kind, self._source, _EXPECTED, ("documents", "fingerprint"))
 
     def fingerprint(self) -> str:
-        """Digest of its source code, its options and what it says of its content."""
+        """Return a digest of its source code, its options and its stated content."""
         said = self._told(self._source.fingerprint)
         if not isinstance(said, str) or not said:
             raise lacks(

@@ -39,9 +39,7 @@ class _Codec:
 
     Attributes:
         decoder: Makes a decoder of one member, with the calls of `zlib.decompressobj`.
-        magic: How a member begins.
-        step: So many packed bytes become at most about 16 MiB.
-        errors: What the decoder raises.
+        step: Packed bytes of one step, which become at most about 16 MiB.
     """
 
     decoder: Callable[[], Any]
@@ -88,7 +86,6 @@ def open_runs(file: SourceFile, max_ratio: int, borders: MemberBorders | None = 
     """Unpack a file, as its name says it is packed.
 
     Args:
-        file: The file.
         max_ratio: More unpacked bytes than so many times the packed ones are not given out, once there are 16 MiB.
         borders: Is told where members end, before a byte behind them is given out.
 
@@ -116,8 +113,7 @@ def unpack_bytes(content: bytes, coding: str, limit: int) -> bytes:
     """Unpack the body of a web page, every member of it; other bytes behind them are refused.
 
     Args:
-        content: As it was sent.
-        coding: What its header ``Content-Encoding`` says.
+        coding: Value of its header ``Content-Encoding``.
         limit: More bytes are not given out.
 
     Raises:

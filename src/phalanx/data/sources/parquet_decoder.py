@@ -16,8 +16,7 @@ class ParquetTable:
     """One file, decoded elsewhere.
 
     Args:
-        path: Of the file, or its address.
-        column: Of the text.
+        path: Path of the file, or its address.
     """
 
     def __init__(self, path: str, column: str) -> None:
@@ -92,8 +91,7 @@ def open_table(path: str, column: str) -> Iterator[ParquetTable]:
     """Open a file in a process that is bounded in memory.
 
     Args:
-        path: Of the file, or its address.
-        column: Of the text.
+        path: Path of the file, or its address.
     """
     table = ParquetTable(path, column)
     try:

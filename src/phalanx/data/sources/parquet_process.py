@@ -1,8 +1,8 @@
 """The process that decodes Parquet: ``python -m phalanx.data.sources.parquet_process``, bounded in memory.
 
-pyarrow believes what a file says of itself, and can ask for any memory, or end its process. An order is a line of
-JSON; an answer is a line of JSON and as many bytes as it says under ``bytes``. An order to open a file is answered with
-its row groups, one to read a group with its rows, and then a line with ``end``; or with what is wrong.
+pyarrow trusts a file's own sizes, and can ask for any memory, or end its process. An order is a line of JSON; an answer
+is a line of JSON and the number of bytes under ``bytes``. An order to open a file is answered with its row groups, one
+to read a group with its rows, and then a line with ``end``; or with an error.
 """
 
 import importlib

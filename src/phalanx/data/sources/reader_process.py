@@ -25,8 +25,8 @@ class ReaderProcess:
     """One process, and the pipes to it.
 
     Args:
-        module: What it runs; orders and answers are of the form above.
-        task: What it is asked for; an idle one is taken for the same task only.
+        module: Module of the process; orders and answers are of the form above.
+        task: Task of the process; an idle one is reused for the same task only.
     """
 
     def __init__(self, module: str, task: str = "") -> None:
@@ -57,10 +57,10 @@ class ReaderProcess:
         _IDLE.append(self)
 
     def ask(self, order: dict[str, Any], content: bytes = b"") -> Iterator[Answer]:
-        """Yield what it answers until it says that this is all.
+        """Yield its answers until the last one.
 
         Raises:
-            DataError: It says what is wrong; or it has ended, which `exit_code` then tells.
+            DataError: It reports an error; or it has ended, which `exit_code` then tells.
         """
         with contextlib.suppress(BrokenPipeError):
             pipe = self._pipe("stdin")

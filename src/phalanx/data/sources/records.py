@@ -1,4 +1,4 @@
-"""Files cut into records, records made into documents: what every source of files shares.
+"""Files cut into records, records made into documents: the shared part of every source of files.
 
 A file is cut in one pass with one record in memory. What is longer than a record may be, or cannot be unpacked, is
 counted and passed over. The raw bytes of all records of a file are the bytes of the file, unpacked.
@@ -45,7 +45,7 @@ class FileSettings(SourceSettings):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-        """Leave out what came later and says nothing: the digests of older runs stay as they were."""
+        """Leave out default values of later keys: the digests of older runs stay the same."""
         known = type(self).model_fields
         return {
             name: value
@@ -59,9 +59,7 @@ class RawRecord:
     """One record of a file, not yet a document.
 
     Attributes:
-        name: File and number.
-        content: Its bytes, unpacked.
-        value: What was already taken out of them when the file was cut.
+        value: Values that were already taken out when the file was cut.
     """
 
     name: str
@@ -82,9 +80,7 @@ class RecordClaims:
     """What a record says of itself beside its text; claims.
 
     Attributes:
-        url: Where it was fetched.
-        fetched_at: When.
-        digest: What the archive says of its payload, as ``algorithm:value``.
+        digest: The archive's digest of its payload, as ``algorithm:value``.
         digest_holds: Whether it is so; None where nothing is said, or nothing can be checked.
     """
 
@@ -121,7 +117,7 @@ class RecordFiles(ABC):
 
     @property
     def files(self) -> Sequence[SourceFile]:
-        """All files, sorted by name; those that are passed over too."""
+        """Return all files, sorted by name; skipped ones too."""
         return self._files
 
     @property
@@ -144,7 +140,7 @@ class RecordFiles(ABC):
         """Every document, files by name and records in order; records without text of this kind are passed over.
 
         Raises:
-            DataError: A file cannot be read, or a record is broken: names it and says what was found and expected.
+            DataError: A file cannot be read, or a record is broken: names it, the value found and the expected one.
         """
         for file in self._files:
             for record in self._cut(file, str(file.path)):
@@ -155,7 +151,7 @@ class RecordFiles(ABC):
                     raise DataError(f"{found.name}: {found.reason}")
 
     def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
-        """Every record of one file, in order; those that are broken too.
+        """Yield every record of one file, in order; broken ones too.
 
         Raises:
             DataError: The file cannot be opened or read.

@@ -21,9 +21,9 @@ class Origin:
     Attributes:
         raw_bytes: Size of its record as fetched, unpacked, before any text was taken out.
         raw_digest: SHA-256 in hex of these bytes.
-        url: Where it was fetched, as recorded.
-        fetched_at: When, as recorded (RFC 3339).
-        recorded_digest: What the archive itself says the digest is, as ``algorithm:value``; a claim.
+        url: Recorded address.
+        fetched_at: Recorded time (RFC 3339).
+        recorded_digest: The archive's own digest, as ``algorithm:value``; a claim.
         digest_holds: Whether the payload has that digest; None where none is recorded or it cannot be checked.
     """
 
@@ -41,8 +41,8 @@ class Document:
 
     Attributes:
         name: The same on every machine.
-        text: As the source has it.
-        origin: Of its bytes; None where a source does not tell, in which case the text's own bytes count.
+        text: Text of the source.
+        origin: Origin of its bytes; None where a source does not tell, in which case the text's own bytes count.
         fields: Further columns of its record: scores, labels, languages; plain values.
     """
 
@@ -59,7 +59,6 @@ class BrokenRecord:
     Attributes:
         name: The same on every machine.
         raw_bytes: Its size, as in `Origin`; of what could not be unpacked, the packed size.
-        reason: For a person.
         is_unsupported: Whether it is whole, but nothing that this source reads: an image, a request, a blank line.
     """
 

@@ -13,12 +13,10 @@ class FileSpan:
     """Consecutive records of one file, in bytes as they lie on the disk.
 
     Attributes:
-        begin: Its first byte.
         end: The byte behind its last one.
-        first: How many records of the file are before it, so that each keeps its number.
-        count: Its records.
+        first: Number of records of the file before it, so that each keeps its number.
         digest: SHA-256 of its bytes, in hex; empty where nothing was hashed yet.
-        groups: Of a table alone, its first row group, and the one behind its last; the bytes are then all of the file.
+        groups: For a table alone, its first row group, and the one behind its last; the bytes are then all of the file.
     """
 
     begin: int

@@ -1,10 +1,12 @@
 """Plain text files."""
 
+import codecs
 from collections.abc import Iterator
 from typing import BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
+from phalanx.data.sources.charsets import MARKS
 from phalanx.data.sources.files import SourceFile, decode
 from phalanx.data.sources.records import (
     FileSettings,
@@ -17,12 +19,15 @@ from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.data.sources.spans import FileSpan
 
 _SUFFIXES = (".txt", ".md")
+_WIDE_MARKS = ((codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"))
+"""The first one begins as that of UTF-16 does."""
 
 
 class TextConfig(FileSettings):
     """UTF-8 text, a file or a directory of ``*.txt`` and ``*.md`` (also ``.gz``, ``.zst``).
 
-    One document per file, or, with `delimiter`, one per part between two delimiters.
+    One document per file, or, with `delimiter`, one per part between two delimiters. A file that is not cut into parts
+    may be in UTF-16 with a byte order mark, as Windows writes it.
     """
 
     kind: Literal["text"] = "text"
@@ -56,4 +61,7 @@ class TextFiles(StreamFiles):
         return [] if self._delimiter is None else super().spans(file, least_bytes)
 
     def _document(self, record: RawRecord) -> Document:
-        return document_of(record, decode(record.content, record.name).removesuffix(self._delimiter or ""))
+        # a part of a file has no mark of its own
+        marks = () if self._delimiter is not None else (*_WIDE_MARKS, *MARKS)
+        encoding = next((codec for mark, codec in marks if record.content.startswith(mark)), "utf-8")
+        return document_of(record, decode(record.content, record.name, encoding).removesuffix(self._delimiter or ""))

@@ -36,7 +36,8 @@ _HEAD_BYTES = 64 << 10
 _BLOCK_BYTES = 1 << 20
 _LINE_END = re.compile(rb"(?:\r?\n)*")
 _ENDS = (b"\r\n\r\n", b"\n\n")
-_PAGES = ("text/html", "application/xhtml+xml")
+_XHTML = "application/xhtml+xml"
+_PAGES = ("text/html", _XHTML)
 _PLAIN = "text/plain"
 _NO_CODINGS = frozenset({"", "identity", "none", "null", "text", "plain", "8bit", "7bit", "binary", "chunked"})
 """What servers write where nothing is packed; names of charsets are about as well."""
@@ -94,7 +95,8 @@ class WarcFiles(StreamFiles):
         if media == _PLAIN:
             declared = "utf-8" if kind == "conversion" else charset
             return document_of(record, self._extractor.decode(body, declared, record.name, is_page=False), said)
-        return document_of(record, self._extractor.text_of(body, charset, record.name), said)
+        text = self._extractor.text_of(body, charset, record.name, is_xhtml=media == _XHTML)
+        return document_of(record, text, said)
 
     def _parsed(self, record: RawRecord) -> tuple[Any, bytes]:
         try:

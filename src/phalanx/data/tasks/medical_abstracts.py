@@ -24,9 +24,6 @@ CLASSES = (
 def load_medical_abstracts(home: Path | None = None) -> LabelledExamples:
     """Read the abstracts; some are in the file twice, with two labels, and are left out.
 
-    Args:
-        home: Folder of the file.
-
     Raises:
         DataError: The file is not there or is malformed.
     """

@@ -26,9 +26,6 @@ CLASSES = (
 def load_medquad(home: Path | None = None) -> LabelledExamples:
     """Read answers without their questions: the wording of a question would give the kind away.
 
-    Args:
-        home: Folder of the file.
-
     Raises:
         DataError: The file is not there or is malformed.
     """

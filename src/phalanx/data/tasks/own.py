@@ -1,4 +1,4 @@
-"""Labelled texts of a user's own: CSV, TSV or JSON lines, read strictly; what is wrong is named by file and line."""
+"""Labelled texts of a user's own: CSV, TSV or JSON lines, read strictly; faults are named by file and line."""
 
 import csv
 import functools
@@ -37,12 +37,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class PlacedExample:
-    """A text with its class, and where it stands.
-
-    Attributes:
-        example: The text.
-        where: File and line.
-    """
+    """A text with its class, and where it stands."""
 
     example: Example
     where: str
@@ -66,14 +61,15 @@ def load_own(train: Path, test: Path, columns: Columns) -> tuple[tuple[Example, 
 
 
 def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
-    """Read one file; its ending says what it is, ``.gz`` behind it is unpacked.
+    """Read one file; its suffix tells the format, ``.gz`` behind it is unpacked.
 
     Raises:
-        DataError: Names the file and the line, and says what was found and expected.
+        DataError: Names the file and the line, the value found and the expected one.
     """
     found = [_example(record, where, columns) for where, record in read_records(path)]
     if not found:
-        raise DataError(f"{path}: holds no text; give one with at least one row")
+        state = "holds no text" if path.stat().st_size else "is empty"
+        raise DataError(f"{path}: {state}; give one with at least one row")
     return found
 
 
@@ -165,9 +161,6 @@ _TEXTS_A_CLASS = 5
 
 def guess_columns(paths: Sequence[Path]) -> tuple[Columns, int]:
     """Return columns and classes of labelled files that belong together, and how many rows they have.
-
-    Args:
-        paths: Files of all clients.
 
     Raises:
         DataError: A file is malformed, or no column can be the text or the label.

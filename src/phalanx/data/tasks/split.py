@@ -16,8 +16,7 @@ def split_by_class(
     """Split into training and test examples, each class in the same proportion.
 
     Args:
-        examples: Each text once.
-        test_share: Of every class, rounded to the nearest number; at least one example stays on either side.
+        test_share: Share of every class, rounded to the nearest number; at least one example stays on either side.
         seed: Another one gives another split.
 
     Returns:
@@ -90,10 +89,8 @@ def dirichlet_clients(
 
     Args:
         examples: At least ``num_clients * at_least``.
-        num_clients: Two or more.
-        alpha: Of the symmetric Dirichlet distribution over clients, drawn anew for every class: far below 1 each class
-            lies with few clients, far above 1 all clients are alike.
-        seed: Decides everything.
+        alpha: Parameter of the symmetric Dirichlet distribution over clients, drawn anew for every class: far below 1
+            each class lies with few clients, far above 1 all clients are alike.
         at_least: Examples of every client; a draw that gives one fewer is drawn again.
 
     Returns:
@@ -189,12 +186,10 @@ def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, al
     turns: one with few would count as much as one with many.
 
     Args:
-        task: The texts.
-        num_clients: One or more.
         each: Training texts of a client.
         test: Held-out texts; fewer only if there are fewer.
-        alpha: As for `dirichlet_clients`.
-        seed: Of the shares; what is held out does not depend on it.
+        alpha: See `dirichlet_clients`.
+        seed: Seed of the shares; the held-out examples do not depend on it.
 
     Raises:
         DataError: There are too few texts, or fewer of a client than it has classes.

@@ -15,8 +15,6 @@ class Example:
     """One text with its class.
 
     Attributes:
-        text: Not empty.
-        label: Index of its class.
         silo: Its collector, where a task has natural silos; else empty.
     """
 
@@ -31,7 +29,6 @@ class LabelledExamples:
 
     Attributes:
         classes: Names of the classes; a label is an index of them.
-        examples: Each text once.
         contradictory: Texts that were left out because they came with two different labels.
     """
 
@@ -58,10 +55,9 @@ class TaskCard:
     """A task as it stands in the table.
 
     Attributes:
-        name: In commands and results.
-        question: What has to be found out, in words.
-        source: Where it comes from, and the authors to name.
-        licence: Of the data, as its publisher states it.
+        question: The question in words.
+        source: Origin, and the authors to name.
+        licence: Licence of the data, as its publisher states it.
         load: Reads it. Its argument is the folder of data files; None means the usual places (`find_file`).
     """
 
@@ -108,8 +104,7 @@ def find_file(home: Path | None, name: str, where_from: str) -> Path:
 
     Args:
         home: The folder that must hold it; None looks into `PHALANX_DATA`, then into `USUAL_FOLDERS`.
-        name: Of the file.
-        where_from: How to get it, for the error.
+        where_from: Instructions to get it, for the error.
 
     Raises:
         DataError: It is not there.

@@ -12,9 +12,8 @@ def tfidf_predictions(train: Sequence[Example], test: Sequence[Example], seed: i
     """Predict the test labels from words and pairs of words of the training texts.
 
     Args:
-        train: With at least two classes.
+        train: At least two classes.
         test: Their labels are not looked at.
-        seed: Of the solver.
 
     Returns:
         A label for each test example.

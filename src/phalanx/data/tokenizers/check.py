@@ -1,4 +1,4 @@
-"""Whether a vocabulary is fit for a run, and what is known of it."""
+"""Whether a vocabulary is fit for a run, and facts about it."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from phalanx.data.chat.template import text_marks
 from phalanx.data.config import FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.tokenizers.config import END_OF_TEXT
 from phalanx.data.tokenizers.measure import TextFigures, measure
@@ -25,8 +26,7 @@ class TokenizerCheck:
     """What was found of one vocabulary.
 
     Attributes:
-        facts: For people and programs.
-        refused: What a run would refuse, or do wrong; empty where it is fit.
+        refused: Reasons for which a run would refuse it, or go wrong; empty where it is fit.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ def open_vocabulary(place: Path, eos_token: str | None = None) -> TextTokenizer:
 
     Args:
         place: A directory of the hub's layout, or a ``tokenizer.json``.
-        eos_token: Ends a document; left out: the one that the directory names.
+        eos_token: Ends a document; the directory's own when left out.
 
     Raises:
         DataError: It is missing or malformed, or no end of text is known.
@@ -50,12 +50,12 @@ def open_vocabulary(place: Path, eos_token: str | None = None) -> TextTokenizer:
 
 
 def check_tokenizer(place: Path, texts: Iterable[tuple[str, str]] = (), eos_token: str | None = None) -> TokenizerCheck:
-    """Look at a vocabulary, and at what it makes of texts.
+    """Check a vocabulary, and its encoding of texts.
 
     Args:
         place: A directory or a ``tokenizer.json``.
         texts: Pairs of group and text.
-        eos_token: As of `open_vocabulary`.
+        eos_token: See `open_vocabulary`.
 
     Raises:
         DataError: It cannot be loaded at all, or a text cannot be read.
@@ -118,7 +118,9 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
         template = path.read_text(encoding="utf-8", errors="replace")
     check.facts["chat_template"] = template is not None
     if isinstance(template, str):
-        absent = sorted({mark for mark in _MARK.findall(template) if mark not in vocabulary})
+        # a model that was trained to read them as text, as Llama 2, has them in no file
+        read_as_text = text_marks(directory)
+        absent = sorted({mark for mark in _MARK.findall(template) if mark not in {*vocabulary, *read_as_text}})
         check.refused += [f"the chat template writes {mark!r}, which is no token" for mark in absent]
     embeddings = model.get("vocab_size")
     if isinstance(embeddings, int) and check.facts["largest_id"] >= embeddings:
@@ -128,9 +130,9 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
 
 
 def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
-    """Tell what the tokenizer writes before a text, and where its settings say otherwise than its file."""
-    first = [tokenizer.backend.id_to_token(one) or str(one) for one in tokenizer.first_ids]
-    check.facts["texts_begin_with"] = " ".join(first) or None
+    """State what the tokenizer writes before a text, and where its settings differ from its file."""
+    first = tokenizer.first_ids
+    check.facts["texts_begin_with"] = tokenizer.beginning or None
     is_said = named.get("add_bos_token")
     if isinstance(is_said, bool) and is_said != bool(first):
         check.refused.append(

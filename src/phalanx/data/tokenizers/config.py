@@ -14,7 +14,7 @@ class VocabularyTraining(StrictModel):
     """What every kind of vocabulary has.
 
     Attributes:
-        vocab_size: All tokens: special ones, single bytes or characters, and what is learned.
+        vocab_size: All tokens: special ones, single bytes or characters, and learned ones.
         end_of_text: The special token after each document.
         special_tokens: Further ones, such as the marks of a chat; none of them can be written in a text.
         normalization: Unicode form that every text is brought to before it is encoded; it cannot be undone.

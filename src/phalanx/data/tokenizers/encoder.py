@@ -21,10 +21,9 @@ class Encoder:
     Args:
         tokenizer: A special token written in a text is text to it.
         size_bytes: About how much text will come; left out: a lot.
-        threads: Of this process; left out: one a core.
+        threads: Threads of this process; one a core when left out.
 
     Attributes:
-        tokenizer: As given.
         library: That encodes: "tiktoken" or "tokenizers".
         reason: Why it is not tiktoken; empty where it is.
     """
@@ -47,7 +46,7 @@ class Encoder:
         self.library = "tokenizers" if self._twin is None else "tiktoken"
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        """Token ids of each document behind the tokenizer's first token; the one that ends documents is not written.
+        """Return the token ids of each document behind the tokenizer's first token, without the end token.
 
         Raises:
             DataError: A text encodes to the end-of-text token or to nothing, or holds a lone surrogate.

@@ -18,7 +18,7 @@ class TextFigures:
     Attributes:
         words: Pieces between white space; in languages without it, a sentence is one.
         unknown: Tokens that stand for whatever is not in the vocabulary.
-        returned: Texts that decode to what they were.
+        returned: Texts that decode to themselves.
         altered: The beginning of the first text that did not come back; empty where all did.
     """
 
@@ -60,7 +60,6 @@ def measure(
     """Encode and decode each text with each vocabulary.
 
     Args:
-        vocabularies: By name.
         texts: Pairs of group and text; a batch of them is in memory at a time.
 
     Returns:
@@ -80,7 +79,7 @@ def measure(
 
 
 def unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """The token that stands for what is not in the vocabulary; None where there is none."""
+    """Return the token for characters outside the vocabulary; None where there is none."""
     name = getattr(backend.model, "unk_token", None)
     number = getattr(backend.model, "unk_id", None)
     return number if name is None else backend.token_to_id(name)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from phalanx.config import StrictModel, digest, dump_toml
 from phalanx.data.sources import Source, SourceConfig, no_text, open_source
+from phalanx.data.sources.listing import is_empty
 from phalanx.data.tokenizers.config import TrainingConfig, WordPieceTraining
 from phalanx.data.tokenizers.tokenizer import TextTokenizer, vocabulary_digest
 from phalanx.data.tokenizers.training import train_tokenizer
@@ -62,10 +63,10 @@ class _Texts:
 
 
 def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
-    """Train a vocabulary and write it, with what it was made of, to a new directory.
+    """Train a vocabulary and write it, with its recipe, to a new directory.
 
     Args:
-        recipe: What to train on, and what.
+        recipe: Texts and settings of the training.
         out: Gets ``tokenizer.json``, ``tokenizer_config.json``, ``recipe.toml`` and ``training.json``.
 
     Returns:
@@ -80,11 +81,14 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
     """
     if out.exists():
         raise DataError(f"{out}: exists already and is not overwritten; choose another place").about(file=str(out))
+    for source in recipe.sources:
+        if is_empty(getattr(source, "path", "")):
+            raise no_text(source)
     texts = _Texts([open_source(source) for source in recipe.sources], recipe.max_documents)
     fingerprints = [source.fingerprint() for source in texts.sources]
     tokenizer = train_tokenizer(texts.read(), recipe.tokenizer)
     if not texts.documents:
-        raise no_text(recipe.sources[0].kind)
+        raise no_text(recipe.sources[0])
     record = {
         "vocabulary_digest": vocabulary_digest(tokenizer),
         "vocab_size": tokenizer.vocab_size,

@@ -30,9 +30,8 @@ def train_sentence_piece(
     """Train a vocabulary and return it in the form of the tokenizers library.
 
     Args:
-        texts: Read once.
-        config: Kind and size.
-        normalizer: Of the tokenizers library, applied before SentencePiece, which gets none of its own; or None.
+        normalizer: Normalizer of the tokenizers library, applied before SentencePiece, which gets none of its own; or
+            None.
         where: The section of `config`, for messages.
 
     Raises:
@@ -79,10 +78,8 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
     Where two splits of a text have the same score, a unigram model may take either; both forms then do as they like.
 
     Args:
-        processor: SentencePiece's form.
-        backend: The other one.
-        normalizer: As of `train_sentence_piece`.
-        texts: What is encoded by both.
+        normalizer: See `train_sentence_piece`.
+        texts: Texts that both encode.
 
     Raises:
         DataError: They differ; names the text and the first place.

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.data.sources import JsonlConfig, SourceConfig, TextConfig, open_source
 from phalanx.data.sources.files import SourceFile
-from phalanx.data.sources.listing import list_all
+from phalanx.data.sources.listing import is_empty, list_all
 from phalanx.errors import DataError
 
 _JSONL = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -22,7 +22,7 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
 
     Args:
         paths: Files and directories of ``*.txt``, ``*.md`` and ``*.jsonl``, also ``.gz`` and ``.zst``.
-        field: Of a JSON line, that has its text.
+        field: Field of a JSON line with its text.
 
     Raises:
         DataError: A file cannot be read, or there is no text at all.
@@ -36,7 +36,8 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
                 empty = False
                 yield file.name, text
     if empty:
-        raise DataError(f"{', '.join(map(str, paths))}: holds no text; give another path").about(code="PHX-I012")
+        state = "is empty" if all(map(is_empty, paths)) else "holds no text"
+        raise DataError(f"{', '.join(map(str, paths))}: {state}; give another path").about(code="PHX-I012")
 
 
 def sources_of(paths: Iterable[Path], field: str = "text") -> list[SourceConfig]:

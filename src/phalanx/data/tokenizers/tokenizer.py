@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from phalanx.config import canonical_json
-from phalanx.data.borders import border_of, first_ids_of
+from phalanx.data.borders import bare_encoder, border_of, frame_of
 from phalanx.data.config import BpeConfig, FileTokenizerConfig, ModelTokenizerConfig, TokenizerConfig
 from phalanx.data.manifest import TokenizerRecord
 from phalanx.data.phases import DatasetTokenizerConfig
@@ -25,17 +26,22 @@ class TextTokenizer:
     """A tokenizer that never lets a text forge the end of a document.
 
     Attributes:
-        backend: Of the tokenizers library.
         vocab_size: One more than the largest id.
-        eos_id: Ends every document.
         first_ids: What the tokenizer's own post-processor writes before a text, as Llama's, Gemma's and Mistral's do.
-            Documents and prompts begin with it; what it writes behind a text stands behind no prompt.
+            Documents, prompts and labelled texts begin with it.
+        last_ids: What it writes behind a text; stands behind labelled texts, which are whole, and behind no prompt.
     """
 
     backend: tokenizers.Tokenizer
     vocab_size: int
     eos_id: int
     first_ids: tuple[int, ...] = ()
+    last_ids: tuple[int, ...] = ()
+
+    @property
+    def beginning(self) -> str:
+        """The tokens before every text, as their vocabulary writes them; empty where there are none."""
+        return " ".join(self.backend.id_to_token(one) or str(one) for one in self.first_ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens.
@@ -66,18 +72,35 @@ class TextTokenizer:
         Raises:
             DataError: They encode to the end-of-text token, or the answer to nothing.
         """
-        found = self.backend.encode(prompt + answer, add_special_tokens=False)
-        ids, border = list(found.ids), border_of(found, len(prompt))
+        found = self._bare.encode(prompt + answer, add_special_tokens=False)
+        ids, border = list(found.ids), border_of(found, prompt + answer, len(prompt))
         if border == len(ids) or self.eos_id in ids:
             raise unusable(prompt + answer, num_tokens=len(ids) - border)
         return [*self.first_ids, *ids], len(self.first_ids) + border
+
+    def encode_whole(self, texts: Sequence[str], tokens: int) -> list[list[int]]:
+        """Token ids of texts that are read as a whole, with what the tokenizer writes before and behind each.
+
+        Args:
+            tokens: At most so many of each; the text is cut off, and what is written around it is not.
+
+        Raises:
+            DataError: As `encode`.
+        """
+        room = max(tokens - len(self.first_ids) - len(self.last_ids), 0)
+        whole = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode(texts))
+        return [ids[:tokens] for ids in whole]
+
+    @cached_property
+    def _bare(self) -> tokenizers.Tokenizer:
+        return bare_encoder(self.backend, special_is_text=True)
 
     def to_json(self) -> bytes:
         """The content of ``tokenizer.json``."""
         return self.backend.to_str().encode()
 
     def record(self, kind: str) -> TokenizerRecord:
-        """Return what a manifest says of it; `kind` as in the run file."""
+        """Return its record in a manifest; `kind` as in the run file."""
         digest = hashlib.sha256(self.to_json()).hexdigest()
         return TokenizerRecord(kind=kind, vocab_size=self.vocab_size, eos_id=self.eos_id, digest=digest)
 
@@ -193,7 +216,7 @@ def vocabulary_digest(tokenizer: TextTokenizer) -> str:
 
 
 def unusable(text: str, num_tokens: int) -> DataError:
-    """Say what is wrong with the tokens of a text: there is none, or one of them ends a document."""
+    """Describe the fault of a text's tokens: there is none, or one of them ends a document."""
     what = "the end-of-text token inside a document" if num_tokens else "no token at all"
     return DataError(f"tokenizer gave {what} for the document that starts {text[:40]!r}; use another one")
 
@@ -202,9 +225,7 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     """Return a tokenizer for whole documents, to which special tokens written in a text are text.
 
     Args:
-        backend: Of the tokenizers library; cutting off and padding are turned off.
-        eos_token: Ends a document.
-        where: Its place, for messages.
+        backend: Backend of the tokenizers library; truncation and padding are turned off.
 
     Raises:
         DataError: `eos_token` is not in the vocabulary.
@@ -219,7 +240,7 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     # "<|endoftext|>" written in a document is text; else it would forge a document boundary
     backend.encode_special_tokens = True
     size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-    return TextTokenizer(backend, size, eos_id, first_ids_of(backend))
+    return TextTokenizer(backend, size, eos_id, *frame_of(backend))
 
 
 def _backend(path: Path) -> tokenizers.Tokenizer:

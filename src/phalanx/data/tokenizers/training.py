@@ -27,7 +27,6 @@ def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "
 
     Args:
         texts: Read once; all of their words, or all of their text, is held in memory.
-        config: Kind and size.
         where: The section of `config` in its file, for messages.
 
     Raises:

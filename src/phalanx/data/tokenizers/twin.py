@@ -33,7 +33,6 @@ class Twin:
     """A vocabulary in tiktoken.
 
     Attributes:
-        encoding: Of tiktoken; gives ranks.
         ids: The token id of each rank.
         odd: Finds a character that the two libraries do not class alike, or that was not compared.
     """
@@ -56,7 +55,7 @@ def make_twin(backend: tokenizers.Tokenizer) -> Twin:
     """Load a tokenizer's vocabulary into tiktoken.
 
     Args:
-        backend: To which special tokens written in a text are text.
+        backend: Backend to which special tokens written in a text are text.
 
     Raises:
         UnequalError: It is no byte-level BPE of a known pattern, tiktoken is not installed, or the proof fails.
@@ -88,10 +87,10 @@ def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
     """Show that two neighbours which together are a token are always the two that its own merge joins.
 
     tokenizers joins the pair that a merge names; tiktoken joins any two neighbours that together are a token. Take the
-    bytes of one token alone, and join what has lower ranks. If the two halves of its merge are left, then they are left
-    wherever both its ends are borders of tokens, since what is joined between two borders does not depend on what is
-    beyond them. So when the turn of its rank comes, no other pair makes it, and no join makes one of a lower rank
-    possible. If that holds for every token, both libraries do the same at every rank, for every text.
+    bytes of one token alone, and join pairs of lower ranks. If the two halves of its merge are left, then they are left
+    wherever both its ends are borders of tokens, since joins between two borders do not depend on the text beyond them.
+    So when the turn of its rank comes, no other pair makes it, and no join makes one of a lower rank possible. If that
+    holds for every token, both libraries do the same at every rank, for every text.
 
     Args:
         merges: Pairs in their order, no two of which make the same token.
@@ -106,7 +105,7 @@ def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
 
 
 def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
-    """Join what has a rank below a limit, lowest first, leftmost first."""
+    """Join pairs of ranks below a limit, lowest first, leftmost first."""
     parts = [token[at : at + 1] for at in range(len(token))]
     while len(parts) > 2:
         rank, at = min((ranks.get(parts[at] + parts[at + 1], limit), at) for at in range(len(parts) - 1))
@@ -200,7 +199,7 @@ def byte_alphabet() -> dict[str, int]:
 
 @functools.cache
 def _odd_characters() -> re.Pattern[str]:
-    """Compare how both libraries class each character; return what finds those that differ or were not compared."""
+    """Compare how both libraries class each character; return a pattern of those that differ or were not compared."""
     tiktoken = importlib.import_module("tiktoken")
     characters = "".join(chr(code) for code in range(_FIRST_UNCHECKED) if not 0xD800 <= code < 0xE000)
     single = {bytes([byte]): byte for byte in range(256)}

@@ -1,4 +1,4 @@
-"""What every algorithm of federated rounds is made of: a step of the owner, and a rule of the sites."""
+"""The parts of an algorithm of federated rounds: a step of the owner, and a rule of the sites."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class ServerStep(Protocol):
     """The owner's part: how far the model moves by the aggregate of a round."""
 
     def step(self, update: Tensor) -> Tensor:
-        """Return what is added to the weights ``[values]``, of the aggregate of the sites' updates."""
+        """Return the addition to the weights, ``[values]``, for an aggregate of the sites' updates."""
         ...
 
     def state(self) -> Named:
-        """What later steps depend on."""
+        """State that later steps depend on."""
         ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -29,7 +29,7 @@ class ServerStep(Protocol):
 class LocalRule(Protocol):
     """A site's part, during one round."""
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Change the gradients of one local step, in place."""
         ...
 
@@ -41,7 +41,6 @@ class Algorithm:
     Attributes:
         server: Makes the owner's step of the section and the number of values.
         local: Makes a site's rule of the section and the weights at the beginning of the round.
-        source: Where it was described first.
     """
 
     server: Callable[[Any, int], ServerStep]
@@ -55,5 +54,5 @@ class PlainRule:
     def __init__(self, config: object, start: Mapping[str, Tensor]) -> None:
         del config, start
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Leave them."""

@@ -13,8 +13,7 @@ class AdamStep:
     """``rate * m / (sqrt(v) + tau)`` with ``m = b1 m + (1 - b1) u`` and ``v = b2 v + (1 - b2) u^2``, uncorrected.
 
     Args:
-        config: Rate, betas and tau.
-        num_values: Of the model.
+        num_values: Number of the model's values.
 
     Source: Reddi et al. 2021, algorithm 2; v begins at ``tau^2``.
     """

@@ -12,8 +12,7 @@ class MeanStep:
     """A step of the mean itself.
 
     Args:
-        config: Its rate.
-        num_values: Of the model.
+        num_values: Number of the model's values.
 
     Source: McMahan et al. 2017; with one local step of SGD it is SGD on the union of the sites' batches.
     """

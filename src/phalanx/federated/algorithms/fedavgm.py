@@ -13,8 +13,7 @@ class MomentumStep:
     """``m = beta m + u``, then ``rate * m``.
 
     Args:
-        config: Rate and momentum.
-        num_values: Of the model.
+        num_values: Number of the model's values.
 
     Source: Hsu et al. 2019.
     """

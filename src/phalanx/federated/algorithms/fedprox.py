@@ -12,7 +12,6 @@ class ProximalRule:
     """The gradient of the proximal term, added to each local gradient.
 
     Args:
-        config: Has mu.
         start: Weights at the beginning of the round; kept.
 
     Source: Li et al. 2020.
@@ -21,7 +20,7 @@ class ProximalRule:
     def __init__(self, config: FedProxConfig, start: Mapping[str, Tensor]) -> None:
         self._mu, self._start = config.mu, start
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Add ``mu * (w - start)``."""
         for name, gradient in gradients.items():
             gradient.add_(weights[name] - self._start[name], alpha=self._mu)

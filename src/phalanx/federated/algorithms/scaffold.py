@@ -17,14 +17,14 @@ class ControlRule:
 
     def __init__(self, config: ScaffoldConfig, start: Mapping[str, Tensor]) -> None:
         del config
-        self._correction = {name: torch.zeros_like(one) for name, one in start.items()}
+        self._correction = {name: torch.zeros_like(tensor) for name, tensor in start.items()}
 
     def with_controls(self, of_all: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         """Take the variate of all sites and that of this one, without `CONTROL` in their names."""
         for name, correction in self._correction.items():
             torch.sub(of_all[name], own[name], out=correction)
 
-    def correct(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
+    def correct_gradients(self, gradients: Named, weights: Mapping[str, Tensor]) -> None:
         """Add the correction."""
         del weights
         for name, gradient in gradients.items():
@@ -37,9 +37,9 @@ def next_control(
     """Return a site's next variate, ``c_i - c - delta / (steps * rate)``.
 
     Args:
-        own: Its variate.
-        of_all: That of all sites.
-        delta: What its weights have moved by in the round, before it was scaled to the norm.
+        own: Control variate of the site.
+        of_all: Control variate of all sites.
+        delta: Movement of its weights in the round, before it was scaled to the norm.
         way: Local steps times the learning rate.
 
     Source: Karimireddy et al. 2020, option II.

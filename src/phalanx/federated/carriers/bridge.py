@@ -38,7 +38,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class _Delivery:
-    """A frame that an engine has, and what it was."""
+    """A frame that was handed to an engine, with its order."""
 
     site: str
     asked: SignedHeader
@@ -49,10 +49,8 @@ class _Contact:
     """The owner's contact with one site.
 
     Attributes:
-        conversation: With it.
         is_near: Whether the engine says that it can be reached.
-        greeted: When it was greeted last.
-        trouble: What was said of it last.
+        greeted: Time of the last greeting.
     """
 
     conversation: SiteAsked
@@ -63,12 +61,11 @@ class _Contact:
 
 @dataclass(frozen=True)
 class OwnerPost:
-    """Where an owner waits for an engine.
+    """The socket at which an owner waits for an engine.
 
     Attributes:
         path: Socket to listen at; its directory is this user's alone.
         session: Name of the session; frames of another one are refused.
-        limits: Bounds of frames.
     """
 
     path: Path
@@ -80,8 +77,6 @@ class BridgeCarrier:
     """A `Carrier` over an engine that is not trusted: it gets signed frames and hands in signed answers.
 
     Args:
-        identity: The owner's.
-        post: Where to listen.
         roster: The sites of the run, as its authority has certified them.
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the thread that listens as well.
@@ -90,9 +85,9 @@ class BridgeCarrier:
         TransportError: The socket cannot be listened at.
 
     Guarantees:
-        A reply is signed by the key of its site, and answers the very order that this site was sent last. An
-        engine that alters, repeats, swaps or makes up frames costs a site its round, and changes nothing else. It can
-        read what it carries, if payloads are not masked by ``secure``.
+        A reply is signed by the key of its site, and answers the last order to this very site. An engine that alters,
+        repeats, swaps or makes up frames costs a site its round, and changes nothing else. It can read the payloads, if
+        they are not masked by ``secure``.
     """
 
     def __init__(
@@ -122,95 +117,95 @@ class BridgeCarrier:
             raise TransportError(str(exc)).about(code="PHX-T002", found=str(post.path)) from exc
         threading.Thread(target=self._await_engines, daemon=True).start()
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """As `Carrier` says; a site with a certificate that was revoked meanwhile is there no more."""
-        self._look()
-        there = frozenset(name for name, one in self._contacts.items() if one.conversation.is_met)
-        for site in there & set(self._revoked()):
-            self._lose(site, "revoked")
-            self._trouble(site, "its certificate was revoked")
-        return frozenset(name for name in there if self._contacts[name].conversation.is_met)
+        self._process_messages()
+        present = frozenset(name for name, contact in self._contacts.items() if contact.conversation.is_met)
+        for site in present & set(self._revoked()):
+            self._lose_site(site, "revoked")
+            self._report_trouble(site, "its certificate was revoked")
+        return frozenset(name for name in present if self._contacts[name].conversation.is_met)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
-        while len(found := self.present()) < least and time.monotonic() < deadline:
-            self._wait(_LOOK_EVERY_S)
-        return found
+        while len(present := self.present_sites()) < least and time.monotonic() < deadline:
+            self._wait_message(_LOOK_EVERY_S)
+        return present
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
         for site, sent in orders.items():
             try:
                 asked, raw = self._contacts[site].conversation.order(sent.order.kind, sent.order, sent.payload)
             except TransportError as exc:
-                self._trouble(site, str(exc))
+                self._report_trouble(site, str(exc))
                 is_gone = not self._contacts[site].conversation.is_met
-                self._lose(site, "gone" if is_gone else type(exc).__name__, is_asked=True)
+                self._lose_site(site, "gone" if is_gone else type(exc).__name__, is_asked=True)
                 continue
-            self._deliver(site, asked, raw)
+            self._deliver_frame(site, asked, raw)
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._look()
+            self._process_messages()
             if self._ready:
                 return self._ready.popleft()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
-            self._wait(min(left_s, _LOOK_EVERY_S))
+            self._wait_message(min(left_s, _LOOK_EVERY_S))
 
     def close(self) -> None:
         """Wait a moment until those have answered that were told of the end, and part from the engine."""
         deadline = time.monotonic() + _END_S
-        while any(one.asked.fields.kind == EndOrder.kind for one in self._open.values()):
+        while any(delivery.asked.fields.kind == EndOrder.kind for delivery in self._open.values()):
             if (left_s := deadline - time.monotonic()) <= 0:
                 break
-            self._wait(min(left_s, _LOOK_EVERY_S))
-            self._drain()
+            self._wait_message(min(left_s, _LOOK_EVERY_S))
+            self._drain_queue()
         self._closed.set()
         with self._lock:
             engine, self._engine = self._engine, None
         if engine is not None:
             with contextlib.suppress(LineError):
                 write_message(engine[1], ShimMessage(END))
-            _part(engine[1])
-        _part(self._server)
+            _close_socket(engine[1])
+        _close_socket(self._server)
         with contextlib.suppress(OSError):
             self.path.unlink()
 
-    def _look(self) -> None:
-        """Heed what the engine has said, and greet sites that can be reached and were not met."""
-        self._drain()
+    def _process_messages(self) -> None:
+        """Process the engine's messages, and greet new sites that can be reached."""
+        self._drain_queue()
         if self._engine is None:
             return
         now, revoked = time.monotonic(), None
-        for site, one in self._contacts.items():
+        for site, contact in self._contacts.items():
             busy = any(delivery.site == site for delivery in self._open.values())
-            if not one.is_near or one.conversation.is_met or busy or now - one.greeted < _GREET_EVERY_S:
+            if not contact.is_near or contact.conversation.is_met or busy or now - contact.greeted < _GREET_EVERY_S:
                 continue
             revoked = self._revoked() if revoked is None else revoked
             if site in revoked:
-                self._trouble(site, "its certificate was revoked")
+                self._report_trouble(site, "its certificate was revoked")
                 continue
-            one.greeted = now
-            self._deliver(site, *one.conversation.greet())
+            contact.greeted = now
+            self._deliver_frame(site, *contact.conversation.greet())
 
-    def _drain(self) -> None:
+    def _drain_queue(self) -> None:
         while True:
             try:
                 engine, message = self._told.get_nowait()
             except queue.Empty:
                 return
-            self._heed(engine, message)
+            self._heed_message(engine, message)
 
-    def _wait(self, timeout_s: float) -> None:
+    def _wait_message(self, timeout_s: float) -> None:
         with contextlib.suppress(queue.Empty):
-            self._heed(*self._told.get(timeout=timeout_s))
+            self._heed_message(*self._told.get(timeout=timeout_s))
 
-    def _heed(self, engine: int, message: ShimMessage | None) -> None:
+    def _heed_message(self, engine: int, message: ShimMessage | None) -> None:
         """Take one message of an engine; None that it is gone."""
         if engine < self._heeded:
             return
@@ -221,20 +216,20 @@ class BridgeCarrier:
         if message is None:
             return
         if message.kind == SITES:
-            self._near(message.data.decode("utf-8", "replace").split("\n"))
+            self._note_reachable(message.data.decode("utf-8", "replace").split("\n"))
         elif message.kind == LOST and (lost := self._open.get(message.number)) is not None:
-            self._trouble(lost.site, printable(message.data.decode("utf-8", "replace"), _MOST_WORDS))
-            self._lose(lost.site, "gone")
+            self._report_trouble(lost.site, printable(message.data.decode("utf-8", "replace"), _MOST_WORDS))
+            self._lose_site(lost.site, "gone")
         elif message.kind == ANSWER and (delivery := self._open.get(message.number)) is not None:
-            self._answer(delivery, message)
+            self._take_answer(delivery, message)
 
-    def _answer(self, delivery: _Delivery, message: ShimMessage) -> None:
+    def _take_answer(self, delivery: _Delivery, message: ShimMessage) -> None:
         site, contact = delivery.site, self._contacts[delivery.site]
         try:
             frame = contact.conversation.hear(message.data, delivery.asked)
         except (TransportError, VerificationError) as exc:
-            self._trouble(site, f"the engine's answer is refused: {printable(str(exc), _MOST_WORDS)}")
-            self._lose(site, "refused")
+            self._report_trouble(site, f"the engine's answer is refused: {printable(str(exc), _MOST_WORDS)}")
+            self._lose_site(site, "refused")
             return
         del self._open[message.number]
         fields = frame.header.fields
@@ -244,70 +239,70 @@ class BridgeCarrier:
         elif fields.kind != SiteLeft.kind:
             self._ready.append(CarriedReply(site, fields.kind, fields.body, frame.payload))
 
-    def _near(self, names: Iterable[str]) -> None:
+    def _note_reachable(self, names: Iterable[str]) -> None:
         named = set(names)
-        for site, one in self._contacts.items():
-            was, one.is_near = one.is_near, site in named
-            if was and not one.is_near:
-                self._trouble(site, "the engine cannot reach it any more")
-                self._lose(site, "gone")
+        for site, contact in self._contacts.items():
+            was, contact.is_near = contact.is_near, site in named
+            if was and not contact.is_near:
+                self._report_trouble(site, "the engine cannot reach it any more")
+                self._lose_site(site, "gone")
 
     def _forget_engine(self) -> None:
-        for site, one in self._contacts.items():
-            one.is_near = False
-            self._lose(site, "gone")
+        for site, contact in self._contacts.items():
+            contact.is_near = False
+            self._lose_site(site, "gone")
 
-    def _lose(self, site: str, reason: str, *, is_asked: bool = False) -> None:
+    def _lose_site(self, site: str, reason: str, *, is_asked: bool = False) -> None:
         """End the conversation with a site; it is greeted anew, if it can be reached."""
-        for number in [number for number, one in self._open.items() if one.site == site]:
+        for number in [number for number, delivery in self._open.items() if delivery.site == site]:
             is_asked |= self._open.pop(number).asked.fields.kind != SiteGreeting.kind
         self._contacts[site].conversation.end()
         if is_asked:
             self._ready.append(LostSite(site, reason))
 
-    def _trouble(self, site: str, what: str) -> None:
-        """Say what is wrong with a site, once."""
+    def _report_trouble(self, site: str, what: str) -> None:
+        """Report a trouble of a site, once."""
         if self._contacts[site].trouble != what:
             self._contacts[site].trouble = what
             self._say(f"{site}: {what}")
 
-    def _deliver(self, site: str, asked: SignedHeader, raw: bytes) -> None:
+    def _deliver_frame(self, site: str, asked: SignedHeader, raw: bytes) -> None:
         with self._lock:
             engine = self._engine
         self._last_number += 1
         self._open[self._last_number] = _Delivery(site, asked)
         if engine is None:
-            self._lose(site, "gone")
+            self._lose_site(site, "gone")
             return
         try:
             write_message(engine[1], ShimMessage(ORDER, self._last_number, site, raw))
         except LineError as exc:
-            self._trouble(site, str(exc))
-            self._lose(site, "gone")
-            _part(engine[1])
+            self._report_trouble(site, str(exc))
+            self._lose_site(site, "gone")
+            _close_socket(engine[1])
 
     def _await_engines(self) -> None:
         """Take engines that connect; a new one takes the place of the one before."""
         while True:
             try:
-                line, _ = self._server.accept()
+                connection, _ = self._server.accept()
             except OSError:
                 return
             with self._lock:
                 if self._closed.is_set():
-                    line.close()
+                    connection.close()
                     return
                 self._engines += 1
-                before, self._engine = self._engine, (self._engines, line)
+                before, self._engine = self._engine, (self._engines, connection)
             if before is not None:
-                _part(before[1])
+                _close_socket(before[1])
             self._say("an engine is connected")
-            threading.Thread(target=self._hear_engine, args=(self._engines, line), daemon=True).start()
+            threading.Thread(target=self._hear_engine, args=(self._engines, connection), daemon=True).start()
 
     def _hear_engine(self, number: int, line: socket.socket) -> None:
         try:
             while (message := read_message(line, self._limits.max_frame_bytes)) is not None:
-                self._tell(number, message)
+                self._tell_engine(number, message)
         except LineError as exc:
             if not self._closed.is_set():
                 self._say(f"the engine is gone: {exc}")
@@ -315,10 +310,10 @@ class BridgeCarrier:
             with self._lock:
                 if self._engine is not None and self._engine[0] == number:
                     self._engine = None
-            _part(line)
-            self._tell(number, None)
+            _close_socket(line)
+            self._tell_engine(number, None)
 
-    def _tell(self, number: int, message: ShimMessage | None) -> None:
+    def _tell_engine(self, number: int, message: ShimMessage | None) -> None:
         """Hand over a message, as long as it is waited for at all."""
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
@@ -326,7 +321,7 @@ class BridgeCarrier:
                 return
 
 
-def _part(line: socket.socket) -> None:
+def _close_socket(line: socket.socket) -> None:
     """Close a socket, and wake whatever reads from it."""
     with contextlib.suppress(OSError):
         line.shutdown(socket.SHUT_RDWR)

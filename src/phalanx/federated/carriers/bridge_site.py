@@ -26,7 +26,7 @@ from phalanx.security.crypto import Identity, Peer
 from phalanx.transport import TransportConfig, parse_body
 
 _BEGIN_S = 10.0
-"""How long a client that has connected may take to begin."""
+"""Seconds until a connected client must begin."""
 _MOST_WORDS = 300
 Say = Callable[[str], None]
 
@@ -36,11 +36,8 @@ class BridgedSite:
     """A site, and where an engine's client finds it.
 
     Attributes:
-        identity: The site's.
         owner: The owner, as the run's authority has certified it.
-        socket: Path to listen at.
-        session: What names of the owner's sessions begin with: the run's.
-        limits: Bounds of frames.
+        session: Beginning of the names of the owner's sessions: the run's name.
     """
 
     identity: Identity
@@ -65,9 +62,9 @@ def serve_bridge(site: BridgedSite, answer: SiteAnswers, say: Say) -> None:
         say(f"{site.identity.name}: listens at {site.socket}")
         is_over = False
         while not is_over:
-            line, _ = server.accept()
-            with contextlib.closing(line):
-                is_over = _serve_one(line, heard, answer, say)
+            connection, _ = server.accept()
+            with contextlib.closing(connection):
+                is_over = _serve_one(connection, heard, answer, say)
     with contextlib.suppress(OSError):
         site.socket.unlink()
 
@@ -76,17 +73,17 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
     """Take one frame and answer it; return whether the run is over."""
     is_over = False
     try:
-        found = read_message(line, heard.most_bytes, _BEGIN_S)
-        if found is None or found.kind != ORDER:
+        message = read_message(line, heard.most_bytes, _BEGIN_S)
+        if message is None or message.kind != ORDER:
             say("an engine's client has connected and delivers no frame")
             return False
         try:
-            raw, is_over = _answer(found.data, heard, answer, say)
-            reply = ShimMessage(ANSWER, found.number, data=raw)
+            raw, is_over = _answer_frame(message.data, heard, answer, say)
+            reply = ShimMessage(ANSWER, message.number, data=raw)
         except (TransportError, VerificationError) as exc:
-            said = printable(str(exc), _MOST_WORDS)
-            say(f"a frame is refused: {said}")
-            reply = ShimMessage(LOST, found.number, data=f"refused: {said}".encode())
+            reason = printable(str(exc), _MOST_WORDS)
+            say(f"a frame is refused: {reason}")
+            reply = ShimMessage(LOST, message.number, data=f"refused: {reason}".encode())
         write_message(line, reply)
     except LineError as exc:
         # what was answered is kept, for the same frame when it is delivered again
@@ -94,7 +91,7 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
     return is_over
 
 
-def _answer(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
+def _answer_frame(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) -> tuple[bytes, bool]:
     """Return the frame that answers this one, and whether the run is over."""
     before = heard.answered(raw)
     if before is not None:

@@ -16,7 +16,6 @@ class SentOrder:
     """An order on its way.
 
     Attributes:
-        order: What is asked.
         payload: Bytes that belong to it.
     """
 
@@ -29,9 +28,7 @@ class CarriedReply:
     """A reply, of which nothing is believed but that this site sent it.
 
     Attributes:
-        site: As the carrier's own certificates prove it.
-        kind: Of the body.
-        body: JSON data.
+        site: Name that the carrier's own certificates prove.
         payload: Bytes that belong to it.
     """
 
@@ -43,36 +40,31 @@ class CarriedReply:
 
 @dataclass(frozen=True)
 class LostSite:
-    """Word of a carrier that a site will not answer what it was asked.
-
-    Attributes:
-        site: Its name.
-        reason: For people.
-    """
+    """A carrier's report that a site will not answer its order."""
 
     site: str
     reason: str
 
 
 class Carrier(Protocol):
-    """What carries orders to sites and replies back.
+    """The interface that carries orders to sites and replies back.
 
-    A carrier keeps no round and judges nothing. It proves which site a reply is of, keeps what it carries from other
-    eyes, and brings back sites that come again.
+    A carrier keeps no round and judges nothing. It proves the site of a reply, hides payloads from other parties, and
+    brings back sites that come again.
     """
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """The sites that can be asked now."""
         ...
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """Send each site its order; one that cannot be reached is told of by `collect`."""
         ...
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """Return the next reply of any site, or word that there will be none; None when neither is there in time."""
         ...
 
     def close(self) -> None:
-        """End what was started here."""
+        """End all processes and threads of the carrier."""
         ...

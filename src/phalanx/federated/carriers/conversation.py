@@ -5,8 +5,8 @@
     owner > site   orders   number 1, 2, ..., the first one after ``here``, each later one after the order before
     site > owner   replies  the number of their order, after that order
 
-The engine can read frames, keep them back or end a conversation, and nothing else: what it alters, repeats, reorders or
-brings from another run, session, site or life of a process names another frame before it than the one that is due.
+The engine can read frames, withhold them or end a conversation, and nothing else: an altered, repeated or reordered
+frame, or one of another run, session, site or life of a process, does not name the due frame as its predecessor.
 """
 
 import secrets
@@ -56,27 +56,19 @@ class SiteLeft(Body):
 
 @dataclass(frozen=True)
 class Speaker:
-    """One end of a conversation.
-
-    Attributes:
-        identity: Signs.
-        peer: The other end.
-        limits: Bounds of frames.
-    """
+    """One end of a conversation."""
 
     identity: Identity
     peer: Peer
     limits: TransportConfig
 
-    def say(
+    def sign_frame(
         self, place: tuple[str, int, str], kind: str, body: Body, payload: Payload = b""
     ) -> tuple[SignedHeader, bytes]:
         """Sign one frame.
 
         Args:
             place: Run, number, and digest of the header before it.
-            kind: What it means.
-            body: Of that kind.
             payload: Bytes that belong to it.
 
         Raises:
@@ -104,21 +96,21 @@ class Speaker:
             )
         return header, encode_frame(header, parts)
 
-    def hear(self, raw: bytes, place: tuple[str, int, str]) -> Frame:
+    def check_frame(self, raw: bytes, place: tuple[str, int, str]) -> Frame:
         """Check one frame of the other end.
 
         Raises:
             FrameError: It is malformed, or its payload is not the signed one.
             PeerRefusedError: It is of another party, for another one, or of another run.
-            OrderError: It does not follow on what was said last.
+            OrderError: It does not follow the last frame.
             SignatureError: The other end has not signed it.
         """
         frame = parse_frame(raw, self.limits)
-        said = frame.header.fields
-        if (said.sender, said.receiver, said.run) != (self.peer.name, self.identity.name, place[0]):
+        fields = frame.header.fields
+        if (fields.sender, fields.receiver, fields.run) != (self.peer.name, self.identity.name, place[0]):
             raise PeerRefusedError(f"{self.peer.name}: its frame is of or for another party, or of another session")
-        if (said.sequence, said.previous) != place[1:]:
-            raise OrderError(f"{self.peer.name}: frame {said.sequence} does not follow on what was said before")
+        if (fields.sequence, fields.previous) != place[1:]:
+            raise OrderError(f"{self.peer.name}: frame {fields.sequence} does not follow on what was said before")
         frame.header.verify(self.peer)
         check_payload(frame)
         return frame
@@ -149,7 +141,7 @@ class SiteAsked:
         """Begin the conversation anew."""
         self.end()
         start = genesis(self._run, self._speaker.identity.name, self._speaker.peer.name)
-        return self._speaker.say((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
+        return self._speaker.sign_frame((self._run, 0, start), SiteGreeting.kind, SiteGreeting())
 
     def order(self, kind: str, body: Body, payload: Payload) -> tuple[SignedHeader, bytes]:
         """Sign the next order.
@@ -161,17 +153,17 @@ class SiteAsked:
         if self._last is None:
             raise PeerRefusedError(f"{self._speaker.peer.name}: has not answered the greeting")
         number, previous = self._last
-        header, raw = self._speaker.say((self._run, number + 1, previous), kind, body, payload)
+        header, raw = self._speaker.sign_frame((self._run, number + 1, previous), kind, body, payload)
         self._last = number + 1, header.digest
         return header, raw
 
     def hear(self, raw: bytes, asked: SignedHeader) -> Frame:
-        """Return a site's answer to what it was asked.
+        """Return a site's answer to an order.
 
         Raises:
             TransportError, VerificationError: It is none.
         """
-        frame = self._speaker.hear(raw, (self._run, asked.fields.sequence, asked.digest))
+        frame = self._speaker.check_frame(raw, (self._run, asked.fields.sequence, asked.digest))
         if asked.fields.kind == SiteGreeting.kind:
             parse_body({SiteHere.kind: SiteHere}, frame.header.fields.kind, frame.header.fields.body)
             self._last = 0, frame.header.digest
@@ -183,7 +175,7 @@ class OwnerHeard:
 
     Args:
         speaker: The site, and the owner.
-        session: What names of sessions of its run begin with.
+        session: Beginning of the names of its run's sessions.
     """
 
     def __init__(self, speaker: Speaker, session: str) -> None:
@@ -197,7 +189,7 @@ class OwnerHeard:
         return self._speaker.limits.max_frame_bytes
 
     def answered(self, raw: bytes) -> bytes | None:
-        """Return what was answered to this very frame, where it is the last one over again; nothing is done twice.
+        """Return the answer to this very frame, where it is the last one over again; nothing is done twice.
 
         Raises:
             FrameError: It is malformed.
@@ -211,24 +203,24 @@ class OwnerHeard:
         Raises:
             TransportError, VerificationError: It is neither.
         """
-        said = parse_frame(raw, self._speaker.limits).header.fields
-        if said.kind == SiteGreeting.kind:
-            if not said.run.startswith(self._session):
+        fields = parse_frame(raw, self._speaker.limits).header.fields
+        if fields.kind == SiteGreeting.kind:
+            if not fields.run.startswith(self._session):
                 raise PeerRefusedError(
-                    f"{OWNER}: greets for run {said.run[:20]}, this site agrees to {self._session[:20]}"
+                    f"{OWNER}: greets for run {fields.run[:20]}, this site agrees to {self._session[:20]}"
                 )
-            start = genesis(said.run, self._speaker.peer.name, self._speaker.identity.name)
-            return self._speaker.hear(raw, (said.run, 0, start))
+            start = genesis(fields.run, self._speaker.peer.name, self._speaker.identity.name)
+            return self._speaker.check_frame(raw, (fields.run, 0, start))
         if self._due is None:
             raise OrderError(f"{OWNER}: has not greeted this process")
-        return self._speaker.hear(raw, self._due)
+        return self._speaker.check_frame(raw, self._due)
 
     def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:
-        """Sign the answer to what was heard; the next order is to follow on both."""
-        said = heard.header.fields
-        header, raw = self._speaker.say((said.run, said.sequence, heard.header.digest), kind, body, payload)
-        is_greeting = said.kind == SiteGreeting.kind
-        self._due = said.run, said.sequence + 1, header.digest if is_greeting else heard.header.digest
+        """Sign the answer to a frame; the next order is to follow both."""
+        fields = heard.header.fields
+        header, raw = self._speaker.sign_frame((fields.run, fields.sequence, heard.header.digest), kind, body, payload)
+        is_greeting = fields.kind == SiteGreeting.kind
+        self._due = fields.run, fields.sequence + 1, header.digest if is_greeting else heard.header.digest
         self._answered = heard.header.digest, raw
         return raw
 

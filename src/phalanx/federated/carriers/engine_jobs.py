@@ -31,8 +31,6 @@ def write_nvflare_job(directory: Path, name: str, sites: Sequence[str], owner_so
     """Write a job, for `nvflare job submit`.
 
     Args:
-        directory: New.
-        name: Of the job.
         sites: Names of the run's sites, which NVFlare's clients must have too.
         owner_socket: Path on the machine of NVFlare's server, which is the owner's.
         site_socket: Path on each client's machine; ``{site}`` stands for its name.
@@ -49,15 +47,15 @@ def write_nvflare_job(directory: Path, name: str, sites: Sequence[str], owner_so
         "executors": [{"tasks": ["phalanx_frame"], "executor": executor}],
         "components": [],
     }
-    _write(
+    _write_files(
         directory,
         {
-            "meta.json": _json(meta),
-            "app/config/config_fed_server.json": _json(
+            "meta.json": _write_json(meta),
+            "app/config/config_fed_server.json": _write_json(
                 {"format_version": version, "workflows": [server], "components": []}
             ),
-            "app/config/config_fed_client.json": _json(client),
-            **_package("app/custom", "nvflare_shim.py"),
+            "app/config/config_fed_client.json": _write_json(client),
+            **_package_files("app/custom", "nvflare_shim.py"),
         },
     )
 
@@ -66,7 +64,6 @@ def write_flower_app(directory: Path, owner_socket: Path, site_socket: str) -> N
     """Write an app, for `flwr run`.
 
     Args:
-        directory: New.
         owner_socket: Path on the machine of Flower's SuperLink, which is the owner's.
         site_socket: Path on each SuperNode's machine; ``{site}`` stands for the site that it says it is of.
 
@@ -76,21 +73,21 @@ def write_flower_app(directory: Path, owner_socket: Path, site_socket: str) -> N
     # a string of JSON is one of TOML too
     owner, site = (json.dumps(path, ensure_ascii=False) for path in (str(owner_socket), site_socket))
     app = _APP.format(package=_PACKAGE, owner_socket=owner, site_socket=site)
-    _write(directory, {"pyproject.toml": app, **_package(".", "flower_shim.py")})
+    _write_files(directory, {"pyproject.toml": app, **_package_files(".", "flower_shim.py")})
 
 
-def _json(content: object) -> str:
+def _write_json(content: object) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def _package(folder: str, engine: str) -> dict[str, str]:
+def _package_files(folder: str, engine: str) -> dict[str, str]:
     """Return the files of ours that an engine runs."""
     ours = files("phalanx.federated.carriers")
-    code = {f"{folder}/{_PACKAGE}/{one}": ours.joinpath(one).read_text("utf-8") for one in ("shim.py", engine)}
+    code = {f"{folder}/{_PACKAGE}/{file}": ours.joinpath(file).read_text("utf-8") for file in ("shim.py", engine)}
     return {f"{folder}/{_PACKAGE}/__init__.py": "", **code}
 
 
-def _write(directory: Path, written: Mapping[str, str]) -> None:
+def _write_files(directory: Path, written: Mapping[str, str]) -> None:
     try:
         directory.mkdir(parents=True)
         for path, content in written.items():

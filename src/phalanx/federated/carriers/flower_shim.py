@@ -26,7 +26,7 @@ server_app = ServerApp()
 @client_app.query()  # type: ignore[untyped-decorator, unused-ignore]
 def say_site(message: Message, context: Context) -> Message:
     """Say of which site this node is; that it is true is proved by the site's frames alone."""
-    return _reply(message, _SITE, str(context.node_config.get(_SITE, "")))
+    return _make_reply(message, _SITE, str(context.node_config.get(_SITE, "")))
 
 
 @client_app.train()  # type: ignore[untyped-decorator, unused-ignore]
@@ -35,23 +35,23 @@ def forward(message: Message, context: Context) -> Message:
     site = str(context.node_config.get(_SITE, ""))
     path = os.path.expanduser(str(context.run_config["site-socket"]).replace("{site}", site))
     try:
-        return Message(_pack(ask_site(path, _frame_in(message.content))), reply_to=message)
+        return Message(_pack_frame(ask_site(path, _frame_in(message.content))), reply_to=message)
     except LineError as exc:
-        return _reply(message, _LOST, str(exc))
+        return _make_reply(message, _LOST, str(exc))
 
 
 @server_app.main()  # type: ignore[untyped-decorator, unused-ignore]
 def serve(grid: Grid, context: Context) -> None:
     """Forward frames until the owner ends the run, or is gone."""
-    line = OwnerLine(str(context.run_config["owner-socket"]))
+    owner = OwnerLine(str(context.run_config["owner-socket"]))
     try:
-        FrameRelay(grid, line).run()
+        FrameRelay(grid, owner).run()
     finally:
-        line.close()
+        owner.close()
 
 
 class _Question(NamedTuple):
-    """What a message to a node waits for: the answer to an order, or, where there is none, the name of its site."""
+    """The open purpose of a message to a node: the answer to an order, or without an order the name of its site."""
 
     node: int
     order: ShimMessage | None
@@ -61,8 +61,7 @@ class FrameRelay:
     """The loop of Flower's server: frames go to the node of their site, and answers to the owner.
 
     Args:
-        grid: Of the run.
-        line: To the owner.
+        grid: Flower's grid of the run.
     """
 
     def __init__(self, grid: Grid, line: OwnerLine) -> None:
@@ -78,48 +77,48 @@ class FrameRelay:
             LineError: The owner is gone.
         """
         while True:
-            self._look()
+            self._look_for_nodes()
             order = self._line.next_frame(_LOOK_EVERY_S)
             if order is not None and order.kind == END:
                 return
             if order is not None:
-                self._forward(order)
-            self._collect()
+                self._forward_frame(order)
+            self._collect_replies()
 
-    def _look(self) -> None:
-        """Ask nodes that came for the name of their site, and forget those that went."""
+    def _look_for_nodes(self) -> None:
+        """Ask new nodes for the name of their site, and forget nodes that left."""
         if time.monotonic() - self._looked < _NODES_EVERY_S:
             return
         self._looked = time.monotonic()
-        there, before = set(self._grid.get_node_ids()), self._sites()
-        self._nodes = {node: site for node, site in self._nodes.items() if node in there}
-        self._open = {number: one for number, one in self._open.items() if one.order or one.node in there}
-        for node in sorted(there - set(self._nodes)):
+        node_ids, before = set(self._grid.get_node_ids()), self._site_nodes()
+        self._nodes = {node: site for node, site in self._nodes.items() if node in node_ids}
+        self._open = {number: query for number, query in self._open.items() if query.order or query.node in node_ids}
+        for node in sorted(node_ids - set(self._nodes)):
             self._nodes[node] = None
-            self._ask(Message(RecordDict(), node, "query"), _Question(node, None))
-        self._tell(before)
+            self._ask_node(Message(RecordDict(), node, "query"), _Question(node, None))
+        self._tell_sites(before)
 
-    def _sites(self) -> dict[str, int]:
+    def _site_nodes(self) -> dict[str, int]:
         """Return the node of each site: of several, the one that was there first, so that none can take its place."""
-        found: dict[str, int] = {}
+        nodes: dict[str, int] = {}
         for node, site in self._nodes.items():
             if site:
-                found.setdefault(site, node)
-        return found
+                nodes.setdefault(site, node)
+        return nodes
 
-    def _tell(self, before: dict[str, int]) -> None:
-        now = self._sites()
+    def _tell_sites(self, before: dict[str, int]) -> None:
+        now = self._site_nodes()
         if set(now) != set(before):
             self._line.tell_sites(now)
 
-    def _forward(self, order: ShimMessage) -> None:
-        node = self._sites().get(order.name)
+    def _forward_frame(self, order: ShimMessage) -> None:
+        node = self._site_nodes().get(order.name)
         if node is None:
             self._line.lose(order.number, order.name, "no node is of this site")
             return
-        self._ask(Message(_pack(order.data), node, "train"), _Question(node, order))
+        self._ask_node(Message(_pack_frame(order.data), node, "train"), _Question(node, order))
 
-    def _ask(self, message: Message, question: _Question) -> None:
+    def _ask_node(self, message: Message, question: _Question) -> None:
         pushed = list(self._grid.push_messages([message]))
         if pushed and pushed[0]:
             self._open[pushed[0]] = question
@@ -129,7 +128,7 @@ class FrameRelay:
             # asked again at the next look
             self._nodes.pop(question.node)
 
-    def _collect(self) -> None:
+    def _collect_replies(self) -> None:
         if not self._open:
             return
         for reply in self._grid.pull_messages(list(self._open)):
@@ -137,15 +136,15 @@ class FrameRelay:
             if question is not None and question.order is not None:
                 self._hand_in(question.order, reply)
             elif question is not None and question.node in self._nodes:
-                self._name(question.node, reply)
+                self._name_node(question.node, reply)
 
-    def _name(self, node: int, reply: Message) -> None:
-        before = self._sites()
+    def _name_node(self, node: int, reply: Message) -> None:
+        before = self._site_nodes()
         if reply.has_error():
             self._nodes.pop(node)
         else:
-            self._nodes[node] = _word(reply.content, _SITE)
-        self._tell(before)
+            self._nodes[node] = _read_word(reply.content, _SITE)
+        self._tell_sites(before)
 
     def _hand_in(self, order: ShimMessage, reply: Message) -> None:
         if reply.has_error():
@@ -154,30 +153,30 @@ class FrameRelay:
         try:
             frame = _frame_in(reply.content)
         except LineError as exc:
-            self._line.lose(order.number, order.name, _word(reply.content, _LOST) or str(exc))
+            self._line.lose(order.number, order.name, _read_word(reply.content, _LOST) or str(exc))
             return
         self._line.answer(order.number, order.name, frame)
 
 
-def _pack(frame: bytes) -> RecordDict:
+def _pack_frame(frame: bytes) -> RecordDict:
     """Return a record with a frame: as an array, for these are what Flower cuts into pieces."""
     array = Array(dtype="uint8", shape=(len(frame),), stype="bytes", data=frame)
     return RecordDict({_FRAME: ArrayRecord({_FRAME: array})})
 
 
 def _frame_in(content: RecordDict) -> bytes:
-    found = content.get(_FRAME)
-    array = found.get(_FRAME) if isinstance(found, ArrayRecord) else None
+    record = content.get(_FRAME)
+    array = record.get(_FRAME) if isinstance(record, ArrayRecord) else None
     if array is None:
         raise LineError("a message of Flower's holds no frame")
     return bytes(array.data)
 
 
-def _reply(message: Message, name: str, word: str) -> Message:
+def _make_reply(message: Message, name: str, word: str) -> Message:
     return Message(RecordDict({name: ConfigRecord({name: word})}), reply_to=message)
 
 
-def _word(content: RecordDict, name: str) -> str:
-    found = content.get(name)
-    word = found.get(name) if isinstance(found, ConfigRecord) else None
+def _read_word(content: RecordDict, name: str) -> str:
+    record = content.get(name)
+    word = record.get(name) if isinstance(record, ConfigRecord) else None
     return word if isinstance(word, str) else ""

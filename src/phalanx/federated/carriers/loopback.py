@@ -33,10 +33,9 @@ class LoopbackCarrier:
     """A `Carrier` over our own transport.
 
     Args:
-        identity: The owner's.
         session: Name of the session; frames of another one are refused.
         sites: Names of the sites of the run; no other caller is let in.
-        transport: Where to listen, deadlines and bounds.
+        transport: Address to listen on, deadlines and bounds.
         revoked: Reads the certificates that were taken back, by name.
         say: Takes one line; called from the wire's threads as well.
 
@@ -75,36 +74,36 @@ class LoopbackCarrier:
         """Look after these processes from now on."""
         self._processes = processes
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """As `Carrier` says; a site with a certificate that was revoked meanwhile is there no more."""
-        self._look()
+        self._meet_processes()
         for site in self._names.keys() & set(self._revoked()):
             self._say(f"the certificate of {site} was revoked")
-            self._lose(site, "revoked")
+            self._lose_site(site, "revoked")
         return frozenset(self._names)
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        """Wait until so many sites, or all sites that will be in time, are there; return them."""
         deadline = time.monotonic() + timeout_s
-        while len(found := self.present()) < least and time.monotonic() < deadline:
+        while len(present := self.present_sites()) < least and time.monotonic() < deadline:
             # None for as long as nothing of that name calls: a pause that ends with the wire
             self._wire.wait_joined("", _LOOK_EVERY_S)
-        return found
+        return present
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
         for site, sent in orders.items():
             try:
                 body = sent.order.model_dump(mode="json")
                 self._endpoint.send(self._names[site], sent.order.kind, body, (sent.payload,))
             except (KeyError, TransportError) as exc:
-                self._lose(site, "gone" if isinstance(exc, KeyError) else type(exc).__name__)
+                self._lose_site(site, "gone" if isinstance(exc, KeyError) else type(exc).__name__)
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._look()
+            self._meet_processes()
             if self._lost:
                 return self._lost.popleft()
             left_s = deadline - time.monotonic()
@@ -112,7 +111,7 @@ class LoopbackCarrier:
             if isinstance(item, LinkFault):
                 site = certified_name(item.peer)
                 if self._names.get(site) == item.peer:
-                    self._lose(site, "silent")
+                    self._lose_site(site, "silent")
             elif item is not None:
                 site = certified_name(item.sender)
                 if self._names.get(site) == item.sender:
@@ -129,12 +128,12 @@ class LoopbackCarrier:
         if self._processes is not None:
             self._processes.close()
 
-    def _look(self) -> None:
-        """Meet the processes that have called since, and part from those that have ended."""
+    def _meet_processes(self) -> None:
+        """Meet the processes that have called since, and drop ended ones."""
         if self._processes is not None:
             for site, how in self._processes.look().items():
                 self._say(f"{site}: its process ended with {how}")
-                self._lose(site, "gone")
+                self._lose_site(site, "gone")
         for site in self._sites:
             joined, met = self._wire.wait_joined(site, 0.0), self._met.get(site)
             with self._lock:
@@ -145,13 +144,13 @@ class LoopbackCarrier:
             name = name_of_incarnation(site, number)
             self._met[site] = (number, joined)
             if self._names.get(site) is not None:
-                self._lose(site, "began anew")
+                self._lose_site(site, "began anew")
             self._endpoint.add_peer(joined.peer.called(name), joined.address)
             self._names[site] = name
             with self._lock:
                 self._cut.discard(site)
 
-    def _lose(self, site: str, reason: str) -> None:
+    def _lose_site(self, site: str, reason: str) -> None:
         """Part from a site's process; it is told so when it asks, and may begin anew."""
         self._lost.append(LostSite(site, reason))
         name = self._names.pop(site, None)

@@ -19,12 +19,11 @@ class OwnerCall:
     """The caller, and where the owner is.
 
     Attributes:
-        identity: The site's.
         owner: The owner, as the run's authority has certified it.
         address: ``host:port`` of it.
-        session: What names of its sessions begin with: the run's.
-        transport: Where the site listens, deadlines and bounds.
-        patience_s: How long to look for an owner that does not answer.
+        session: Beginning of the names of its sessions: the run's name.
+        transport: Address to listen on, deadlines and bounds.
+        patience_s: Seconds to look for an owner that does not answer.
     """
 
     identity: Identity

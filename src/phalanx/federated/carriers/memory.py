@@ -10,22 +10,22 @@ class MemoryCarrier:
     """Sites that are objects of this process.
 
     Args:
-        sites: By name; a site that is taken out of the dict is gone, and one that is put in has come.
+        sites: Sites by name; removing one from the dict means that it left, adding one that it came.
     """
 
     def __init__(self, sites: dict[str, SiteAnswers]) -> None:
         self.sites = sites
         self._sent: deque[tuple[str, SentOrder]] = deque()
 
-    def present(self) -> frozenset[str]:
+    def present_sites(self) -> frozenset[str]:
         """As `Carrier` says."""
         return frozenset(self.sites)
 
-    def broadcast(self, orders: Mapping[str, SentOrder]) -> None:
+    def broadcast_orders(self, orders: Mapping[str, SentOrder]) -> None:
         """As `Carrier` says."""
         self._sent.extend(orders.items())
 
-    def collect(self, timeout_s: float) -> CarriedReply | LostSite | None:
+    def collect_reply(self, timeout_s: float) -> CarriedReply | LostSite | None:
         """As `Carrier` says; nothing is ever waited for."""
         del timeout_s
         if not self._sent:

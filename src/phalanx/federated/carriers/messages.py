@@ -1,4 +1,4 @@
-"""What the owner asks of a site and what a site replies, within bounds; tensors and secure sums follow as a payload."""
+"""Orders of the owner and replies of a site, within bounds; tensors and secure sums follow as a payload."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -22,7 +22,7 @@ SEALED_PHASES: tuple[SumPhaseName, ...] = ("attest", "seal")
 
 
 class SiteOrder(Body):
-    """What the owner asks; `ticket` is answered, and no ticket is given twice in a session."""
+    """An order of the owner; the reply names its `ticket`, which is given once in a session."""
 
     ticket: Count
 
@@ -31,9 +31,6 @@ class TrainOrder(SiteOrder):
     """Train a round from the weights in the payload.
 
     Attributes:
-        round: Its number.
-        model: Digest of the payload.
-        rate: Learning rate.
         counted: The last round in which an update of this site has counted; 0 for none.
     """
 
@@ -48,10 +45,9 @@ class SumOrder(SiteOrder):
     """Take a phase of the secure sum of a round's updates; the payload is the owner's message of that phase.
 
     Attributes:
-        round: Of the update.
         model: Digest of the weights that the update is relative to.
-        number: Of the sum; each is entered once.
-        phase: Which one.
+        number: Number of the sum; each is entered once.
+        phase: Phase of the secure sum's protocol.
     """
 
     kind: ClassVar[str] = "sum"
@@ -74,7 +70,7 @@ class EndOrder(SiteOrder):
 
 
 class SiteReply(Body):
-    """What a site replies to the order of a ticket."""
+    """A site's reply to the order of a ticket."""
 
     ticket: Count
 
@@ -83,13 +79,13 @@ class TrainedReply(SiteReply):
     """A round is trained.
 
     Attributes:
-        header: Of the update, signed; its values are the payload. Empty where updates are summed, and stay.
+        header: Signed header of the update, whose values are the payload. Empty where updates are summed, and stay.
         loss: Mean over the round's targets; None where a site tells nothing but noisy sums.
-        num_targets: Of the round; 0 where a site does not tell.
+        num_targets: Targets of the round; 0 where a site does not report them.
         samples: The site's weight, as it will be summed.
-        scaled: What the update was multiplied with to keep within the norm; None where a site does not tell.
-        train_s: How long it took.
-        epsilon: What its private rows have spent, as it says; None where rows are not private.
+        scaled: Factor of the update to stay within the norm; None where a site does not report it.
+        train_s: Wall-clock seconds of the local training.
+        epsilon: Epsilon that its private rows have spent, by its own report; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for; None likewise.
     """
 
@@ -124,7 +120,7 @@ class SumReply(SiteReply):
 
 
 class MeasuredReply(SiteReply):
-    """What a site's held-out rows say; as `SiteScores` has it, in counts that rows can have."""
+    """A site's scores on its held-out rows; as `SiteScores` has them, in counts that rows can have."""
 
     kind: ClassVar[str] = "measured"
     loss: Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -133,7 +129,7 @@ class MeasuredReply(SiteReply):
 
     @model_validator(mode="after")
     def _of_some_rows(self) -> Self:
-        true, taken = (sum(one[place] for one in self.classes) for place in (0, 1))
+        true, taken = (sum(counts[place] for counts in self.classes) for place in (0, 1))
         if self.classes and not true == taken == self.num_targets:
             raise ValueError("classes: do not have as many texts as there are targets")
         if any(right > min(of_it, taken_for_it) for of_it, taken_for_it, right in self.classes):
@@ -142,10 +138,10 @@ class MeasuredReply(SiteReply):
 
 
 class SiteFault(SiteReply):
-    """A site cannot do what it was asked; the reason is one word, since texts of errors may quote its data.
+    """A site cannot fulfil an order; the reason is one word, since texts of errors may quote its data.
 
     Attributes:
-        reason: The word.
+        reason: One word of a closed list.
         culprit: The site that signed a part of a secure sum which it refused; empty where there is none.
     """
 

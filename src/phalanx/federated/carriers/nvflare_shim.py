@@ -49,11 +49,11 @@ class FrameController(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Forward frames until the owner ends the run."""
-        line = self._line
+        owner = self._line
         try:
-            while line is not None and not abort_signal.triggered:
-                self._tell_sites(line, fl_ctx)
-                order = line.next_frame(_LOOK_EVERY_S)
+            while owner is not None and not abort_signal.triggered:
+                self._tell_sites(owner, fl_ctx)
+                order = owner.next_frame(_LOOK_EVERY_S)
                 if order is None:
                     continue
                 if order.kind == END:
@@ -70,14 +70,14 @@ class FrameController(Controller):  # type: ignore[misc]
         """A result that no task waits for is no answer."""
 
     def _hand_in(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        number, site, found = client_task.task.get_prop(_NUMBER), client_task.client.name, client_task.result
-        frame = None if found is None else found.get(_FRAME)
+        number, site, result = client_task.task.get_prop(_NUMBER), client_task.client.name, client_task.result
+        frame = None if result is None else result.get(_FRAME)
         with contextlib.suppress(LineError):
             # an owner that is gone is noticed by the one loop that reads
             if self._line is not None and isinstance(frame, bytes):
                 self._line.answer(number, site, frame)
             elif self._line is not None:
-                reason = "" if found is None else found.get(_LOST) or found.get_return_code()
+                reason = "" if result is None else result.get(_LOST) or result.get_return_code()
                 self._line.lose(number, site, str(reason))
         client_task.result = None
 
@@ -104,14 +104,14 @@ class FrameExecutor(Executor):  # type: ignore[misc]
         """Deliver one frame and bring back its answer; a job that is aborted waits for none."""
         path = os.path.expanduser(self.site_socket.replace("{site}", fl_ctx.get_identity_name()))
         answers: list[Shareable] = []
-        asking = threading.Thread(target=_ask, args=(path, shareable[_FRAME], answers), daemon=True)
+        asking = threading.Thread(target=_ask_site, args=(path, shareable[_FRAME], answers), daemon=True)
         asking.start()
         while asking.is_alive() and not abort_signal.triggered:
             asking.join(_LOOK_EVERY_S)
         return answers[0] if answers else Shareable({_LOST: "the job was aborted"})
 
 
-def _ask(path: str, frame: bytes, answers: list[Shareable]) -> None:
+def _ask_site(path: str, frame: bytes, answers: list[Shareable]) -> None:
     try:
         answers.append(Shareable({_FRAME: ask_site(path, frame)}))
     except LineError as exc:

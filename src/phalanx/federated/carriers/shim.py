@@ -31,7 +31,7 @@ _WHOLE_MESSAGE_S = 300.0
 
 
 class LineError(ConnectionError):
-    """The other end of a socket is gone, or what it says is no message."""
+    """The other end of a socket is gone, or its bytes are no message."""
 
 
 class SiteRefusedError(LineError):
@@ -42,8 +42,7 @@ class ShimMessage(NamedTuple):
     """One message.
 
     Attributes:
-        kind: One of the five.
-        number: Of the delivery that it belongs to.
+        kind: One of the 5 kinds.
         name: The site; empty where it is about none.
         data: A frame, a reason, or names.
     """
@@ -75,9 +74,8 @@ def read_message(
     """Return the next message; None where none has begun in time.
 
     Args:
-        line: Connected.
-        most_bytes: Of its data.
-        timeout_s: How long to wait for its beginning; without end when left out.
+        most_bytes: Bound of the data in bytes.
+        timeout_s: Seconds to wait for its beginning; None for no limit.
 
     Raises:
         LineError: The other end is gone or stops in the middle, or that is no message within the bounds.
@@ -86,10 +84,10 @@ def read_message(
         if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:
             return None
         line.settimeout(None if timeout_s is None else _WHOLE_MESSAGE_S)
-        kind, number, name_size, data_size = _checked(_read(line, _HEAD.size), most_bytes)
+        kind, number, name_size, data_size = _check_head(_read_exactly(line, _HEAD.size), most_bytes)
         line.settimeout(_WHOLE_MESSAGE_S)
-        name = _read(line, name_size).decode("utf-8")
-        return ShimMessage(kind, number, name, _read(line, data_size))
+        name = _read_exactly(line, name_size).decode("utf-8")
+        return ShimMessage(kind, number, name, _read_exactly(line, data_size))
     except UnicodeDecodeError as exc:
         raise LineError("socket: a name is no UTF-8") from exc
     except LineError:
@@ -99,7 +97,7 @@ def read_message(
 
 
 def listen(path: str) -> socket.socket:
-    """Listen at a path in a directory that only this user can enter; what a dead process left there is replaced.
+    """Listen at a path in a directory that only this user can enter; the socket of a dead process is replaced.
 
     Raises:
         LineError: The directory is open to others, the path is too long, or another process listens there.
@@ -132,13 +130,13 @@ def connect(path: str) -> socket.socket:
     Raises:
         LineError: None does.
     """
-    line = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        line.connect(path)
+        connection.connect(path)
     except OSError as exc:
-        line.close()
+        connection.close()
         raise LineError(f"{path}: no process listens there ({exc.strerror or exc})") from exc
-    return line
+    return connection
 
 
 def ask_site(path: str, frame: bytes) -> bytes:
@@ -148,21 +146,21 @@ def ask_site(path: str, frame: bytes) -> bytes:
         SiteRefusedError: It does not take the frame.
         LineError: It is not there, or has ended.
     """
-    with connect(path) as line:
-        write_message(line, ShimMessage(ORDER, data=frame))
-        found = read_message(line)
-    if found is None or found.kind not in (ANSWER, LOST):
+    with connect(path) as connection:
+        write_message(connection, ShimMessage(ORDER, data=frame))
+        message = read_message(connection)
+    if message is None or message.kind not in (ANSWER, LOST):
         raise LineError(f"{path}: answered with something else than an answer")
-    if found.kind == LOST:
-        raise SiteRefusedError(found.data.decode("utf-8", "replace"))
-    return found.data
+    if message.kind == LOST:
+        raise SiteRefusedError(message.data.decode("utf-8", "replace"))
+    return message.data
 
 
 class OwnerLine:
     """The line from an engine's server to the owner of a run; several threads may answer at a time.
 
     Args:
-        path: Socket of the owner.
+        path: Path of the owner's socket.
 
     Raises:
         LineError: No owner listens there.
@@ -174,7 +172,7 @@ class OwnerLine:
 
     def tell_sites(self, names: Iterable[str]) -> None:
         """Say which sites can be reached now; the owner asks no other, and takes those left out for gone."""
-        self._write(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
+        self._write_to_owner(ShimMessage(SITES, data="\n".join(sorted(names)).encode("utf-8")))
 
     def next_frame(self, timeout_s: float) -> ShimMessage | None:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
@@ -185,12 +183,12 @@ class OwnerLine:
         return read_message(self._line, timeout_s=timeout_s)
 
     def answer(self, number: int, site: str, frame: bytes) -> None:
-        """Hand in what a site has answered to the frame of this number.
+        """Hand in a site's answer to the frame of this number.
 
         Raises:
             LineError: The owner is gone.
         """
-        self._write(ShimMessage(ANSWER, number, site, frame))
+        self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
     def lose(self, number: int, site: str, reason: str) -> None:
         """Say that no answer will come to the frame of this number.
@@ -198,7 +196,7 @@ class OwnerLine:
         Raises:
             LineError: The owner is gone.
         """
-        self._write(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
+        self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
     def close(self) -> None:
         """Part from the owner; a thread that waits for a frame is woken, and the owner hears of it at once."""
@@ -206,12 +204,12 @@ class OwnerLine:
             self._line.shutdown(socket.SHUT_RDWR)
         self._line.close()
 
-    def _write(self, message: ShimMessage) -> None:
+    def _write_to_owner(self, message: ShimMessage) -> None:
         with self._lock:
             write_message(self._line, message)
 
 
-def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
+def _check_head(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
         raise LineError("socket: what came is no message; both ends must be of the same release")
@@ -222,13 +220,13 @@ def _checked(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     return kind, number, name_size, data_size
 
 
-def _read(line: socket.socket, size: int) -> bytes:
-    """Read so many bytes: what was announced is not believed before it has come, so nothing is reserved at once."""
-    parts, left = [], size
-    while left:
-        part = line.recv(min(left, 2**20))
+def _read_exactly(line: socket.socket, size: int) -> bytes:
+    """Read so many bytes; memory is reserved only for bytes that have come, whatever length was announced."""
+    parts, remaining = [], size
+    while remaining:
+        part = line.recv(min(remaining, 2**20))
         if not part:
             raise LineError("socket: the other end is gone")
         parts.append(part)
-        left -= len(part)
+        remaining -= len(part)
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""What runs in the enclave: the one place where single updates are open, and from which one of all goes out."""
+"""The program of the enclave: the one place where single updates are open, and which releases one aggregate."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from phalanx.federated.enclave.channel import SEAL, binding_of, bound_terms
 from phalanx.federated.mixing import least_mixed
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.sealing import SealedPlace, unseal
-from phalanx.federated.vectors import Shapes, flatten
+from phalanx.federated.vectors import Shapes, flatten_tensors
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal
 from phalanx.security.seal import BlobPlace, BlobSealer, MonotonicCounter
 from phalanx.security.tee import Attester
@@ -31,12 +31,12 @@ _STATE = "aggregator.sealed"
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """What leaves the enclave of a round.
+    """The output of a round that leaves the enclave.
 
     Attributes:
         members: Sites with an update in it.
         refused: Sites without one, with one word each.
-        update: What the rule made of them, float32 ``[values]``.
+        update: Aggregate by the rule, float32 ``[values]``.
     """
 
     members: tuple[str, ...]
@@ -64,9 +64,8 @@ class AggregatorState:
     """The enclave's key and its book of rounds, sealed by the tier's key and numbered by its counters.
 
     Args:
-        directory: Where the host keeps the file.
+        directory: Host's directory for the file.
         key: 32 bytes that this enclave alone is given.
-        run: Name of the run.
         sealed: Numbers sealed states; used for nothing else.
         settled: Number of the newest state that is on the disk; used for nothing else.
 
@@ -88,10 +87,10 @@ class AggregatorState:
         if self._settled.read() and not self._path.exists():
             raise RollbackError(f"{self._path}: is missing, and the counter says that there was one; put it back")
         if self._path.exists():
-            self._load()
+            self._load_state()
         else:
             self.private = X25519PrivateKey.generate()
-            self._write()
+            self._write_state()
 
     def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Note a round's members before its update leaves.
@@ -106,9 +105,9 @@ class AggregatorState:
                 SumRefusal.REPEATED_ROUND,
                 f"round {number}: was aggregated with other members; the difference would tell of single sites",
             )
-        self._write()
+        self._write_state()
 
-    def _write(self) -> None:
+    def _write_state(self) -> None:
         body = {"private": self.private.private_bytes_raw().hex(), "members": self._members}
         blob = self._sealer.seal(BlobPlace(self._run, "aggregator", 0), canonical_json(body))
         number, beside = self._sealed.read(), self._path.with_suffix(".tmp")
@@ -123,7 +122,7 @@ class AggregatorState:
         while self._settled.read() < number:
             self._settled.increment()
 
-    def _load(self) -> None:
+    def _load_state(self) -> None:
         behind = self._sealed.read() - self._settled.read()
         blob = self._path.read_bytes()
         plain = self._sealer.open(BlobPlace(self._run, "aggregator", 0), blob, unsafe_accept_behind=behind)
@@ -139,15 +138,14 @@ class EnclaveAggregator:
     """The aggregator of one run.
 
     Args:
-        terms: Of the run: sites accept its evidence only where these are their own.
-        shapes: Of the tensors of an update.
-        attester: Speaks for the enclave.
+        terms: Terms of the run: sites accept its evidence only where these equal their own.
+        shapes: Shapes of an update's tensors.
         state: Its key and its book.
 
     Guarantees:
         Of a round one update leaves, of `min_cohort` sites or more that have signed for it, by the rule that the terms
         name; of the updates of one round from one set of weights for one set of sites alone. Single updates leave
-        never, and every number that leaves is made of those of three sites or more.
+        never, and every number that leaves is a function of three or more sites' numbers.
     """
 
     def __init__(self, terms: RunTerms, shapes: Shapes, attester: Attester, state: AggregatorState) -> None:
@@ -170,28 +168,28 @@ class EnclaveAggregator:
     def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         config, refused = self._terms.config, dict[str, str]()
-        most = config.most_samples if config.weights == "samples" else 1
-        due = DueUpdates(self._terms.digest, number, model, self._shapes, torch.float32, config.max_norm, most)
+        max_samples = config.most_samples if config.weights == "samples" else 1
+        due = DueUpdates(self._terms.digest, number, model, self._shapes, torch.float32, config.max_norm, max_samples)
         # of this round alone: what was sent before is bound to another round or model by its header
         door, vectors, samples = UpdateAdmission(self._terms.roster), dict[str, Tensor](), dict[str, float]()
         for site in sorted(sealed):
             try:
                 place = SealedPlace(SEAL, self._bound, number, model, site)
-                found = door.admit(site, *_parted(unseal(place, self._state.private, sealed[site])), due)
+                admitted = door.admit_update(site, *_part_update(unseal(place, self._state.private, sealed[site])), due)
             except (AggregationError, UpdateRefusedError) as exc:
                 refused[site] = str(exc.reason)
                 continue
-            vectors[site], samples[site] = flatten(found.tensors), float(found.samples)
+            vectors[site], samples[site] = flatten_tensors(admitted.tensors), float(admitted.samples)
         least = max(config.min_cohort, LEAST_CONTRIBUTORS)
         if len(vectors) < least:
             raise AggregationError(
                 SumRefusal.TOO_FEW, f"aggregator: {len(vectors)} updates, expected {least} at least; {refused or ''}"
             )
-        update = self._ruled(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
+        update = self._apply_rule(torch.stack(list(vectors.values())), torch.tensor(list(samples.values())))
         self._state.enter(model, number, tuple(vectors))
         return RoundOutcome(tuple(vectors), refused, update)
 
-    def _ruled(self, vectors: Tensor, samples: Tensor) -> Tensor:
+    def _apply_rule(self, vectors: Tensor, samples: Tensor) -> Tensor:
         config = self._terms.config
         mixed = least_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
         if mixed < LEAST_CONTRIBUTORS:
@@ -211,7 +209,7 @@ def joined(header: bytes, values: bytes) -> bytes:
     return len(header).to_bytes(_HEADER_BYTES, "big") + header + values
 
 
-def _parted(data: bytes) -> tuple[bytes, bytes]:
+def _part_update(data: bytes) -> tuple[bytes, bytes]:
     size = int.from_bytes(data[:_HEADER_BYTES], "big")
     if len(data) < _HEADER_BYTES + size or size > _MOST_HEADER:
         raise AggregationError(SumRefusal.MALFORMED, "update: its header is longer than it")

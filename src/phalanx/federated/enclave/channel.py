@@ -1,4 +1,4 @@
-"""What crosses to an aggregator in an enclave: its evidence, and updates that are sealed for the key in it."""
+"""The messages to an aggregator in an enclave: its evidence, and updates that are sealed for the key in it."""
 
 import hashlib
 from pathlib import Path
@@ -17,7 +17,7 @@ from phalanx.split.hardware.measure import policy_of
 ROLE = "aggregator"
 KEY_BYTES = 32
 SEAL = "aggregator-seal/1"
-"""What an update is sealed for."""
+"""Purpose of a sealed update."""
 
 
 def bound_terms(terms: RunTerms) -> bytes:
@@ -39,7 +39,7 @@ def binding_of(terms: RunTerms, public: bytes, nonce: bytes) -> Binding:
 
 
 def as_split(config: EnclaveSumsConfig) -> SplitConfig:
-    """Return what the tiers of a split are opened by: there is one list of tiers."""
+    """Return the config as tiers of a split read it: there is one list of tiers."""
     return SplitConfig(
         cut=1, tier=config.tier, tpm=config.tpm, policy=config.policy, allow_insecure_sim=config.allow_insecure_sim
     )
@@ -49,7 +49,7 @@ class AggregatorAppraisal:
     """A site's appraisal of the aggregator that its update is to go to.
 
     Args:
-        terms: Of the run, as the site knows them.
+        terms: Terms of the run, as the site knows them.
 
     Guarantees:
         A key is returned for the nonce that was drawn last, once, if evidence that the policy accepts binds it to
@@ -66,7 +66,7 @@ class AggregatorAppraisal:
         Raises:
             ConfigError: The policy file is missing or malformed.
         """
-        verifier = Verifier(self._policy())
+        verifier = Verifier(self._read_policy())
         nonce = verifier.new_nonce(steady_now())
         self._asked = (verifier, nonce)
         return nonce
@@ -87,7 +87,9 @@ class AggregatorAppraisal:
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"aggregator: {exc}") from exc
         return public
 
-    def _policy(self) -> Policy:
+    def _read_policy(self) -> Policy:
         config = self._terms.config.enclave
-        where = config.policy
-        return policy_of(as_split(config if where is None else config.model_copy(update={"policy": str(Path(where))})))
+        policy = config.policy
+        return policy_of(
+            as_split(config if policy is None else config.model_copy(update={"policy": str(Path(policy))}))
+        )

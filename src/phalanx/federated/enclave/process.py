@@ -14,7 +14,7 @@ from phalanx.errors import AggregationError, IsolationError, PeerLostError, Phal
 from phalanx.federated.config import OWNER, FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorPort, AggregatorState, EnclaveAggregator, RoundOutcome
 from phalanx.federated.enclave.channel import ROLE, as_split
-from phalanx.federated.rounds.keepers import packed, unpacked
+from phalanx.federated.rounds.keepers import packed, unpack_items
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.vectors import Shapes
 from phalanx.security.aggregate import SumRefusal
@@ -27,7 +27,7 @@ _SECONDS_TO_CLOSE, _SECONDS_TO_END = 60.0, 5.0
 
 
 class AggregatorFile(StrictModel):
-    """What the host tells an aggregator; sites compare the terms with their own by its evidence."""
+    """The host's settings for an aggregator; sites compare the terms with their own by its evidence."""
 
     run: str
     digest: str
@@ -64,12 +64,11 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
     """Start the aggregator that the terms name, and end it.
 
     Args:
-        terms: Of the run.
-        shapes: Of the tensors of an update.
-        directory: Its own.
+        shapes: Shapes of an update's tensors.
+        directory: Directory of the aggregator alone.
 
     Raises:
-        IsolationError: The machine cannot give what the tier promises.
+        IsolationError: The machine cannot provide the tier.
     """
     make_private_directory(directory)
     file = AggregatorFile(
@@ -83,17 +82,17 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
         directory=str((directory / "own").resolve()),
     )
     if terms.config.enclave.tier != "process":
-        found, tier = open_aggregator(file)
+        aggregator, tier = open_aggregator(file)
         try:
-            yield found
+            yield aggregator
         finally:
             tier.close()
         return
     path = directory / "aggregator.toml"
     path.write_text(dump_toml(file), encoding="utf-8")
     make_private_directory(Path(file.directory))
-    own, other = socket.socketpair()
-    with own:
+    own_end, other = socket.socketpair()
+    with own_end:
         program = Program(
             "phalanx.federated.enclave.process",
             (str(path.resolve()), str(other.fileno())),
@@ -103,9 +102,9 @@ def run_aggregator(terms: RunTerms, shapes: Shapes, directory: Path) -> Iterator
         process = start_isolated(program, Sandbox((str(path.resolve()),), (file.directory,)), _SECONDS_TO_CLOSE)
         other.close()
         try:
-            yield _Child(own)
+            yield _Child(own_end)
         finally:
-            own.close()
+            own_end.close()
             with contextlib.suppress(IsolationError):
                 process.wait(_SECONDS_TO_END)
             process.close()
@@ -119,23 +118,25 @@ class _Child:
 
     def evidence(self, nonce: bytes) -> tuple[bytes, bytes]:
         """As `AggregatorPort` says."""
-        ((_, public), (_, evidence)) = self._ask([(b"evidence", nonce)], 2)
+        ((_, public), (_, evidence)) = self._ask_child([(b"evidence", nonce)], 2)
         return public, evidence
 
     def aggregate(self, number: int, model: str, sealed: Mapping[str, bytes]) -> RoundOutcome:
         """As `AggregatorPort` says."""
         order = json.dumps({"round": number, "model": model}).encode()
-        ((said, values),) = self._ask([(b"aggregate", order), *((n.encode(), one) for n, one in sealed.items())], 1)
-        body = json.loads(said)
+        ((statement, values),) = self._ask_child(
+            [(b"aggregate", order), *((n.encode(), content) for n, content in sealed.items())], 1
+        )
+        body = json.loads(statement)
         update = torch.frombuffer(bytearray(values), dtype=torch.float32)
         return RoundOutcome(tuple(body["members"]), dict(body["refused"]), update)
 
-    def _ask(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
-        _send(self._end, packed(items))
-        found = _receive(self._end)
-        if found is None:
+    def _ask_child(self, items: list[tuple[bytes, bytes]], count: int) -> list[tuple[bytes, bytes]]:
+        _send_bytes(self._end, packed(items))
+        message = _receive_bytes(self._end)
+        if message is None:
             raise PeerLostError("the aggregator's process has ended; its last words are above; go on with --resume")
-        answer = unpacked(found, max(count, 1))
+        answer = unpack_items(message, max(count, 1))
         if answer and answer[0][0] == b"refused":
             reason, _, text = answer[0][1].decode().partition(" ")
             raise AggregationError(SumRefusal(reason), text)
@@ -145,21 +146,19 @@ class _Child:
 
 
 def serve(aggregator: AggregatorPort, end: socket.socket, most: int) -> None:
-    """Answer what the host asks until it closes its end.
+    """Answer the host's requests until it closes its end.
 
     Args:
-        aggregator: Answers.
-        end: Of the pipe.
-        most: Sites of a round.
+        most: Largest number of sites in a round.
     """
-    while (asked := _receive(end)) is not None:
+    while (asked := _receive_bytes(end)) is not None:
         try:
-            _send(end, packed(_answer(aggregator, unpacked(asked, most + 1))))
+            _send_bytes(end, packed(_answer_items(aggregator, unpack_items(asked, most + 1))))
         except AggregationError as exc:
-            _send(end, packed([(b"refused", f"{exc.reason} {exc}".encode())]))
+            _send_bytes(end, packed([(b"refused", f"{exc.reason} {exc}".encode())]))
 
 
-def _answer(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def _answer_items(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     if items and items[0][0] == b"evidence":
         public, evidence = aggregator.evidence(items[0][1])
         return [(b"key", public), (b"evidence", evidence)]
@@ -168,37 +167,37 @@ def _answer(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) -> lis
     try:
         order = json.loads(items[0][1])
         number, model = int(order["round"]), str(order["model"])
-        sealed = {name.decode(): one for name, one in items[1:]}
+        sealed = {name.decode(): content for name, content in items[1:]}
     except (ValueError, KeyError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "aggregator: the order is malformed") from exc
-    found = aggregator.aggregate(number, model, sealed)
-    said = json.dumps({"members": list(found.members), "refused": found.refused}).encode()
-    return [(said, found.update.numpy().tobytes())]
+    outcome = aggregator.aggregate(number, model, sealed)
+    statement = json.dumps({"members": list(outcome.members), "refused": outcome.refused}).encode()
+    return [(statement, outcome.update.numpy().tobytes())]
 
 
-def _send(end: socket.socket, data: bytes) -> None:
+def _send_bytes(end: socket.socket, data: bytes) -> None:
     try:
         end.sendall(len(data).to_bytes(_SIZE_BYTES, "big") + data)
     except OSError as exc:
         raise PeerLostError(f"the aggregator's pipe broke ({exc.strerror})") from exc
 
 
-def _receive(end: socket.socket) -> bytes | None:
-    size = int.from_bytes(_exactly(end, _SIZE_BYTES), "big")
-    return None if not 0 < size <= _MOST_BYTES else _exactly(end, size)
+def _receive_bytes(end: socket.socket) -> bytes | None:
+    size = int.from_bytes(_read_exactly(end, _SIZE_BYTES), "big")
+    return None if not 0 < size <= _MOST_BYTES else _read_exactly(end, size)
 
 
-def _exactly(end: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
+def _read_exactly(end: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size:
         try:
-            part = end.recv(min(size - len(found), 2**20))
+            part = end.recv(min(size - len(received), 2**20))
         except OSError:
             part = b""
         if not part:
             return b""
-        found += part
-    return bytes(found)
+        received += part
+    return bytes(received)
 
 
 def main(path: str, descriptor: str) -> int:
@@ -207,8 +206,8 @@ def main(path: str, descriptor: str) -> int:
         torch.set_num_threads(1)
         file = load_config(Path(path), AggregatorFile)
         aggregator, tier = open_aggregator(file)
-        with socket.socket(fileno=int(descriptor)) as end:
-            serve(aggregator, end, len(file.roster))
+        with socket.socket(fileno=int(descriptor)) as pipe:
+            serve(aggregator, pipe, len(file.roster))
         tier.close()
     except PhalanxError as exc:
         sys.stderr.write(f"aggregator: {escape_controls(str(exc))}\n")

@@ -18,8 +18,7 @@ class SealingSite:
     """One site, and the aggregator that its updates go to.
 
     Args:
-        identity: Signs updates.
-        terms: Of the run, as the site knows them.
+        terms: Terms of the run, as the site knows them.
 
     Guarantees:
         An update leaves sealed for a key that fresh evidence binds to code that the policy accepts and to these terms;

@@ -1,4 +1,4 @@
-"""The owner's side of rounds with an aggregator in an enclave: it hands on what it cannot open."""
+"""The owner's side of rounds with an aggregator in an enclave: it forwards sealed updates that it cannot open."""
 
 from collections.abc import Mapping
 
@@ -15,20 +15,17 @@ from phalanx.security.aggregate import SumRefusal
 
 
 class EnclaveSumMaker:
-    """What makes one update of sites that have trained, by an aggregator in an enclave.
+    """Makes one update of the trained sites' updates, by an aggregator in an enclave.
 
     Args:
-        terms: Of the run.
-        fleet: The sites.
         journal: Gives each sum a number, and remembers which sites the aggregator was asked for.
-        aggregator: In the enclave.
     """
 
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, aggregator: AggregatorPort) -> None:
         self._terms, self._fleet, self._journal, self._aggregator = terms, fleet, journal, aggregator
 
-    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Have the round's updates aggregated; those that are refused are moved to those left out.
+    def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+        """Have the round's updates aggregated; refused sites are moved to the excluded ones.
 
         Raises:
             AggregationError: Too few updates are fit, or the round had other members before.
@@ -37,20 +34,20 @@ class EnclaveSumMaker:
         number = self._journal.next_sum()
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
-        sealed = self._sealed(record, model, walk)
-        found = self._aggregator.aggregate(record.number, model, sealed)
+        sealed = self._collect_sealed(record, model, walk)
+        outcome = self._aggregator.aggregate(record.number, model, sealed)
         # the aggregator's own book holds through a crash before this line; this one says whom to wait for
-        self._journal.releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), found.members))
-        record.left_out |= found.refused
-        for site in [site for site in record.shares if site not in found.members]:
+        self._journal.note_releasing(record.number, model, ReleasedSum(tuple(sorted(sealed)), outcome.members))
+        record.left_out |= outcome.refused
+        for site in [site for site in record.shares if site not in outcome.members]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
-        return found.update
+        return outcome.update
 
-    def _sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
-        """Have each site appraise the aggregator, and return what it seals for it."""
-        kept = self._journal.released(record.number, model)
-        asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
+    def _collect_sealed(self, record: RoundRecord, model: str, walk: SumWalk) -> Mapping[str, bytes]:
+        """Have each site appraise the aggregator, and return its sealed update."""
+        sums = self._journal.released_sums(record.number, model)
+        asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]
         evidence: dict[str, bytes] = {}
 
         def attest(site: str, reply: m.SumReply, nonce: bytes) -> str:
@@ -63,9 +60,9 @@ class EnclaveSumMaker:
             sealed[site] = payload
             return site
 
-        walk.phase("attest", dict.fromkeys(asked, b""), attest)
-        walk.phase("seal", evidence, take)
-        if gone := sorted({site for one in kept for site in one.members} - sealed.keys()):
+        walk.run_phase("attest", dict.fromkeys(asked, b""), attest)
+        walk.run_phase("seal", evidence, take)
+        if gone := sorted({site for released in sums for site in released.members} - sealed.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
                 f"{', '.join(gone)}: in a sum of this round that was not finished; the aggregator makes no second one "

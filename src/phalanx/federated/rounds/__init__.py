@@ -1,1 +1,1 @@
-"""Rounds: what the owner asks, what a site answers, and what a round comes to."""
+"""Rounds: orders of the owner, answers of sites, and the outcome of a round."""

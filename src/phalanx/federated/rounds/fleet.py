@@ -1,4 +1,4 @@
-"""The sites as the owner asks them: each has one open ticket at most, and what comes late is no answer any more."""
+"""The owner's view of the sites: each has one open ticket at most, and a late answer does not count."""
 
 import time
 from collections import Counter
@@ -17,11 +17,10 @@ MakeOrder = Callable[[int], SentOrder]
 
 @dataclass(frozen=True)
 class SiteAnswer:
-    """A site's answer to its open ticket; what it says is its claim.
+    """A site's answer to its open ticket; its contents are a claim.
 
     Attributes:
-        site: Its name.
-        reply: As parsed; None where there will be none.
+        reply: Parsed reply; None where there will be none.
         payload: Bytes that belong to it.
         fault: Why there is none, or why it is of no use; empty where it is.
         culprit: The site that it blames for a fault; empty where it blames none.
@@ -38,12 +37,12 @@ class Fleet:
     """The sites of a run.
 
     Args:
-        carrier: Brings orders and replies.
-        clock: Of deadlines, in seconds.
+        carrier: Carrier of orders and replies.
+        clock: Clock of deadlines, in seconds.
 
     Attributes:
-        bytes_out: Of payloads, by site.
-        bytes_in: Likewise.
+        bytes_out: Bytes of sent payloads, by site.
+        bytes_in: Bytes of received payloads, by site.
         late: Replies that came when their ticket was not waited for any more, by site.
 
     Guarantees:
@@ -61,11 +60,11 @@ class Fleet:
         self.bytes_in: Counter[str] = Counter()
         self.late: Counter[str] = Counter()
 
-    def idle(self) -> frozenset[str]:
+    def idle_sites(self) -> frozenset[str]:
         """The sites that are there and have answered all that they were asked."""
-        return frozenset(self._carrier.present() - self._open.keys() - self._given_up.keys())
+        return frozenset(self._carrier.present_sites() - self._open.keys() - self._given_up.keys())
 
-    def ask(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
+    def ask_sites(self, orders: Mapping[str, MakeOrder], due: type[m.SiteReply]) -> None:
         """Give each of some idle sites an order, which is to be answered by a reply of this kind."""
         sent: dict[str, SentOrder] = {}
         for site, make in orders.items():
@@ -73,26 +72,26 @@ class Fleet:
             self._open[site], self._due[site] = self._last_ticket, due
             sent[site] = make(self._last_ticket)
             self.bytes_out[site] += memoryview(sent[site].payload).nbytes
-        self._carrier.broadcast(sent)
+        self._carrier.broadcast_orders(sent)
 
     def waited_for(self) -> frozenset[str]:
         """The sites with an open ticket."""
         return frozenset(self._open)
 
-    def answers(self, deadline_s: float, among: frozenset[str] | None = None) -> Iterator[SiteAnswer]:
+    def yield_answers(self, deadline_s: float, among: frozenset[str] | None = None) -> Iterator[SiteAnswer]:
         """Yield answers as they come, until none of these sites is waited for, or the deadline is over.
 
         Args:
-            deadline_s: From now.
+            deadline_s: Seconds from now on, for all answers.
             among: All sites with open tickets when left out.
         """
         until = self._clock() + deadline_s
         while self._open.keys() & (self._open.keys() if among is None else among):
             left_s = until - self._clock()
-            found = self._carrier.collect(left_s) if left_s > 0 else None
-            if found is None:
+            reply = self._carrier.collect_reply(left_s) if left_s > 0 else None
+            if reply is None:
                 return
-            answer = self._lost(found) if isinstance(found, LostSite) else self._answer(found)
+            answer = self._lost_answer(reply) if isinstance(reply, LostSite) else self._parse_answer(reply)
             if answer is not None:
                 yield answer
 
@@ -101,19 +100,19 @@ class Fleet:
         for site in sites & self._open.keys():
             self._given_up[site] = self._open.pop(site)
 
-    def end(self) -> None:
+    def end_sites(self) -> None:
         """Tell all that the run is over."""
-        orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present()}
-        self._carrier.broadcast(orders)
+        orders = {site: SentOrder(m.EndOrder(ticket=0)) for site in self._carrier.present_sites()}
+        self._carrier.broadcast_orders(orders)
 
-    def _lost(self, found: LostSite) -> SiteAnswer | None:
+    def _lost_answer(self, found: LostSite) -> SiteAnswer | None:
         # what it was asked is gone with it; a process that comes back begins without a ticket
         self._given_up.pop(found.site, None)
         if self._open.pop(found.site, None) is None:
             return None
         return SiteAnswer(found.site, None, fault=found.reason)
 
-    def _answer(self, found: CarriedReply) -> SiteAnswer | None:
+    def _parse_answer(self, found: CarriedReply) -> SiteAnswer | None:
         self.bytes_in[found.site] += memoryview(found.payload).nbytes
         try:
             reply = parse_body(m.REPLIES, found.kind, found.body)

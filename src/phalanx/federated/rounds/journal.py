@@ -1,4 +1,4 @@
-"""The journal of rounds, on the disk before it counts, and the record of what a round came to."""
+"""The journal of rounds, on the disk before it counts, and the record of a round's outcome."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from phalanx.config import canonical_json
-from phalanx.errors import CheckpointError, FailedRoundError
+from phalanx.errors import CheckpointError, FailedRoundError, writing_cure
 from phalanx.security.crypto import digest_hex
 
 _LINES = "rounds.jsonl"
@@ -27,7 +27,6 @@ class ReleasedSum:
 
     Attributes:
         cohort: The sites that it was begun with.
-        members: Those in it.
     """
 
     cohort: tuple[str, ...]
@@ -36,7 +35,7 @@ class ReleasedSum:
 
 @dataclass
 class RecalledRounds:
-    """What a journal says to a session that goes on after so many finished rounds.
+    """A journal's contents for a session that goes on after so many finished rounds.
 
     Attributes:
         models: Digest of the weights that went out, by round.
@@ -63,7 +62,7 @@ class RoundJournal:
     """Lines in a file of the run directory, and the values of the updates of the round under way.
 
     Args:
-        directory: Its own.
+        directory: Directory of the journal alone.
 
     Guarantees:
         What a call has noted is on the disk when the call returns. A line that a crash has cut is as if it had not been
@@ -73,81 +72,83 @@ class RoundJournal:
     def __init__(self, directory: Path) -> None:
         self._path, self._values = directory / _LINES, directory / "updates"
         self._values.mkdir(parents=True, exist_ok=True)
-        self._next_sum = 1 + max((line["sum"] for line in self._lines() if "sum" in line), default=0)
+        self._next_sum = 1 + max((entry["sum"] for entry in self._read_entries() if "sum" in entry), default=0)
         self._released: dict[tuple[int, str], list[ReleasedSum]] = {}
-        for line in self._lines():
-            if "released" in line:
-                found = ReleasedSum(tuple(line["cohort"]), tuple(line["released"]))
-                self._released.setdefault((line["of"], line["by"]), []).append(found)
+        for entry in self._read_entries():
+            if "released" in entry:
+                released = ReleasedSum(tuple(entry["cohort"]), tuple(entry["released"]))
+                self._released.setdefault((entry["of"], entry["by"]), []).append(released)
 
-    def opened(self, number: int, model: str) -> None:
+    def note_opened(self, number: int, model: str) -> None:
         """A round begins with these weights."""
         for path in self._values.iterdir():
             path.unlink()
-        self._append({"round": number, "model": model})
+        self._append_entry({"round": number, "model": model})
 
-    def admitted(self, number: int, site: str, header: bytes, values: bytes) -> None:
+    def note_admitted(self, number: int, site: str, header: bytes, values: bytes) -> None:
         """An update is let into a round."""
         path = self._values / site
         path.write_bytes(values)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        self._append({"round": number, "site": site, "header": header.decode("ascii"), "values": digest_hex(values)})
+        self._append_entry(
+            {"round": number, "site": site, "header": header.decode("ascii"), "values": digest_hex(values)}
+        )
 
     def next_sum(self) -> int:
         """Return a number for a secure sum that none had before."""
         number = self._next_sum
-        self._append({"sum": number})
+        self._append_entry({"sum": number})
         self._next_sum += 1
         return number
 
-    def releasing(self, number: int, model: str, found: ReleasedSum) -> None:
+    def note_releasing(self, number: int, model: str, found: ReleasedSum) -> None:
         """The masks of a sum are about to be taken off."""
-        known = self._released.setdefault((number, model), [])
-        if found not in known:
+        sums = self._released.setdefault((number, model), [])
+        if found not in sums:
             lists = {"cohort": list(found.cohort), "released": list(found.members)}
-            self._append({"of": number, "by": model, **lists})
-            known.append(found)
+            self._append_entry({"of": number, "by": model, **lists})
+            sums.append(found)
 
-    def released(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
+    def released_sums(self, number: int, model: str) -> tuple[ReleasedSum, ...]:
         """Return all sums that `releasing` has noted of a round from these weights."""
         return tuple(self._released.get((number, model), ()))
 
-    def excluded(self, site: str, reason: str) -> None:
+    def note_excluded(self, site: str, reason: str) -> None:
         """A site is shut out."""
-        self._append({"excluded": site, "reason": reason})
+        self._append_entry({"excluded": site, "reason": reason})
 
-    def refused(self, number: int, site: str, reason: str, header: bytes) -> None:
+    def note_refused(self, number: int, site: str, reason: str, header: bytes) -> None:
         """An update was refused; its signed header is the evidence against the site."""
-        line = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
-        self._append(line)
+        entry = {"refused": site, "in": number, "reason": reason, "header": header.decode("ascii")}
+        self._append_entry(entry)
 
-    def spent(self, site: str, epsilon: float) -> None:
+    def note_spent(self, site: str, epsilon: float) -> None:
         """A site has told what its private rows have spent."""
-        self._append({"spent": epsilon, "told_by": site})
+        self._append_entry({"spent": epsilon, "told_by": site})
 
-    def closed(self, number: int, sites: dict[str, int]) -> None:
+    def note_closed(self, number: int, sites: dict[str, int]) -> None:
         """A round is over; `sites` have counted, each with the round that its update was trained in."""
-        self._append({"closed": number, "sites": sites})
+        self._append_entry({"closed": number, "sites": sites})
 
-    def recall(self, finished: int) -> RecalledRounds:
+    def recall_rounds(self, finished: int) -> RecalledRounds:
         """Return what holds after so many finished rounds, whatever was done after them and is lost."""
-        found = RecalledRounds(last_sum=self._next_sum - 1)
-        for line in self._lines():
-            if "excluded" in line:
-                found.excluded[line["excluded"]] = line["reason"]
-            elif "refused" in line:
-                found.refused.append(line["refused"])
-            elif "spent" in line:
-                found.spent[line["told_by"]] = line["spent"]
-            elif "closed" in line and line["closed"] <= finished:
-                found.counted |= line["sites"]
-            elif "site" in line:
-                self._recall_update(line, finished, found)
-            elif "model" in line and line["round"] <= finished + 1:
-                found.models[line["round"]] = line["model"]
-                found.open = {}
-        return found
+        rounds = RecalledRounds(last_sum=self._next_sum - 1)
+        for entry in self._read_entries():
+            if "excluded" in entry:
+                rounds.excluded[entry["excluded"]] = entry["reason"]
+            elif "refused" in entry:
+                rounds.refused.append(entry["refused"])
+            elif "spent" in entry:
+                rounds.spent[entry["told_by"]] = entry["spent"]
+            elif "closed" in entry and entry["closed"] <= finished:
+                rounds.counted |= entry["sites"]
+            elif "site" in entry:
+                self._recall_update(entry, finished, rounds)
+            elif "model" in entry and entry["round"] <= finished + 1:
+                rounds.models[entry["round"]] = entry["model"]
+                rounds.open = {}
+        return rounds
 
     def _recall_update(self, line: dict[str, Any], finished: int, found: RecalledRounds) -> None:
         header = line["header"].encode("ascii")
@@ -159,26 +160,26 @@ class RoundJournal:
                 if digest_hex(values) == line["values"]:
                     found.open[line["site"]] = (header, values)
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append_entry(self, line: dict[str, Any]) -> None:
         try:
             with self._path.open("ab") as file:
                 file.write(canonical_json(line) + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as exc:
-            said = f"{self._path}: cannot be written ({exc.strerror}); free space, then --resume"
-            raise CheckpointError(said) from exc
+            message = f"{self._path}: cannot be written ({exc.strerror}); {writing_cure(exc)}, then --resume"
+            raise CheckpointError(message) from exc
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _read_entries(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
-        whole, _, cut = self._path.read_bytes().rpartition(b"\n")
+        complete, _, cut = self._path.read_bytes().rpartition(b"\n")
         if cut:
             # a crash in the middle of a line: nobody was told that it is there
-            self._path.write_bytes(whole + b"\n" if whole else b"")
-        for number, line in enumerate(whole.splitlines(), 1):
+            self._path.write_bytes(complete + b"\n" if complete else b"")
+        for number, text in enumerate(complete.splitlines(), 1):
             try:
-                yield json.loads(line)
+                yield json.loads(text)
             except ValueError as exc:
                 raise CheckpointError(f"{self._path}, line {number}: is no JSON; put back what the run wrote") from exc
 
@@ -189,14 +190,14 @@ class SiteShare:
 
     Attributes:
         loss: Mean training loss, as the site says; None where it does not.
-        num_targets: As the site says.
-        samples: Its weight.
-        norm: Of its update; None where updates are summed and none is seen.
-        scaled: What the site says that it multiplied the update with; None where it does not say.
+        num_targets: Number that the site reports.
+        samples: Weight of the site's update in the mean.
+        norm: Norm of its update; None where updates are summed and none is seen.
+        scaled: Factor of the update by the site's report; None without a report.
         train_s: Seconds of training, as the site says.
         behind: Rounds that its update is behind.
-        far_rounds: Rounds in a row in which its update was far from what the rule made of all; None without a rule.
-        epsilon: What its private rows have spent, as it says; None where rows are not private.
+        far_rounds: Rounds in a row in which its update was far from the aggregate; None without a rule.
+        epsilon: Epsilon that its private rows have spent, by its report; None where rows are not private.
         rounds_left: Further rounds that its own budget pays for, as it says; None likewise.
     """
 
@@ -212,8 +213,8 @@ class SiteShare:
     rounds_left: int | None = None
 
     def row(self) -> dict[str, Any]:
-        """What the metrics say of it."""
-        return {name: one for name, one in vars(self).items() if one is not None or name not in _UNLESS_NONE}
+        """Return the record's entry in the metrics."""
+        return {name: value for name, value in vars(self).items() if value is not None or name not in _UNLESS_NONE}
 
 
 @dataclass
@@ -221,12 +222,11 @@ class RoundRecord:
     """One round.
 
     Attributes:
-        number: From 1.
+        number: Number of the round, from 1.
         asked: The sites of the round.
         shares: Those that counted, by name.
         left_out: The others that were asked, with reasons.
-        norm: Of what the weights moved by.
-        sums: Numbers of secure sums.
+        norm: Norm of the weights' movement.
         bytes: Payloads of each site, both ways.
         charge: Number of the charge of its sums; None without a privacy budget.
         lost: Why a released sum of the round gave no update, so that nothing moved; empty where one did.
@@ -245,13 +245,13 @@ class RoundRecord:
     @property
     def loss(self) -> float:
         """Mean training loss over all targets; no number where sites do not tell, or told an owner that was killed."""
-        total = sum(one.loss * one.num_targets for one in self.shares.values() if one.loss is not None)
+        total = sum(share.loss * share.num_targets for share in self.shares.values() if share.loss is not None)
         return total / self.num_targets if self.num_targets else math.nan
 
     @property
     def num_targets(self) -> int:
         """Of all sites that counted."""
-        return sum(one.num_targets for one in self.shares.values())
+        return sum(share.num_targets for share in self.shares.values())
 
     def row(self) -> dict[str, Any]:
         """The line of the metrics."""
@@ -267,9 +267,8 @@ class HeldUpdate:
 
     Attributes:
         round: That it was trained in.
-        header: Signed; evidence of what the site sent.
-        vector: Its values.
-        share: What is told of it.
+        header: Signed header; evidence of the site's statement.
+        share: Entry of the site in the record.
     """
 
     round: int

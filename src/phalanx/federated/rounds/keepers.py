@@ -1,10 +1,10 @@
 """Homomorphic sums at sites: each encrypts shares of its update for every keeper, and keepers open sums alone.
 
-A keeper is a site with a key of its own. It is given all sites' shares under that key, adds them up and opens the sum,
-so an owner cannot have it open anything else; and what it could open of one site is uniform without the other keepers.
-Ciphertexts of BFV can be made of others: a site that saw them could subtract them in its part. So they travel sealed
-to the keeper, for one site, round, model and sum: no party but the keeper ever has them, and a part that is made of
-another site's sealed one does not open.
+A keeper is a site with a key of its own. It receives all sites' shares under that key, adds them and opens the sum, so
+an owner cannot have it open anything else; and the shares of one site that it could open are uniform without the other
+keepers. Ciphertexts of BFV can be derived from others: a site that saw them could subtract them in its part. So they
+travel sealed to the keeper, for one site, round, model and sum: no party but the keeper ever has them, and a part that
+is derived from another site's sealed one does not open.
 """
 
 from collections.abc import Sequence
@@ -46,11 +46,10 @@ _Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}\z")]
 
 
 class KeyHeader(StrictModel):
-    """What a keeper signs of its key.
+    """The signed statement of a keeper about its key.
 
     Attributes:
         run: Digest of the run file.
-        keeper: Party name.
         key: Digest of the public key, which follows.
         seal: X25519 public key that parts for it are sealed for, in hex.
     """
@@ -63,14 +62,11 @@ class KeyHeader(StrictModel):
 
 
 class PartHeader(StrictModel):
-    """What a site signs of one encrypted and sealed share of its update.
+    """The signed statement of a site about one encrypted and sealed share of its update.
 
     Attributes:
         run: Digest of the run file.
-        round: Number of the round.
         model: Digest of the weights that the update is relative to.
-        number: Of the sum.
-        site: Party name.
         key: Digest of the keeper's public key.
         part: Digest of the sealed ciphertexts, which follow.
     """
@@ -86,7 +82,7 @@ class PartHeader(StrictModel):
 
 
 class SiteNames(StrictModel):
-    """The sites with parts that a keeper finds fit, or those of the sum that it is to open; each once, in order."""
+    """The sites whose parts a keeper accepts, or the sites of the sum that it is to open; each once, in order."""
 
     sites: Annotated[tuple[_Name, ...], Field(max_length=_MOST_SITES)]
 
@@ -118,8 +114,8 @@ class KeeperKey:
     """The public keys of one keeper.
 
     Attributes:
-        public: Encrypts.
-        seal: Seals ciphertexts.
+        public: BFV public key, for encrypting shares.
+        seal: X25519 public key, for sealing ciphertexts.
     """
 
     public: bytes
@@ -136,9 +132,7 @@ class SumPlace:
     """The sum that a part is for.
 
     Attributes:
-        round: Of the update.
         model: Digest of the weights that it is relative to.
-        number: Of the sum.
     """
 
     round: int
@@ -163,31 +157,31 @@ def packed(items: Sequence[Item]) -> bytes:
     return b"".join(parts)
 
 
-def unpacked(data: bytes, count: int) -> list[Item]:
+def unpack_items(data: bytes, count: int) -> list[Item]:
     """Return the items of a payload, of which every size is checked before it is used.
 
     Args:
-        data: Of `packed`.
+        data: Payload from `packed`.
         count: The most that there may be.
 
     Raises:
         AggregationError: It is malformed.
     """
-    found: list[Item] = []
-    number, at = int.from_bytes(data[:_COUNT_BYTES], "big"), _COUNT_BYTES
+    items: list[Item] = []
+    number, position = int.from_bytes(data[:_COUNT_BYTES], "big"), _COUNT_BYTES
     if len(data) < _COUNT_BYTES or number > count:
         raise AggregationError(SumRefusal.MALFORMED, f"parts: {len(data)} bytes, {count} items at most are expected")
     for _ in range(number):
-        start = at + _COUNT_BYTES + _SIZE_BYTES
-        header = int.from_bytes(data[at : at + _COUNT_BYTES], "big")
-        size = int.from_bytes(data[at + _COUNT_BYTES : start], "big")
-        at = start + header + size
-        if header > _MOST_HEADER or at > len(data):
+        start = position + _COUNT_BYTES + _SIZE_BYTES
+        header = int.from_bytes(data[position : position + _COUNT_BYTES], "big")
+        size = int.from_bytes(data[position + _COUNT_BYTES : start], "big")
+        position = start + header + size
+        if header > _MOST_HEADER or position > len(data):
             raise AggregationError(SumRefusal.MALFORMED, "parts: an item is longer than what came")
-        found.append((data[start : start + header], data[start + header : at]))
-    if at != len(data):
+        items.append((data[start : start + header], data[start + header : position]))
+    if position != len(data):
         raise AggregationError(SumRefusal.MALFORMED, "parts: more bytes came than items have")
-    return found
+    return items
 
 
 def sign_header(header: KeyHeader | PartHeader, identity: Identity) -> bytes:
@@ -201,7 +195,7 @@ def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
     Raises:
         AggregationError: It is not signed by that keeper for this run.
     """
-    body = _checked(terms, keeper, item[0])
+    body = _check_signed(terms, keeper, item[0])
     if not isinstance(body, KeyHeader) or body.keeper != keeper or body.key != digest_hex(item[1]):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{keeper}: this is not its key")
     return KeeperKey(item[1], bytes.fromhex(body.seal))
@@ -211,16 +205,13 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
     """Return the sealed ciphertexts of one site.
 
     Args:
-        terms: Of the run.
-        place: The sum.
         key: Digest of the keeper's public key.
         site: Name of the site that they are of.
-        item: As it came.
 
     Raises:
         AggregationError: It is not signed by that site for this sum and key, or other bytes came.
     """
-    body = _checked(terms, site, item[0])
+    body = _check_signed(terms, site, item[0])
     if not isinstance(body, PartHeader) or body.site != site:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: this is not its part")
     if (SumPlace(body.round, body.model, body.number), body.key) != (place, key):
@@ -236,7 +227,7 @@ def signer_of(header: bytes) -> str:
     Raises:
         AggregationError: It is malformed.
     """
-    body = _parsed(header).body
+    body = _parse_signed(header).body
     return body.site if isinstance(body, PartHeader) else body.keeper
 
 
@@ -252,8 +243,7 @@ class KeptSumSite:
 
     Args:
         identity: Signs parts, and the key.
-        terms: Of the run.
-        length: Values of an update.
+        length: Number of an update's values.
         directory: Has the keeper's book of sums that it has opened.
 
     Guarantees:
@@ -271,10 +261,10 @@ class KeptSumSite:
         self._held: tuple[SumPlace, dict[str, bytes]] | None = None
 
     def phase(self, order: m.SumOrder, payload: bytes) -> bytes:
-        """Take a phase as a keeper: give the keys, check parts, or open a sum of those that were fit.
+        """Take a phase as a keeper: give the keys, check parts, or open a sum of accepted parts.
 
         Raises:
-            AggregationError: The site is no keeper, or what came is not what it should be.
+            AggregationError: The site is no keeper, or the order does not have the expected form.
         """
         if self._identity.name not in self._terms.config.keepers:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is no keeper")
@@ -283,14 +273,14 @@ class KeptSumSite:
         key, private = self._keys
         place = SumPlace(order.round, order.model, order.number)
         if order.phase == "key":
-            return self._advert(key, private)
+            return self._key_advert(key, private)
         if order.phase == "check":
-            return self._check((key, private), place, payload)
+            return self._check_part_list((key, private), place, payload)
         if order.phase == "open":
-            return self._open(key, place, payload)
+            return self._open_sum(key, place, payload)
         raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: is no phase of a homomorphic sum")
 
-    def _advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
+    def _key_advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
         seal_key = private.public_key().public_bytes_raw().hex()
         header = KeyHeader(run=self._terms.digest, keeper=self._identity.name, key=key.digest, seal=seal_key)
         return packed([(sign_header(header, self._identity), key.public)])
@@ -299,10 +289,10 @@ class KeptSumSite:
         """Return this site's own update of the order's round, in shares that are sealed for the keepers.
 
         Raises:
-            AggregationError: The keys that came are not those of all keepers.
+            AggregationError: The received keys are not the keys of all keepers.
         """
         keepers, place = self._terms.config.keepers, SumPlace(order.round, order.model, order.number)
-        items = unpacked(payload, len(keepers))
+        items = unpack_items(payload, len(keepers))
         if len(items) != len(keepers):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, f"keys: {len(items)} came of {len(keepers)} keepers")
         keys = [read_key(self._terms, keeper, item) for keeper, item in zip(keepers, items, strict=True)]
@@ -324,11 +314,11 @@ class KeptSumSite:
             parts.append((sign_header(header, self._identity), sealed))
         return packed(parts)
 
-    def _check(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
+    def _check_part_list(self, keys: tuple[SumKey, X25519PrivateKey], place: SumPlace, payload: bytes) -> bytes:
         """Keep the parts that are fit to be added; return the names of their sites."""
         (key, private), terms = keys, sum_terms(self._terms, place.round, keys[0].digest, self._length)
         fit: dict[str, bytes] = {}
-        for item in unpacked(payload, len(self._terms.config.sites)):
+        for item in unpack_items(payload, len(self._terms.config.sites)):
             site = signer_of(item[0])
             if site in fit:
                 raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: has two parts")
@@ -342,13 +332,13 @@ class KeptSumSite:
         self._held = place, fit
         return SiteNames(sites=tuple(sorted(fit))).to_bytes()
 
-    def _open(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
+    def _open_sum(self, key: SumKey, place: SumPlace, payload: bytes) -> bytes:
         sites = SiteNames.read(payload)
-        held = self._held[1] if self._held is not None and self._held[0] == place else {}
-        if not held.keys() >= set(sites):
+        parts = self._held[1] if self._held is not None and self._held[0] == place else {}
+        if not parts.keys() >= set(sites):
             raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: has a site without a fit part")
         terms = sum_terms(self._terms, place.round, key.digest, self._length)
-        opened = decrypt_sum(key, terms, add_up(key.public, terms, [held[site] for site in sites]))
+        opened = decrypt_sum(key, terms, add_up(key.public, terms, [parts[site] for site in sites]))
         # before anything leaves: of what does not open nothing is held against a later sum
         self._opened.enter(place.model, place.round, sites)
         return np.ascontiguousarray(opened.total % MODULUS, "<u4").tobytes()
@@ -357,8 +347,8 @@ class KeptSumSite:
         return SealedPlace(_SEAL, bytes.fromhex(self._terms.digest), place.round, place.model, site, place.number)
 
 
-def _checked(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeader:
-    signed, peer = _parsed(header), terms.roster.get(name)
+def _check_signed(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeader:
+    signed, peer = _parse_signed(header), terms.roster.get(name)
     if peer is None:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name[:80]}: is no site of this run")
     try:
@@ -370,14 +360,14 @@ def _checked(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeade
     return signed.body
 
 
-def _parsed(header: bytes) -> _Signed:
+def _parse_signed(header: bytes) -> _Signed:
     try:
-        found = _Signed.model_validate_json(header)
+        signed = _Signed.model_validate_json(header)
     except ValidationError as exc:
         raise AggregationError(SumRefusal.MALFORMED, "header: is none of a key or a part") from exc
-    if canonical_json(found.model_dump(mode="json")) != header:
+    if canonical_json(signed.model_dump(mode="json")) != header:
         raise AggregationError(SumRefusal.MALFORMED, "header: is not in canonical form")
-    return found
+    return signed
 
 
 def _to_sign(header: KeyHeader | PartHeader) -> bytes:

@@ -1,4 +1,4 @@
-"""The homomorphic sums of a round: the owner's side, which hands on what it cannot read and joins what keepers open."""
+"""The homomorphic sums of a round: the owner forwards parts that it cannot read and joins the keepers' opened sums."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ from phalanx.federated.rounds.keepers import (
     read_key,
     read_part,
     sum_terms,
-    unpacked,
+    unpack_items,
 )
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
@@ -31,20 +31,18 @@ _WORD_BYTES = 4
 
 
 class KeptSumMaker:
-    """What makes one update of sites that have trained, by the keys of keepers among them.
+    """Makes one update of the trained sites' updates, by the keys of keepers among them.
 
     Args:
-        terms: Of the run.
-        fleet: The sites.
         journal: Gives each sum a number, and remembers which sites keepers were asked to open a sum of.
-        length: Values of an update.
+        length: Number of an update's values.
     """
 
     def __init__(self, terms: RunTerms, fleet: Fleet, journal: RoundJournal, length: int) -> None:
         self._terms, self._fleet, self._journal, self._length = terms, fleet, journal, length
 
-    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Sum the updates of the round's shares; those that send nothing fit are moved to those left out.
+    def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+        """Sum the updates of the round's shares; sites without an accepted part are moved to the excluded ones.
 
         Raises:
             AggregationError: A keeper is missing, or too few sites are in the sum.
@@ -53,54 +51,54 @@ class KeptSumMaker:
         number = self._journal.next_sum()
         record.sums = (*record.sums, number)
         walk = SumWalk(self._fleet, record, (model, number), self._terms.config.deadline_s)
-        keys = self._keys(walk)
-        parts = self._parts(record, SumPlace(record.number, model, number), walk, keys)
-        parts = self._fit(record, model, walk, parts)
+        keys = self._collect_keys(walk)
+        parts = self._collect_parts(record, SumPlace(record.number, model, number), walk, keys)
+        parts = self._accepted_parts(record, model, walk, parts)
         members = tuple(sorted(parts))
-        self._journal.releasing(record.number, model, ReleasedSum(members, members))
-        sums = self._opened(walk, members)
+        self._journal.note_releasing(record.number, model, ReleasedSum(members, members))
+        sums = self._open_sums(walk, members)
         for site in [site for site in record.shares if site not in parts]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
         terms = sum_terms(self._terms, record.number, digest_hex(next(iter(keys.values()))[1]), self._length)
         return torch.from_numpy(join_sums(terms, members, sums).mean)
 
-    def _keys(self, walk: SumWalk) -> dict[str, Item]:
-        found: dict[str, Item] = {}
+    def _collect_keys(self, walk: SumWalk) -> dict[str, Item]:
+        keys: dict[str, Item] = {}
         keepers = self._terms.config.keepers
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
-            (item,) = unpacked(payload, 1)
+            (item,) = unpack_items(payload, 1)
             read_key(self._terms, site, item)
-            found[site] = item
+            keys[site] = item
             return site
 
-        walk.phase("key", dict.fromkeys(keepers, b""), take)
-        self._check_all(found, "gave no key")
-        return {keeper: found[keeper] for keeper in keepers}
+        walk.run_phase("key", dict.fromkeys(keepers, b""), take)
+        self._check_all(keys, "gave no key")
+        return {keeper: keys[keeper] for keeper in keepers}
 
-    def _parts(
+    def _collect_parts(
         self, record: RoundRecord, place: SumPlace, walk: SumWalk, keys: Mapping[str, Item]
     ) -> dict[str, dict[str, Item]]:
-        """Return what each site sent for each keeper; what is in it the owner cannot see."""
-        kept = self._journal.released(place.round, place.model)
-        asked = [site for site in sorted(record.shares) if not kept or site in kept[0].members]
-        found: dict[str, dict[str, Item]] = {}
+        """Return each site's part for each keeper; the owner cannot read it."""
+        sums = self._journal.released_sums(place.round, place.model)
+        asked = [site for site in sorted(record.shares) if not sums or site in sums[0].members]
+        parts_by_site: dict[str, dict[str, Item]] = {}
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
-            items = unpacked(payload, len(keys))
+            items = unpack_items(payload, len(keys))
             if len(items) != len(keys):
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: {len(items)} parts for {len(keys)} keepers")
             parts = dict(zip(keys, items, strict=True))
             for keeper, item in parts.items():
                 read_part(self._terms, place, digest_hex(keys[keeper][1]), site, item)
-            found[site] = parts
+            parts_by_site[site] = parts
             return site
 
-        walk.phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
-        return found
+        walk.run_phase("encrypt", dict.fromkeys(asked, packed(list(keys.values()))), take)
+        return parts_by_site
 
-    def _fit(
+    def _accepted_parts(
         self, record: RoundRecord, model: str, walk: SumWalk, parts: Mapping[str, dict[str, Item]]
     ) -> dict[str, dict[str, Item]]:
         """Return the parts that every keeper finds fit; a site with one that is not is in no sum."""
@@ -111,14 +109,16 @@ class KeptSumMaker:
             return site
 
         due = {keeper: packed([parts[site][keeper] for site in sorted(parts)]) for keeper in keepers}
-        walk.phase("check", due, take)
+        walk.run_phase("check", due, take)
         self._check_all(fit_by_keeper, "checked nothing")
-        fit = {site: items for site, items in parts.items() if all(site in one for one in fit_by_keeper.values())}
+        fit = {
+            site: items for site, items in parts.items() if all(site in accepted for accepted in fit_by_keeper.values())
+        }
         for site in parts.keys() - fit.keys():
             unfit = [keeper for keeper in keepers if site not in fit_by_keeper[keeper]]
             record.left_out[site] = f"unfit for {', '.join(unfit)}"
-        kept = self._journal.released(record.number, model)
-        if gone := sorted({site for one in kept for site in one.members} - fit.keys()):
+        sums = self._journal.released_sums(record.number, model)
+        if gone := sorted({site for released in sums for site in released.members} - fit.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
                 f"{', '.join(gone)}: in a sum of this round that was not finished; keepers open no second one without "
@@ -131,22 +131,22 @@ class KeptSumMaker:
             )
         return fit
 
-    def _opened(self, walk: SumWalk, members: tuple[str, ...]) -> list[NDArray[np.int64]]:
-        found: dict[str, NDArray[np.int64]] = {}
+    def _open_sums(self, walk: SumWalk, members: tuple[str, ...]) -> list[NDArray[np.int64]]:
+        opened: dict[str, NDArray[np.int64]] = {}
         keepers = self._terms.config.keepers
 
         def take(site: str, reply: m.SumReply, payload: bytes) -> str:
             if len(payload) != _WORD_BYTES * self._length:
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: opened {len(payload)} bytes")
-            words = np.frombuffer(payload, "<u4").astype(np.int64)
-            if (words >= MODULUS).any():
+            numbers = np.frombuffer(payload, "<u4").astype(np.int64)
+            if (numbers >= MODULUS).any():
                 raise AggregationError(SumRefusal.MALFORMED, f"{site}: opened a number beyond the modulus")
-            found[site] = words
+            opened[site] = numbers
             return site
 
-        walk.phase("open", dict.fromkeys(keepers, SiteNames(sites=members).to_bytes()), take)
-        self._check_all(found, "opened nothing")
-        return [found[keeper] for keeper in keepers]
+        walk.run_phase("open", dict.fromkeys(keepers, SiteNames(sites=members).to_bytes()), take)
+        self._check_all(opened, "opened nothing")
+        return [opened[keeper] for keeper in keepers]
 
     def _check_all(self, found: Mapping[str, object], what: str) -> None:
         if missing := [keeper for keeper in self._terms.config.keepers if keeper not in found]:

@@ -1,6 +1,6 @@
 """The sums that a site has let masks be taken off of: of one update, in the company of one set of sites alone.
 
-An update is what a site made in one round of one set of weights. A round from the same weights later is another one,
+An update is a site's result of one round from one set of weights. A round from the same weights later is another one,
 so that a run goes on after a round that was lost.
 """
 
@@ -18,10 +18,10 @@ from phalanx.security.crypto import digest_hex, in_domain
 class ReleasedSums:
     """A book of one site, a line for each of its updates: for the round and the weights that it was made in and of.
 
-    Two sums of one update with different company differ by what the others sent, or by what one of them did.
+    Two sums of one update with different company differ by the others' updates, or by a single one.
 
     Args:
-        directory: The site's own.
+        directory: Directory of the site alone.
 
     Raises:
         RollbackError: The file is damaged.
@@ -35,15 +35,13 @@ class ReleasedSums:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "released-sums.jsonl"
-        self._released = dict(self._lines())
+        self._released = dict(self._read_sums())
 
     def enter(self, model: str, number: int, members: tuple[str, ...]) -> None:
         """Write down that a sum is released.
 
         Args:
             model: Digest of the weights that its updates are relative to.
-            number: Of the round.
-            members: Those in the sum.
 
         Raises:
             AggregationError: One with other members was released of this round and these weights.
@@ -68,16 +66,16 @@ class ReleasedSums:
             raise RollbackError(f"{self._path}: cannot be written ({exc.strerror}); nothing is released") from exc
         self._released[update] = digest
 
-    def _lines(self) -> Iterator[tuple[tuple[str, int], str]]:
+    def _read_sums(self) -> Iterator[tuple[tuple[str, int], str]]:
         if not self._path.exists():
             return
-        whole, _, cut = self._path.read_bytes().rpartition(b"\n")
+        complete, _, cut = self._path.read_bytes().rpartition(b"\n")
         if cut:
             # a crash in the middle of a line: nothing was released for it
-            self._path.write_bytes(whole + b"\n" if whole else b"")
-        for number, line in enumerate(whole.splitlines(), 1):
+            self._path.write_bytes(complete + b"\n" if complete else b"")
+        for number, text in enumerate(complete.splitlines(), 1):
             try:
-                entry = json.loads(line)
+                entry = json.loads(text)
                 yield (str(entry["model"]), int(entry["round"])), str(entry["members"])
             except (ValueError, KeyError, TypeError) as exc:
                 raise RollbackError(

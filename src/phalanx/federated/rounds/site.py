@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,11 +17,11 @@ from phalanx.federated.algorithms import ALGORITHMS, CONTROL, ControlRule, Local
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.carrier import Payload
 from phalanx.federated.enclave.site import SealingSite
-from phalanx.federated.local import LocalTrainer, LocalUpdate
+from phalanx.federated.local import LocalTrainer, LocalUpdate, SiteScores
 from phalanx.federated.rounds.keepers import KeptSumSite
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.federated.rounds.terms import RunTerms, SiteBudget
-from phalanx.federated.vectors import Shapes, flatten, norm_of, num_values, shapes_of
+from phalanx.federated.vectors import Shapes, flatten_tensors, norm_of, num_values, shapes_of
 from phalanx.security.aggregate import EnteredRounds, ExpectedRound, SumClient
 from phalanx.security.crypto import Identity, digest_hex
 
@@ -42,11 +43,10 @@ class Site:
     """One site of a run, whatever carries its messages.
 
     Args:
-        identity: Signs updates.
-        terms: Of the run.
-        trainer: Trains and measures.
+        trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
         directory: Keeps control variates, for an algorithm that has them, and books of sums.
+        tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
 
     Guarantees:
         An update leaves within `max_norm`, signed for its run, round and model; with ``secure`` it leaves only in sums
@@ -58,13 +58,20 @@ class Site:
     """
 
     def __init__(
-        self, identity: Identity, terms: RunTerms, trainer: LocalTrainer, rounds: EnteredRounds, directory: Path
+        self,
+        identity: Identity,
+        terms: RunTerms,
+        trainer: LocalTrainer,
+        rounds: EnteredRounds,
+        directory: Path,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._tell = tell
         self._identity, self._terms, self._trainer, self._rounds = identity, terms, trainer, rounds
         self._shapes: Shapes = trainer.shapes()
         self._controls = _Controls(directory, self._shapes)
-        wanted, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
-        self._budget = None if wanted is None or noisy is None else SiteBudget(directory, noisy, wanted)
+        privacy, noisy = terms.config.privacy, terms.noisy_rounds(num_values(self._shapes))
+        self._budget = None if privacy is None or noisy is None else SiteBudget(directory, noisy, privacy)
         # beside noise each sum is paid for, whoever is in it
         sums = terms.config.sums
         self._released = ReleasedSums(directory) if sums == "masked" and self._budget is None else None
@@ -75,46 +82,50 @@ class Site:
         self._sum: tuple[int, SumClient] | None = None
 
     def answer(self, order: m.SiteOrder, payload: Payload) -> Answer:
-        """Do what is asked."""
-        culprit = ""
+        """Fulfil one order."""
+        culprit, said = "", ""
         try:
             if isinstance(order, m.TrainOrder):
-                return self._train(order, payload)
+                return self._train_round(order, payload)
             if isinstance(order, m.SumOrder):
                 return self._take_phase(order, payload)
             if isinstance(order, m.MeasureOrder) and self._budget is None:
-                found = self._trainer.measure(self._weights(payload))
+                scores = self._trainer.measure(self._exchanged_weights(payload))
+                self._tell(_measured_in_words(scores))
                 return m.MeasuredReply(
-                    ticket=order.ticket, loss=found.loss, num_targets=found.num_targets, classes=found.classes
+                    ticket=order.ticket, loss=scores.loss, num_targets=scores.num_targets, classes=scores.classes
                 ), b""
             reason: m.FaultReason = "failed"
-        except FailedBatchError:
-            reason = "not_finite"
-        except PrivacyBudgetError:
+        except FailedBatchError as exc:
+            reason, said = "not_finite", str(exc)
+        except PrivacyBudgetError as exc:
             # of noisy sums one is refused, of private rows every further round is
-            reason = "refused" if self._terms.rows is None else "budget_spent"
+            reason, said = "refused" if self._terms.rows is None else "budget_spent", str(exc)
         except AggregationError as exc:
-            reason, culprit = "refused", exc.culprit
-        except FrameError:
-            reason = "refused"
+            reason, culprit, said = "refused", exc.culprit, str(exc)
+        except FrameError as exc:
+            reason, said = "refused", str(exc)
+        if said:
+            number = getattr(order, "round", None)
+            self._tell(f"{self._round(number) if number else 'an order'}: not done: {said}")
         return m.SiteFault(ticket=order.ticket, reason=reason, culprit=culprit), b""
 
-    def _train(self, order: m.TrainOrder, payload: Payload) -> Answer:
+    def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
             raise FrameError("weights: are not those of the digest")
-        kept = self._trained
-        if kept is None or (kept.round, kept.model) != (order.round, order.model):
+        trained = self._trained
+        if trained is None or (trained.round, trained.model) != (order.round, order.model):
             self._controls.settle(order.counted)
-            kept = self._trained = self._trained_anew(order, payload)
-        reply = kept.reply.model_copy(update={"ticket": order.ticket})
+            trained = self._trained = self._trained_anew(order, payload)
+        reply = trained.reply.model_copy(update={"ticket": order.ticket})
         if self._terms.config.secure:
             return reply, b""
-        values = save(kept.values)
+        values = save(trained.values)
         header = UpdateHeader(
             run=self._terms.digest,
             site=self._identity.name,
-            round=kept.round,
-            model=kept.model,
+            round=trained.round,
+            model=trained.model,
             values=digest_hex(values),
             samples=reply.samples,
         )
@@ -122,22 +133,25 @@ class Site:
 
     def _trained_anew(self, order: m.TrainOrder, payload: Payload) -> _Trained:
         config, began = self._terms.config, time.perf_counter()
-        sent = self._tensors(payload)
-        start = {name: one for name, one in sent.items() if not name.startswith(CONTROL)}
+        sent = self._payload_tensors(payload)
+        start = {name: tensor for name, tensor in sent.items() if not name.startswith(CONTROL)}
         rule = ALGORITHMS[config.algorithm.kind].local(config.algorithm, start)
-        of_all = {name.removeprefix(CONTROL): one for name, one in sent.items() if name.startswith(CONTROL)}
-        own = self._controls.own
+        of_all = {name.removeprefix(CONTROL): tensor for name, tensor in sent.items() if name.startswith(CONTROL)}
+        own_control = self._controls.own
         if isinstance(rule, ControlRule):
-            rule.with_controls(of_all, own)
-        update = self._update(order, start, rule)
+            rule.with_controls(of_all, own_control)
+        update = self._local_update(order, start, rule)
         values = dict(update.delta)
         if isinstance(rule, ControlRule):
-            own_next = next_control(own, of_all, update.delta, update.steps * order.rate)
-            values |= {CONTROL + name: one - own[name] for name, one in own_next.items()}
-        scaled = min(1.0, config.max_norm / max(norm_of(values), 1e-30))
-        values = {name: (one * scaled if scaled < 1.0 else one).contiguous() for name, one in values.items()}
+            own_next = next_control(own_control, of_all, update.delta, update.steps * order.rate)
+            values |= {CONTROL + name: tensor - own_control[name] for name, tensor in own_next.items()}
+        norm = norm_of(values)
+        scaled = min(1.0, config.max_norm / max(norm, 1e-30))
+        values = {name: (tensor * scaled if scaled < 1.0 else tensor).contiguous() for name, tensor in values.items()}
         if isinstance(rule, ControlRule):
-            self._controls.prepare(order.round, {name: own[name] + values[CONTROL + name] for name in own})
+            self._controls.prepare(
+                order.round, {name: own_control[name] + values[CONTROL + name] for name in own_control}
+            )
         samples = min(update.samples, config.most_samples) if config.weights == "samples" else 1
         tells = self._budget is None
         reply = m.TrainedReply(
@@ -150,9 +164,24 @@ class Site:
             epsilon=None if update.spent is None else update.spent.epsilon,
             rounds_left=None if update.spent is None else update.spent.rounds_left,
         )
+        self._tell(
+            f"{self._round(order.round)}: {_trained_in_words(update, norm, config.max_norm)}{self._spent(update)}"
+        )
         return _Trained(order.round, order.model, values, reply)
 
-    def _update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
+    def _round(self, number: int) -> str:
+        return f"round {number}/{self._terms.rounds}"
+
+    def _spent(self, update: LocalUpdate | None = None) -> str:
+        """Describe what this site's own privacy budgets have spent; empty where it has none."""
+        parts, rows, privacy = [], self._terms.rows, self._terms.config.privacy
+        if update is not None and update.spent is not None and rows is not None:
+            parts.append(f"  epsilon {update.spent.epsilon:.3f} of {rows.epsilon:g} spent of its rows")
+        if self._budget is not None and privacy is not None:
+            parts.append(f"  epsilon {self._budget.epsilon_spent:.3f} of {privacy.epsilon:g} spent of this site")
+        return "".join(parts)
+
+    def _local_update(self, order: m.TrainOrder, start: Named, rule: LocalRule) -> LocalUpdate:
         """Train; beside noise an update that failed is one of zeros, for a failure would tell of the data."""
         try:
             update = self._trainer.train(order.round, start, order.rate, rule)
@@ -164,38 +193,44 @@ class Site:
                 return update
             if self._budget is None:
                 raise FailedBatchError("update: holds NaN or infinity; lower the learning rate")
-        return LocalUpdate({name: torch.zeros_like(one) for name, one in start.items()}, 1, 0.0, 1, 1)
+        return LocalUpdate({name: torch.zeros_like(tensor) for name, tensor in start.items()}, 1, 0.0, 1, 1)
 
     def _take_phase(self, order: m.SumOrder, payload: Payload) -> Answer:
-        """Take one phase; what is summed is this site's own update of that very round and model."""
-        kept, message = self._trained, bytes(payload)
+        """Take one phase; only this site's own update of that very round and model is summed."""
+        trained, message = self._trained, bytes(payload)
         if self._kept is not None and order.phase != "encrypt":
             return m.SumReply(ticket=order.ticket), self._kept.phase(order, message)
-        if kept is None or (kept.round, kept.model) != (order.round, order.model) or not self._terms.config.secure:
+        if (
+            trained is None
+            or (trained.round, trained.model) != (order.round, order.model)
+            or not self._terms.config.secure
+        ):
             raise FrameError("sum: is of another round or model than this site has trained")
         if self._sealing is not None:
-            sealed = self._sealing.phase(order, kept.values, kept.reply.samples, message)
+            sealed = self._sealing.phase(order, trained.values, trained.reply.samples, message)
             return m.SumReply(ticket=order.ticket), sealed
         if self._kept is not None:
-            values = flatten(kept.values).numpy().astype(np.float32, copy=False)
+            values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             return m.SumReply(ticket=order.ticket), self._kept.encrypted(order, values, message)
         if order.phase == "join":
-            self._sum = (order.number, SumClient(self._identity, self._expected(kept), self._rounds))
+            self._sum = (order.number, SumClient(self._identity, self._expected_round(trained), self._rounds))
         if self._sum is None or self._sum[0] != order.number:
             raise FrameError("sum: this site has not joined it")
         client = self._sum[1]
         if order.phase == "mask":
-            values = flatten(kept.values).numpy().astype(np.float32, copy=False)
+            values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             noise = None if self._budget is None else self._budget.noise_for(client.terms)
-            deposit = client.mask(message, values, kept.reply.samples, noise)
+            if noise is not None:
+                self._tell(f"{self._round(order.round)}: brings noise to sum {order.number}{self._spent()}")
+            deposit = client.mask(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
         if order.phase == "release" and self._released is not None:
-            self._released.enter(kept.model, kept.round, client.included)
+            self._released.enter(trained.model, trained.round, client.included)
         step = {"join": client.join, "share": client.share, "consent": client.consent, "release": client.release}
         return m.SumReply(ticket=order.ticket), step[order.phase](message)
 
-    def _expected(self, kept: _Trained) -> ExpectedRound:
+    def _expected_round(self, kept: _Trained) -> ExpectedRound:
         terms = self._terms
         return ExpectedRound(
             run=terms.run,
@@ -207,61 +242,79 @@ class Site:
             minimum=terms.config.min_cohort,
         )
 
-    def _weights(self, payload: Payload) -> Named:
-        return {name: one for name, one in self._tensors(payload).items() if not name.startswith(CONTROL)}
+    def _exchanged_weights(self, payload: Payload) -> Named:
+        return {name: tensor for name, tensor in self._payload_tensors(payload).items() if not name.startswith(CONTROL)}
 
-    def _tensors(self, payload: Payload) -> Named:
+    def _payload_tensors(self, payload: Payload) -> Named:
         try:
-            found = load(bytes(payload))
+            tensors = load(bytes(payload))
         except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
             raise FrameError("weights: are no safetensors") from exc
         due = dict(self._shapes)
         if self._terms.config.algorithm.kind == "scaffold":
             due |= {CONTROL + name: shape for name, shape in self._shapes.items()}
-        if shapes_of(found) != dict(sorted(due.items())) or any(one.dtype != torch.float32 for one in found.values()):
+        if shapes_of(tensors) != dict(sorted(due.items())) or any(
+            tensor.dtype != torch.float32 for tensor in tensors.values()
+        ):
             raise FrameError("weights: are not of the tensors that this site trains")
-        if not all(torch.isfinite(one).all() for one in found.values()):
+        if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             raise FrameError("weights: one is NaN or infinite")
-        return found
+        return tensors
+
+
+def _trained_in_words(update: LocalUpdate, norm: float, max_norm: float) -> str:
+    """Say what one round of this site came to."""
+    loss = "" if update.loss is None else f"loss {update.loss:.4f} on {update.num_targets} targets  "
+    scaled = f", scaled down to max_norm {max_norm:g}" if norm > max_norm else ""
+    return f"{loss}update norm {norm:.4g}{scaled}"
+
+
+def _measured_in_words(scores: SiteScores) -> str:
+    """Say what this site's held-out rows said of the model."""
+    if not scores.num_targets:
+        return "measured: this site holds out no rows"
+    right = sum(one[2] for one in scores.classes)
+    accuracy = f"  accuracy {right / scores.num_targets:.3f}" if scores.classes else ""
+    return f"measured on its held-out rows: loss {scores.loss / scores.num_targets:.4f}{accuracy}"
 
 
 class _Controls:
     """A site's control variate, zero at first, and the next one, which holds once its update has counted.
 
-    Both outlive the site's process: the owner's variate has counted what this one has moved by.
+    Both outlive the site's process: the owner's variate has counted this one's movement.
     """
 
     def __init__(self, directory: Path, shapes: Shapes) -> None:
         self._shapes, self._path, self._next = shapes, directory / _CONTROLS, directory / f"next-{_CONTROLS}"
-        found = self._read(self._path)
-        self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if found is None else found[1]
+        stored = self._read_control(self._path)
+        self.own: Named = {name: torch.zeros(shape) for name, shape in shapes.items()} if stored is None else stored[1]
 
     def prepare(self, number: int, controls: Named) -> None:
-        """Keep what the variate will be if the update of a round counts."""
+        """Store the next variate, for the case that the update of a round counts."""
         beside = self._next.with_suffix(".tmp")
         save_file(controls, beside, {"round": str(number)})
         beside.replace(self._next)
 
     def settle(self, counted: int) -> None:
         """Take the variate that belongs to the last round which has counted, or forget one that did not."""
-        found = self._read(self._next)
-        if found is None:
+        stored = self._read_control(self._next)
+        if stored is None:
             return
-        if found[0] == counted:
-            self.own = found[1]
+        if stored[0] == counted:
+            self.own = stored[1]
             self._next.replace(self._path)
         else:
             self._next.unlink()
 
-    def _read(self, path: Path) -> tuple[int, Named] | None:
+    def _read_control(self, path: Path) -> tuple[int, Named] | None:
         if not path.exists():
             return None
         try:
             with safe_open(path, "pt") as file:
                 number = int((file.metadata() or {})["round"])
-                found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except (SafetensorError, OSError, KeyError, ValueError) as exc:
             raise CheckpointError(f"{path}: is no control variate of this site; begin the run anew") from exc
-        if shapes_of(found) != dict(sorted(self._shapes.items())):
+        if shapes_of(tensors) != dict(sorted(self._shapes.items())):
             raise CheckpointError(f"{path}: is of other tensors than this run trains; begin the run anew")
-        return number, found
+        return number, tensors

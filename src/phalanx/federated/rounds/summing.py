@@ -21,14 +21,11 @@ _MIN_ACCUSERS = 2
 
 
 class SumMaker:
-    """What makes one update of sites that have trained, and sees none of theirs.
+    """Makes one update of the trained sites' updates without seeing any of them.
 
     Args:
-        terms: Of the run.
-        identity: The owner's.
-        fleet: The sites.
         journal: Gives each sum a number of its own, whatever crashes.
-        length: Values of an update.
+        length: Number of an update's values.
     """
 
     def __init__(self, terms: RunTerms, identity: Identity, fleet: Fleet, journal: RoundJournal, length: int) -> None:
@@ -36,11 +33,11 @@ class SumMaker:
         self._noisy = terms.noisy_rounds(length)
         self._fleet, self._journal = fleet, journal
 
-    def update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
-        """Sum the updates of the round's shares; those that drop out meanwhile are moved to those left out.
+    def make_update(self, record: RoundRecord, model: str, exclude: Exclude) -> Tensor:
+        """Sum the updates of the round's shares; sites that drop out meanwhile are moved to the excluded ones.
 
         Args:
-            record: Of the round; its shares are the sites that have trained.
+            record: Record of the round; its shares are the sites that have trained.
             model: Digest of the weights that updates are relative to.
             exclude: Told of a site that broke a sum, as its own signature shows.
 
@@ -48,54 +45,54 @@ class SumMaker:
             AggregationError: Too few sites are left in a sum, or a site has spoiled it; of sums that a rule looks at
                 the others still count.
         """
-        config, buckets = self._terms.config, self._buckets(record, model)
-        if least_left_of(min(len(one.cohort) for one in buckets)) < config.min_cohort:
+        config, buckets = self._terms.config, self._draw_sums(record, model)
+        if least_left_of(min(len(bucket.cohort) for bucket in buckets)) < config.min_cohort:
             raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: a sum may end with too few")
         has_rule = config.bucket is not None and config.aggregator != "mean"
         sums, spoiled = list[SumResult](), 0
         for bucket in buckets:
             try:
-                sums.append(self._sum(record, model, bucket, exclude))
+                sums.append(self._run_sum(record, model, bucket, exclude))
             except AggregationError as exc:
                 if not has_rule or exc.reason not in _SPOILED:
                     raise
                 # one of its sites has lied, and can spoil no other bucket
                 spoiled += 1
                 record.left_out |= dict.fromkeys(bucket.members, "its sum was spoiled")
-        contributors = {name for one in sums for name in one.contributors}
+        contributors = {name for summed in sums for name in summed.contributors}
         for site in [site for site in record.shares if site not in contributors]:
             del record.shares[site]
             record.left_out.setdefault(site, "left the sum")
         if has_rule:
             return robust_over_buckets(sums, config.aggregator, max(0, config.byzantine - spoiled))
-        weight = sum(one.weight for one in sums)
-        return torch.from_numpy(np.sum([one.mean() * np.float32(one.weight / weight) for one in sums], axis=0))
+        weight = sum(summed.weight for summed in sums)
+        return torch.from_numpy(np.sum([summed.mean() * np.float32(summed.weight / weight) for summed in sums], axis=0))
 
-    def _buckets(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
+    def _draw_sums(self, record: RoundRecord, model: str) -> list[ReleasedSum]:
         """Draw the sites of each sum; sites of a sum that was about to be opened stay together.
 
-        Without a site that was there, or with another one, a second sum would tell by the difference what one site
-        sent, and honest sites release none.
+        Without a site that was there, or with another one, the difference of a second sum would show one site's update,
+        and honest sites release none.
         """
         config, sites = self._terms.config, sorted(record.shares)
-        kept = () if self._noisy is not None else self._journal.released(record.number, model)
-        known = {site for one in kept for site in one.members}
-        if gone := sorted(known - set(sites)):
+        released = () if self._noisy is not None else self._journal.released_sums(record.number, model)
+        sites_before = {site for earlier in released for site in earlier.members}
+        if gone := sorted(sites_before - set(sites)):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
                 f"{', '.join(gone)}: in a sum of this round that was not finished; others give no second one without "
                 "it: have it come back",
             )
-        rest = [site for site in sites if site not in known]
+        rest = [site for site in sites if site not in sites_before]
         size = config.bucket or len(sites)
-        if not kept and len(sites) < max(size, config.min_cohort):
+        if not released and len(sites) < max(size, config.min_cohort):
             raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum has {size}")
-        fresh = [tuple(rest)] if not kept else []
+        fresh = [tuple(rest)] if not released else []
         if config.bucket:
             fresh = bucket_sites(rest, size, bytes.fromhex(model)) if len(rest) >= size else []
-        return [*kept, *(ReleasedSum(one, one) for one in fresh)]
+        return [*released, *(ReleasedSum(cohort, cohort) for cohort in fresh)]
 
-    def _sum(self, record: RoundRecord, model: str, due: ReleasedSum, exclude: Exclude) -> SumResult:
+    def _run_sum(self, record: RoundRecord, model: str, due: ReleasedSum, exclude: Exclude) -> SumResult:
         """Make one sum of a cohort, of which the members alone are asked."""
         config, number = self._terms.config, self._journal.next_sum()
         record.sums = (*record.sums, number)
@@ -115,24 +112,24 @@ class SumMaker:
         server = SumServer(terms, self._identity)
         walk = SumWalk(self._fleet, record, (model, number), config.deadline_s)
         try:
-            there = walk.phase(
+            sites_left = walk.run_phase(
                 "join", dict.fromkeys(due.members, server.invitation), lambda site, r, p: server.take_advert(p, site)
             )
-            there = walk.phase(
-                "share", dict.fromkeys(there, server.adverts()), lambda site, r, p: server.take_boxes(p, site)
+            sites_left = walk.run_phase(
+                "share", dict.fromkeys(sites_left, server.adverts()), lambda site, r, p: server.take_boxes(p, site)
             )
             delivered = server.deliveries()
-            there = walk.phase(
+            sites_left = walk.run_phase(
                 "mask",
-                {site: delivered[site] for site in there},
+                {site: delivered[site] for site in sites_left},
                 lambda site, r, p: server.take_deposit(r.message.encode("utf-8"), np.frombuffer(p, "<u4"), site),
             )
-            there = walk.phase(
-                "consent", dict.fromkeys(there, server.deposits()), lambda site, r, p: server.take_consent(p, site)
+            sites_left = walk.run_phase(
+                "consent", dict.fromkeys(sites_left, server.deposits()), lambda site, r, p: server.take_consent(p, site)
             )
-            self._journal.releasing(record.number, model, ReleasedSum(due.cohort, server.included))
-            walk.phase(
-                "release", dict.fromkeys(there, server.consents()), lambda site, r, p: server.take_release(p, site)
+            self._journal.note_releasing(record.number, model, ReleasedSum(due.cohort, server.included))
+            walk.run_phase(
+                "release", dict.fromkeys(sites_left, server.consents()), lambda site, r, p: server.take_release(p, site)
             )
             result = server.result()
         except AggregationError as exc:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from phalanx.errors import AggregationError, PrivacyBudgetError
 from phalanx.federated.config import FederatedConfig, SitePrivacyConfig
 from phalanx.security.aggregate import SumRefusal, SumTerms
-from phalanx.security.crypto import Peer, locked, read_number, write_number
+from phalanx.security.crypto import Peer, lock_file, read_number, write_number
 from phalanx.security.privacy import NoisyRounds, PrivacyConfig, epsilon_of_rho
 
 
@@ -20,14 +20,12 @@ class RunTerms:
     """The facts of a run; no party takes another one's word for them.
 
     Attributes:
-        run: Name of the run.
-        digest: Of the run file.
-        config: The section.
-        seed: Of the draw of cohorts.
-        owner: Asks for rounds.
+        digest: Digest of the run file.
+        config: Section of the run file.
+        seed: Seed of the draw of cohorts.
         roster: All sites by name, certified by the run's authority.
-        rounds: How many the run is to have.
-        rows: What the training rows of each site may spend, which it draws and counts by itself; None where sites train
+        rounds: Number of rounds of the run.
+        rows: Budget of the training rows of each site, which it draws and counts by itself; None where sites train
             without noise.
     """
 
@@ -46,13 +44,22 @@ class RunTerms:
         Raises:
             ConfigError: No noise keeps the run's rounds within its budget.
         """
-        wanted, sizes = self.config.privacy, self.config.cohort_sizes
-        if wanted is None:
-            return None
-        sums = NoisyRounds(sizes[0], sizes[-1], self.config.min_cohort, length, wanted.noise_multiplier or 1.0)
-        if wanted.noise_multiplier is not None:
-            return sums
-        return sums.enough_for(self.rounds, wanted.epsilon, wanted.delta)
+        return noisy_rounds(self.config, self.rounds, length)
+
+
+def noisy_rounds(config: FederatedConfig, rounds: int, length: int) -> NoisyRounds | None:
+    """Return the noisy sums of this many rounds, of `length` values; None where sites bring no noise.
+
+    Raises:
+        ConfigError: No noise keeps the rounds within their budget.
+    """
+    privacy, sizes = config.privacy, config.cohort_sizes
+    if privacy is None:
+        return None
+    sums = NoisyRounds(sizes[0], sizes[-1], config.min_cohort, length, privacy.noise_multiplier or 1.0)
+    if privacy.noise_multiplier is not None:
+        return sums
+    return sums.enough_for(rounds, privacy.epsilon, privacy.delta)
 
 
 _BUDGET = "spent_pico_rho"
@@ -60,22 +67,21 @@ _PICO = 10**12
 
 
 class SiteBudget:
-    """What one site's noisy sums have spent, over all runs of its directory, in a file of its own there.
+    """The spent budget of one site's noisy sums, over all runs of its directory, in a file of its own there.
 
     It counts rho of zero-concentrated differential privacy (Bun and Steinke 2016), in which sums of different noise
     add up, in whole trillionths, so that no sum is rounded away.
 
     Args:
-        directory: The site's own.
-        sums: Of the run, as this site computes them from its own copy of the run file.
-        config: What they may spend.
+        directory: Directory of the site alone.
+        sums: Noisy sums of the run, as this site computes them from its own copy of the run file.
 
     Raises:
         RollbackError: The file is damaged.
 
     Guarantees:
-        Through crashes and restarts noise is drawn for no more sums than the budget pays for, and what a sum spends is
-        on the disk before its noise is drawn. An older directory that is put back is not found out.
+        Through crashes and restarts noise is drawn for no more sums than the budget pays for, and the charge of a sum
+        is on the disk before its noise is drawn. An older directory that is put back is not detected.
     """
 
     def __init__(self, directory: Path, sums: NoisyRounds, config: SitePrivacyConfig) -> None:
@@ -97,16 +103,21 @@ class SiteBudget:
                 SumRefusal.FOREIGN_TERMS,
                 f"terms: max_weight is {terms.max_weight}, expected {plan.max_weight} beside noise",
             )
-        with locked(self._path):
+        with lock_file(self._path):
             spent = read_number(self._path, _BUDGET) or 0
             after = spent + math.ceil(self._sums.rho * _PICO)
-            if self._epsilon(after) > self._config.epsilon:
+            if self._spent_epsilon(after) > self._config.epsilon:
                 raise PrivacyBudgetError(
-                    f"privacy: the sums of this directory have spent epsilon {self._epsilon(spent):.3f} of "
+                    f"privacy: the sums of this directory have spent epsilon {self._spent_epsilon(spent):.3f} of "
                     f"{self._config.epsilon}, and another one would spend more; this site takes part in no further one"
                 )
             write_number(self._path, _BUDGET, after)
         return plan.draw()
 
-    def _epsilon(self, spent: int) -> float:
+    @property
+    def epsilon_spent(self) -> float:
+        """Epsilon that the sums of this directory have spent so far."""
+        return self._spent_epsilon(read_number(self._path, _BUDGET) or 0)
+
+    def _spent_epsilon(self, spent: int) -> float:
         return epsilon_of_rho(spent / _PICO, self._config.delta) if spent else 0.0

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from phalanx.errors import ConfigError
 from phalanx.pipeline import AttackConfig, StageCopy
-from phalanx.pipeline.protocol.messages import Assign
 from phalanx.testing import OutgoingMessage
 
 
-def attacks_in(config: AttackConfig, voice: str, step: int, attempt: int = 0) -> bool:
-    """Whether the party, or the group, that is called `voice` lies in this attempt at `step`."""
+def attacks_in(config: AttackConfig, voice: str, step: int) -> bool:
+    """Whether the party, or the group, that is called `voice` lies in `step`."""
     if step < config.from_step or (config.until_step is not None and step >= config.until_step):
         return False
-    text = f"phalanx attack {config.seed} {voice} {step}" + (f" {attempt}" if attempt else "")
+    text = f"phalanx attack {config.seed} {voice} {step}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") < config.rate * 2**64
 
 
@@ -26,8 +25,8 @@ class Attack:
     """One party's lies in one run; it does nothing, and subclasses say what is done instead.
 
     An attack enters a worker at two places, and nowhere else: `wrap` stands in for the copies of stages that
-    the party holds or shadows, `rewrite` for what leaves its endpoint; `hear` listens to what the party is told. A
-    real worker and a simulated one use the same.
+    the party holds or shadows, `rewrite` for what leaves its endpoint. A real worker and a simulated one
+    use the same.
 
     Args:
         config: With direction and strength filled in, as `make_attack` does.
@@ -40,7 +39,6 @@ class Attack:
         self.config = config
         self.party = party
         self._log = log
-        self._restarted = (-1, 0)
 
     def wrap(self, copy: StageCopy, held: bool) -> StageCopy:
         """What is held (or shadowed) instead of an honest copy."""
@@ -50,14 +48,6 @@ class Attack:
     def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
         """Return what is sent instead of one message."""
         return (outgoing,)
-
-    def hear(self, assign: Assign) -> None:
-        """Learn which attempt at which step begins."""
-        self._restarted = (assign.step, assign.attempt)
-
-    def attempt_at(self, step: int) -> int:
-        """How many attempts at `step` the paper's `restart` has thrown away; 0 under any other recovery."""
-        return self._restarted[1] if step == self._restarted[0] else 0
 
     @property
     def voice(self) -> str:
@@ -77,7 +67,7 @@ class Attack:
 
     def lies_in(self, step: int) -> bool:
         """Whether this party lies in `step`, in the attempt at hand."""
-        return attacks_in(self.config, self.voice, step, self.attempt_at(step))
+        return attacks_in(self.config, self.voice, step)
 
     def lies_towards(self, direction: str) -> bool:
         """Whether messages of this direction are lies; True for every one where the config names none."""

@@ -18,7 +18,7 @@ class AttackedCopy(StageCopy):
 
     def __init__(self, honest: StageCopy, runner: StageRunner | None = None) -> None:
         super().__init__(honest.plan, honest.spec, honest.module, honest.optimizer)
-        self.honest, self.history = honest, honest.history
+        self.honest = honest
         self.runner = honest.runner if runner is None else runner
 
 

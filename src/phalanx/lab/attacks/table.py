@@ -187,4 +187,4 @@ def actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:
         ConfigError: As `make_attack`.
     """
     attack = make_attack(config, party, log)
-    return Actor(wrap_copy=attack.wrap, rewrite=attack.rewrite, hear=attack.hear)
+    return Actor(wrap_copy=attack.wrap, rewrite=attack.rewrite)

@@ -84,11 +84,11 @@ class Attacker:
         return unwrapped if self.plan is None else _PartyOfMany(self, self.plan, party).wrap
 
     def actor(self, party: int) -> Actor:
-        """The same for a party of a real company, which is told in which attempt it is."""
+        """The same for a party of a real company."""
         if self.plan is None:
             return Actor()
         member = _PartyOfMany(self, self.plan, party)
-        return Actor(wrap_copy=member.wrap, hear=member.hear)
+        return Actor(wrap_copy=member.wrap)
 
     @property
     def attacked_steps(self) -> set[int]:
@@ -110,7 +110,7 @@ class _PartyOfMany(MessageAttack):
 
     def lies_in(self, step: int) -> bool:
         """Whether it is this party's turn."""
-        return self._attacker.liar(step, self._attacker.attempt or self.attempt_at(step)) == self._number
+        return self._attacker.liar(step, self._attacker.attempt) == self._number
 
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """What the attack sends."""
@@ -128,8 +128,7 @@ class _PartyOfMany(MessageAttack):
         """Remember the lie."""
         del stage, direction, what
         if microbatch is not None:
-            attempt = self._attacker.attempt or self.attempt_at(step)
-            self._attacker.lies.append(FalsifiedMessage(self._number, step, attempt, microbatch))
+            self._attacker.lies.append(FalsifiedMessage(self._number, step, self._attacker.attempt, microbatch))
 
 
 def _number(seed: int, purpose: str, step: int, attempt: int) -> int:

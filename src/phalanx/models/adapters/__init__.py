@@ -1,4 +1,4 @@
-"""Adapters: what is trained beside frozen weights, their files, and frozen weights in few bits."""
+"""Adapters: trained tensors beside frozen weights, their files, and quantized frozen weights."""
 
 from phalanx.models.adapters.kinds import draw_adapter, inject_adapter, is_adapter
 

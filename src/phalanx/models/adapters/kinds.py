@@ -11,7 +11,7 @@ from phalanx.models.stage import StageModule
 
 
 def inject_adapter(stage: StageModule, adapter: AdapterConfig) -> None:
-    """Put what is trained, on the meta device, into this stage; freeze the rest.
+    """Put the adapter's tensors, on the meta device, into this stage; freeze the rest.
 
     Raises:
         ModelError: peft is not installed, or a target names no linear layer of the blocks, or virtual tokens would

@@ -1,7 +1,8 @@
 """A directory in peft's format: what its config says, and its tensors by their canonical names."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +44,50 @@ _TOLD = {
     *("num_transformer_submodules", "megatron_core", "runtime_config", "qalora_group_size", "modules_to_save"),
 }
 """Keys that are read, or that change nothing of what a loaded adapter computes."""
+_MERGED = frozenset(
+    {
+        *("target_modules", "target_parameters", "layers_to_transform", "layers_pattern", "exclude_modules"),
+        *("rank_pattern", "alpha_pattern", "init_lora_weights"),
+    }
+)
+"""Keys that say on which layers an adapter is, and how strong it is there."""
+_IN_BLOCK = re.compile(r"(.*?\.)(\d+)\.(.+)", re.ASCII)
+"""The full name of a layer: what is before the number of its block, the number, and its name in the block."""
 
 
 def read_adapter_config(directory: Path) -> SlicedAdapter:
-    """Return what a directory says about its adapter.
+    """Read the adapter config of a directory.
 
     Raises:
         ModelError: It holds no adapter, or one that stages cannot carry; the key is named.
+    """
+    path, found = directory / CONFIG, read_adapter_keys(directory)
+    try:
+        if found["peft_type"] == "PREFIX_TUNING":
+            return PrefixConfig(kind="ptuning", tokens=found["num_virtual_tokens"])
+        if found["peft_type"] in _KINDS_OF_PROMPTS:
+            return PromptEncoderConfig(kind="prompt_encoder", tokens=found["num_virtual_tokens"], encoder="none")
+        return LoraConfig(
+            rank=found["r"],
+            alpha=found["lora_alpha"],
+            dropout=found.get("lora_dropout", 0.0),
+            targets=_targets_of_blocks(found["target_modules"] or (), path),
+            dora=bool(found.get("use_dora")),
+            rslora=bool(found.get("use_rslora")),
+        )
+    except (KeyError, ValidationError, TypeError) as exc:
+        raise ModelError(f"{path}: is malformed: {exc}") from exc
+
+
+def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, Any]:
+    """Read a directory's adapter_config.json.
+
+    Args:
+        directory: In peft's format.
+        to_merge: Layers, ranks and scales may differ in ways that weights can take and stages cannot.
+
+    Raises:
+        ModelError: It holds no adapter, or one that cannot be carried; the key is named.
     """
     path = directory / CONFIG
     try:
@@ -60,55 +98,78 @@ def read_adapter_config(directory: Path) -> SlicedAdapter:
         raise ModelError(f"{path}: is no JSON ({exc})") from exc
     if not isinstance(found, dict):
         raise ModelError(f"{path}: found {type(found).__name__}; expected an object")
-    _refuse_foreign(found, path)
-    try:
-        if found["peft_type"] == "PREFIX_TUNING":
-            return PrefixConfig(kind="ptuning", tokens=found["num_virtual_tokens"])
-        if found["peft_type"] in _KINDS_OF_PROMPTS:
-            return PromptEncoderConfig(kind="prompt_encoder", tokens=found["num_virtual_tokens"], encoder="none")
-        return LoraConfig(
-            rank=found["r"],
-            alpha=found["lora_alpha"],
-            dropout=found.get("lora_dropout", 0.0),
-            targets=tuple(sorted(found["target_modules"] or ())),
-            dora=bool(found.get("use_dora")),
-            rslora=bool(found.get("use_rslora")),
+    _refuse_foreign(found, path, _MERGED if to_merge else frozenset())
+    return found
+
+
+def _targets_of_blocks(targets: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Return targets as every block has them: of a small model peft writes the full name of each layer instead.
+
+    Raises:
+        ModelError: Blocks differ.
+    """
+    ends: set[str] = set()
+    blocks: dict[str, set[str]] = {}
+    for target in targets:
+        full = _IN_BLOCK.match(target)
+        if full is None:
+            ends.add(target)
+        else:
+            blocks.setdefault(full[3], set()).add(f"{full[1]}{full[2]}")
+    everywhere = set().union(*blocks.values())
+    differing = sorted(end for end, those in blocks.items() if those != everywhere)
+    if differing:
+        raise ModelError(
+            f"{path}: target_modules: found {differing[0]} in some blocks alone, which stages cannot carry; merge the "
+            "adapter into its model (phalanx model merge)"
         )
-    except (KeyError, ValidationError, TypeError) as exc:
-        raise ModelError(f"{path}: is malformed: {exc}") from exc
+    return tuple(sorted(ends | set(blocks)))
 
 
 def read_adapter(directory: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
     """Return the adapter's tensors as float32, by their canonical names.
 
     Args:
-        directory: In peft's format.
-        shapes: Of everything that is trained of the whole model, in the model's order.
+        shapes: Shapes of all trained tensors of the whole model, in the model's order.
 
     Raises:
         ModelError: They cannot be read, a number is not finite, or they are of another model.
+    """
+    path, tensors = directory / WEIGHTS, read_tensors(directory)
+    if _PROMPT in tensors:
+        table = tensors[_PROMPT]
+        prefixes = {} if PROMPT_TABLE in shapes else _prefixes(table, shapes, path)
+        tensors = {name: values.contiguous() for name, values in prefixes.items()} or {PROMPT_TABLE: table}
+    # a score head may be new
+    expected_shapes = {name: shape for name, shape in shapes.items() if name != SCORE_WEIGHT or name in tensors}
+    differing = [
+        name
+        for name in {*tensors, *expected_shapes}
+        if name not in tensors or expected_shapes.get(name) != tensors[name].shape
+    ]
+    if differing:
+        name = min(differing)
+        have = list(tensors[name].shape) if name in tensors else "nothing"
+        need = list(expected_shapes[name]) if name in expected_shapes else "nothing"
+        raise ModelError(f"{path}: {name}: found {have}, expected {need}; it is the adapter of another model")
+    return tensors
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Return the tensors of an adapter as float32, by their canonical names.
+
+    Raises:
+        ModelError: They cannot be read, or a number is not finite.
     """
     path = directory / WEIGHTS
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as exc:
         raise ModelError(f"{path}: cannot be read as safetensors: {exc}") from exc
-    if _PROMPT in stored:
-        stored = {PROMPT_TABLE: stored[_PROMPT]} if PROMPT_TABLE in shapes else _prefixes(stored[_PROMPT], shapes, path)
-    found: dict[str, Tensor] = {}
     for name, values in stored.items():
         if not values.is_floating_point() or not bool(torch.isfinite(values).all()):
             raise ModelError(f"{path}: tensor {name!r} holds what is no finite number in floating point; take another")
-        found[name.removeprefix(NAMES_BEGIN)] = values.to(torch.float32).contiguous()
-    # a score head may be new
-    wanted = {name: shape for name, shape in shapes.items() if name != SCORE_WEIGHT or name in found}
-    differing = [name for name in {*found, *wanted} if name not in found or wanted.get(name) != found[name].shape]
-    if differing:
-        name = min(differing)
-        have = list(found[name].shape) if name in found else "nothing"
-        need = list(wanted[name]) if name in wanted else "nothing"
-        raise ModelError(f"{path}: {name}: found {have}, expected {need}; it is the adapter of another model")
-    return found
+    return {name.removeprefix(NAMES_BEGIN): values.to(torch.float32).contiguous() for name, values in stored.items()}
 
 
 def first_values(adapter: SlicedAdapter, family: Family, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -137,20 +198,26 @@ def _compare(adapter: SlicedAdapter, said: SlicedAdapter, family: Family, where:
             )
 
 
-def _refuse_foreign(found: Mapping[str, Any], path: Path) -> None:
+def _refuse_foreign(found: Mapping[str, Any], path: Path, taken: frozenset[str]) -> None:
     kind = found.get("peft_type")
     if kind not in ("LORA", "PREFIX_TUNING", *_KINDS_OF_PROMPTS):
         raise ModelError(
             f"{path}: peft_type: found {kind!r}; stages can carry LORA (DoRA, rsLoRA), PREFIX_TUNING, which is "
             "P-tuning v2, P_TUNING and PROMPT_TUNING"
         )
-    if isinstance(found.get("target_modules"), str):
+    if isinstance(found.get("target_modules"), str) and "target_modules" not in taken:
         raise ModelError(f"{path}: target_modules: is a pattern; list the names of the layers")
     if found.get("modules_to_save") not in (None, [], ["score"]):
         raise ModelError(f"{path}: modules_to_save: found {found['modules_to_save']}; stages train an adapter alone")
     for key, value in found.items():
         is_empty = isinstance(value, dict | list) and not value
-        if key in _TOLD or is_empty or value in _USUAL.get(key, ()) or (_hashable(value) and value in _SILENT):
+        if (
+            key in _TOLD
+            or key in taken
+            or is_empty
+            or value in _USUAL.get(key, ())
+            or (_hashable(value) and value in _SILENT)
+        ):
             continue
         raise ModelError(
             f"{path}: {key}: found {json.dumps(value)}, which stages cannot carry; take an adapter without"

@@ -1,4 +1,4 @@
-"""P-tuning v2: keys and values of virtual tokens, learned, before those of every layer's own tokens."""
+"""P-tuning v2: trained keys and values of virtual tokens before every layer's own tokens."""
 
 from typing import Any
 
@@ -15,13 +15,7 @@ _STANDARD_DEVIATION = 0.02
 
 
 class Prefix(nn.Module):
-    """A trained prefix in the place of a block's cache of keys and values of earlier tokens.
-
-    Args:
-        heads: Of keys and values.
-        tokens: Virtual ones.
-        size: Of a head.
-    """
+    """A trained prefix in the place of a block's cache of keys and values of earlier tokens."""
 
     def __init__(self, heads: int, tokens: int, size: int) -> None:
         super().__init__()
@@ -31,7 +25,7 @@ class Prefix(nn.Module):
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Return keys and values, ``[batch, heads, tokens + seq, size]`` each; blocks call this."""
         batch = keys.shape[0]
-        before = [one.to(keys.dtype).expand(batch, -1, -1, -1) for one in (self.key, self.value)]
+        before = [tensor.to(keys.dtype).expand(batch, -1, -1, -1) for tensor in (self.key, self.value)]
         return torch.cat([before[0], keys], dim=2), torch.cat([before[1], values], dim=2)
 
 
@@ -56,7 +50,7 @@ def is_prefix(name: str) -> bool:
 
 
 def draw_prefix(name: str, values: Tensor, seed: int) -> None:
-    """Fill keys or values from a normal distribution; what is drawn depends on seed and canonical name alone."""
+    """Fill keys or values from a normal distribution that depends on seed and canonical name alone."""
     drawn = torch.empty(values.shape, dtype=torch.float32, device="cpu")
     values.detach().copy_(drawn.normal_(0.0, _STANDARD_DEVIATION, generator=seeded_generator(seed, name)))
 

@@ -21,10 +21,6 @@ _LSTM_LAYERS = 2
 class PromptEncoder(nn.Module):
     """A table of virtual tokens and the encoder that makes embeddings of them, as peft has it, on the meta device.
 
-    Args:
-        adapter: What it is.
-        size: Of an embedding.
-
     Source: Liu et al. 2021 (P-tuning), with names and sizes of peft's ``PromptEncoder``.
     """
 
@@ -51,10 +47,10 @@ class PromptEncoder(nn.Module):
 
     def forward(self) -> Tensor:
         """Return the embeddings of the virtual tokens, ``[tokens, size]``."""
-        found: Tensor = self.embedding.weight
+        embeddings: Tensor = self.embedding.weight
         if self.lstm_head is not None:
-            found = self.lstm_head(found.unsqueeze(0))[0].squeeze(0)
-        encoded: Tensor = self.mlp_head(found)
+            embeddings = self.lstm_head(embeddings.unsqueeze(0))[0].squeeze(0)
+        encoded: Tensor = self.mlp_head(embeddings)
         return encoded
 
 
@@ -115,12 +111,12 @@ def encoded_prompt(trained: Mapping[str, Tensor], adapter: PromptEncoderConfig) 
     Raises:
         ModelError: A parameter is missing, or of another shape.
     """
-    own = {name.removeprefix(f"{PROMPT}."): value for name, value in trained.items() if is_prompt(name)}
+    prompt_tensors = {name.removeprefix(f"{PROMPT}."): value for name, value in trained.items() if is_prompt(name)}
     size = trained[PROMPT_TABLE].shape[1] if PROMPT_TABLE in trained else 1
     encoder = PromptEncoder(adapter, size)
     try:
-        encoder.load_state_dict(own, assign=True)
+        encoder.load_state_dict(prompt_tensors, assign=True)
     except RuntimeError as exc:
         raise ModelError(f"{PROMPT}: is not what was trained: {exc}") from exc
-    found: Tensor = encoder().detach().contiguous()
-    return found
+    embeddings: Tensor = encoder().detach().contiguous()
+    return embeddings

@@ -1,4 +1,4 @@
-"""Frozen matrices in 4 or 8 bits: what they are kept as, and products with them that keep nothing wider."""
+"""Frozen matrices in 4 or 8 bits: their storage, and products that keep no wider copy."""
 
 import functools
 from collections.abc import Mapping
@@ -22,13 +22,11 @@ _BLOCK = 64
 class QuantizedLinear(nn.Module):
     """A frozen matrix in few bits with its bias, in the place of a linear layer.
 
-    It is widened for each product, forward and backward, to the type of what it multiplies, and let go; in autocast
-    that is autocast's type. Made on the meta device.
+    The matrix is widened for each product, forward and backward, to the type of the other factor (in autocast:
+    autocast's type), and released. Made on the meta device.
 
     Args:
-        layer: What it stands for.
         kind: nf4 has one scale for 64 numbers in a row of the matrix and on, int8 one for each output.
-        name: For errors.
 
     Guarantees:
         Widening is a multiplication of float32 a number: all machines get the same bits of the same bytes.
@@ -87,10 +85,10 @@ class QuantizedLinear(nn.Module):
             flat = self.inputs % _BLOCK != 0
             shape = (1, self.outputs * self.inputs) if flat else (self.outputs, self.inputs)
             wide = kernels.dequantize_4bit(self.weight, self.absmax, _BLOCK, "nf4", shape, dtype)
-            found: Tensor = wide.view(self.outputs, self.inputs)
+            matrix: Tensor = wide.view(self.outputs, self.inputs)
         else:
-            found = kernels.int8_vectorwise_dequant(self.weight, self.absmax).to(dtype)
-        return found
+            matrix = kernels.int8_vectorwise_dequant(self.weight, self.absmax).to(dtype)
+        return matrix
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply ``[..., inputs]``."""
@@ -123,12 +121,12 @@ def quantize_blocks(stage: StageModule, kind: Quantization) -> None:
     require_bitsandbytes("model.adapter.quantize")
     if stage.family.facts.predicts == "target":
         raise ModelError(f"model.adapter.quantize: it is not tried with {stage.family.model_type}; leave it out")
-    kept = dict(stage.named_modules())
+    modules = dict(stage.named_modules())
     inside = {id(part) for block in stage.own_blocks for part in block.modules()}
-    for name, module in kept.items():
+    for name, module in modules.items():
         parent, _, leaf = name.rpartition(".")
         if id(module) in inside and isinstance(module, nn.Linear | Conv1D) and not module.weight.requires_grad:
-            setattr(kept[parent], leaf, QuantizedLinear(module, kind, canonical_name(name)))
+            setattr(modules[parent], leaf, QuantizedLinear(module, kind, canonical_name(name)))
 
 
 def quantized_layers(stage: StageModule) -> Mapping[str, QuantizedLinear]:

@@ -26,7 +26,6 @@ class SparseLinear(nn.Module):
     Args:
         base: ``nn.Linear`` or transformers' ``Conv1D``.
         groups: ``[kinds, groups, rows]``, output rows that are trained together; of each kind the heaviest groups are.
-        share: Of the groups.
     """
 
     def __init__(self, base: nn.Module, groups: Tensor, share: float) -> None:
@@ -94,25 +93,23 @@ def add_spf(weight: Tensor, name: str, delta: Tensor, hub_config: Any, adapter: 
     """Return a base weight with a trained difference in it.
 
     Args:
-        weight: As the model's files have it.
-        name: Of the layer, in full.
+        weight: Weight as in the model's files.
+        name: Full name of the layer.
         delta: ``[rows, in]``.
-        hub_config: The model's.
-        adapter: What was trained.
 
     Raises:
         ModelError: The difference is of another model.
     """
     family = family_of(hub_config.model_type, "model config")
-    whole = weight.T.contiguous() if family.fan_in_fan_out else weight.clone()
-    groups = _groups(family, hub_config, name, len(whole))
-    rows = _heaviest(whole, groups, _share_of(groups, adapter.share))
-    if delta.shape != (len(rows), whole.shape[1]):
+    matrix = weight.T.contiguous() if family.fan_in_fan_out else weight.clone()
+    groups = _groups(family, hub_config, name, len(matrix))
+    rows = _heaviest(matrix, groups, _share_of(groups, adapter.share))
+    if delta.shape != (len(rows), matrix.shape[1]):
         raise ModelError(
-            f"{name}: has a difference of shape {list(delta.shape)}, expected {[len(rows), whole.shape[1]]}"
+            f"{name}: has a difference of shape {list(delta.shape)}, expected {[len(rows), matrix.shape[1]]}"
         )
-    whole[rows] += delta
-    return whole.T.contiguous() if family.fan_in_fan_out else whole
+    matrix[rows] += delta
+    return matrix.T.contiguous() if family.fan_in_fan_out else matrix
 
 
 def _share_of(groups: Tensor, share: float) -> int:

@@ -36,7 +36,7 @@ class Bert(EncoderFamily):
     scoring = ("cls",)
 
     def objection(self, hub_config: Any) -> str | None:
-        """Refuse what is no encoder."""
+        """Refuse models that are no encoder."""
         if hub_config.is_decoder or hub_config.add_cross_attention:
             return "is_decoder or add_cross_attention = true: stages carry its encoder alone; set both to false"
         return None
@@ -66,5 +66,5 @@ class Bert(EncoderFamily):
         }
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
-        """Return what the last block gave: its own norm was the last."""
+        """Return the last block's output: its own norm was the last."""
         return hidden

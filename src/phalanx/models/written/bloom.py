@@ -38,8 +38,8 @@ class Bloom(Family):
     ) -> dict[str, Any]:
         """Give the mask and the bias ``[batch * heads, 1, before + seq]``."""
         batch, seq = hidden.shape[:2]
-        whole = torch.ones(batch, before + seq, device=hidden.device, dtype=torch.long)
-        alibi = trunk.build_alibi_tensor(whole, hub_config.num_attention_heads, dtype=hidden.dtype)
+        all_tokens = torch.ones(batch, before + seq, device=hidden.device, dtype=torch.long)
+        alibi = trunk.build_alibi_tensor(all_tokens, hub_config.num_attention_heads, dtype=hidden.dtype)
         return {
             "attention_mask": attention_mask(hub_config, hidden, before, pattern),
             "alibi": alibi,

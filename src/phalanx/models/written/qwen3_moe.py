@@ -24,6 +24,12 @@ class Qwen3Moe(FamilyByPlan):
             return f"num_experts_per_tok {asked} of num_experts {hub_config.num_experts}; lower it"
         return super().objection(hub_config)
 
+    def expert_pieces(self, name: str) -> tuple[str, ...]:
+        """Name the matrices of single experts, which the hub's files have and transformers' modules join."""
+        layer, _, matrix = name.rpartition(".mlp.experts.")
+        pieces = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(matrix, ())
+        return tuple(f"{layer}.mlp.experts.{{}}.{piece}.weight" for piece in pieces)
+
     def balance(self, hub_config: Any, share: float) -> RouterBalance | None:
         """Weigh the loss as transformers does, where the config asks for it by ``output_router_logits``."""
         if not (hub_config.output_router_logits and share):

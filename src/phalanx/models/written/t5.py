@@ -28,13 +28,8 @@ class Sides:
 
     An encoder has at least one token, a decoder as well, whatever rows say.
 
-    Args:
-        pattern: With each row's prefix.
-        seq: Tokens of a row.
-
     Attributes:
-        rows: Tokens of both sides.
-        seen: Which of its tokens a row's encoder has, bool ``[batch, longest]``; None where rows have as many.
+        seen: Visible tokens of each row's encoder, bool ``[batch, longest]``; None where rows have equal lengths.
     """
 
     def __init__(self, pattern: AttentionPattern, seq: int) -> None:
@@ -67,8 +62,8 @@ class Sides:
 
     def join(self, encoder: Tensor, decoder: Tensor) -> Tensor:
         """Return both sides' tokens in one tensor, without filling."""
-        both = torch.cat([encoder, decoder], dim=1)
-        return both if self.seen is None else both[self._row, self._joined]
+        joined = torch.cat([encoder, decoder], dim=1)
+        return joined if self.seen is None else joined[self._row, self._joined]
 
 
 class T5(Family):
@@ -81,6 +76,7 @@ class T5(Family):
     first_parts = ("shared", "encoder.embed_tokens", "decoder.embed_tokens")
     last_parts = ("decoder.final_layer_norm",)
     embedding_weight = "shared.weight"
+    other_embeddings = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
     attention_kinds = frozenset({"prefix"})
     attention_inputs = ("layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v")
     feed_forward_inputs = ("layer.1.DenseReluDense.wi",)
@@ -147,9 +143,9 @@ class T5(Family):
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
         """Say which layer it is, and give the mask and the biases of its side."""
         shared, decodes = context["shared"], layer >= hub_config.num_layers
-        found = {**context, "layer": layer, "mask": shared.mask(decodes), "bias": shared.bias(decodes)}
+        block_context = {**context, "layer": layer, "mask": shared.mask(decodes), "bias": shared.bias(decodes)}
         # a block that is computed again for its backward pass makes none of it again
-        return {**found, "across": shared.across() if decodes else None}
+        return {**block_context, "across": shared.across() if decodes else None}
 
     def call_block(self, block: Any, hidden: Tensor, context: dict[str, Any]) -> Tensor:
         """Run a block on its side, and leave the other as it is; the encoder's last block ends the encoder."""
@@ -175,15 +171,15 @@ class T5(Family):
         return normed
 
     def logits(self, stage: Any, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
-        """Return logits of what the decoder predicts; of tokens that only the encoder has they are 0."""
+        """Return logits of the decoder's predictions; at tokens that only the encoder has they are 0."""
         sides = self._sides(stage.hub_config, hidden, pattern)
         encoder, decoder = sides.split(hidden)
         features = self.finish(stage.trunk, decoder)
         if self.ties_head(stage.hub_config):
             features = features * stage.hub_config.d_model**-0.5
-        found = stage.lm_head(features)
+        logits = stage.lm_head(features)
         # a label stands at the token before the one that it tells, and the decoder's are one further to the right
-        return sides.join(found.new_zeros(*encoder.shape[:2], found.shape[2]), found)[:, 1:]
+        return sides.join(logits.new_zeros(*encoder.shape[:2], logits.shape[2]), logits)[:, 1:]
 
     def _sides(self, hub_config: Any, hidden: Tensor, pattern: AttentionPattern) -> Sides:
         return Sides(pattern, hidden.shape[1] - self.facts.rows_beside(ConfigKeys(vars(hub_config), "model config")))
@@ -256,9 +252,9 @@ def _started(ids: Tensor, pattern: AttentionPattern, start: int) -> Tensor:
     places = torch.arange(seq + 1, device=ids.device)
     prefix = ids.new_zeros(batch) if pattern.prefix is None else pattern.prefix
     prefix = prefix.clamp(1, seq).to(ids.device).unsqueeze(1)
-    one = ids.new_full((batch, 1), start)
-    kept, moved = torch.cat([ids, one], dim=1), torch.cat([one, ids], dim=1)
-    return torch.where(places < prefix, kept, torch.where(places == prefix, start, moved))
+    start_token = ids.new_full((batch, 1), start)
+    unmoved, moved = torch.cat([ids, start_token], dim=1), torch.cat([start_token, ids], dim=1)
+    return torch.where(places < prefix, unmoved, torch.where(places == prefix, start, moved))
 
 
 def _learned_biases(side: Any) -> Tensor | None:

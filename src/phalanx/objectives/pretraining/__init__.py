@@ -2,7 +2,7 @@
 
 from phalanx.objectives.pretraining.denoisers import DenoisedRows, DenoisersSettings
 from phalanx.objectives.pretraining.fill_in_the_middle import FillInTheMiddleSettings, MiddleRows
-from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings
+from phalanx.objectives.pretraining.masked import MaskedRows, MaskedSettings, mask_token_of
 from phalanx.objectives.pretraining.prefix_lm import PrefixRows
 from phalanx.objectives.pretraining.rewriting import Row, RowPlace, RowRewriting, TokenTable
 from phalanx.objectives.pretraining.span_corruption import CorruptedRows, SpanCorruptionSettings
@@ -21,4 +21,5 @@ __all__ = [
     "RowRewriting",
     "SpanCorruptionSettings",
     "TokenTable",
+    "mask_token_of",
 ]

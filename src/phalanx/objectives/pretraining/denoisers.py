@@ -34,10 +34,10 @@ class DenoisingTask(NamedTuple):
 TASKS: Mapping[str, DenoisingTask] = MappingProxyType(
     {
         "causal_lm": DenoisingTask(None, _as_it_is),
-        "masked": DenoisingTask(MaskedSettings, MaskedRows.of),
-        "prefix_lm": DenoisingTask(None, PrefixRows.of),
-        "span_corruption": DenoisingTask(SpanCorruptionSettings, CorruptedRows.of),
-        "fill_in_the_middle": DenoisingTask(FillInTheMiddleSettings, MiddleRows.of),
+        "masked": DenoisingTask(MaskedSettings, MaskedRows.from_tokens),
+        "prefix_lm": DenoisingTask(None, PrefixRows.from_tokens),
+        "span_corruption": DenoisingTask(SpanCorruptionSettings, CorruptedRows.from_tokens),
+        "fill_in_the_middle": DenoisingTask(FillInTheMiddleSettings, MiddleRows.from_tokens),
     }
 )
 """By the names of `OBJECTIVES`."""
@@ -50,10 +50,10 @@ class DenoiserConfig(StrictModel):
 
     Attributes:
         kind: An objective of the table, by name.
-        settings: Of that objective; what is left out has its default.
+        settings: Settings of that objective; missing ones have their defaults.
         weight: Its share of the rows, beside the other weights.
         weights: Its share in each of ``data.phases``, in the place of `weight`.
-        token: A token that stands before each of its rows, so that the model knows what is asked of it.
+        token: Token before each of its rows, so that the model knows the task.
     """
 
     kind: Annotated[str, one_of(TASKS)]
@@ -63,47 +63,47 @@ class DenoiserConfig(StrictModel):
     token: str | None = Field(default=None, min_length=1, max_length=100)
 
     @model_validator(mode="after")
-    def _check(self) -> "DenoiserConfig":
+    def _check_task(self) -> "DenoiserConfig":
         if TASKS[self.kind].settings is None and self.settings:
             raise ValueError(f"settings: {self.kind} has none; leave them out")
         try:
-            self.parsed()
+            self.parse_settings()
         except ValidationError as exc:
-            where = exc.errors()[0]
-            raise ValueError(f"settings of {self.kind}: {'.'.join(map(str, where['loc']))}: {where['msg']}") from exc
+            error = exc.errors()[0]
+            raise ValueError(f"settings of {self.kind}: {'.'.join(map(str, error['loc']))}: {error['msg']}") from exc
         return self
 
-    def parsed(self) -> ObjectiveSettings | None:
+    def parse_settings(self) -> ObjectiveSettings | None:
         """Return the settings as the objective has them; None where it has none."""
-        made = TASKS[self.kind].settings
-        return None if made is None else made.model_validate({**self.settings, "kind": self.kind})
+        settings_class = TASKS[self.kind].settings
+        return None if settings_class is None else settings_class.model_validate({**self.settings, "kind": self.kind})
 
-    def rows(self, table: TokenTable, length: int) -> RowRewriting:
+    def build_rows(self, table: TokenTable, length: int) -> RowRewriting:
         """Return the objective's rewriting.
 
         Raises:
             ConfigError: The tokenizer lacks a token of it.
         """
-        found, make = self.parsed(), TASKS[self.kind].rewriting
-        return make(table, length) if found is None else make(found, table, length)
+        settings, make = self.parse_settings(), TASKS[self.kind].rewriting
+        return make(table, length) if settings is None else make(settings, table, length)
 
-    def share(self, phase: int) -> float:
+    def phase_weight(self, phase: int) -> float:
         """Return its weight in a phase."""
         return self.weights[phase] if self.weights else self.weight
 
 
-def _span(mean: float, rate: float) -> DenoiserConfig:
+def _span_denoiser(mean: float, rate: float) -> DenoiserConfig:
     return DenoiserConfig(kind="span_corruption", settings={"mean_span": mean, "rate": rate})
 
 
 UL2 = (
-    _span(3.0, 0.15),
-    _span(8.0, 0.15),
+    _span_denoiser(3.0, 0.15),
+    _span_denoiser(8.0, 0.15),
     DenoiserConfig(kind="prefix_lm"),
-    _span(3.0, 0.5),
-    _span(8.0, 0.5),
-    _span(64.0, 0.15),
-    _span(64.0, 0.5),
+    _span_denoiser(3.0, 0.5),
+    _span_denoiser(8.0, 0.5),
+    _span_denoiser(64.0, 0.15),
+    _span_denoiser(64.0, 0.5),
 )
 """The seven denoisers of Tay et al. 2023, table 1, with equal shares."""
 
@@ -119,16 +119,16 @@ class DenoisersSettings(ObjectiveSettings):
 
     @property
     def parts(self) -> tuple[DenoiserConfig, ...]:
-        """The tasks, or those that stand for none."""
+        """Return the tasks, or the defaults where none are set."""
         return self.tasks or UL2
 
     @model_validator(mode="after")
-    def _check(self) -> "DenoisersSettings":
-        phases = {len(one.weights) for one in self.parts if one.weights}
+    def _check_parts(self) -> "DenoisersSettings":
+        phases = {len(part.weights) for part in self.parts if part.weights}
         if len(phases) > 1:
             raise ValueError(f"tasks: weights are of {sorted(phases)} phases; give each task as many")
         for phase in range(max(phases, default=1)):
-            if not any(one.share(phase) for one in self.parts):
+            if not any(part.phase_weight(phase) for part in self.parts):
                 raise ValueError(f"tasks: no task has a weight above 0 in phase {phase}; give one of them")
         return self
 
@@ -146,27 +146,27 @@ class DenoisedRows:
     tokens: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, settings: DenoisersSettings, table: TokenTable, length: int) -> "DenoisedRows":
+    def from_tokens(cls, settings: DenoisersSettings, table: TokenTable, length: int) -> "DenoisedRows":
         """Make every task's rewriting.
 
         Raises:
             ConfigError: The tokenizer lacks a token of one.
         """
-        rewritings = tuple(one.rows(table, length) for one in settings.parts)
+        rewritings = tuple(part.build_rows(table, length) for part in settings.parts)
         key = "train.objective.tasks.token"
-        tokens = tuple(None if one.token is None else table.id_of(one.token, key) for one in settings.parts)
+        tokens = tuple(None if part.token is None else table.id_of(part.token, key) for part in settings.parts)
         return cls(settings, rewritings, tokens)
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
         task = self.task_of(place)
-        found = self.rewritings[task](row, place)
+        rewritten = self.rewritings[task](row, place)
         token = self.tokens[task]
         if token is None:
-            return found
-        ids = np.concatenate([[token], found.ids[:-1]]).astype(np.int64)
-        labels = np.concatenate([[IGNORE], found.labels[:-1]]).astype(np.int64)
-        return Row(ids, labels, min(found.prefix + 1, len(ids)))
+            return rewritten
+        ids = np.concatenate([[token], rewritten.ids[:-1]]).astype(np.int64)
+        labels = np.concatenate([[IGNORE], rewritten.labels[:-1]]).astype(np.int64)
+        return Row(ids, labels, min(rewritten.prefix + 1, len(ids)))
 
     def task_of(self, place: RowPlace) -> int:
         """Return which task a row is given.
@@ -174,14 +174,14 @@ class DenoisedRows:
         Raises:
             ConfigError: The run has more phases than the tasks have weights for.
         """
-        shares = [one.weights for one in self.settings.parts if one.weights]
+        shares = [part.weights for part in self.settings.parts if part.weights]
         if shares and place.phase >= len(shares[0]):
             raise ConfigError(
                 f"train.objective.tasks.weights: are of {len(shares[0])} phases, and data.phases has a phase number "
                 f"{place.phase}, counted from 0; give a weight for each"
             )
-        weights = np.array([one.share(place.phase) for one in self.settings.parts])
+        weights = np.array([part.phase_weight(place.phase) for part in self.settings.parts])
         edges = np.cumsum(weights) / weights.sum()
-        drawn = place.draw("task").fractions(1)
+        drawn = place.draw("task").draw_fractions(1)
         # the last edge can round to below 1, and a task without a weight is never drawn
         return int(min(np.searchsorted(edges, drawn, side="right")[0], np.flatnonzero(weights)[-1]))

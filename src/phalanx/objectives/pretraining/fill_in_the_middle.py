@@ -11,14 +11,11 @@ from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens
 
 
 class FillInTheMiddleSettings(ObjectiveSettings):
-    """Which share of the documents is turned round, and how.
+    """The share of documents that are turned round, and their orders.
 
     Attributes:
         rate: Share of the documents; the others are learned from left to right.
-        spm: Of these, the share with the suffix first (SPM); the rest has the prefix first (PSM).
-        prefix_token: Stands before the prefix.
-        suffix_token: Stands before the suffix.
-        middle_token: Stands before the middle.
+        spm: Share of these with the suffix first (SPM); the rest has the prefix first (PSM).
     """
 
     rate: float = Field(default=0.5, ge=0.0, le=1.0, allow_inf_nan=False)
@@ -47,7 +44,7 @@ class MiddleRows:
     special: NDArray[np.bool_] = field(compare=False)
 
     @classmethod
-    def of(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
+    def from_tokens(cls, settings: FillInTheMiddleSettings, table: TokenTable, length: int) -> "MiddleRows":
         """Look the three tokens up.
 
         Raises:
@@ -63,23 +60,23 @@ class MiddleRows:
         """Return the row that is learned."""
         draw, text = place.draw("middle"), text_of(row, self.eos_id)
         documents = np.split(text, np.flatnonzero(text == self.eos_id) + 1)
-        whole = [self._turned(one, draw) for one in documents if len(one)]
-        return fitted_row(np.concatenate(whole), len(row.ids), self.eos_id)
+        turned = [self._turn_document(document, draw) for document in documents if len(document)]
+        return fitted_row(np.concatenate(turned), len(row.ids), self.eos_id)
 
-    def _turned(self, document: Tokens, draw: Draw) -> Tokens:
+    def _turn_document(self, document: Tokens, draw: Draw) -> Tokens:
         """Return a document as it is learned; its end stays where it is."""
         is_whole = document[-1] == self.eos_id
-        body, end = (document[:-1], document[-1:]) if is_whole else (document, document[:0])
+        body, tail = (document[:-1], document[-1:]) if is_whole else (document, document[:0])
         num_first = int(np.argmin([*self.special[body], False]))
         begin, body = body[:num_first], body[num_first:]
-        turns, suffix_first = draw.fractions(2)
-        first, second = sorted(draw.below(len(body) + 1, 2).tolist())
+        turns, suffix_first = draw.draw_fractions(2)
+        first, second = sorted(draw.draw_below(len(body) + 1, 2).tolist())
         if turns >= self.settings.rate:
             return document
         prefix, middle, suffix = body[:first], body[first:second], body[second:]
-        marks = [np.array([one]) for one in (self.prefix_id, self.suffix_id, self.middle_id)]
+        marks = [np.array([mark]) for mark in (self.prefix_id, self.suffix_id, self.middle_id)]
         if suffix_first < self.settings.spm:
-            parts = [marks[0], marks[1], suffix, marks[2], prefix, middle, end]
+            parts = [marks[0], marks[1], suffix, marks[2], prefix, middle, tail]
         else:
-            parts = [marks[0], prefix, marks[1], suffix, marks[2], middle, end]
+            parts = [marks[0], prefix, marks[1], suffix, marks[2], middle, tail]
         return np.concatenate([begin, *parts])

@@ -12,12 +12,12 @@ from phalanx.objectives.pretraining.rewriting import Draw, Row, RowPlace, Tokens
 
 
 class MaskedSettings(ObjectiveSettings):
-    """How many tokens are hidden, and behind what.
+    """The share of hidden tokens, and their replacements.
 
     Attributes:
         rate: Share of a row's tokens that is predicted; rounded, at least one.
-        masked: Of these, the share that is replaced by the mask.
-        random: Of these, the share that is replaced by any other token; the rest stays as it is.
+        masked: Share of these that is replaced by the mask.
+        random: Share of these that is replaced by any other token; the rest stays unchanged.
         whole_words: Whether all tokens of a word are hidden together.
         mask_token: The mask's text in the tokenizer.
     """
@@ -29,10 +29,17 @@ class MaskedSettings(ObjectiveSettings):
     mask_token: str = Field(default="[MASK]", min_length=1, max_length=100)
 
     @model_validator(mode="after")
-    def _check(self) -> "MaskedSettings":
+    def _check_shares(self) -> "MaskedSettings":
         if self.masked + self.random > 1.0:
             raise ValueError(f"masked = {self.masked:g} and random = {self.random:g} are more than all; lower one")
         return self
+
+
+def mask_token_of(choice: str | ObjectiveSettings) -> str | None:
+    """Return the text of the mask that a run's objective hides tokens behind; None where it hides none."""
+    if isinstance(choice, MaskedSettings):
+        return choice.mask_token
+    return MaskedSettings(kind=choice).mask_token if choice == "masked" else None
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class MaskedRows:
     mask_id: int
 
     @classmethod
-    def of(cls, settings: MaskedSettings, table: TokenTable, length: int) -> "MaskedRows":
+    def from_tokens(cls, settings: MaskedSettings, table: TokenTable, length: int) -> "MaskedRows":
         """Look the mask up.
 
         Raises:
@@ -71,33 +78,33 @@ class MaskedRows:
         labels = np.full_like(row.ids, IGNORE)
         if not len(open_places):
             return Row(row.ids, labels, len(row.ids))
-        wanted = max(1, round(settings.rate * len(open_places)))
+        num_masked = max(1, round(settings.rate * len(open_places)))
         if settings.whole_words:
-            chosen = self._words(row.ids, open_places, wanted, draw)
+            chosen = self._choose_words(row.ids, open_places, num_masked, draw)
         else:
-            chosen = np.sort(open_places[draw.order(len(open_places))[:wanted]])
-        fates, ordinary = draw.fractions(len(chosen)), self.table.ordinary
-        others = ordinary[draw.below(len(ordinary), len(chosen))]
+            chosen = np.sort(open_places[draw.draw_order(len(open_places))[:num_masked]])
+        fates, ordinary = draw.draw_fractions(len(chosen)), self.table.ordinary
+        others = ordinary[draw.draw_below(len(ordinary), len(chosen))]
         shown = np.where(fates < settings.masked + settings.random, others, row.ids[chosen])
         ids = row.ids.copy()
         ids[chosen] = np.where(fates < settings.masked, self.mask_id, shown)
         labels[chosen] = row.ids[chosen]
         return Row(ids, labels, len(ids))
 
-    def _words(self, ids: Tokens, open_places: Tokens, wanted: int, draw: Draw) -> Tokens:
+    def _choose_words(self, ids: Tokens, open_places: Tokens, wanted: int, draw: Draw) -> Tokens:
         """Return the places of words in a random order, as long as they are no more than wanted."""
         begins = np.ones(len(open_places), dtype=np.bool_)
         if self.table.begins_word is not None:
             # behind a gap, which is an end of a document, a word begins whatever its token
             apart = np.diff(open_places) > 1
             begins[1:] = apart | self.table.begins_word[ids[open_places[1:]]]
-        words = np.split(open_places, np.flatnonzero(begins)[1:])
+        groups = np.split(open_places, np.flatnonzero(begins)[1:])
         chosen: list[Tokens] = []
-        left = wanted
-        for number in draw.order(len(words)).tolist():
-            if len(words[number]) <= left or not chosen:
-                chosen.append(words[number])
-                left -= len(words[number])
-            if left <= 0:
+        remaining = wanted
+        for number in draw.draw_order(len(groups)).tolist():
+            if len(groups[number]) <= remaining or not chosen:
+                chosen.append(groups[number])
+                remaining -= len(groups[number])
+            if remaining <= 0:
                 break
         return np.sort(np.concatenate(chosen))

@@ -1,4 +1,4 @@
-"""What an objective of pre-training does to a packed row, by which draw, and what it must know of the tokenizer."""
+"""Rewriting of packed rows by objectives of pre-training: random draws, and facts about the tokenizer."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ _BITS = 53
 class Draw:
     """A stream of random numbers for one sample.
 
-    Only raw bits of a counter-based generator are used: numpy keeps these the same for ever, and not what it makes of
-    them.
+    Only raw bits of a counter-based generator are used: numpy keeps these the same for ever, but not the numbers that
+    it derives from them.
 
     Args:
         words: The seed, the number of the sample and whatever else tells streams apart.
@@ -28,19 +28,19 @@ class Draw:
         raw = hashlib.sha256("\x1f".join(("phalanx rows", *map(str, words))).encode()).digest()
         self._bits = np.random.Philox(key=np.frombuffer(raw[:16], dtype="<u8").astype(np.uint64))
 
-    def fractions(self, count: int) -> NDArray[np.float64]:
+    def draw_fractions(self, count: int) -> NDArray[np.float64]:
         """Return numbers from 0 to below 1, ``[count]``."""
         raw = np.asarray(self._bits.random_raw(count), dtype=np.uint64)
         return (raw >> np.uint64(64 - _BITS)).astype(np.float64) * 2.0**-_BITS
 
-    def below(self, size: int, count: int) -> NDArray[np.int64]:
+    def draw_below(self, size: int, count: int) -> NDArray[np.int64]:
         """Return whole numbers from 0 to below `size`, ``[count]``."""
         # the product can round up to `size` itself for sizes above 2**53 alone
-        return (self.fractions(count) * size).astype(np.int64)
+        return (self.draw_fractions(count) * size).astype(np.int64)
 
-    def order(self, size: int) -> NDArray[np.int64]:
+    def draw_order(self, size: int) -> NDArray[np.int64]:
         """Return ``0 .. size - 1`` in a random order."""
-        return np.argsort(self.fractions(size), kind="stable").astype(np.int64)
+        return np.argsort(self.draw_fractions(size), kind="stable").astype(np.int64)
 
 
 Tokens = NDArray[np.int64]
@@ -48,14 +48,14 @@ Tokens = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What is known of a tokenizer's tokens.
+    """Facts about a tokenizer's tokens.
 
     Attributes:
         named: Ids by the text of a token.
-        eos_id: Ends every document.
-        special: Of each id, whether no text can give it, bool ``[vocabulary]``.
-        begins_word: Of each id, whether a word begins there, bool ``[vocabulary]``; None where tokens do not say.
-        path: Of the tokenizer, for messages.
+        eos_id: Id that ends every document.
+        special: Whether no text can give the id, bool ``[vocabulary]``.
+        begins_word: Whether a word begins at the id, bool ``[vocabulary]``; None where tokens do not show it.
+        path: Path of the tokenizer, for error messages.
     """
 
     named: Mapping[str, int]
@@ -90,7 +90,7 @@ class Row:
     Attributes:
         ids: int64 ``[seq]``.
         labels: int64 ``[seq]``; `IGNORE` where no loss is taken.
-        prefix: So many tokens from the beginning are seen by all tokens, where attention has prefixes.
+        prefix: Number of tokens at the beginning that all tokens see, where attention has prefixes.
     """
 
     ids: Tokens
@@ -100,12 +100,11 @@ class Row:
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where in a run a row is.
+    """The place of a row in a run.
 
     Attributes:
         sample: Its number: in the run, or among the held-out rows.
         phase: The number of its phase in ``data.phases``.
-        seed: Of the run.
         held_out: Whether the row is measured on, and never trained on.
     """
 
@@ -134,24 +133,22 @@ def text_of(row: Row, eos_id: int) -> Tokens:
 def fitted_row(tokens: Tokens, length: int, eos_id: int, *, prefix: int = 0, has_borders: bool = True) -> Row:
     """Return tokens as a row of so many inputs, each with the token behind it as its label.
 
-    What is too long is cut off, what is too short is filled. No loss is taken inside the prefix or in the filling.
+    A longer row is cut off, a shorter one is filled. No loss is taken inside the prefix or in the filling.
 
     Args:
-        tokens: Any number.
-        length: Of the row.
-        eos_id: Fills.
+        eos_id: Id that fills a short row.
         prefix: Its last token is the first that has a label.
         has_borders: Whether no loss is taken behind the end of a document either.
     """
-    whole = np.full(length + 1, eos_id, dtype=np.int64)
-    kept = min(len(tokens), length + 1)
-    whole[:kept] = tokens[:kept]
-    labels = whole[1:].copy()
+    padded = np.full(length + 1, eos_id, dtype=np.int64)
+    num_used = min(len(tokens), length + 1)
+    padded[:num_used] = tokens[:num_used]
+    labels = padded[1:].copy()
     if has_borders:
-        labels[whole[:-1] == eos_id] = IGNORE
-    labels[max(kept - 1, 0) :] = IGNORE
+        labels[padded[:-1] == eos_id] = IGNORE
+    labels[max(num_used - 1, 0) :] = IGNORE
     labels[: max(prefix - 1, 0)] = IGNORE
-    return Row(whole[:-1].copy(), labels, prefix)
+    return Row(padded[:-1].copy(), labels, prefix)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ _FEWEST = 2
 
 
 class SpanCorruptionSettings(ObjectiveSettings):
-    """How much is cut out, and in how long spans.
+    """The share of the text that is cut out, and the length of spans.
 
     Attributes:
         rate: Share of a text's tokens that is cut out; rounded.
@@ -26,7 +26,7 @@ class SpanCorruptionSettings(ObjectiveSettings):
     mean_span: float = Field(default=3.0, ge=1.0, le=10_000.0, allow_inf_nan=False)
     sentinels: str = Field(default="<extra_id_{}>", pattern=r"^[^{}]*\{\}[^{}]*$", max_length=100)
 
-    def sizes(self, num_tokens: int) -> tuple[int, int]:
+    def span_sizes(self, num_tokens: int) -> tuple[int, int]:
         """Return how many of so many tokens, at least 2, are cut out, and in how many spans."""
         noise = min(max(round(num_tokens * self.rate), 1), num_tokens - 1)
         spans = min(max(round(noise / self.mean_span), 1), noise, num_tokens - noise)
@@ -48,7 +48,7 @@ class CorruptedRows:
     sentinel_ids: Tokens
 
     @classmethod
-    def of(cls, settings: SpanCorruptionSettings, table: TokenTable, length: int) -> "CorruptedRows":
+    def from_tokens(cls, settings: SpanCorruptionSettings, table: TokenTable, length: int) -> "CorruptedRows":
         """Look up as many sentinels as a row of so many tokens needs.
 
         Raises:
@@ -57,9 +57,11 @@ class CorruptedRows:
         longest = longest_text(settings, length + 1, length)
         if longest < _FEWEST:
             raise ConfigError(f"data.sequence_length = {length}: is too short for span corruption; make it 8 or more")
-        needed = max(settings.sizes(size)[1] for size in range(_FEWEST, longest + 1))
+        needed = max(settings.span_sizes(size)[1] for size in range(_FEWEST, longest + 1))
         names = [settings.sentinels.replace("{}", str(number)) for number in range(needed)]
-        return cls(settings, table, np.array([table.id_of(one, "train.objective.sentinels") for one in names]))
+        return cls(
+            settings, table, np.array([table.id_of(sentinel, "train.objective.sentinels") for sentinel in names])
+        )
 
     def __call__(self, row: Row, place: RowPlace) -> Row:
         """Return the row that is learned."""
@@ -67,25 +69,25 @@ class CorruptedRows:
         size = longest_text(self.settings, len(text), len(row.ids))
         if size < _FEWEST:
             return fitted_row(text[:0], len(row.ids), self.table.eos_id)
-        start = int(draw.below(len(text) - size + 1, 1)[0])
-        inputs, targets = self.corrupted(text[start : start + size], draw)
-        end = np.array([self.table.eos_id])
-        whole = np.concatenate([inputs, end, targets, end])
-        return fitted_row(whole, len(row.ids), self.table.eos_id, prefix=len(inputs) + 1, has_borders=False)
+        start = int(draw.draw_below(len(text) - size + 1, 1)[0])
+        inputs, targets = self.corrupt_text(text[start : start + size], draw)
+        eos = np.array([self.table.eos_id])
+        tokens = np.concatenate([inputs, eos, targets, eos])
+        return fitted_row(tokens, len(row.ids), self.table.eos_id, prefix=len(inputs) + 1, has_borders=False)
 
-    def corrupted(self, text: Tokens, draw: Draw) -> tuple[Tokens, Tokens]:
+    def corrupt_text(self, text: Tokens, draw: Draw) -> tuple[Tokens, Tokens]:
         """Return a text with sentinels in the place of spans, and the spans, each behind its sentinel."""
-        noise, spans = self.settings.sizes(len(text))
-        cut = _segments(noise, spans, draw)
-        kept = _segments(len(text) - noise, spans, draw)
+        noise, spans = self.settings.span_sizes(len(text))
+        cut = _cut_segments(noise, spans, draw)
+        plain = _cut_segments(len(text) - noise, spans, draw)
         inputs: list[Tokens] = []
         targets: list[Tokens] = []
-        at = 0
-        for number, (between, span) in enumerate(zip(kept, cut, strict=True)):
+        position = 0
+        for number, (between, span) in enumerate(zip(plain, cut, strict=True)):
             sentinel = self.sentinel_ids[number : number + 1]
-            inputs += [text[at : at + between], sentinel]
-            targets += [sentinel, text[at + between : at + between + span]]
-            at += between + span
+            inputs += [text[position : position + between], sentinel]
+            targets += [sentinel, text[position + between : position + between + span]]
+            position += between + span
         return np.concatenate(inputs), np.concatenate(targets)
 
 
@@ -93,13 +95,13 @@ def longest_text(settings: SpanCorruptionSettings, available: int, length: int) 
     """Return how many of so many tokens a row of `length` inputs has room for; below 2 where for none."""
     # text, a sentinel twice for each span, and two ends, the last of which is no input
     size = available
-    while size >= _FEWEST and size + 2 * settings.sizes(size)[1] + 1 > length:
+    while size >= _FEWEST and size + 2 * settings.span_sizes(size)[1] + 1 > length:
         size -= 1
     return size
 
 
-def _segments(num_items: int, num_segments: int, draw: Draw) -> list[int]:
+def _cut_segments(num_items: int, num_segments: int, draw: Draw) -> list[int]:
     """Cut so many items into segments of at least one each, every cut equally likely."""
-    breaks = np.sort(draw.order(num_items - 1)[: num_segments - 1]) + 1
+    breaks = np.sort(draw.draw_order(num_items - 1)[: num_segments - 1]) + 1
     edges = np.concatenate([[0], breaks, [num_items]])
     return [int(size) for size in np.diff(edges)]

@@ -23,11 +23,8 @@ class Heads:
     """Queries, keys and values, ``[batch, heads, seq, width]``; keys and values may have fewer heads, which divide.
 
     Attributes:
-        query: What asks.
-        key: What is asked.
-        value: What is mixed.
         causal: Query i sees keys 0 to i; else all see all.
-        scale: Of the scores; None is one over the square root of the width.
+        scale: Factor of the scores; None is one over the square root of the width.
     """
 
     query: Tensor
@@ -37,25 +34,24 @@ class Heads:
     scale: float | None
 
 
-def attend(heads: Heads) -> tuple[Tensor, Tensor]:
+def attend_block(heads: Heads) -> tuple[Tensor, Tensor]:
     """Return the output, like the queries, and the log-sum-exp ``[batch, heads, seq]`` in float32 at least.
 
     Raises:
         ConfigError: There is no kernel for the device.
     """
-    return _kernels(heads.query)[0](heads)
+    return _choose_kernels(heads.query)[0](heads)
 
 
 def gradients(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return this block's part of the gradients of queries, keys and values.
 
     Args:
-        heads: As in the forward pass.
-        gradient: Of the output over all blocks that these queries see.
-        out: That output.
-        sums: Its log-sum-exp.
+        heads: Queries, keys and values of the forward pass.
+        gradient: Gradient of the output over all blocks that these queries see.
+        sums: Log-sum-exp of the scores of that output.
     """
-    return _kernels(heads.query)[1](heads, gradient, out, sums)
+    return _choose_kernels(heads.query)[1](heads, gradient, out, sums)
 
 
 def join(out: Tensor, sums: Tensor, block_out: Tensor, block_sums: Tensor) -> None:
@@ -75,16 +71,16 @@ def _attend_on_cpu(heads: Heads) -> tuple[Tensor, Tensor]:
 
 
 def _gradients_on_cpu(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _OPS._scaled_dot_product_flash_attention_for_cpu_backward(
+    results: tuple[Tensor, Tensor, Tensor] = _OPS._scaled_dot_product_flash_attention_for_cpu_backward(
         gradient, heads.query, heads.key, heads.value, out, sums, 0.0, heads.causal, scale=heads.scale
     )
-    return found
+    return results
 
 
 def _attend_on_gpu(heads: Heads) -> tuple[Tensor, Tensor]:
     """By the kernel that also takes float32."""
     out, sums, _, _ = _OPS._scaled_dot_product_efficient_attention(
-        heads.query, _repeated(heads.key, heads), _repeated(heads.value, heads), None, True, 0.0, heads.causal,
+        heads.query, _repeat_heads(heads.key, heads), _repeat_heads(heads.value, heads), None, True, 0.0, heads.causal,
         scale=heads.scale,
     )  # fmt: skip
     return out, sums[:, :, : heads.query.shape[2]]
@@ -95,18 +91,18 @@ def _gradients_on_gpu(heads: Heads, gradient: Tensor, out: Tensor, sums: Tensor)
     padded = functional.pad(sums, (0, -sums.shape[2] % _ALIGNED), value=torch.inf).contiguous()
     nothing = torch.zeros((), dtype=torch.int64, device=sums.device)
     query, key, value, _ = _OPS._scaled_dot_product_efficient_attention_backward(
-        gradient, heads.query, _repeated(heads.key, heads), _repeated(heads.value, heads), None, out, padded,
+        gradient, heads.query, _repeat_heads(heads.key, heads), _repeat_heads(heads.value, heads), None, out, padded,
         nothing, nothing, 0.0, [True, True, True, False], heads.causal, scale=heads.scale,
     )  # fmt: skip
-    return query, _summed(key, heads), _summed(value, heads)
+    return query, _sum_heads(key, heads), _sum_heads(value, heads)
 
 
-def _repeated(shared: Tensor, heads: Heads) -> Tensor:
+def _repeat_heads(shared: Tensor, heads: Heads) -> Tensor:
     times = heads.query.shape[1] // shared.shape[1]
     return shared if times == 1 else shared.repeat_interleave(times, 1)
 
 
-def _summed(gradient: Tensor, heads: Heads) -> Tensor:
+def _sum_heads(gradient: Tensor, heads: Heads) -> Tensor:
     """The gradient of heads that were repeated."""
     batch, shared, length, width = heads.key.shape
     if gradient.shape[1] == shared:
@@ -122,7 +118,7 @@ _KERNELS: dict[str, tuple[_Attend, _Gradients]] = {
 }
 
 
-def _kernels(query: Tensor) -> tuple[_Attend, _Gradients]:
+def _choose_kernels(query: Tensor) -> tuple[_Attend, _Gradients]:
     device = query.device.type
     if device not in _KERNELS:
         raise ConfigError(f'ring attention has no kernel for {device}; set parallel.context to "ulysses"')

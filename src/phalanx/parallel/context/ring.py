@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from phalanx.errors import ConfigError
 from phalanx.models import StageModule
 from phalanx.parallel.config import ParallelConfig
-from phalanx.parallel.context.attention_block import Heads, attend, gradients, join
+from phalanx.parallel.context.attention_block import Heads, attend_block, gradients, join
 from phalanx.parallel.groups.collectives import Group
 from phalanx.parallel.tensor.tensor_plans import plan_of
 
@@ -32,12 +32,12 @@ def share_by_ring(stage: StageModule, group: Group) -> None:
     """Let a stage's attention see the whole sequence although each rank has some chunks of it.
 
     Args:
-        stage: Of a family with an attention that adds nothing to scores; changed in place, by transformers' registry.
+        stage: Stage of a family whose attention adds nothing to scores; changed in place, by transformers' registry.
         group: The context parallel ranks; one alone changes nothing.
     """
     if group.size() == 1:
         return
-    AttentionInterface.register(_NAME, _attend)
+    AttentionInterface.register(_NAME, _ring_attend)
     for block in stage.own_blocks:
         attention: Any = block.get_submodule(plan_of(stage.family.model_type).attention)
         setattr(attention, _GROUP, group)
@@ -50,20 +50,18 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | Non
 
     Args:
         query: ``[batch, heads, seq / ranks, width]``: an earlier chunk of the sequence, then a later one.
-        key: Likewise; it may have fewer heads, which divide those of the queries.
-        value: Like the keys.
-        scale: Of the scores; None is one over the square root of the width.
-        group: The ranks.
+        key: Like the queries; may have fewer heads, which divide the queries' number.
+        scale: Factor of the scores; None is one over the square root of the width.
 
     Returns:
         ``[batch, heads, seq / ranks, width]`` in the queries' type. Parts are joined, and gradients added up, in
         float32 at least.
     """
-    out: Tensor = _ring(query, key, value, scale, group.group_name)[0]
+    out: Tensor = _ring_forward(query, key, value, scale, group.group_name)[0]
     return out
 
 
-def _attend(
+def _ring_attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """As transformers calls it; out ``[batch, seq / ranks, heads, width]``."""
@@ -80,21 +78,21 @@ def _attend(
 
 # one operator, so that checkpointing can keep what it gives instead of sending everything again
 @torch.library.custom_op("phalanx::ring_attention", mutates_args=())
-def _ring(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: str) -> tuple[Tensor, Tensor]:
+def _ring_forward(query: Tensor, key: Tensor, value: Tensor, scale: float | None, group: str) -> tuple[Tensor, Tensor]:
     return go_round(query, key, value, scale, _resolve_process_group(GroupName(group)))
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, ctx.scale, ctx.group = inputs
     ctx.save_for_backward(query, key, value, *output)
 
 
-def _back(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    found = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
-    return *found, None, None
+def _ring_backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    results = go_back(gradient, ctx.saved_tensors, ctx.scale, _resolve_process_group(ctx.group))
+    return *results, None, None
 
 
-_ring.register_autograd(_back, setup_context=_keep)
+_ring_forward.register_autograd(_ring_backward, setup_context=_save_context)
 RING = torch.ops.phalanx.ring_attention.default
 """The operator that computes attention in a ring, as dispatching sees it."""
 
@@ -107,9 +105,9 @@ def go_round(query: Tensor, key: Tensor, value: Tensor, scale: float | None, gro
     at_hand = torch.stack((key, value))
     for distance in range(group.size()):
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
-        queries, keys = _meeting(group, distance, query.shape[2])
+        queries, keys = _visible_slices(group, distance, query.shape[2])
         block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
-        join(out[:, :, queries], sums[:, :, queries], *attend(block))
+        join(out[:, :, queries], sums[:, :, queries], *attend_block(block))
         at_hand = coming.arrived()
     return out.to(query.dtype), sums
 
@@ -120,10 +118,7 @@ def go_back(
     """Return the gradients of queries, keys and values.
 
     Args:
-        gradient: Of the output.
         kept: Queries, keys, values, output and log-sum-exp.
-        scale: As forward.
-        group: As forward.
     """
     query, key, value, out, sums = kept
     gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
@@ -132,22 +127,22 @@ def go_back(
     moving = _Passing(torch.zeros_like(at_hand, dtype=sums.dtype))
     for distance in range(group.size()):
         coming = _passed_on(at_hand, group, is_last=distance + 1 == group.size())
-        queries, keys = _meeting(group, distance, query.shape[2])
+        queries, keys = _visible_slices(group, distance, query.shape[2])
         block = Heads(query[:, :, queries], at_hand[0][:, :, keys], at_hand[1][:, :, keys], distance == 0, scale)
-        found = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
-        of_queries[:, :, queries] += found[0]
+        parts = gradients(block, gradient[:, :, queries], out[:, :, queries], sums[:, :, queries])
+        of_queries[:, :, queries] += parts[0]
         # what others have found about these keys follows the keys, and after the last round it is home
         of_hand = moving.arrived()
-        of_hand[0][:, :, keys] += found[1]
-        of_hand[1][:, :, keys] += found[2]
+        of_hand[0][:, :, keys] += parts[1]
+        of_hand[1][:, :, keys] += parts[2]
         moving = _passed_on(of_hand, group)
         at_hand = coming.arrived()
     of_key, of_value = moving.arrived()
     return of_queries.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
 
 
-def _meeting(group: Group, distance: int, length: int) -> tuple[slice, slice]:
-    """Which of one's queries see which of the keys that have come so far, from a rank so far behind.
+def _visible_slices(group: Group, distance: int, length: int) -> tuple[slice, slice]:
+    """Return the slices of own queries and of received keys, from a rank so far behind, that see each other.
 
     One's own see each other causally. Of an earlier rank's keys all see the early chunk and none the late one; a later
     rank's are all behind one's early chunk and before one's late one.
@@ -185,16 +180,15 @@ def _passed_on(x: Tensor, group: Group, *, is_last: bool = False) -> _Passing:
 
 
 def own_positions(whole: Tensor, dim: int, config: ParallelConfig, rank: int) -> Tensor:
-    """Return what one context parallel rank has of a tensor with all positions of a sequence.
+    """Return a context parallel rank's part of a tensor with all positions of a sequence.
 
     Ulysses gives each rank a slice. In a ring the later half of a sequence would see most keys and the first rank would
     wait for the last: there a rank has one of twice as many chunks from the front, and its mirror image from the back.
 
     Args:
         whole: Any tensor; a table may have dimension 0 of size 1.
-        dim: Of the positions, which the ranks divide, in a ring twice.
-        config: The layout.
-        rank: Which one.
+        dim: Dimension of the positions, which the ranks divide, in a ring twice.
+        rank: Rank whose positions are returned.
     """
     if config.cp == 1:
         return whole

@@ -34,7 +34,7 @@ def share_context(stage: StageModule, group: Group) -> None:
     """
     if group.size() == 1:
         return
-    AttentionInterface.register(_NAME, _attend)
+    AttentionInterface.register(_NAME, _ulysses_attend)
     is_plain = stage.hub_config._attn_implementation == "eager"
     for block in stage.own_blocks:
         attention: Any = block.get_submodule(plan_of(stage.family.model_type).attention)
@@ -47,7 +47,7 @@ def share_context(stage: StageModule, group: Group) -> None:
     stage.hub_config._attn_implementation = _NAME
 
 
-def _attend(
+def _ulysses_attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attention over ``[batch, heads, seq / ranks, width]``, out ``[batch, seq / ranks, heads, width]``.
@@ -55,12 +55,12 @@ def _attend(
     The mask is of whole rows; without one attention is causal.
     """
     group: Group = getattr(module, _GROUP)
-    whole = [_to_heads(x, group) for x in (query, key, value)]
+    heads = [_to_heads(x, group) for x in (query, key, value)]
     # a run with eager attention wants no fused kernel
     plain = sdpa_kernel(SDPBackend.MATH) if getattr(module, _IS_PLAIN) else contextlib.nullcontext()
     with plain:
         # rows are whole: without a mask they are causal, which the kernel knows by itself
-        out, _ = sdpa_attention_forward(module, *whole, mask, **options)
+        out, _ = sdpa_attention_forward(module, *heads, mask, **options)
     return _to_sequence(out, group), None
 
 

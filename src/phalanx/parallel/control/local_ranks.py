@@ -26,7 +26,7 @@ class LocalRanks:
     Args:
         directory: Gets a log of each rank, its heartbeats and the file by which they find each other; made private.
         command: Module and arguments of a rank.
-        world: How many ranks there are, rank 0 included.
+        world: Number of ranks, rank 0 included.
         threads: Threads of tensor kernels in each.
         silence_s: Seconds after which one without a heartbeat is taken for hung.
     """
@@ -44,7 +44,7 @@ class LocalRanks:
         self._patience = SilenceClock(silence_s, time.monotonic())
         self._hung: dict[int, float] = {}
         self._is_over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        self._watcher = threading.Thread(target=self._watch_ranks, name="ranks", daemon=True)
         self._first_gone: int | None = None
 
     def place(self, rank: int) -> RankEnv:
@@ -59,11 +59,11 @@ class LocalRanks:
         self._rendezvous.unlink(missing_ok=True)
         self._heartbeat.forget()
         for rank in range(1, self._world):
-            self._processes[rank] = self._start(rank)
+            self._processes[rank] = self._start_rank(rank)
         self._watcher.start()
 
     def find_lost(self, patience_s: float = 0.0) -> PeerLostError | None:
-        """What to raise about the first rank that ended, waiting a little for it; None when all run."""
+        """Return the error of the first rank that ended, waiting a little for it; None when all run."""
         deadline = time.monotonic() + patience_s
         while self._first_gone is None and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
@@ -105,11 +105,11 @@ class LocalRanks:
         if self._watcher.is_alive():
             self._watcher.join(_SECONDS_TO_END)
 
-    def _start(self, rank: int) -> PythonProcess:
+    def _start_rank(self, rank: int) -> PythonProcess:
         settings = {"OMP_NUM_THREADS": str(self._threads), **self.place(rank).environment()}
         return PythonProcess(self._command, settings, self._directory / f"rank-{rank}.log", renew=True)
 
-    def _watch(self) -> None:
+    def _watch_ranks(self) -> None:
         beaten = -BEAT_EVERY_S
         while not self._is_over.wait(_LOOK_EVERY_S):
             now = time.monotonic()
@@ -130,7 +130,7 @@ class LocalRanks:
                 process.kill()
 
     def _look_for_signs(self, now: float) -> None:
-        """Kill ranks that hang: those that wait for them learn of a process that has ended, and of nothing else."""
+        """Kill ranks that hang: waiting ranks notice only a process that has ended."""
         try:
             self._heartbeat.beat()
             self._patience.hear(self._heartbeat.counts(), now)

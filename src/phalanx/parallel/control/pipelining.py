@@ -24,28 +24,27 @@ RunStep = Callable[[Tensor, Tensor, Tensor | None], None]
 does; gradients stay in the parameters."""
 
 
-def accumulate(module: nn.Module, domain: Domain, microbatches: int, loss: Loss) -> RunStep:
+def accumulate_gradients(module: nn.Module, domain: Domain, microbatches: int, loss: Loss) -> RunStep:
     """Return a function that runs the microbatches of a rank that has all layers.
 
     Args:
-        module: From `share_with_copies`.
-        domain: This rank's place.
+        module: Module from `share_with_copies`.
         microbatches: Equal parts of the rows.
-        loss: From logits and labels to the number that is differentiated.
+        loss: Function from logits and labels to the differentiated number.
     """
     keeps_whole = domain.config.zero == _GRADIENTS_ALONE
 
     def run(ids: Tensor, labels: Tensor, seen: Tensor | None) -> None:
         of_rows = [None] * microbatches if seen is None else seen.chunk(microbatches)
         parts = zip(ids.chunk(microbatches), labels.chunk(microbatches), of_rows, strict=True)
-        for number, (x, y, own) in enumerate(parts, start=1):
+        for number, (x, y, targets) in enumerate(parts, start=1):
             with microbatch_scope(module, is_last=number == microbatches, keeps_whole=keeps_whole):
-                torch.autograd.backward(loss(module(x, own), y))
+                torch.autograd.backward(loss(module(x, targets), y))
 
     return run
 
 
-def pipelined(
+def build_pipeline(
     parts: Sequence[StagePart],
     modules: Sequence[nn.Module],
     domain: Domain,
@@ -59,11 +58,10 @@ def pipelined(
 
     Args:
         parts: This rank's, in the order of the model.
-        modules: What is called in their place.
-        domain: This rank's place.
+        modules: Modules to call in place of the parts.
         shape: Rows of a microbatch, and tokens of a whole row.
         microbatches: Equal parts of this rank's rows.
-        loss: From logits and labels to the number that is differentiated.
+        loss: Function from logits and labels to the differentiated number.
     """
     stages = [
         PipelineStage(
@@ -71,13 +69,13 @@ def pipelined(
             part.stage.spec.index,
             part.stage.spec.num_stages,
             domain.device,
-            input_args=_input(part, domain, shape),
-            output_args=_output(part, domain, shape),
+            input_args=_input_sample(part, domain, shape),
+            output_args=_output_sample(part, domain, shape),
             group=domain.pipeline,
         )
         for part, module in zip(parts, modules, strict=True)
     ]
-    schedule = _schedule(domain.config.schedule, stages, microbatches, loss)
+    schedule = _make_schedule(domain.config.schedule, stages, microbatches, loss)
     has_first = any(part.stage.spec.is_first for part in parts)
     has_last = any(part.stage.spec.is_last for part in parts)
 
@@ -93,29 +91,29 @@ def pipelined(
     return run
 
 
-def _schedule(name: str, stages: list[PipelineStage], microbatches: int, loss: Loss) -> Any:
+def _make_schedule(name: str, stages: list[PipelineStage], microbatches: int, loss: Loss) -> Any:
     build = getattr(pipelining, SCHEDULES[name].torch_class)
     takes_several = issubclass(build, PipelineScheduleMulti)
     return build(stages if takes_several else stages[0], microbatches, loss, scale_grads=False)
 
 
-def _hidden(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
+def _hidden_sample(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
     rows, tokens = shape
     size = part.stage.hidden_shape(rows, tokens // part.slices)
     return torch.empty(size, device=domain.device, requires_grad=True)
 
 
-def _input(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
+def _input_sample(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
     if part.stage.spec.is_first:
         return torch.zeros(shape, dtype=torch.int64, device=domain.device)
-    return _hidden(part, domain, shape)
+    return _hidden_sample(part, domain, shape)
 
 
-def _output(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
+def _output_sample(part: StagePart, domain: Domain, shape: tuple[int, int]) -> Tensor:
     if not part.stage.spec.is_last:
-        return _hidden(part, domain, shape)
+        return _hidden_sample(part, domain, shape)
     rows, tokens = shape
     ranks = domain.config.tp if part.cut.shares_vocabulary else 1
-    kind, words = head_of(part.stage.hub_config), int(part.stage.hub_config.vocab_size)
-    columns = {"lm": words // ranks, "score": 1, "lm_and_score": words + 1}[kind]
+    kind, vocab = head_of(part.stage.hub_config), int(part.stage.hub_config.vocab_size)
+    columns = {"lm": vocab // ranks, "score": 1, "lm_and_score": vocab + 1}[kind]
     return torch.empty((rows, tokens // domain.config.cp, columns), device=domain.device, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Rank 0 decides what comes next, and tells the others in one short message each time."""
+"""Rank 0 decides the next operation, and tells the others in one short message each time."""
 
 import contextlib
 import enum
@@ -35,13 +35,13 @@ class RankCommand(enum.IntEnum):
 
 
 class RankWork(Protocol):
-    """The work of each rank when rank 0 says so; `Member` is one, and what the calls mean is said there."""
+    """The work of each rank on rank 0's orders; `Member` is one, and documents the calls."""
 
     timer: PhaseTimer
 
     @property
     def objective(self) -> Objective:
-        """What is minimised, with all rows that a batch must bring; the same on every rank."""
+        """The objective, with all extra rows of a batch; the same on every rank."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class Controller:
 
     @property
     def timer(self) -> PhaseTimer:
-        """Where rank 0's time goes."""
+        """The timer of rank 0."""
         return self._member.timer
 
     @property
@@ -98,22 +98,22 @@ class Controller:
         """Run one optimizer step.
 
         Args:
-            step: From 0.
+            step: Number of the step, from 0.
             ids: int64 ``[batch, seq]``.
-            labels: Next tokens, likewise.
+            labels: Next tokens, ``[batch, seq]``.
             extras: More rows of the whole batch, as the objective reads them.
 
         Raises:
-            DataError: The extra rows are not those of the objective.
+            DataError: The extra rows differ from the objective's.
             FailedBatchError: Loss or gradient is not finite; nothing was updated.
             PeerLostError: A rank has ended.
         """
         # checked first: an error must not leave the others waiting
-        self._member.objective.check(extras, *ids.shape)
+        self._member.objective.check_extras(extras, *ids.shape)
         with self._all_there():
-            _tell(RankCommand.STEP, step, *ids.shape)
+            _tell_ranks(RankCommand.STEP, step, *ids.shape)
             with self._member.timer.phase("batch"):
-                _share(ids, labels)
+                _share_batch(ids, labels)
                 _share_extras(extras)
             return self._member.step(step, ids, labels, extras)
 
@@ -122,17 +122,17 @@ class Controller:
 
         Args:
             ids: int64 ``[batch, seq]``.
-            labels: Next tokens, likewise.
+            labels: Next tokens, ``[batch, seq]``.
             extras: The rows that attention reads, where it reads any.
 
         Raises:
             DataError: They are missing, or not asked for.
             PeerLostError: A rank has ended.
         """
-        Objective(extras=_of_attention(self._member)).check(extras, *ids.shape)
+        Objective(extras=_of_attention(self._member)).check_extras(extras, *ids.shape)
         with self._all_there():
-            _tell(RankCommand.EVALUATE, 0, *ids.shape)
-            _share(ids, labels)
+            _tell_ranks(RankCommand.EVALUATE, 0, *ids.shape)
+            _share_batch(ids, labels)
             _share_extras(extras)
             return self._member.evaluate(ids, labels, extras)
 
@@ -143,7 +143,7 @@ class Controller:
             PeerLostError: A rank has ended.
         """
         with self._all_there():
-            _tell(RankCommand.COLLECT, stage)
+            _tell_ranks(RankCommand.COLLECT, stage)
             return self._member.collect(stage)
 
     def duplicate(self) -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -160,7 +160,7 @@ class Controller:
         if self._saving is None:
             raise ConfigError("parallel: nothing was set up for checkpoints beside the training")
         with self._all_there():
-            _tell(RankCommand.DUPLICATE)
+            _tell_ranks(RankCommand.DUPLICATE)
             self._saving.take()
         return self._saving.receive()
 
@@ -169,7 +169,7 @@ class Controller:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            read: From a name, as `collect` has them, to the whole tensor.
+            read: Function from a name, as in `collect`, to the whole tensor.
 
         Raises:
             PeerLostError: A rank has ended.
@@ -178,13 +178,13 @@ class Controller:
             # read first: an error must not leave the others waiting
             tensors = {name: read(name) for name in self._member.names(stage)}
             with self._all_there():
-                _tell(RankCommand.LOAD, num_steps, stage)
+                _tell_ranks(RankCommand.LOAD, num_steps, stage)
                 self._member.load(num_steps, stage, tensors)
 
     def end(self) -> None:
         """Tell all ranks that the run is over, and wait until they know."""
         with self._all_there():
-            _tell(RankCommand.END)
+            _tell_ranks(RankCommand.END)
             dist.barrier()
         if self._ranks is not None:
             self._ranks.close()
@@ -209,7 +209,7 @@ def follow(member: RankWork, saving: RankSaver | None = None) -> None:
         PeerLostError: The connection to a rank is broken.
     """
     try:
-        _follow(member, saving)
+        _follow_orders(member, saving)
     except RuntimeError as exc:
         lost = _lost_connection(exc)
         if lost is None:
@@ -217,18 +217,18 @@ def follow(member: RankWork, saving: RankSaver | None = None) -> None:
         raise lost from exc
 
 
-def _follow(member: RankWork, saving: RankSaver | None) -> None:
+def _follow_orders(member: RankWork, saving: RankSaver | None) -> None:
     while True:
-        order, *numbers = _hear()
+        order, *numbers = _hear_order()
         if order == RankCommand.STEP:
-            ids, labels = _take(numbers[1], numbers[2])
+            ids, labels = _take_batch(numbers[1], numbers[2])
             extras = _take_extras(member.objective.extras, numbers[1], numbers[2])
             with contextlib.suppress(FailedBatchError):
                 # rank 0 has come to the same conclusion
                 member.step(numbers[0], ids, labels, extras)
             member.timer.take()
         elif order == RankCommand.EVALUATE:
-            ids, labels = _take(numbers[1], numbers[2])
+            ids, labels = _take_batch(numbers[1], numbers[2])
             member.evaluate(ids, labels, _take_extras(_of_attention(member), numbers[1], numbers[2]))
         elif order == RankCommand.COLLECT:
             member.collect(numbers[0])
@@ -246,33 +246,33 @@ def _follow(member: RankWork, saving: RankSaver | None) -> None:
 
 def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
     """Return what to raise for an error of torch's that says that a rank is gone; None for other errors."""
-    words = str(exc)
+    message = str(exc)
     # gloo says so in an error of the most general kind
-    if not (isinstance(exc, dist.DistError) or _GLOO in words):
+    if not (isinstance(exc, dist.DistError) or _GLOO in message):
         return None
-    return PeerLostError(f"a rank was lost: {words.splitlines()[0][:_LONG]}; go on with --resume")
+    return PeerLostError(f"a rank was lost: {message.splitlines()[0][:_LONG]}; go on with --resume")
 
 
-def _tell(order: RankCommand, *numbers: int) -> None:
-    words = [int(order), *numbers]
-    dist.broadcast(torch.tensor(words + [0] * (4 - len(words))), src=0)
+def _tell_ranks(order: RankCommand, *numbers: int) -> None:
+    message = [int(order), *numbers]
+    dist.broadcast(torch.tensor(message + [0] * (4 - len(message))), src=0)
 
 
-def _hear() -> list[int]:
-    words = torch.zeros(4, dtype=torch.int64)
-    dist.broadcast(words, src=0)
-    heard: list[int] = words.tolist()
+def _hear_order() -> list[int]:
+    message = torch.zeros(4, dtype=torch.int64)
+    dist.broadcast(message, src=0)
+    heard: list[int] = message.tolist()
     return heard
 
 
-def _share(ids: Tensor, labels: Tensor) -> None:
+def _share_batch(ids: Tensor, labels: Tensor) -> None:
     dist.broadcast(torch.stack((ids, labels)), src=0)
 
 
-def _take(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
-    both = torch.zeros((2, rows, tokens), dtype=torch.int64)
-    dist.broadcast(both, src=0)
-    return both[0], both[1]
+def _take_batch(rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    tokens_and_labels = torch.zeros((2, rows, tokens), dtype=torch.int64)
+    dist.broadcast(tokens_and_labels, src=0)
+    return tokens_and_labels[0], tokens_and_labels[1]
 
 
 def _share_extras(extras: Mapping[str, Tensor]) -> None:
@@ -286,8 +286,8 @@ def _of_attention(member: RankWork) -> dict[str, ExtraRows]:
 
 
 def _take_extras(kinds: Mapping[str, ExtraRows], rows: int, tokens: int) -> dict[str, Tensor]:
-    found = {}
+    extras = {}
     for name, kind in sorted(kinds.items()):
-        found[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
-        dist.broadcast(found[name], src=0)
-    return found
+        extras[name] = torch.zeros(kind.shape(rows, tokens), dtype=getattr(torch, kind.dtype))
+        dist.broadcast(extras[name], src=0)
+    return extras

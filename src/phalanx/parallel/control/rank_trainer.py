@@ -35,7 +35,7 @@ from phalanx.objectives import (
 )
 from phalanx.optimizers import OptimizerConfig, clip_coefficient, gradient_norm_squared, learning_rate
 from phalanx.parallel.config import ParallelConfig
-from phalanx.parallel.control.pipelining import accumulate, pipelined
+from phalanx.parallel.control.pipelining import accumulate_gradients, build_pipeline
 from phalanx.parallel.data.data_parallel import share_again, share_with_copies
 from phalanx.parallel.data.diloco import OuterStep
 from phalanx.parallel.data.parameters import RankParameter, counted_gradients, held_parameters, settle_gradients
@@ -57,21 +57,17 @@ class RankRecipe:
     """The recipe that all ranks of a run agree on.
 
     Attributes:
-        parallel: The layout.
-        optimizer: Which one.
         batch_size: Sequences of a step, all ranks together.
         microbatches: Parts that each copy's sequences are cut into.
-        sequence_length: Tokens of a sequence.
-        total_steps: Of the run.
-        seed: Of dropout.
-        attention: Kernel.
+        attention: Name of the attention kernel.
         precision: "fp32"; "bf16" and "fp16" compute in that type while training, around parameters in float32.
-        adapter: What is trained, where not all parameters are.
-        objective: As `objective_of` takes it; see `check_objective` for what a layout cannot learn.
-        attends: Which tokens see which; what each row says of it comes with every batch.
+        adapter: Adapter; None where all parameters are trained.
+        objective: Objective for `objective_of`; see `check_objective` for the limits of a layout.
+        attends: Kind of mask; the mask's rows come with every batch.
         neftune_alpha: Size of the noise that is added to embeddings.
-        privacy: What a row's gradient is clipped to, and noise is added; None where neither is.
-        steps_a_rate: Steps in a row of one learning rate: those of a federated round, which `total_steps` counts then.
+        privacy: Clipping of each row's gradient, and noise; None for neither.
+        steps_a_rate: Consecutive steps with one learning rate: the steps of a federated round; `total_steps` counts
+            rounds then.
     """
 
     parallel: ParallelConfig
@@ -111,11 +107,9 @@ class RankTrainer:
     Args:
         recipe: The same on every rank.
         source: The model; each rank reads its own stages.
-        domain: This rank's place.
 
     Attributes:
-        timer: Where the time of this rank goes.
-        objective: What is minimised, with the rows that a batch must bring: those that attention reads, too.
+        objective: Objective, with the extra rows of a batch, the mask's rows included.
 
     Raises:
         ModelError: A tensor is missing or wrong.
@@ -136,11 +130,11 @@ class RankTrainer:
         self.objective = replace(learned, extras={**learned.extras, **of_attention})
         self._specs = recipe.stages(source)
         mine = self._specs[domain.pp :: recipe.parallel.pp]
-        self._parts = [self._build(source, spec) for spec in mine]
+        self._parts = [self._build_part(source, spec) for spec in mine]
         # private gradients are of single rows, and are joined once they are clipped
         is_private = recipe.privacy is not None
         self._modules = [part if is_private else share_with_copies(part, domain) for part in self._parts]
-        self._held = [one for part in self._parts for one in held_parameters(part, domain)]
+        self._held = [parameter for part in self._parts for parameter in held_parameters(part, domain)]
         self._update = RankOptimizer(self._held, recipe.optimizer, domain)
         self._outer = _outer_step(self._held, domain)
         stages = catalogue(source, self._specs, recipe.adapter)
@@ -151,10 +145,12 @@ class RankTrainer:
         self._losses: list[Tensor] = []
         rows = recipe.batch_size // (recipe.parallel.dp * recipe.microbatches)
         if recipe.parallel.pp == 1:
-            self._run = accumulate(self._modules[0], domain, recipe.microbatches, self._loss)
+            self._run = accumulate_gradients(self._modules[0], domain, recipe.microbatches, self._compute_loss)
         else:
             shape = (rows, recipe.sequence_length)
-            self._run = pipelined(self._parts, self._modules, domain, shape, recipe.microbatches, self._loss)
+            self._run = build_pipeline(
+                self._parts, self._modules, domain, shape, recipe.microbatches, self._compute_loss
+            )
 
     @property
     def num_stages(self) -> int:
@@ -165,9 +161,9 @@ class RankTrainer:
         """Run one optimizer step on a whole batch.
 
         Args:
-            step: From 0.
+            step: Number of the step, from 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
-            labels: Next tokens, likewise.
+            labels: Next tokens, ``[batch, seq]``.
             extras: More rows, as `objective` has them.
 
         Raises:
@@ -179,10 +175,10 @@ class RankTrainer:
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._num_targets = max(1, self.objective.count_targets(self._island_rows(labels)))
-        loss, norms = self._compute(step, ids, labels, extras)
+        loss, norms = self._compute_gradients(step, ids, labels, extras)
         while math.isfinite(loss) and not all(map(math.isfinite, norms)) and self._scale.lower():
             self._update.clear()
-            loss, norms = self._compute(step, ids, labels, extras)
+            loss, norms = self._compute_gradients(step, ids, labels, extras)
         if not (math.isfinite(loss) and all(map(math.isfinite, norms))):
             self._update.clear()
             raise FailedBatchError(
@@ -208,9 +204,9 @@ class RankTrainer:
             part.eval()
         for part in self._parts:
             # not through DDP, which has nothing to say without a backward pass
-            y = part(ids if part.stage.spec.is_first else self._receive(part, len(ids)), seen)
+            y = part(ids if part.stage.spec.is_first else self._receive_rows(part, len(ids)), seen)
             if not part.stage.spec.is_last:
-                self._send(part, y)
+                self._send_output(part, y)
                 continue
             loss = part.loss(y, labels)
             if self._domain.tp == 0:
@@ -230,13 +226,12 @@ class RankTrainer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Which one.
-            tensors: As `collect` names them; on rank 0 alone.
+            tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         self._keeper.load(num_steps, stage, tensors)
 
     def held_state(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
-        """What this rank has of each tensor of the state, with its number in the catalogue."""
+        """Yield this rank's part of each tensor of the state, with its number in the catalogue."""
         return self._keeper.held()
 
     def catalogue(self) -> list[list[tuple[str, tuple[int, ...]]]]:
@@ -247,7 +242,7 @@ class RankTrainer:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
         return self._keeper.names(stage)
 
-    def _build(self, source: ModelSource, spec: StageSpec) -> StagePart:
+    def _build_part(self, source: ModelSource, spec: StageSpec) -> StagePart:
         recipe = self._recipe
         stage = build_stage(
             source,
@@ -265,7 +260,7 @@ class RankTrainer:
         add_embedding_noise(stage, recipe.neftune_alpha)
         return part
 
-    def _loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
+    def _compute_loss(self, logits: Tensor, numbers: Tensor) -> Tensor:
         part, (labels, extras) = self._parts[-1], self._targets.of(numbers)
         is_usual = self._learned.loss is causal_lm
         total = part.loss(logits, labels) if is_usual else self._learned(logits, labels, extras)[0]
@@ -273,17 +268,17 @@ class RankTrainer:
         # copies average their gradients, the step wants their sum
         return total * (self._scale.value * self._recipe.parallel.partners / self._num_targets)
 
-    def _compute(
+    def _compute_gradients(
         self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor]
     ) -> tuple[float, list[float]]:
         """Forward and backward; summed loss of all ranks, and the norm of each island's gradient."""
         self._losses.clear()
         self._seed(step)
         with self.timer.phase("compute"):
-            own = self._own_extras(without_attention(extras))
+            own_extras = self._own_extras(without_attention(extras))
             if self._counts_rows:
-                own[ROW_LABELS] = self._own_rows((labels != IGNORE).sum(dim=1))
-            self._targets = TargetRows(self._own_labels(labels), own)
+                own_extras[ROW_LABELS] = self._own_rows((labels != IGNORE).sum(dim=1))
+            self._targets = TargetRows(self._own_labels(labels), own_extras)
             self._run(self._own_rows(ids), self._targets.numbers, self._seen(extras))
         with self.timer.phase("reduce"):
             settle_gradients(self._held, self._domain)
@@ -303,7 +298,7 @@ class RankTrainer:
         return x.chunk(self._recipe.parallel.dp)[self._domain.dp].to(self._domain.device)
 
     def _seen(self, extras: Mapping[str, Tensor]) -> Tensor | None:
-        """What this rank's rows say of their attention; None where they say nothing."""
+        """Return the mask rows of this rank's rows; None where they have none."""
         rows = extras.get(self._recipe.attends)
         return None if rows is None else self._own_rows(rows)
 
@@ -319,14 +314,14 @@ class RankTrainer:
             for name, rows in extras.items()
         }
 
-    def _receive(self, part: StagePart, rows: int) -> Tensor:
+    def _receive_rows(self, part: StagePart, rows: int) -> Tensor:
         size = part.stage.hidden_shape(rows, self._recipe.sequence_length // part.slices)
         x = torch.empty(size, device=self._domain.device)
         previous = (part.stage.spec.index - 1) % self._recipe.parallel.pp
         dist.recv(x, src=self._domain.peer(previous), group=self._domain.pipeline)
         return x
 
-    def _send(self, part: StagePart, y: Tensor) -> None:
+    def _send_output(self, part: StagePart, y: Tensor) -> None:
         following = (part.stage.spec.index + 1) % self._recipe.parallel.pp
         dist.send(y.contiguous(), dst=self._domain.peer(following), group=self._domain.pipeline)
 
@@ -339,11 +334,11 @@ class RankTrainer:
 
 @dataclass(frozen=True)
 class TargetRows:
-    """What the loss of a rank's rows needs. A schedule carries one tensor to it: the rows' numbers.
+    """The data for the loss of a rank's rows. A schedule carries one tensor to it: the rows' numbers.
 
     Attributes:
-        labels: Of this rank's rows and positions.
-        extras: Likewise, by name.
+        labels: Labels of this rank's rows and positions.
+        extras: Extra rows by name, of the same rows and positions.
     """
 
     labels: Tensor
@@ -360,7 +355,7 @@ class TargetRows:
 
 
 def check_objective(recipe: RankRecipe) -> Objective:
-    """Return what is minimised, if the layout can learn it.
+    """Return the objective, if the layout can learn it.
 
     Raises:
         ConfigError: Says why, and what to do.
@@ -384,7 +379,7 @@ def check_objective(recipe: RankRecipe) -> Objective:
 
 
 def seed_dropout(recipe: RankRecipe, step: int, domain: Domain) -> None:
-    """Seed what a step drops, by the run's seed, the step and the rank's place."""
+    """Seed the dropout of a step, by the run's seed, the step and the rank's place."""
     # ranks that do the same work must drop the same numbers
     place = (domain.pp, domain.copy, domain.tp if recipe.parallel.sequence_parallel else 0)
     text = f"phalanx parallel {recipe.seed} {step} {place}"

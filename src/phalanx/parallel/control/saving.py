@@ -29,11 +29,11 @@ class Piece:
 
     Attributes:
         tensor: Number of the tensor in the member's catalogue.
-        slice: Which slice among tensor parallel ranks; 0 where they do not cut it.
+        slice: Number of the slice among tensor parallel ranks; 0 where they do not cut the tensor.
         dim: Along which dimension they cut it; -1 where they do not.
         parts: Matrices that lie side by side in that dimension.
-        first_row: Where the piece begins in the slice.
-        rows: How many rows of the slice it has.
+        first_row: First row of the piece in the slice.
+        rows: Number of rows of the slice.
     """
 
     tensor: int
@@ -51,10 +51,6 @@ class Piece:
 class RankSaver:
     """One rank's end of it; every rank makes one, together.
 
-    Args:
-        member: This rank's part.
-        domain: Its place.
-
     Raises:
         CheckpointError: A parameter is cut in a way that is not known here.
     """
@@ -63,14 +59,16 @@ class RankSaver:
         self._member = member
         self._domain = domain
         self._group = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self._own = {number: _piece(number, one, value, domain) for number, one, value in member.held_state()}
+        self._own = {
+            number: _piece_of(number, parameter, value, domain) for number, parameter, value in member.held_state()
+        }
         self._plan = self._share_plans()
         self._taken: dict[int, Tensor] = {}
         self._sender: threading.Thread | None = None
 
     @torch.no_grad()
     def take(self) -> None:
-        """Copy what this rank contributes, as it is now; the one before must have arrived."""
+        """Copy this rank's contribution, as it is now; the previous one must have arrived."""
         self.wait()
         for number, _, value in self._member.held_state():
             piece = self._own[number]
@@ -79,12 +77,12 @@ class RankSaver:
                 self._taken[number] = local(value).to("cpu", torch.float32, copy=True).contiguous()
 
     def begin_sending(self) -> None:
-        """Let a thread send to rank 0 what was taken."""
-        self._sender = threading.Thread(target=self._send, name="saving", daemon=True)
+        """Let a thread send the copied contribution to rank 0."""
+        self._sender = threading.Thread(target=self._send_pieces, name="saving", daemon=True)
         self._sender.start()
 
     def wait(self) -> None:
-        """Wait until what was taken has been sent."""
+        """Wait until the copied contribution has been sent."""
         if self._sender is not None:
             self._sender.join()
             self._sender = None
@@ -97,13 +95,13 @@ class RankSaver:
         """
         number = 0
         for stage, tensors in enumerate(self._member.catalogue()):
-            found = {}
+            stage_tensors = {}
             for name, shape in tensors:
-                found[name] = self._whole(number, shape)
+                stage_tensors[name] = self._join_tensor(number, shape)
                 number += 1
-            yield stage, found
+            yield stage, stage_tensors
 
-    def _send(self) -> None:
+    def _send_pieces(self) -> None:
         try:
             for number in sorted(self._taken):
                 dist.send(self._taken.pop(number), dst=0, group=self._group)
@@ -111,7 +109,7 @@ class RankSaver:
             # rank 0 is gone, and the training learns of that by itself
             self._taken.clear()
 
-    def _whole(self, number: int, shape: tuple[int, ...]) -> Tensor:
+    def _join_tensor(self, number: int, shape: tuple[int, ...]) -> Tensor:
         slices: dict[int, Tensor] = {}
         how: Piece | None = None
         for rank, pieces in enumerate(self._plan):
@@ -122,14 +120,14 @@ class RankSaver:
             if piece.slice not in slices:
                 slices[piece.slice] = torch.empty(piece.slice_shape(shape, self._domain.config.tp))
             place = slices[piece.slice]
-            self._fetch(number, rank, place[piece.first_row : piece.first_row + piece.rows] if shape else place)
+            self._fetch_piece(number, rank, place[piece.first_row : piece.first_row + piece.rows] if shape else place)
         if how is None:
             raise CheckpointError(f"parallel: no rank has tensor {number} of the state; this is a fault of Phalanx")
         if how.dim == _UNCUT:
             return slices[0]
         return Split(how.dim, how.parts).join([slices[index] for index in sorted(slices)])
 
-    def _fetch(self, number: int, rank: int, place: Tensor) -> None:
+    def _fetch_piece(self, number: int, rank: int, place: Tensor) -> None:
         if rank == 0:
             place.copy_(self._taken.pop(number))
             return
@@ -139,14 +137,14 @@ class RankSaver:
             raise CheckpointError(f"rank {rank} was lost while its state was collected: {exc}") from exc
 
     def _share_plans(self) -> list[dict[int, Piece]]:
-        """What each rank contributes, exchanged once: it does not change while the layout does not."""
-        own = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
+        """Return each rank's pieces, exchanged once: they do not change while the layout does not."""
+        own_pieces = [list(astuple(piece)) for piece in self._own.values() if piece is not None]
         world, width = dist.get_world_size(), len(astuple(Piece(0, 0, 0, 0, 0, 0)))
-        most = torch.tensor(len(own))
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        mine = torch.full((int(most), width), _UNCUT, dtype=torch.int64)
-        if own:
-            mine[: len(own)] = torch.tensor(own)
+        num_pieces = torch.tensor(len(own_pieces))
+        dist.all_reduce(num_pieces, dist.ReduceOp.MAX, group=self._group)
+        mine = torch.full((int(num_pieces), width), _UNCUT, dtype=torch.int64)
+        if own_pieces:
+            mine[: len(own_pieces)] = torch.tensor(own_pieces)
         everybody = [torch.empty_like(mine) for _ in range(world)]
         dist.all_gather(everybody, mine, group=self._group)
         plans = []
@@ -156,9 +154,9 @@ class RankSaver:
         return plans
 
 
-def _piece(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
-    """What this rank contributes of a tensor; None where another one has the same."""
-    rows = _rows(one.name, value, domain)
+def _piece_of(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Piece | None:
+    """Return this rank's piece of a tensor; None where another rank has the same."""
+    rows = _piece_rows(one.name, value, domain)
     if rows is None or (one.split is None and domain.tp != 0):
         return None
     if one.split is None:
@@ -166,7 +164,7 @@ def _piece(number: int, one: RankParameter, value: Tensor, domain: Domain) -> Pi
     return Piece(number, domain.tp, one.split.dim % value.ndim, one.split.parts, *rows)
 
 
-def _rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
+def _piece_rows(name: str, value: Tensor, domain: Domain) -> tuple[int, int] | None:
     """First row and number of rows that this copy contributes; None where another one has them."""
     first, rows = 0, value.shape[0] if value.ndim else 1
     if not isinstance(value, DTensor):

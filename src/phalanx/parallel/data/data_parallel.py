@@ -30,10 +30,8 @@ def compress_gradients(copies: DistributedDataParallel, how: Compression, group:
     """Let copies exchange their gradients in another form.
 
     Args:
-        copies: The copies.
-        how: "fp16" and "bf16" halve what travels; "powersgd" sends two thin matrices of rank 4 for each matrix, from
-            the tenth step on, and keeps what that loses for the next step. "none" changes nothing.
-        group: The copies.
+        how: "fp16" and "bf16" halve the traffic; "powersgd" sends two thin matrices of rank 4 for each matrix, from the
+            tenth step on, and adds the error to the next step. "none" changes nothing.
 
     Source: Vogels et al. 2019 (PowerSGD).
     """
@@ -113,10 +111,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, *, reshard: bool, policy: Offload
     """Share the parameters of a module that no module inside it shares, and their gradients.
 
     Args:
-        module: What is shared; changed in place.
-        mesh: The ranks.
+        module: Module to shard; changed in place.
         reshard: Whether parameters are given up between forward and backward pass.
-        policy: Where they are kept.
     """
     fully_shard(module, mesh=mesh, reshard_after_forward=reshard, offload_policy=policy)
     if isinstance(module, FSDPModule) and mesh.device_type == "cpu":
@@ -137,8 +133,8 @@ def averages_afterwards(config: ParallelConfig) -> bool:
 @torch.no_grad()
 def average_gradients(part: StagePart, domain: Domain) -> None:
     """Average a part's gradients over the copies of its island."""
-    gradients = [one.grad for one in part.parameters() if one.grad is not None]
-    for bucket in _buckets(gradients):
+    gradients = [parameter.grad for parameter in part.parameters() if parameter.grad is not None]
+    for bucket in _gradient_buckets(gradients):
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket]).div_(domain.config.partners)
         dist.all_reduce(flat, group=domain.copies)
         pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
@@ -146,10 +142,10 @@ def average_gradients(part: StagePart, domain: Domain) -> None:
             gradient.copy_(piece.view_as(gradient))
 
 
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+def _gradient_buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     bucket: list[Tensor] = []
     for tensor in tensors:
-        if bucket and sum(one.numel() for one in bucket) + tensor.numel() > _BUCKET:
+        if bucket and sum(parameter.numel() for parameter in bucket) + tensor.numel() > _BUCKET:
             yield bucket
             bucket = []
         bucket.append(tensor)
@@ -166,7 +162,7 @@ def microbatch_scope(
     that are replicas of each other after the last.
 
     Args:
-        module: From `share_with_copies`.
+        module: Module from `share_with_copies`.
         is_last: Whether it is the last microbatch of the step.
         keeps_whole: Parameters stay whole until the last one.
     """

@@ -29,17 +29,16 @@ class OuterStep:
 
     Args:
         held: Parameters of this rank, which are alike on all islands now.
-        config: How.
         islands: The ranks that have the same slices.
     """
 
     def __init__(self, held: Sequence[RankParameter], config: OuterConfig, islands: dist.ProcessGroup) -> None:
         self._config = config
         self._islands = islands
-        self._parameters = [one.parameter for one in held]
+        self._parameters = [entry.parameter for entry in held]
         self._anchors = [local(parameter).clone() for parameter in self._parameters]
-        self._momenta = self._zeros()
-        self._residuals = self._zeros() if config.compression != "none" else []
+        self._momenta = self._zero_tensors()
+        self._residuals = self._zero_tensors() if config.compression != "none" else []
 
     def is_due(self, num_steps: int) -> bool:
         """Whether islands are joined after so many finished steps."""
@@ -49,7 +48,7 @@ class OuterStep:
     def step(self) -> None:
         """Join the islands; all ranks call this together, and have the same parameters afterwards."""
         for number, (parameter, anchor) in enumerate(zip(self._parameters, self._anchors, strict=True)):
-            gradient = self._mean(anchor - local(parameter), number)
+            gradient = self._mean_movement(anchor - local(parameter), number)
             momentum = local(self._momenta[number]).mul_(self._config.momentum).add_(gradient)
             anchor.sub_(gradient.add_(momentum, alpha=self._config.momentum), alpha=self._config.lr)
             local(parameter).copy_(anchor)
@@ -65,23 +64,23 @@ class OuterStep:
         number = next(n for n, parameter in enumerate(self._parameters) if parameter is one.parameter)
         return self._momenta[number] if kind == MOMENTUM else self._residuals[number]
 
-    def _zeros(self) -> list[Tensor]:
+    def _zero_tensors(self) -> list[Tensor]:
         return [torch.zeros_like(parameter.detach()) for parameter in self._parameters]
 
-    def _mean(self, moved: Tensor, number: int) -> Tensor:
+    def _mean_movement(self, moved: Tensor, number: int) -> Tensor:
         if not moved.numel():
             return moved
         if not self._residuals:
             dist.all_reduce(moved, group=self._islands)
             return moved.div_(self._islands.size())
         residual = local(self._residuals[number])
-        wanted = moved + residual
-        sent, scales = to_bytes(wanted)
+        change = moved + residual
+        sent, scales = to_bytes(change)
         total = torch.zeros_like(moved)
         # added in the order of the islands, so that all have the same sum
         for theirs, their_scales in zip(_from_all(sent, self._islands), _from_all(scales, self._islands), strict=True):
             total.add_(from_bytes(theirs, their_scales, moved))
-        residual.copy_(wanted.sub_(from_bytes(sent, scales, moved)))
+        residual.copy_(change.sub_(from_bytes(sent, scales, moved)))
         return total.div_(self._islands.size())
 
 
@@ -89,7 +88,7 @@ def to_bytes(values: Tensor) -> tuple[Tensor, Tensor]:
     """Round numbers to int8, each block of 1024 by a scale of its own.
 
     Returns:
-        int8 ``[blocks, 1024]``, zeros behind the last number; float32 ``[blocks, 1]``, what a unit of a block is worth.
+        int8 ``[blocks, 1024]``, zeros behind the last number; float32 ``[blocks, 1]``, the value of a unit in a block.
         No number is off by more than half a unit.
     """
     flat = values.reshape(-1)
@@ -105,6 +104,6 @@ def from_bytes(sent: Tensor, scales: Tensor, like: Tensor) -> Tensor:
 
 
 def _from_all(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
-    found = [torch.empty_like(mine) for _ in range(group.size())]
-    dist.all_gather(found, mine, group=group)
-    return found
+    parts = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(parts, mine, group=group)
+    return parts

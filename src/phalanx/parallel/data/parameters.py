@@ -18,9 +18,9 @@ class RankParameter:
     """One parameter on this rank.
 
     Attributes:
-        name: In the whole model.
-        parameter: What the optimizer moves: a slice where tensor parallel ranks or copies share it.
-        split: How tensor parallel ranks cut it; None where each has it.
+        name: Name in the whole model.
+        parameter: Trained tensor: a slice where tensor parallel ranks or copies share it.
+        split: Cut among tensor parallel ranks; None where each has the whole.
         is_partial: Its gradient is one tensor parallel rank's part of the sum, although each rank has the parameter.
         is_second: The last stage's own copy of the embedding, which a tied head is.
         is_tied: This parameter has a copy at the other end of the pipeline.
@@ -35,18 +35,18 @@ class RankParameter:
 
 
 def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
-    """What is trained of a part, after it was joined with its copies, in the order of the model."""
+    """Return the trained parameters of a part, after it was joined with its copies, in the order of the model."""
     stage = part.stage
     ends_apart = domain.config.pp > 1 and stage.ties_head
     blocks = f"{stage.family.trunk}.{stage.family.blocks}."
     last = tuple(f"{stage.family.trunk}.{name}." for name in stage.family.last_parts)
-    found = []
+    parameters = []
     for name, parameter in stage.trainable().items():
         split = part.cut.splits.get(name)
         is_second = ends_apart and stage.spec.is_last and name == stage.family.head_weight
         is_sliced = domain.config.sequence_parallel and split is None and name.startswith((blocks, *last))
         is_embedding = ends_apart and stage.spec.is_first and name == stage.family.embedding_weight
-        found.append(
+        parameters.append(
             RankParameter(
                 name=stage.family.embedding_weight if is_second else name,
                 parameter=parameter,
@@ -56,15 +56,15 @@ def held_parameters(part: StagePart, domain: Domain) -> list[RankParameter]:
                 is_tied=is_second or is_embedding,
             )
         )
-    return found
+    return parameters
 
 
 def frozen_parameters(part: StagePart) -> list[RankParameter]:
-    """What is not trained of a part beside an adapter; it has no gradient, so how that would be shared is not said."""
+    """Return the frozen parameters of a part beside an adapter; without gradients, so their sharing is left open."""
     return [
-        RankParameter(name, one, part.cut.splits.get(name), is_partial=False, is_second=False, is_tied=False)
-        for name, one in part.stage.all_parameters().items()
-        if not one.requires_grad
+        RankParameter(name, parameter, part.cut.splits.get(name), is_partial=False, is_second=False, is_tied=False)
+        for name, parameter in part.stage.all_parameters().items()
+        if not parameter.requires_grad
     ]
 
 
@@ -79,27 +79,27 @@ def local(tensor: Tensor) -> Tensor:
 
 def settle_gradients(held: Sequence[RankParameter], domain: Domain) -> None:
     """After the copies have talked: complete what other ranks have parts of."""
-    for one in held:
-        gradient = one.parameter.grad
+    for entry in held:
+        gradient = entry.parameter.grad
         if gradient is None:
             continue
-        if one.is_partial:
+        if entry.is_partial:
             dist.all_reduce(local(gradient), group=domain.tensors)
-        if one.is_tied and domain.ends is not None:
+        if entry.is_tied and domain.ends is not None:
             dist.all_reduce(local(gradient), group=domain.ends)
 
 
 def counted_gradients(held: Sequence[RankParameter], domain: Domain) -> Iterator[tuple[str, Tensor]]:
     """Slices of an island's whole gradient; over its ranks each number of it occurs once, and copies take turns."""
-    for number, one in enumerate(held):
-        gradient = one.parameter.grad
-        if gradient is None or one.is_second:
+    for number, entry in enumerate(held):
+        gradient = entry.parameter.grad
+        if gradient is None or entry.is_second:
             continue
-        shares = isinstance(one.parameter, DTensor)
+        shares = isinstance(entry.parameter, DTensor)
         alone_among_copies = domain.replica == 0 if shares else number % domain.config.partners == domain.partner
-        alone_among_tensors = one.split is not None or domain.tp == 0
+        alone_among_tensors = entry.split is not None or domain.tp == 0
         if alone_among_copies and alone_among_tensors:
-            yield one.name, local(gradient)
+            yield entry.name, local(gradient)
 
 
 def whole(one: RankParameter, tensor: Tensor, domain: Domain) -> Tensor:
@@ -125,8 +125,8 @@ def fill(one: RankParameter, tensor: Tensor, full: Tensor, domain: Domain) -> No
 
 
 def by_name(held: Sequence[RankParameter]) -> Mapping[str, list[RankParameter]]:
-    """What this rank has of each name of the whole model."""
-    found: dict[str, list[RankParameter]] = {}
-    for one in held:
-        found.setdefault(one.name, []).append(one)
-    return found
+    """Group this rank's parameters by their name in the whole model."""
+    entries: dict[str, list[RankParameter]] = {}
+    for entry in held:
+        entries.setdefault(entry.name, []).append(entry)
+    return entries

@@ -22,13 +22,13 @@ Catalogue = list[list[tuple[str, tuple[int, ...]]]]
 
 
 def catalogue(source: ModelSource, specs: Sequence[StageSpec], adapter: SlicedAdapter | None) -> Catalogue:
-    """Names and shapes of what is trained of the whole model, by stage; a tied head is the first stage's embedding."""
+    """Return names and shapes of all trained parameters, by stage; a tied head is the first stage's embedding."""
     return [list(trained_shapes(source.hub_config, adapter, spec).items()) for spec in specs]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """One tensor of a stage's state; what every island has is asked of the first."""
+    """One tensor of a stage's state; state that every island has comes from the first."""
 
     kind: str
     name: str
@@ -41,16 +41,12 @@ class _Entry:
 
     @property
     def key(self) -> str:
-        where = f"@{self.island}" if self.island else ""
-        return f"{self.kind}{where}/{self.name}"
+        suffix = f"@{self.island}" if self.island else ""
+        return f"{self.kind}{suffix}/{self.name}"
 
 
 def stand_in(key: str, known: Mapping[str, object]) -> str | None:
-    """What to read in a checkpoint in the place of a tensor that it lacks since it is of a run with other islands.
-
-    Args:
-        key: Name of the tensor.
-        known: What the checkpoint has.
+    """Return the name to read in the place of a tensor that a checkpoint lacks since its run has other islands.
 
     Returns:
         The name to read; None for zeros.
@@ -67,12 +63,8 @@ class StateGatherer:
     """A gatherer of the state: it moves one stage at a time between the ranks and rank 0; all ranks call it together.
 
     Args:
-        stages: From `catalogue`.
-        held: This rank's parameters.
-        update: Their optimizer.
-        outer: What joins islands, where there are many.
-        domain: This rank's place.
-        config: Of the optimizer.
+        stages: Parameters from `catalogue`.
+        outer: Outer step of islands; None without islands.
     """
 
     def __init__(
@@ -93,42 +85,44 @@ class StateGatherer:
 
     def names(self, stage: int) -> list[str]:
         """Names of a stage's tensors."""
-        return [entry.key for entry in self._entries(stage)]
+        return [entry.key for entry in self._state_entries(stage)]
 
     def catalogue(self) -> Catalogue:
         """Names and whole shapes of the tensors of each stage, as `collect` has them."""
-        return [[(entry.key, entry.shape) for entry in self._entries(stage)] for stage in range(len(self._stages))]
+        return [
+            [(entry.key, entry.shape) for entry in self._state_entries(stage)] for stage in range(len(self._stages))
+        ]
 
     def held(self) -> Iterator[tuple[int, RankParameter, Tensor]]:
-        """What this rank has of each tensor, with its number in the catalogue; the first island has what all share."""
-        mine = by_name([one for one in self._held if not one.is_second])
-        entries = (entry for stage in range(len(self._stages)) for entry in self._entries(stage))
+        """Yield this rank's part of each tensor, with its catalogue number; shared state is on the first island."""
+        mine = by_name([entry for entry in self._held if not entry.is_second])
+        entries = (entry for stage in range(len(self._stages)) for entry in self._state_entries(stage))
         for number, entry in enumerate(entries):
             if entry.name in mine and entry.island == self._domain.island:
-                one = mine[entry.name][0]
-                yield number, one, self._value(one, entry.kind)
+                parameter = mine[entry.name][0]
+                yield number, parameter, self._state_value(parameter, entry.kind)
 
     @torch.no_grad()
     def collect(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0; other ranks get none."""
         domain = self._domain
         owner = stage % domain.config.pp
-        found: dict[str, Tensor] = {}
-        mine = by_name([one for one in self._held if not one.is_second])
-        for entry in self._entries(stage):
+        tensors: dict[str, Tensor] = {}
+        mine = by_name([entry for entry in self._held if not entry.is_second])
+        for entry in self._state_entries(stage):
             sender = domain.leader_of(owner, entry.island)
             if (domain.pp, domain.island) == (owner, entry.island):
-                one = mine[entry.name][0]
-                full = whole(one, self._value(one, entry.kind), domain)
+                parameter = mine[entry.name][0]
+                full = whole(parameter, self._state_value(parameter, entry.kind), domain)
                 if dist.get_rank() == 0:
                     # not a view of what the next step changes
-                    found[entry.key] = full.clone()
+                    tensors[entry.key] = full.clone()
                 elif domain.is_leader:
                     dist.send(full.contiguous(), dst=0)
             elif dist.get_rank() == 0:
-                found[entry.key] = entry.room()
-                dist.recv(found[entry.key], src=sender)
-        return found
+                tensors[entry.key] = entry.room()
+                dist.recv(tensors[entry.key], src=sender)
+        return tensors
 
     @torch.no_grad()
     def load(self, num_steps: int, stage: int, tensors: Mapping[str, Tensor] | None) -> None:
@@ -136,23 +130,22 @@ class StateGatherer:
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Which one.
-            tensors: By name; on rank 0 alone.
+            tensors: Tensors by name; on rank 0 alone.
         """
         mine = by_name(self._held)
-        for entry in self._entries(stage):
+        for entry in self._state_entries(stage):
             full = entry.room() if tensors is None else tensors[entry.key].contiguous()
             dist.broadcast(full, src=0)
             if not (_is_everywhere(entry.kind) or entry.island == self._domain.island):
                 continue
-            for one in mine.get(entry.name, ()):
-                place = self._place(one, entry.kind, num_steps)
+            for parameter in mine.get(entry.name, ()):
+                place = self._state_place(parameter, entry.kind, num_steps)
                 if place is not None:
-                    fill(one, place, full, self._domain)
+                    fill(parameter, place, full, self._domain)
         if self._outer is not None:
             self._outer.begin_here()
 
-    def _entries(self, stage: int) -> Iterator[_Entry]:
+    def _state_entries(self, stage: int) -> Iterator[_Entry]:
         config = self._domain.config.outer
         islands = range(self._domain.config.islands)
         for kind in (WEIGHT, *moment_names(self._kind)):
@@ -168,16 +161,16 @@ class StateGatherer:
             for island in islands if config.compression != "none" else ():
                 yield _Entry(RESIDUAL, name, shape, island)
 
-    def _value(self, one: RankParameter, kind: str) -> Tensor:
+    def _state_value(self, one: RankParameter, kind: str) -> Tensor:
         if kind == WEIGHT:
             return one.parameter
         if self._outer is not None and kind in (MOMENTUM, RESIDUAL):
             return self._outer.kept(one, kind)
         return self._update.moment(one, kind)
 
-    def _place(self, one: RankParameter, kind: str, num_steps: int) -> Tensor | None:
+    def _state_place(self, one: RankParameter, kind: str, num_steps: int) -> Tensor | None:
         if kind in (WEIGHT, MOMENTUM, RESIDUAL):
-            return self._value(one, kind)
+            return self._state_value(one, kind)
         return self._update.target(one, kind, num_steps)
 
 

@@ -19,18 +19,12 @@ _STEP = "step"
 
 
 class RankOptimizer:
-    """torch's optimizer over one rank's parameters; with ZeRO 1, over its share of them.
-
-    Args:
-        held: Parameters of this rank.
-        config: Which optimizer.
-        domain: This rank's place.
-    """
+    """torch's optimizer over one rank's parameters; with ZeRO 1, over its share of them."""
 
     def __init__(self, held: Sequence[RankParameter], config: OptimizerConfig, domain: Domain) -> None:
         self._config = config
         self._domain = domain
-        parameters = [one.parameter for one in held]
+        parameters = [entry.parameter for entry in held]
         groups = [
             {"params": [p for p in parameters if (p.ndim >= 2) == is_decayed], "weight_decay": decay}
             for is_decayed, decay in ((True, config.weight_decay), (False, 0.0))
@@ -39,7 +33,7 @@ class RankOptimizer:
         kind, options = torch_optimizer(config, domain.config.zero)
         self._zero: Any = None
         if domain.config.zero == _OPTIMIZER_STATE_ALONE:
-            self._zero = _sharing()(groups, kind, process_group=domain.copies, **options)
+            self._zero = _sharing_optimizer()(groups, kind, process_group=domain.copies, **options)
         self._optimizer: torch.optim.Optimizer = kind(groups, **options) if self._zero is None else self._zero
         self._parameters = parameters
         # DDP's gradients are parts of the buffers that it exchanges
@@ -64,9 +58,9 @@ class RankOptimizer:
             parameter.grad = None
 
     def moment(self, one: RankParameter, name: str) -> Tensor:
-        """What is kept for a parameter; with ZeRO 1 all copies call this together."""
-        kept = self._state.get(one.parameter, {}).get(name)
-        value: Tensor = self._nothing(one, name) if kept is None else kept
+        """Return the state of a parameter; with ZeRO 1 all copies call this together."""
+        state = self._state.get(one.parameter, {}).get(name)
+        value: Tensor = self._zero_moment(one, name) if state is None else state
         if self._zero is None:
             return value
         # one copy has it and the others have zeros
@@ -75,16 +69,16 @@ class RankOptimizer:
         return total
 
     def target(self, one: RankParameter, name: str, num_steps: int) -> Tensor | None:
-        """Where a loaded moment goes; None where another copy keeps it."""
+        """Return the tensor that a loaded moment is copied to; None where another copy keeps it."""
         if self._zero is not None and not self._is_mine(one.parameter):
             return None
-        kept = self._state.setdefault(one.parameter, {})
+        state = self._state.setdefault(one.parameter, {})
         if OPTIMIZERS[self._config.kind].counts_steps:
-            kept[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
-        value: Tensor = kept.setdefault(name, self._nothing(one, name))
+            state[_STEP] = torch.tensor(float(num_steps), device=local(one.parameter).device)
+        value: Tensor = state.setdefault(name, self._zero_moment(one, name))
         return value
 
-    def _nothing(self, one: RankParameter, name: str) -> Tensor:
+    def _zero_moment(self, one: RankParameter, name: str) -> Tensor:
         shape = moment_shapes(self._config.kind, one.parameter.shape)[name]
         if is_in_bytes(name):
             return one.parameter.detach().new_zeros(shape, dtype=torch.uint8)
@@ -106,7 +100,7 @@ class RankOptimizer:
         return any(parameter is mine for group in self._inner.param_groups for mine in group["params"])
 
 
-def _sharing() -> Any:
+def _sharing_optimizer() -> Any:
     """Torch's optimizer that shares its state; the package around it compiles others by a deprecated way."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -116,15 +110,15 @@ def _sharing() -> Any:
 
 
 def torch_optimizer(config: OptimizerConfig, zero: int) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
-    """Torch's class of an optimizer and what it is told, at a level of ZeRO."""
-    line = OPTIMIZERS[config.kind]
-    said = {name: getattr(config, name) for name in line.settings}
-    if line.fused != "never":
-        said["fused"] = line.fused == "always" or zero < SHARED_GRADIENTS
-    kind: type[torch.optim.Optimizer] = getattr(torch.optim, line.torch_class, None) or getattr(
-        few_bits, line.torch_class
+    """Return torch's class of an optimizer and its arguments, at a level of ZeRO."""
+    facts = OPTIMIZERS[config.kind]
+    settings = {name: getattr(config, name) for name in facts.settings}
+    if facts.fused != "never":
+        settings["fused"] = facts.fused == "always" or zero < SHARED_GRADIENTS
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, facts.torch_class, None) or getattr(
+        few_bits, facts.torch_class
     )
-    return kind, said
+    return kind, settings
 
 
 _FIRST = 2.0**16
@@ -139,10 +133,7 @@ class LossScale:
     leaves to each process. A step that overflowed is done again; no batch is lost to it.
 
     Args:
-        is_needed: In float16; otherwise the scale is 1 for good.
-
-    Attributes:
-        value: The scale now.
+        is_needed: True in float16; otherwise the scale is 1 for good.
 
     Source: Micikevicius et al. 2018, section 3.2.
     """

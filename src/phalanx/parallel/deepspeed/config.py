@@ -1,4 +1,4 @@
-"""The ``[deepspeed]`` section: DeepSpeed's ZeRO in the place of torch's, and what it keeps where; imports no torch."""
+"""The ``[deepspeed]`` section: DeepSpeed's ZeRO in the place of torch's, and its offloading; imports no torch."""
 
 from typing import Literal, Self
 
@@ -31,19 +31,20 @@ class AioConfig(StrictModel):
 
 
 class DeepSpeedConfig(StrictModel):
-    """The choice of what DeepSpeed shares out among the copies, and what it keeps outside the device's memory.
+    """The state that DeepSpeed shares out among the copies, and that it keeps outside the device's memory.
 
     Attributes:
-        zero: What the copies share instead of each having it: 1 optimizer state, 2 gradients too, 3 parameters too.
-        offload_optimizer: Where fp32 weights, both moments and gradients of the update are kept, and the update is
-            made: "none" is the device, "cpu" the host's memory, "nvme" files in `directory`; the last with zero 3.
-        offload_parameters: Where each copy's share of the parameters is kept between uses; with zero 3, and the
-            optimizer offloaded too.
-        directory: Of files on a local disk, on every machine; it must be there. Each rank has a folder in it while
+        zero: State that the copies share instead of each having it: 1 optimizer state, 2 gradients too, 3 parameters
+            too.
+        offload_optimizer: Home of fp32 weights, both moments and gradients of the update, where the update is made:
+            "none" is the device, "cpu" the host's memory, "nvme" files in `directory`; the last with zero 3.
+        offload_parameters: Home of each copy's share of the parameters between uses; with zero 3, and the optimizer
+            offloaded too.
+        directory: Existing directory for files on a local disk, on every machine. Each rank has a folder in it while
             the run lasts.
         update_at_once: Numbers of a rank's share that the optimizer updates at once. With "nvme" so many are in the
             host's memory at a time, 16 bytes each.
-        aio: How files are read and written.
+        aio: Settings of reading and writing files.
     """
 
     zero: Literal[1, 2, 3] = 3
@@ -54,7 +55,7 @@ class DeepSpeedConfig(StrictModel):
     aio: AioConfig = AioConfig()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_homes(self) -> Self:
         if self.offload_parameters != "none" and self.zero < ALL_IS_SHARED:
             raise ValueError(
                 f'offload_parameters = "{self.offload_parameters}" needs zero = 3, found {self.zero}: below it every '

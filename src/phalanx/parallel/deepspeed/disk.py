@@ -25,7 +25,7 @@ def why_no_disk(directory: Path, needed_bytes: int) -> str | None:
 
     Args:
         directory: Named in the run file; it must be there, so that a disk that is not mounted is noticed.
-        needed_bytes: Of all ranks of this machine.
+        needed_bytes: Size for all ranks of this machine.
     """
     if not directory.is_dir():
         return f"{directory} is no directory; mount the disk and make the folder, on every machine"
@@ -50,7 +50,7 @@ def why_no_locked_memory(needed_bytes: int) -> str | None:
     """Say why buffers that the disk reads into cannot be locked in memory, which would end a rank with SIGSEGV.
 
     Args:
-        needed_bytes: Of one rank.
+        needed_bytes: Bytes of one rank's buffers.
     """
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if limit == resource.RLIM_INFINITY or needed_bytes <= limit or _can_lock(limit + mmap.PAGESIZE):
@@ -67,8 +67,7 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
 
     Args:
         directory: Named in the run file.
-        digest: Of the run's config, in hex.
-        rank: This one.
+        digest: Digest of the run's config, in hex.
 
     Raises:
         ConfigError: Another process uses it, or it cannot be made.
@@ -77,8 +76,8 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         # in a shared directory another user may have put a link there, and what lies behind it would be emptied
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
             raise ConfigError(
                 f"deepspeed.directory: {folder} is a link, or somebody else's; remove it, or name another directory"
             )
@@ -94,7 +93,7 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
                 f"deepspeed.directory: {folder} is in use by another process with the same run file; wait for its end, "
                 "or name another directory"
             ) from exc
-        _empty(folder)
+        _empty_folder(folder)
         try:
             yield folder
         finally:
@@ -108,8 +107,8 @@ def file_system(path: Path) -> str:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
-    for line in lines:
-        before, _, after = line.partition(" - ")
+    for mount in lines:
+        before, _, after = mount.partition(" - ")
         mounted = Path(before.split()[4].replace("\\040", " "))
         # of several mounts at one place the last one is seen
         if place.is_relative_to(mounted) and len(mounted.parts) >= best:
@@ -146,7 +145,7 @@ def _can_lock(size: int) -> bool:
     return bool(is_locked)
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     for inner in folder.iterdir():
         if inner.is_dir() and not inner.is_symlink():
             shutil.rmtree(inner, ignore_errors=True)

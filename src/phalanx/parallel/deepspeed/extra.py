@@ -23,16 +23,16 @@ _LAST = 300
 
 
 def why_no_extra() -> str | None:
-    """Say what is wrong with the installed package; None where it can be used. Nothing is imported."""
+    """Say why the installed package cannot be used; None where it can. Nothing is imported."""
     try:
-        found = version(NAME)
+        installed = version(NAME)
     except PackageNotFoundError:
         return f"the package {NAME} is not installed; {INSTALL}"
-    numbers = tuple(int(number) for number in re.findall(r"\d+", found)[:3])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:3])
     if FIRST <= numbers < BEYOND:
         return None
     low, high = (".".join(map(str, numbers)) for numbers in (FIRST, BEYOND))
-    return f"{NAME} {found} is installed, and this was written for {low} and later below {high}; {INSTALL}"
+    return f"{NAME} {installed} is installed, and this was written for {low} and later below {high}; {INSTALL}"
 
 
 @contextlib.contextmanager
@@ -43,13 +43,13 @@ def environment(device: str, local_rank: int) -> Iterator[None]:
         device: "cpu" or "cuda", with or without a number.
         local_rank: Number of this rank on its machine.
     """
-    wanted = {
+    variables = {
         "DS_ACCELERATOR": device.partition(":")[0],
         "LOCAL_RANK": str(local_rank),
         "PATH": _path_with_ninja(),
     }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -84,33 +84,33 @@ def why_no_kernels(*, adam: bool, files: bool) -> str | None:
         adam: AdamW on the host is needed.
         files: Asynchronous reading and writing is needed.
     """
-    for name, builder in _builders(adam=adam, files=files):
+    for name, builder in _kernel_builders(adam=adam, files=files):
         if not builder.is_compatible():
             return f"its kernel {builder.NAME} does not go with this machine; it needs {_NEEDS[name]}"
     return None
 
 
 def build_kernels(*, adam: bool, files: bool) -> None:
-    """Compile what is not compiled yet, minutes for the first run on a machine, into TORCH_EXTENSIONS_DIR.
+    """Compile missing kernels, minutes for the first run on a machine, into TORCH_EXTENSIONS_DIR.
 
     Args:
-        adam: As in `why_no_kernels`.
-        files: As there.
+        adam: Whether the kernel of Adam is needed, as in `why_no_kernels`.
+        files: Whether the kernel of files is needed, as in `why_no_kernels`.
 
     Raises:
         ConfigError: A kernel cannot be compiled or loaded.
     """
-    for name, builder in _builders(adam=adam, files=files):
+    for name, builder in _kernel_builders(adam=adam, files=files):
         try:
             builder.load(verbose=False)
         except (RuntimeError, OSError, ImportError) as exc:
-            words = " ".join(str(exc).split())[:_LAST]
+            reason = " ".join(str(exc).split())[:_LAST]
             raise ConfigError(
-                f"deepspeed: its kernel {builder.NAME} cannot be compiled: {words}; it needs {_NEEDS[name]}"
+                f"deepspeed: its kernel {builder.NAME} cannot be compiled: {reason}; it needs {_NEEDS[name]}"
             ) from exc
 
 
-def _builders(*, adam: bool, files: bool) -> Iterator[tuple[str, Any]]:
+def _kernel_builders(*, adam: bool, files: bool) -> Iterator[tuple[str, Any]]:
     accelerator = importlib.import_module(f"{NAME}.accelerator").get_accelerator()
     for name, is_needed in ((_ADAM, adam), (_FILES, files)):
         if is_needed:

@@ -41,12 +41,10 @@ def opened_member(
     """Be a rank of DeepSpeed's while the context lasts; its folder on disk is gone afterwards.
 
     Args:
-        config: The section.
         recipe: The same on every rank.
-        source: The model, which every rank reads whole before it gives up what is not its share.
+        source: Source of the model, which every rank reads whole before it drops the other ranks' shares.
         domain: This rank's place among the copies.
-        place: The same, among processes.
-        digest: Of the run's config, in hex.
+        digest: Digest of the run's config, in hex.
 
     Raises:
         ConfigError: Its folder is in use.
@@ -70,14 +68,8 @@ class DeepSpeedMember:
     """One rank's share of the model and the optimizer, in DeepSpeed's hands.
 
     Args:
-        config: The section.
         recipe: The same on every rank.
-        source: The model.
-        domain: This rank's place.
-        folder: Of this rank alone; None where nothing is kept on disk.
-
-    Attributes:
-        timer: Where the time of this rank goes.
+        folder: Folder of this rank alone; None where the disk is not used.
     """
 
     def __init__(
@@ -89,17 +81,17 @@ class DeepSpeedMember:
         self.timer = PhaseTimer()
         self._recipe = recipe
         self._domain = domain
-        part = _part(config, recipe, source, domain)
-        stages = catalogue(source, _shards(source, part), recipe.adapter)
+        part = _open_part(config, recipe, source, domain)
+        stages = catalogue(source, _plan_shards(source, part), recipe.adapter)
         self._names = [[name for name, _ in stage] for stage in stages]
         self._shapes = {name: shape for stage in stages for name, shape in stage}
         trained = part.stage.trainable()
-        said = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
+        options = settings(config, recipe, max(parameter.numel() for parameter in part.parameters()), folder)
         package = load()
-        optimizer = _optimizer(config, recipe, list(trained.values()))
+        optimizer = _make_optimizer(config, recipe, list(trained.values()))
         if config.offload_parameters != "none":
-            _share_out(package, part, said, domain.device)
-        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=said, dist_init_required=False)
+            _share_out(package, part, options, domain.device)
+        self._engine, *_ = package.initialize(model=part, optimizer=optimizer, config=options, dist_init_required=False)
         self._state = ZeroState(self._engine, trained, self._shapes, shares_parameters=config.zero == ALL_IS_SHARED)
 
     @property
@@ -116,24 +108,24 @@ class DeepSpeedMember:
         """Run one optimizer step on a whole batch.
 
         Args:
-            step: From 0.
+            step: Number of the step, from 0.
             ids: int64 ``[batch, seq]``, the same on every rank.
-            labels: Next tokens, likewise.
-            extras: None: the objective reads no more rows.
+            labels: Next tokens, ``[batch, seq]``.
+            extras: Always None: the objective reads no more rows.
 
         Raises:
             DataError: There are extra rows.
             FailedBatchError: Nothing to predict, or loss or gradient not finite, on every rank alike; nothing was
                 updated.
         """
-        self.objective.check(extras, *labels.shape)
+        self.objective.check_extras(extras, *labels.shape)
         all_targets = int((labels != IGNORE).sum())
         if not all_targets:
             raise FailedBatchError(f"step {step}: the batch has no token to predict")
         self._set_rate(learning_rate(self._recipe.optimizer, step, self._recipe.total_steps))
         seed_dropout(self._recipe, step, self._domain)
         # copies average their gradients, the step wants their sum
-        loss = self._run(self._own_rows(ids), self._own_rows(labels), self._recipe.parallel.dp / all_targets)
+        loss = self._run_step(self._own_rows(ids), self._own_rows(labels), self._recipe.parallel.dp / all_targets)
         norm = float(self._engine.get_global_grad_norm())
         if not self._engine.was_step_applied():
             raise FailedBatchError(
@@ -149,35 +141,34 @@ class DeepSpeedMember:
         Raises:
             DataError: There are extra rows, which attention does not read here.
         """
-        self.objective.check(extras, *labels.shape)
+        self.objective.check_extras(extras, *labels.shape)
         self._engine.eval()
-        own = self._own_rows(labels)
-        loss, _ = causal_lm(self._engine(self._own_rows(ids)), own)
+        own_labels = self._own_rows(labels)
+        loss, _ = causal_lm(self._engine(self._own_rows(ids)), own_labels)
         self._engine.train()
-        total = torch.tensor([float(loss), float((own != IGNORE).sum())], dtype=torch.float64)
+        total = torch.tensor([float(loss), float((own_labels != IGNORE).sum())], dtype=torch.float64)
         dist.all_reduce(total)
         return float(total[0]), int(total[1])
 
     def collect(self, stage: int) -> dict[str, Tensor]:
         """Bring one stage's whole tensors to rank 0: ``weight/...`` and moments; others get none."""
-        found = {}
-        for kind, name in self._entries(stage):
+        tensors = {}
+        for kind, name in self._stage_entries(stage):
             full = self._state.whole(kind, name)
             if self._domain.is_leader:
-                found[f"{kind}/{name}"] = full
-        return found
+                tensors[f"{kind}/{name}"] = full
+        return tensors
 
     def load(self, num_steps: int, stage: int, tensors: dict[str, Tensor] | None) -> None:
         """Take one stage's state from rank 0, whatever layout and engine it was saved under.
 
         Args:
             num_steps: Steps that the optimizer has made.
-            stage: Which one.
-            tensors: As `collect` names them; on rank 0 alone.
+            tensors: Tensors by the names of `collect`; on rank 0 alone.
         """
         if not self._state.has_moments:
             self._make_moments()
-        for kind, name in self._entries(stage):
+        for kind, name in self._stage_entries(stage):
             key = f"{kind}/{name}"
             full = torch.empty(self._shapes[name]) if tensors is None else tensors[key].contiguous()
             dist.broadcast(full, src=0)
@@ -186,18 +177,18 @@ class DeepSpeedMember:
 
     def names(self, stage: int) -> list[str]:
         """Names of the tensors of a stage, as `collect` and `load` have them."""
-        return [f"{kind}/{name}" for kind, name in self._entries(stage)]
+        return [f"{kind}/{name}" for kind, name in self._stage_entries(stage)]
 
     def close(self) -> None:
         """Let go of everything; another member may be made in this process afterwards."""
         self._engine.destroy()
         forget()
 
-    def _entries(self, stage: int) -> list[tuple[str, str]]:
+    def _stage_entries(self, stage: int) -> list[tuple[str, str]]:
         kinds = (WEIGHT, *moment_names(self._recipe.optimizer.kind))
         return [(kind, name) for kind in kinds for name in self._names[stage]]
 
-    def _run(self, ids: Tensor, labels: Tensor, scale: float) -> float:
+    def _run_step(self, ids: Tensor, labels: Tensor, scale: float) -> float:
         """All microbatches of this rank and the update; summed loss of all ranks."""
         engine, count = self._engine, self._recipe.microbatches
         total = torch.zeros(1, dtype=torch.float64)
@@ -240,7 +231,7 @@ def _share_out(package: Any, part: StagePart, said: dict[str, Any], device: torc
             module._buffers[name] = buffer.to(device)
 
 
-def _part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain) -> StagePart:
+def _open_part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, domain: Domain) -> StagePart:
     stage = build_stage(
         source,
         StageSpec(0, 1, 0, source.num_layers),
@@ -253,24 +244,26 @@ def _part(config: DeepSpeedConfig, recipe: RankRecipe, source: ModelSource, doma
     return StagePart(stage, domain, narrow=_NARROW[recipe.precision])
 
 
-def _shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
+def _plan_shards(source: ModelSource, part: StagePart) -> tuple[StageSpec, ...]:
     """Layers by parts of about 4 GiB of state."""
     size = _STATE_BYTES * sum(parameter.numel() for parameter in part.stage.trainable().values())
     embedding, head = estimate_costs(source.hub_config)
     return partition(source.num_layers, min(source.num_layers, 1 + size // _SHARD_BYTES), None, embedding, head)
 
 
-def _optimizer(config: DeepSpeedConfig, recipe: RankRecipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+def _make_optimizer(
+    config: DeepSpeedConfig, recipe: RankRecipe, parameters: list[nn.Parameter]
+) -> torch.optim.Optimizer:
     """AdamW: deepspeed's kernel where the update is made on the host, torch's elsewhere."""
-    wanted = recipe.optimizer
+    optimizer_config = recipe.optimizer
     groups = [
         {"params": [p for p in parameters if (p.ndim >= 2) == is_decayed], "weight_decay": decay}
-        for is_decayed, decay in ((True, wanted.weight_decay), (False, 0.0))
+        for is_decayed, decay in ((True, optimizer_config.weight_decay), (False, 0.0))
     ]
     groups = [group for group in groups if group["params"]]
-    options: dict[str, Any] = {"lr": wanted.lr, "betas": wanted.betas, "eps": wanted.eps}
+    options: dict[str, Any] = {"lr": optimizer_config.lr, "betas": optimizer_config.betas, "eps": optimizer_config.eps}
     if config.offload_optimizer == "none":
         return torch.optim.AdamW(groups, fused=True, **options)
     adam = importlib.import_module(f"{NAME}.ops.adam").DeepSpeedCPUAdam
-    found: torch.optim.Optimizer = adam(groups, adamw_mode=True, **options)
-    return found
+    optimizer: torch.optim.Optimizer = adam(groups, adamw_mode=True, **options)
+    return optimizer

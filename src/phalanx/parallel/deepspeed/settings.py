@@ -25,35 +25,34 @@ def locked_bytes(config: DeepSpeedConfig, total: int, largest: int, copies: int)
     """Bytes of memory that a rank locks for the disk.
 
     Args:
-        config: The section.
-        total: Numbers that are trained.
+        total: Number of trained parameters of the whole model.
         largest: Numbers of the largest parameter.
-        copies: How many ranks share them.
+        copies: Number of ranks that share them.
     """
     share = largest_share(largest, copies)
-    found = 0
+    num_bytes = 0
     if config.offload_optimizer == "nvme":
-        found += _STATE_BUFFERS * min(config.update_at_once + share, largest_share(total, copies)) * _BYTES
+        num_bytes += _STATE_BUFFERS * min(config.update_at_once + share, largest_share(total, copies)) * _BYTES
     if config.offload_parameters == "nvme":
-        found += _PARAMETER_BUFFERS * share * _BYTES
-    return found
+        num_bytes += _PARAMETER_BUFFERS * share * _BYTES
+    return num_bytes
 
 
 def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder: Path | None) -> dict[str, Any]:
-    """What ``deepspeed.initialize`` gets.
+    """Return the config for ``deepspeed.initialize``.
 
     Args:
-        config: The section.
-        recipe: Of the run.
         largest: Numbers of the largest parameter.
         folder: This rank's own; None where nothing is kept on disk.
     """
     copies = recipe.parallel.dp
     zero: dict[str, Any] = {"stage": config.zero, "sub_group_size": config.update_at_once}
     if config.offload_optimizer != "none":
-        zero["offload_optimizer"] = _home(config.offload_optimizer, folder) | {"buffer_count": _STATE_BUFFERS}
+        zero["offload_optimizer"] = _offload_settings(config.offload_optimizer, folder) | {
+            "buffer_count": _STATE_BUFFERS
+        }
     if config.offload_parameters != "none":
-        zero["offload_param"] = _home(config.offload_parameters, folder) | {
+        zero["offload_param"] = _offload_settings(config.offload_parameters, folder) | {
             "buffer_count": _PARAMETER_BUFFERS,
             "buffer_size": largest_share(largest, copies),
             # else deepspeed keeps the first 10^9 numbers in memory, whatever the file says
@@ -82,25 +81,23 @@ def settings(config: DeepSpeedConfig, recipe: "RankRecipe", largest: int, folder
     }
 
 
-def _home(kind: str, folder: Path | None) -> dict[str, Any]:
+def _offload_settings(kind: str, folder: Path | None) -> dict[str, Any]:
     return {"device": kind} if kind == "cpu" or folder is None else {"device": kind, "nvme_path": str(folder)}
 
 
 def check_machine(
     config: DeepSpeedConfig, sizes: list[int], copies: int, local_copies: int, device: str, *, build: bool
 ) -> None:
-    """Refuse what this machine cannot do.
+    """Refuse settings that this machine cannot fulfil.
 
     Args:
-        config: The section.
         sizes: Numbers of each parameter that is trained.
-        copies: Ranks that share them.
-        local_copies: How many of these are on this machine.
-        device: Of the ranks.
+        copies: Number of ranks that share them.
+        local_copies: Number of these ranks on this machine.
         build: Compile the kernels too, which other ranks then find compiled.
 
     Raises:
-        ConfigError: Says what is lacking, and what to do.
+        ConfigError: Names the missing resource, and a remedy.
     """
     for lacking in (why_no_extra(), _why_no_place(config, sizes, copies, local_copies)):
         if lacking is not None:

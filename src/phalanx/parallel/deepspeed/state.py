@@ -1,7 +1,7 @@
 """Whole tensors out of DeepSpeed's shares, and into them, wherever they are kept.
 
-deepspeed keeps the numbers that are trained twice: as the layers use them, and in fp32 beside the moments. Both are
-filled here, and the second is what a checkpoint has. Its own checkpoints are pickles; none is written or read.
+deepspeed stores the trained numbers twice: in the layers' dtype, and in fp32 beside the moments. Both are filled here,
+and the second is saved in a checkpoint. Its own checkpoints are pickles; none is written or read.
 """
 
 import importlib
@@ -24,9 +24,7 @@ class ZeroState:
     """The state of one rank's share; all ranks call each method together.
 
     Args:
-        engine: From ``deepspeed.initialize``.
-        parameters: What is trained, by name.
-        shapes: Their whole shapes.
+        engine: Engine from ``deepspeed.initialize``.
         shares_parameters: ZeRO 3, where a layer has its parameters only while it runs.
     """
 
@@ -49,28 +47,27 @@ class ZeroState:
     @property
     def has_moments(self) -> bool:
         """Whether a step has been made; before the first one the optimizer keeps nothing."""
-        return any(_STEP in kept for kept in self._kept.values())
+        return any(_STEP in state for state in self._kept.values())
 
     @torch.no_grad()
     def whole(self, kind: str, name: str) -> Tensor:
         """One tensor in memory of its own, on the CPU.
 
         Args:
-            kind: Of the weight, or one of the optimizer's moments.
-            name: Of the parameter.
+            kind: Weight, or one of the optimizer's moments.
         """
         parameter, shape = self._parameters[name], self._shapes[name]
         if kind != WEIGHT and not self.has_moments:
             return torch.zeros(shape)
         api = self._api
         if kind == WEIGHT:
-            found = api.safe_get_full_fp32_param(parameter)
+            value = api.safe_get_full_fp32_param(parameter)
         else:
-            self._link()
-            found = api.safe_get_full_optimizer_state(parameter, kind)
-        if found is None:
+            self._link_moments()
+            value = api.safe_get_full_optimizer_state(parameter, kind)
+        if value is None:
             raise TrainingError(f"{name}: deepspeed has no {kind} of it; this is a fault of Phalanx")
-        full: Tensor = found.detach().to("cpu", torch.float32, copy=True).reshape(shape)
+        full: Tensor = value.detach().to("cpu", torch.float32, copy=True).reshape(shape)
         return full
 
     @torch.no_grad()
@@ -83,23 +80,23 @@ class ZeroState:
             parameter.copy_(full)
             api.safe_set_full_fp32_param(parameter, full)
         else:
-            self._link()
+            self._link_moments()
             api.safe_set_full_optimizer_state(parameter, full, kind)
 
     def set_steps(self, num_steps: int) -> None:
         """Say how many steps the moments are of."""
-        for kept in self._kept.values():
-            if isinstance(kept.get(_STEP), Tensor):
-                kept[_STEP].fill_(float(num_steps))
-            elif _STEP in kept:
-                kept[_STEP] = num_steps
+        for state in self._kept.values():
+            if isinstance(state.get(_STEP), Tensor):
+                state[_STEP].fill_(float(num_steps))
+            elif _STEP in state:
+                state[_STEP] = num_steps
 
     @property
     def _kept(self) -> Mapping[Any, dict[str, Any]]:
-        kept: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
-        return kept
+        state: Mapping[Any, dict[str, Any]] = self._engine.optimizer.optimizer.state
+        return state
 
-    def _link(self) -> None:
+    def _link_moments(self) -> None:
         """With ZeRO 1 and 2: have deepspeed find its moments.
 
         It looks for them once, in the first step, when the first group of parameters has moments and the others not.
@@ -114,14 +111,14 @@ class ZeroState:
         is_weight = kind == WEIGHT
         # a share in a file can be filled while its layer has it, and not else
         with self._gathered([parameter], modifier_rank=0 if is_weight else None):
-            share = self._share(parameter, full)
+            share = self._share_of(parameter, full)
             if is_weight:
                 parameter.copy_(full)
                 self._api.safe_set_local_fp32_param(parameter, share)
             else:
                 self._api.safe_set_local_optimizer_state(parameter, share, kind)
 
-    def _share(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
+    def _share_of(self, parameter: nn.Parameter, full: Tensor) -> Tensor:
         """Equal shares of the flat numbers in the order of ranks, the last filled up with zeros."""
         ranks = dist.get_world_size()
         numbers = -(-full.numel() // ranks)

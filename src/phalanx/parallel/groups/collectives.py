@@ -18,7 +18,7 @@ Exchange = Callable[[Tensor], Tensor]
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange forward, and the one that is its opposite backward."""
+    """An exchange forward, and its opposite backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forth: Exchange, back: Exchange) -> Tensor:
@@ -30,51 +30,55 @@ class _Exchange(torch.autograd.Function):
         return ctx.back(gradient), None, None
 
 
-def _exchanged(x: Tensor, forth: Exchange, back: Exchange) -> Tensor:
+def _exchange_tensors(x: Tensor, forth: Exchange, back: Exchange) -> Tensor:
     return _Exchange.apply(x, forth, back)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def enter(x: Tensor, group: Group) -> Tensor:
     """Hand equal tensors to ranks that each do a part of the work: identity, gradients are summed."""
-    return _exchanged(x, lambda same: same.view_as(same), lambda gradient: direct.summed(gradient, group))
+    return _exchange_tensors(x, lambda same: same.view_as(same), lambda gradient: direct.summed(gradient, group))
 
 
 def leave(x: Tensor, group: Group) -> Tensor:
     """Sum the parts that ranks have computed; the gradient is passed on as it is."""
-    return _exchanged(x, lambda part: direct.summed(part, group), lambda gradient: gradient)
+    return _exchange_tensors(x, lambda part: direct.summed(part, group), lambda gradient: gradient)
 
 
 def gather_parts(x: Tensor, dim: int, group: Group) -> Tensor:
     """Join slices for ranks that each do a part of the work: gradients are summed, and sliced again."""
-    return _exchanged(x, partial(_joined, dim=dim, group=group), partial(_summed_slice, dim=dim, group=group))
+    return _exchange_tensors(
+        x, partial(_join_tensors, dim=dim, group=group), partial(_summed_slice, dim=dim, group=group)
+    )
 
 
 def scatter_sum(x: Tensor, dim: int, group: Group) -> Tensor:
     """Sum the parts that ranks have computed and keep one's own slice; gradients are joined."""
-    return _exchanged(x, partial(_summed_slice, dim=dim, group=group), partial(_joined, dim=dim, group=group))
+    return _exchange_tensors(
+        x, partial(_summed_slice, dim=dim, group=group), partial(_join_tensors, dim=dim, group=group)
+    )
 
 
 def gather_copies(x: Tensor, dim: int, group: Group) -> Tensor:
     """Join slices for ranks that all do the same work: one's own slice of the gradient is enough."""
-    return _exchanged(x, partial(_joined, dim=dim, group=group), partial(_own_slice, dim=dim, group=group))
+    return _exchange_tensors(x, partial(_join_tensors, dim=dim, group=group), partial(_own_slice, dim=dim, group=group))
 
 
 def keep_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     """Keep one's own slice of a tensor that all ranks have; gradients are joined."""
-    return _exchanged(x, partial(_own_slice, dim=dim, group=group), partial(_joined, dim=dim, group=group))
+    return _exchange_tensors(x, partial(_own_slice, dim=dim, group=group), partial(_join_tensors, dim=dim, group=group))
 
 
 def swap(x: Tensor, group: Group) -> Tensor:
     """Send part i of dimension 0 to rank i; part j of the result is from rank j."""
     # equal parts make the exchange its own inverse
-    return _exchanged(x, partial(_swapped, group=group), partial(_swapped, group=group))
+    return _exchange_tensors(x, partial(_swap_tensors, group=group), partial(_swap_tensors, group=group))
 
 
-def _joined(x: Tensor, dim: int, group: Group) -> Tensor:
+def _join_tensors(x: Tensor, dim: int, group: Group) -> Tensor:
     first = x.movedim(dim, 0).contiguous()
-    whole = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
-    direct.gather(whole, first, group)
-    return whole.movedim(0, dim).contiguous()
+    gathered = first.new_empty((first.shape[0] * group.size(), *first.shape[1:]))
+    direct.gather(gathered, first, group)
+    return gathered.movedim(0, dim).contiguous()
 
 
 def _summed_slice(x: Tensor, dim: int, group: Group) -> Tensor:
@@ -88,7 +92,7 @@ def _own_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     return x.chunk(group.size(), dim)[group.rank()].contiguous()
 
 
-def _swapped(x: Tensor, group: Group) -> Tensor:
+def _swap_tensors(x: Tensor, group: Group) -> Tensor:
     came = x.contiguous()
     went = torch.empty_like(came)
     dist.all_to_all_single(went, came, group=group)

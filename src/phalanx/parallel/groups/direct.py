@@ -29,18 +29,18 @@ def gather(whole: Tensor, part: Tensor, group: Group) -> None:
         dist.all_gather_into_tensor(whole, part, group=group)
         return
     places = whole.chunk(group.size())
-    own = places[group.rank()]
-    if own.data_ptr() != part.data_ptr():
-        own.copy_(part)
-    _wait(_exchange([own] * group.size(), places, group))
+    own_place = places[group.rank()]
+    if own_place.data_ptr() != part.data_ptr():
+        own_place.copy_(part)
+    _wait_all(_begin_exchange([own_place] * group.size(), places, group))
 
 
 def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     """Fill a tensor with this rank's part of the sum over all ranks.
 
     Args:
-        part: Contiguous.
-        whole: What is summed, contiguous; equal parts along dimension 0.
+        part: Contiguous tensor that gets the result.
+        whole: Contiguous summands; equal parts along dimension 0.
         group: The ranks; all of them call this together.
     """
     if whole.device.type != "cpu" or group.size() == 1:
@@ -49,10 +49,10 @@ def scatter_sum(part: Tensor, whole: Tensor, group: Group) -> None:
     parts = whole.chunk(group.size())
     came = [torch.empty_like(part) for _ in parts[1:]]
     places = [*came[: group.rank()], part, *came[group.rank() :]]
-    _wait(_exchange(parts, places, group))
+    _wait_all(_begin_exchange(parts, places, group))
     torch.add(parts[group.rank()], came[0], out=part)
-    for one in came[1:]:
-        part.add_(one)
+    for part_of_peer in came[1:]:
+        part.add_(part_of_peer)
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
@@ -65,7 +65,7 @@ def summed(x: Tensor, group: Group) -> Tensor:
     # between two, one exchange of the whole takes as many bytes as a ring and half of its rounds
     mine = x.contiguous()
     theirs = torch.empty_like(mine)
-    _wait(_exchange([mine, mine], [theirs, theirs], group))
+    _wait_all(_begin_exchange([mine, mine], [theirs, theirs], group))
     return theirs.add_(mine)
 
 
@@ -73,7 +73,7 @@ class DirectGather:
     """`gather` as FSDP2 calls it."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is gathered."""
+        """Return memory for gathered tensors."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Group, async_op: bool = False) -> None:
@@ -86,7 +86,7 @@ class DirectScatter:
     """`scatter_sum` as FSDP2 calls it."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for what is summed."""
+        """Return memory for summed tensors."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
@@ -99,7 +99,7 @@ class DirectScatter:
             output_tensor.div_(group.size())
 
 
-def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:
+def _begin_exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) -> list[Any]:
     """Begin to send each other rank its tensor, and to receive into the places of what others send."""
     rank, world = group.rank(), group.size()
     works: list[Any] = []
@@ -111,6 +111,6 @@ def _exchange(sent: Sequence[Tensor], places: Sequence[Tensor], group: Group) ->
     return works
 
 
-def _wait(works: Sequence[Any]) -> None:
+def _wait_all(works: Sequence[Any]) -> None:
     for work in works:
         work.wait()

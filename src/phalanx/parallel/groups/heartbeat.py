@@ -49,8 +49,7 @@ class FileHeartbeat:
     """Heartbeats as times of files in a private directory, for ranks on one machine.
 
     Args:
-        directory: The same for all.
-        rank: This rank.
+        directory: Directory that all ranks share.
         watched: Ranks that are looked for.
     """
 
@@ -64,13 +63,13 @@ class FileHeartbeat:
 
     def counts(self) -> Mapping[int, int]:
         """Times of the others' files, in nanoseconds."""
-        found = {}
+        heartbeats = {}
         for rank, path in self._others.items():
             try:
-                found[rank] = path.stat().st_mtime_ns
+                heartbeats[rank] = path.stat().st_mtime_ns
             except FileNotFoundError:
                 continue
-        return found
+        return heartbeats
 
     def end(self) -> None:
         """Remove one's own file."""
@@ -87,7 +86,6 @@ class StoreHeartbeat:
 
     Args:
         store: A connection of its own: a wait on another's would hold up the heartbeats.
-        rank: This rank.
         watched: Ranks that are looked for.
     """
 
@@ -102,8 +100,8 @@ class StoreHeartbeat:
 
     def counts(self) -> Mapping[int, int]:
         """The others' numbers; 0 is that of a rank that has not begun, or has ended."""
-        found = {rank: self._store.add(key, 0) for rank, key in self._others.items()}
-        return {rank: count for rank, count in found.items() if count}
+        counts = {rank: self._store.add(key, 0) for rank, key in self._others.items()}
+        return {rank: count for rank, count in counts.items() if count}
 
     def end(self) -> None:
         """Set one's own number back."""
@@ -114,8 +112,8 @@ class SilenceClock:
     """The ranks that have given no heartbeat for too long, by the clock of the rank that looks.
 
     Args:
-        limit_s: How long is too long.
-        now: Of any steady clock; likewise below.
+        limit_s: Seconds of silence after which a rank counts as hung.
+        now: Time of any steady clock; likewise below.
     """
 
     def __init__(self, limit_s: float, now: float) -> None:
@@ -124,7 +122,7 @@ class SilenceClock:
         self._looked = now
 
     def hear(self, counts: Mapping[int, int], now: float) -> None:
-        """Take what was found; a rank that was there and is not any more has ended in good order."""
+        """Note the counts of all ranks; a rank that was there and has left has ended in good order."""
         old = self._heard
         self._heard = {
             rank: old[rank] if rank in old and old[rank][0] == count else (count, now) for rank, count in counts.items()
@@ -144,13 +142,12 @@ class SilenceClock:
 
 
 class HeartbeatThreads:
-    """A pair of threads that give heartbeats and look for those of others; a context manager.
+    """A pair of threads that give this rank's heartbeats and watch the others'; a context manager.
 
     Two threads, because a store that is kept by a hung process does not answer: a thread that waits for its answer
     could not see that it takes too long.
 
     Args:
-        heartbeat: Where they are left and found.
         limit_s: Seconds after which a rank is taken for hung.
         act: Told of the rank and its seconds of silence, once; None only gives heartbeats.
     """
@@ -161,9 +158,9 @@ class HeartbeatThreads:
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._patience = SilenceClock(limit_s, time.monotonic())
-        self._threads = [threading.Thread(target=self._beat, name="heartbeat", daemon=True)]
+        self._threads = [threading.Thread(target=self._beat_until_end, name="heartbeat", daemon=True)]
         if act is not None:
-            self._threads.append(threading.Thread(target=self._listen, name="silence", daemon=True))
+            self._threads.append(threading.Thread(target=self._listen_until_end, name="silence", daemon=True))
 
     def __enter__(self) -> "HeartbeatThreads":
         # a rank that was never heard of is not missed: its first heartbeat is there before others can wait for it
@@ -178,7 +175,7 @@ class HeartbeatThreads:
         for thread in self._threads:
             thread.join(_SECONDS_TO_END)
 
-    def _beat(self) -> None:
+    def _beat_until_end(self) -> None:
         try:
             while not self._is_over.wait(BEAT_EVERY_S):
                 self._heartbeat.beat()
@@ -191,7 +188,7 @@ class HeartbeatThreads:
             # the store or the directory is gone: others hear no more of this rank, and it of them
             return
 
-    def _listen(self) -> None:
+    def _listen_until_end(self) -> None:
         while not self._is_over.wait(_LOOK_EVERY_S):
             with self._lock:
                 silent = self._patience.overdue(time.monotonic())

@@ -15,14 +15,12 @@ _COPIES = "copies"
 class Domain:
     """One rank's place and groups; ranks count along tp first, then cp, dp and pp.
 
-    Data parallel copies count along those that share first, then groups that are replicas of each other, then islands.
+    Data parallel copies count along copies that share first, then groups that are replicas of each other, then islands.
 
     Attributes:
-        config: The layout.
-        device: Where this rank computes.
         pp: Coordinate along the pipeline; `dp`, `cp` and `tp` likewise.
-        island: Which of the islands this rank is on.
-        replica: Which of the island's groups that share.
+        island: Number of this rank's island.
+        replica: Number of this rank's sharing group in the island.
         copy_mesh: Mesh of the ranks that share what ZeRO shares; with replicas, groups by ranks of a group.
         copies: Group of the island's ranks that have the same parameters.
         islands: Group of the ranks that have this rank's place on all islands; None where there is one.
@@ -50,12 +48,12 @@ class Domain:
 
     @property
     def copy(self) -> int:
-        """Which of all copies this rank has."""
+        """Number of this rank's copy among all copies."""
         return self.dp * self.config.cp + self.cp
 
     @property
     def partner(self) -> int:
-        """Which of its island's copies this rank has."""
+        """Number of this rank's copy on its island."""
         return self.copy % self.config.partners
 
     @property
@@ -64,12 +62,12 @@ class Domain:
         return self.partner == 0 and self.tp == 0
 
     def leader_of(self, pp: int, island: int = 0) -> int:
-        """Global rank of the one that speaks for a place in the pipeline."""
+        """Return the global rank of the speaker for a place in the pipeline."""
         config = self.config
         return (pp * config.copies + island * config.partners) * config.tp
 
     def peer(self, pp: int) -> int:
-        """Global rank of the one that has this rank's coordinates at another place in the pipeline."""
+        """Return the global rank with this rank's coordinates at another place in the pipeline."""
         config = self.config
         return self.leader_of(pp) + self.copy * config.tp + self.tp
 
@@ -79,9 +77,8 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
 
     Args:
         config: Its `world` is the size of the default group.
-        device: Where this rank computes.
     """
-    sizes = _sizes(config)
+    sizes = _axis_sizes(config)
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     joined = tuple(axis for axis in ("replica", "dp", "cp") if axis in sizes)
     copy_mesh = mesh[joined]._flatten(_COPIES)
@@ -98,11 +95,11 @@ def open_domain(config: ParallelConfig, device: torch.device) -> Domain:
         tensors=mesh.get_group("tp"),
         context=mesh.get_group("cp"),
         pipeline=mesh.get_group("pp"),
-        ends=_ends(config),
+        ends=_end_groups(config),
     )
 
 
-def _sizes(config: ParallelConfig) -> dict[str, int]:
+def _axis_sizes(config: ParallelConfig) -> dict[str, int]:
     """The axes, slowest first; islands and replicas are parts of dp, and axes only where there are several."""
     parts = {"island": config.islands, "replica": config.replicas}
     sizes = {"pp": config.pp, **{axis: size for axis, size in parts.items() if size > 1}}
@@ -118,7 +115,7 @@ def _hybrid_mesh(config: ParallelConfig, device: torch.device) -> DeviceMesh:
     return mesh["replicas", "shards"]
 
 
-def _ends(config: ParallelConfig) -> dist.ProcessGroup | None:
+def _end_groups(config: ParallelConfig) -> dist.ProcessGroup | None:
     """Groups of first and last pipeline ranks; all ranks make all of them, in one order."""
     if config.pp == 1:
         return None

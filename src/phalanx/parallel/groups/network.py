@@ -1,6 +1,6 @@
 """The addresses over which the ranks of a domain talk: private ones, unless the run file says otherwise.
 
-torch's rendezvous unpickles what it reads, gloo and NCCL accept every connection, and none of them encrypts.
+torch's rendezvous unpickles received bytes, gloo and NCCL accept every connection, and none of them encrypts.
 """
 
 import ipaddress
@@ -19,8 +19,8 @@ _ANY_PORT = 9
 
 def is_private(address: str) -> bool:
     """Whether an address is of this machine alone, of a private network, of a link or of an overlay."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = getattr(found, "ipv4_mapped", None) or found
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None) or ip
     return mapped.is_private or mapped.is_loopback or mapped.is_link_local or mapped in _SHARED
 
 
@@ -28,7 +28,6 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
     """Refuse an address that a public network may reach.
 
     Args:
-        address: Where ranks would listen.
         what: The option or section that names it, for the message.
         unsafe: The run file allows it.
 
@@ -43,7 +42,7 @@ def check_private(address: str, what: str, *, unsafe: bool) -> None:
     )
 
 
-def resolved(host: str) -> str:
+def resolve_host(host: str) -> str:
     """The address of a host's name.
 
     Raises:
@@ -61,7 +60,7 @@ def own_address(toward: str) -> str:
     Raises:
         ConfigError: There is no way to it.
     """
-    address = resolved(toward)
+    address = resolve_host(toward)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -96,15 +95,14 @@ def listen_at(host: str, fallback: str, port: int) -> socket.socket:
     """Listen at one address and no other.
 
     Args:
-        host: What others call this machine.
+        host: Name of this machine for the others.
         fallback: Its address where that name is one that something in between translates.
-        port: The port.
 
     Raises:
         ConfigError: Neither can be listened at.
     """
     problem: OSError | None = None
-    for address in dict.fromkeys((resolved(host), fallback)):
+    for address in dict.fromkeys((resolve_host(host), fallback)):
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -19,10 +19,8 @@ class RankEnv:
     """The rank that this process is, and where the others are met.
 
     Attributes:
-        rank: Number among all.
-        world: How many there are.
-        local_rank: Number among those of this machine.
-        local_world: How many those are.
+        local_rank: Number among the ranks of this machine.
+        local_world: Number of ranks on this machine.
         rendezvous: The file, or None where torchrun's variables say.
         is_kept: The process that started this one looks for its heartbeats, and it need not look for others'.
     """
@@ -51,7 +49,7 @@ class RankEnv:
         return self.rank == 0
 
     def environment(self) -> dict[str, str]:
-        """What tells a child process that this place is its own."""
+        """Environment variables by which a child process knows this place as its own."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.world),
@@ -75,10 +73,10 @@ def find_place(environment: Mapping[str, str]) -> RankEnv | None:
         rank, world, local_rank, local_world = (int(environment[name]) for name in names)
     except (KeyError, ValueError) as exc:
         raise ConfigError(f"environment: expected numbers in {', '.join(names)}, found {exc}; use torchrun") from exc
-    return RankEnv(rank, world, local_rank, local_world, _rendezvous(environment), KEPT in environment)
+    return RankEnv(rank, world, local_rank, local_world, _rendezvous_file(environment), KEPT in environment)
 
 
-def _rendezvous(environment: Mapping[str, str]) -> Path | None:
+def _rendezvous_file(environment: Mapping[str, str]) -> Path | None:
     if MEETINGS in environment:
         # one that an earlier start left would send ranks to addresses where none listens
         return Path(environment[MEETINGS]) / f"meeting-{environment.get(_ATTEMPT, '0')}"

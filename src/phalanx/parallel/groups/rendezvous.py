@@ -14,7 +14,14 @@ from torch import distributed as dist
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, PeerLostError
 from phalanx.parallel.groups.heartbeat import FileHeartbeat, Heartbeat, HeartbeatThreads, StoreHeartbeat
-from phalanx.parallel.groups.network import address_of, check_private, interface_of, listen_at, own_address, resolved
+from phalanx.parallel.groups.network import (
+    address_of,
+    check_private,
+    interface_of,
+    listen_at,
+    own_address,
+    resolve_host,
+)
 from phalanx.parallel.groups.rank_env import RankEnv
 
 _INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -49,9 +56,7 @@ def join(
     """Be one of the ranks of the default group; gloo on CPU, NCCL on CUDA.
 
     Args:
-        place: This process's.
-        device: Where it computes.
-        digest: Of the run's config, in hex; it must be the same on all ranks.
+        digest: Digest of the run's config, in hex; it must be the same on all ranks.
         look: Called again and again while others are waited for; raises when one of them will not come.
         silence_s: Seconds after which a rank without a heartbeat is taken for hung; None for never. Where no process
             supervises the ranks, this one then ends with exit code 4, since its waits cannot be cancelled.
@@ -64,9 +69,9 @@ def join(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_interfaces(place, unsafe=unsafe_public_network))
+        stack.enter_context(_choose_interfaces(place, unsafe=unsafe_public_network))
         try:
-            store = _meet(place, look)
+            store = _meet_ranks(place, look)
             dist.init_process_group(
                 _BACKENDS[device.type], store=store, rank=place.rank, world_size=place.world, timeout=_PATIENCE
             )
@@ -78,7 +83,7 @@ def join(
             # the process that keeps local ranks gives the heartbeat of rank 0 as well
             if silence_s is not None and not (place.is_kept and place.is_lead):
                 stack.enter_context(_heartbeat_threads(place, silence_s))
-            _compare(digest)
+            _compare_configs(digest)
             yield
             if place.is_lead:
                 # ranks that stand by wait for this word
@@ -91,7 +96,7 @@ def stand_by(place: RankEnv) -> None:
     """Be a process that the layout has no rank for: wait until the run is over, or until rank 0 is gone.
 
     Args:
-        place: With the number of ranks that train.
+        place: Place, with the number of ranks that train.
     """
     try:
         store = _open_store(place)
@@ -102,13 +107,13 @@ def stand_by(place: RankEnv) -> None:
         return
 
 
-def _meet(place: RankEnv, look: Callable[[], None]) -> Any:
+def _meet_ranks(place: RankEnv, look: Callable[[], None]) -> Any:
     store = _open_store(place)
     if place.rendezvous is None:
         return store
-    store.set(_present(place.rank), "here")
+    store.set(_present_key(place.rank), "here")
     if place.is_lead:
-        others = [_present(rank) for rank in range(1, place.world)]
+        others = [_present_key(rank) for rank in range(1, place.world)]
         deadline = time.monotonic() + _ARRIVAL_S
         # torch's own wait would not see that a process has ended
         while others and not store.check(others):
@@ -120,10 +125,10 @@ def _meet(place: RankEnv, look: Callable[[], None]) -> Any:
 
 
 def _open_store(place: RankEnv) -> Any:
-    """Where ranks leave their addresses; rank 0 keeps it where torchrun does not, at one address of its machine."""
+    """Open the store of the addresses of ranks; rank 0 keeps it unless torchrun does, at one address of its machine."""
     if place.rendezvous is not None:
         return dist.FileStore(str(place.rendezvous), place.world)  # type: ignore[attr-defined]
-    host, port = _master()
+    host, port = _master_address()
     if place.is_lead and not _torchrun_keeps_store():
         listener = listen_at(host, own_address(host), port)
         return _tcp_store(host, port, is_master=True, master_listen_fd=listener.detach())
@@ -134,7 +139,7 @@ def _tcp_store(host: str, port: int, **options: Any) -> Any:
     return dist.TCPStore(host, port, timeout=_PATIENCE, wait_for_workers=False, **options)  # type: ignore[attr-defined]
 
 
-def _master() -> tuple[str, int]:
+def _master_address() -> tuple[str, int]:
     try:
         return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError) as exc:
@@ -157,13 +162,13 @@ def _torchrun_keeps_store() -> bool:
 
 
 def _heartbeat_threads(place: RankEnv, silence_s: float) -> HeartbeatThreads:
-    """Heartbeats of this rank; rank 0 looks for all others', all others for those of rank 0."""
+    """Open the heartbeats of this rank; rank 0 watches all others, all others watch rank 0."""
     watched = range(place.world) if place.is_lead else range(1)
     heartbeat: Heartbeat
     if place.rendezvous is not None:
         heartbeat = FileHeartbeat(place.rendezvous.parent, place.rank, watched)
     else:
-        heartbeat = StoreHeartbeat(_tcp_store(*_master()), place.rank, watched)
+        heartbeat = StoreHeartbeat(_tcp_store(*_master_address()), place.rank, watched)
 
     def end(rank: int, seconds: float) -> None:
         sys.stderr.write(
@@ -176,17 +181,17 @@ def _heartbeat_threads(place: RankEnv, silence_s: float) -> HeartbeatThreads:
     return HeartbeatThreads(heartbeat, silence_s, None if place.is_kept else end)
 
 
-def _present(rank: int) -> str:
+def _present_key(rank: int) -> str:
     return f"phalanx/{rank}"
 
 
 @contextlib.contextmanager
-def _interfaces(place: RankEnv, *, unsafe: bool) -> Iterator[None]:
+def _choose_interfaces(place: RankEnv, *, unsafe: bool) -> Iterator[None]:
     """Ranks of one machine talk over loopback; others over the interface that leads to rank 0, or that is named."""
     named = os.environ.get(_INTERFACE)
     if place.rendezvous is None:
-        host, _ = _master()
-        check_private(resolved(host), f"MASTER_ADDR={host}", unsafe=unsafe)
+        host, _ = _master_address()
+        check_private(resolve_host(host), f"MASTER_ADDR={host}", unsafe=unsafe)
     if named is not None:
         for name in named.split(","):
             address = address_of(name)
@@ -194,26 +199,26 @@ def _interfaces(place: RankEnv, *, unsafe: bool) -> Iterator[None]:
                 check_private(address, f"{_INTERFACE}={named}", unsafe=unsafe)
         yield
         return
-    chosen = _LOOPBACK if place.is_on_one_machine else _interface_toward(_master()[0], unsafe=unsafe)
-    wanted = [name for name in (_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
-    os.environ.update(dict.fromkeys(wanted, chosen))
+    chosen = _LOOPBACK if place.is_on_one_machine else _interface_toward(_master_address()[0], unsafe=unsafe)
+    variables = [name for name in (_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
+    os.environ.update(dict.fromkeys(variables, chosen))
     try:
         yield
     finally:
-        for name in wanted:
+        for name in variables:
             del os.environ[name]
 
 
 def _interface_toward(host: str, *, unsafe: bool) -> str:
     address = own_address(host)
     check_private(address, f"the way to MASTER_ADDR={host}", unsafe=unsafe)
-    found = interface_of(address)
-    if found is None:
+    interface = interface_of(address)
+    if interface is None:
         raise ConfigError(f"parallel: no interface is known to have {address}; name the private one in {_INTERFACE}")
-    return found
+    return interface
 
 
-def _compare(digest: str) -> None:
+def _compare_configs(digest: str) -> None:
     mine = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8)
     first = mine.clone()
     dist.broadcast(first, src=0)

@@ -34,7 +34,7 @@ def why_no_compiler(device: str) -> str | None:
 
 
 def compile_blocks(stage: "StageModule") -> None:
-    """Have each block of a stage compiled at its first call; blocks that are alike share what was compiled.
+    """Compile each block of a stage at its first call; blocks that are alike share the compiled code.
 
     Hooks of a block stay outside, so that copies which share parameters have gathered them before. Without gradients
     the block runs as it is: held-out batches are few, and of many shapes.
@@ -45,8 +45,10 @@ def compile_blocks(stage: "StageModule") -> None:
         anything: Any = block
         plain = anything.forward
         compiled = torch.compile(plain, dynamic=False)
-        anything.forward = functools.partial(_run, torch.is_grad_enabled, compiled, plain)
+        anything.forward = functools.partial(_run_block, torch.is_grad_enabled, compiled, plain)
 
 
-def _run(wants: Callable[[], bool], compiled: Callable[..., Any], plain: Callable[..., Any], *x: Any, **y: Any) -> Any:
+def _run_block(
+    wants: Callable[[], bool], compiled: Callable[..., Any], plain: Callable[..., Any], *x: Any, **y: Any
+) -> Any:
     return compiled(*x, **y) if wants() else plain(*x, **y)

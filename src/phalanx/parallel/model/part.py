@@ -15,7 +15,7 @@ from phalanx.parallel.context.ulysses import share_context
 from phalanx.parallel.groups.collectives import enter, gather_copies, gather_parts, keep_slice
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.model.compiled import compile_blocks
-from phalanx.parallel.model.recompute import recomputing
+from phalanx.parallel.model.recompute import recompute_function
 from phalanx.parallel.tensor.tensor_parallel import TensorCut, cut_stage
 from phalanx.parallel.tensor.vocabulary import shared_causal_lm
 
@@ -31,13 +31,11 @@ class StagePart(nn.Module):
 
     Args:
         stage: Whole; it is cut here.
-        domain: This rank's place.
         narrow: Type in which products of matrices are computed while training; None is float32. Parameters, and what
             passes between stages, are in float32 either way.
 
     Attributes:
-        stage: What is left of it on this rank.
-        cut: How parameters were cut.
+        stage: Remaining modules of the stage on this rank.
     """
 
     def __init__(self, stage: StageModule, domain: Domain, *, narrow: torch.dtype | None = None) -> None:
@@ -54,7 +52,7 @@ class StagePart(nn.Module):
         self.stage = stage
         if config.compile:
             compile_blocks(stage)
-        self._run = recomputing(partial(_run_block, stage.family), config.activation_checkpointing)
+        self._run = recompute_function(partial(_run_block, stage.family), config.activation_checkpointing)
 
     @property
     def slices(self) -> int:
@@ -66,21 +64,21 @@ class StagePart(nn.Module):
 
         Args:
             x: Ids ``[batch, seq]`` at the first stage, else hidden states ``[batch, seq / slices, hidden]``.
-            seen: What each row says of its attention, where it does: int64 ``[batch, seq]``, the number of each
-                token's document in whole rows; or ``[batch]``, how many tokens are its prefix.
+            seen: Mask row of each row, where it has one: int64 ``[batch, seq]``, the number of each token's document in
+                whole rows; or ``[batch]``, the number of its prefix tokens.
 
         Returns:
             At the last stage logits ``[batch, seq / cp, columns]`` of this rank's columns, else hidden states.
         """
-        with self._autocast():
+        with self._autocast_context():
             stage = self.stage
-            pattern = self._pattern(seen)
-            hidden = self._embed(x, pattern) if stage.spec.is_first else x
-            context = self._context(hidden, pattern)
+            pattern = self._attention_pattern(seen)
+            hidden = self._embed_ids(x, pattern) if stage.spec.is_first else x
+            context = self._block_context(hidden, pattern)
             for layer, block in enumerate(stage.own_blocks, stage.spec.first_layer):
-                own = stage.family.block_context(self._tables_by, context, layer)
-                hidden = self._run(block, hidden, stage.with_prefix(block, own))
-            result = self._finish(hidden, pattern) if stage.spec.is_last else hidden
+                block_context = stage.family.block_context(self._tables_by, context, layer)
+                hidden = self._run(block, hidden, stage.with_prefix(block, block_context))
+            result = self._finish_hidden(hidden, pattern) if stage.spec.is_last else hidden
         # the shapes that a pipeline was told of are those of float32
         return result.to(torch.float32)
 
@@ -88,7 +86,7 @@ class StagePart(nn.Module):
         """Summed loss of this rank's slice of the sequence, the same on all tensor parallel ranks.
 
         Args:
-            logits: What the last stage returned.
+            logits: Output of the last stage.
             labels: ``[batch, seq / cp]``.
         """
         if self.cut.shares_vocabulary:
@@ -99,20 +97,20 @@ class StagePart(nn.Module):
         """This rank's positions of labels ``[batch, seq]``."""
         return self._own_positions(labels)
 
-    def _pattern(self, seen: Tensor | None) -> AttentionPattern:
+    def _attention_pattern(self, seen: Tensor | None) -> AttentionPattern:
         kind = self.stage.attends
         if kind == "causal":
             return CAUSAL
         return AttentionPattern(kind, **({kind: seen} if kind in MARKED_KINDS else {}))
 
-    def _embed(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
+    def _embed_ids(self, ids: Tensor, pattern: AttentionPattern) -> Tensor:
         # every rank looks up the whole row: positions count from its beginning, or from that of a document
         ids = self.stage.with_prompt(ids)
         hidden = self.stage.family.embed(self.stage.trunk, ids, self.stage.num_virtual_tokens, pattern)
         hidden = self._own_positions(hidden).contiguous()
         return keep_slice(hidden, _SEQUENCE, self._domain.tensors) if self._cuts_sequence else hidden
 
-    def _finish(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
+    def _finish_hidden(self, hidden: Tensor, pattern: AttentionPattern) -> Tensor:
         hidden = self.stage.without_prompt(hidden)
         if self.stage.family.facts.predicts == "target":
             return self.stage.family.logits(self.stage, hidden, pattern)
@@ -124,17 +122,17 @@ class StagePart(nn.Module):
             hidden = gather_copies(hidden, _SEQUENCE, tensors)
         return self.stage.through_heads(hidden)
 
-    def _context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
-        """What blocks are called with, made for whole rows and all heads, then sliced."""
+    def _block_context(self, hidden: Tensor, pattern: AttentionPattern) -> dict[str, Any]:
+        """Return the arguments of blocks, made for whole rows and all heads, then sliced."""
         stage, config = self.stage, self._domain.config
-        whole = hidden
+        positions = hidden
         if self.slices > 1:
             length = hidden.shape[_SEQUENCE] * self.slices
-            whole = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
-        context = stage.family.context(stage.trunk, self._tables_by, whole, stage.num_virtual_tokens, pattern)
+            positions = hidden.new_empty((1, 1, 1)).expand(hidden.shape[0], length, hidden.shape[2])
+        context = stage.family.context(stage.trunk, self._tables_by, positions, stage.num_virtual_tokens, pattern)
         if config.cp > 1:
             if pattern is CAUSAL:
-                context[_MASK] = _unwritten(context[_MASK])
+                context[_MASK] = _implicit_mask(context[_MASK])
             for key in (_COSINES, _POSITIONS):
                 if key in context:
                     context[key] = self._own_table(context[key])
@@ -145,9 +143,9 @@ class StagePart(nn.Module):
     def _own_table(self, table: Any) -> Any:
         if isinstance(table, dict):
             # one for each type of layer
-            return {kind: self._own_table(one) for kind, one in table.items()}
+            return {kind: self._own_table(cosines) for kind, cosines in table.items()}
         if isinstance(table, tuple):
-            return tuple(self._own_positions(one) for one in table)
+            return tuple(self._own_positions(cosines) for cosines in table)
         return self._own_positions(table)
 
     def _own_positions(self, whole: Tensor) -> Tensor:
@@ -157,18 +155,18 @@ class StagePart(nn.Module):
         by_head = table.view(batch, -1, *table.shape[1:])
         return by_head.chunk(self._domain.config.tp, 1)[self._domain.tp].flatten(0, 1)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+    def _autocast_context(self) -> contextlib.AbstractContextManager[object]:
         # as for a whole model: validation is in float32
         if self._narrow is None or not torch.is_grad_enabled():
             return contextlib.nullcontext()
         return torch.autocast(self._domain.device.type, dtype=self._narrow)
 
 
-def _unwritten(mask: Any) -> Any:
+def _implicit_mask(mask: Any) -> Any:
     """Leave a causal mask to the kernel, which knows it; a window stays written, of whole rows as all that is seen."""
     if not isinstance(mask, dict):
         return None
-    return {kind: None if kind == _FULL else one for kind, one in mask.items()}
+    return {kind: None if kind == _FULL else kind_mask for kind, kind_mask in mask.items()}
 
 
 def _run_block(family: Family, block: nn.Module, hidden: Tensor, context: dict[str, Any]) -> Tensor:

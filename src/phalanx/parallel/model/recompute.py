@@ -1,4 +1,4 @@
-"""What a stage keeps for its backward pass: recomputation, and activation functions by one kernel each."""
+"""Memory of a stage for its backward pass: recomputation, and activation functions by one kernel each."""
 
 import functools
 from collections.abc import Callable
@@ -27,37 +27,37 @@ _KEPT = {
 }
 
 
-def recomputing(run: Run, how: Recompute) -> Run:
+def recompute_function(run: Run, how: Recompute) -> Run:
     """Return a function that gives the same result and keeps less for its backward pass.
 
     Args:
-        run: What computes a block.
+        run: Function that computes a block.
         how: "none" keeps everything; "selective" keeps products of matrices and attention, which cost most to compute
             and little to keep; "full" keeps the inputs alone.
     """
     if how == "none":
         return run
     if how == "full":
-        return functools.partial(_again, run)
-    contexts = functools.partial(create_selective_checkpoint_contexts, _policy)
-    return functools.partial(_again, run, context_fn=contexts)
+        return functools.partial(_recompute_all, run)
+    contexts = functools.partial(create_selective_checkpoint_contexts, _checkpoint_policy)
+    return functools.partial(_recompute_all, run, context_fn=contexts)
 
 
-def _again(run: Run, *args: Any, **options: Any) -> Tensor:
+def _recompute_all(run: Run, *args: Any, **options: Any) -> Tensor:
     if not torch.is_grad_enabled():
         return run(*args)
     result: Tensor = checkpoint(run, *args, use_reentrant=False, **options)
     return result
 
 
-def _policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+def _checkpoint_policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def fuse_activations(module: nn.Module) -> None:
     """Let torch's kernel compute GELU by its tanh form, which GPT-2 has: one pass instead of eight.
 
-    Two tensors of the inner width are kept for the backward pass and not five; what comes out differs by rounding.
+    Two tensors of the inner width are stored for the backward pass and not five; the results differ by rounding.
 
     Args:
         module: Changed in place, at any depth; other activation functions are left as they are.

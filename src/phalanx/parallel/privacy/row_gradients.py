@@ -35,21 +35,21 @@ class RowGradients:
 
     Args:
         module: Called with rows first, and so is every layer inside it that is trained.
-        settings: How norms are found, and what bounds them.
+        settings: Clipping of norms, and their computation.
 
     Raises:
         ConfigError: Opacus is not there, or cannot tell the rows of some layer apart.
 
     Guarantees:
         The sum moves by at most `clip_norm` when one row is left out, up to rounding in float32: a row with a gradient
-        that is not finite counts for nothing. Before the first two sums, norms are compared with those of rows that are
-        run alone; a layer that mixes rows, or is used in several places, is found out there.
+        that is not finite counts for nothing. Before the first two sums, norms are compared with the norms of rows that
+        are run alone; this detects a layer that mixes rows, or is used in several places.
     """
 
     def __init__(self, module: nn.Module, settings: PrivacyConfig) -> None:
         self._clip, self._ghost = settings.clip_norm, settings.clipping == "ghost"
-        self._parameters = [one for one in module.parameters() if one.requires_grad]
-        self._hooks = _hooked(module, settings)
+        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._hooks = _hook_module(module, settings)
         self._linear = _LinearBook(self._hooks) if self._ghost else None
         self._module, self._num_sums, self._is_due = module, 0, True
 
@@ -57,27 +57,26 @@ class RowGradients:
         """Add the clipped gradients of some rows to a total, one tensor a parameter; return the rows' losses.
 
         Args:
-            losses: Runs the model.
-            rows: Their numbers.
-            total: As `zeros` gives it.
+            losses: Function that runs the model and returns losses of rows.
+            total: Total from `zeros`.
 
         Raises:
-            ConfigError: Norms are not those of single rows.
+            ConfigError: Norms differ from the norms of single rows.
         """
         if self._is_due and len(rows):
-            self._check(losses, rows)
-        found, norms = self._run(losses, rows, total)
+            self._check_norms(losses, rows)
+        row_losses, norms = self._run_rows(losses, rows, total)
         if not bool(norms.isfinite().all()):
             # once more without those: what they touch is not finite either
-            kept = rows[norms.isfinite()]
-            if len(kept) == len(rows):
+            finite_rows = rows[norms.isfinite()]
+            if len(finite_rows) == len(rows):
                 raise TrainingError("privacy: norms are not finite for rows that have finite ones")
-            return self.add(losses, kept, total) if len(kept) else found[:0]
-        return found
+            return self.add(losses, finite_rows, total) if len(finite_rows) else row_losses[:0]
+        return row_losses
 
     def zeros(self) -> list[Tensor]:
         """Return a total of nothing."""
-        return [torch.zeros_like(one) for one in self._parameters]
+        return [torch.zeros_like(parameter) for parameter in self._parameters]
 
     def settle(self, total: list[Tensor]) -> None:
         """Put a total into the parameters' gradients."""
@@ -87,7 +86,7 @@ class RowGradients:
         # the gradient of a low-rank adapter's first matrix is zero until its second one has moved
         self._is_due = self._num_sums < _CHECKED_SUMS
 
-    def _run(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def _run_rows(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return losses and norms; add to the total where all norms are finite."""
         try:
             if self._linear is None:
@@ -101,90 +100,93 @@ class RowGradients:
                 parameter.grad_sample = None  # type: ignore[attr-defined]
 
     def _by_hooks(self, losses: RowLosses, rows: Tensor, total: list[Tensor]) -> tuple[Tensor, Tensor]:
-        found = losses(rows)
-        _backward(found.sum())
-        gradients = [one.grad_sample for one in self._parameters]  # type: ignore[attr-defined]
+        row_losses = losses(rows)
+        _run_backward(row_losses.sum())
+        gradients = [parameter.grad_sample for parameter in self._parameters]  # type: ignore[attr-defined]
         for gradient in gradients:
             _check_rows(gradient, len(rows))
-        norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
+        norms = torch.stack([gradient.flatten(1).norm(dim=1) for gradient in gradients]).norm(dim=0)
         if bool(norms.isfinite().all()):
             for place, gradient in zip(total, gradients, strict=True):
-                place.add_(torch.einsum("r,r...->...", self._weights(norms), gradient))
-        return found.detach(), norms
+                place.add_(torch.einsum("r,r...->...", self._clip_weights(norms), gradient))
+        return row_losses.detach(), norms
 
     def _by_ghost(
         self, linear: "_LinearBook", losses: RowLosses, rows: Tensor, total: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        found = losses(rows)
-        _backward(found.sum(), again=not linear.holds_all(self._parameters))
-        parts = [one._norm_sample for one in self._parameters]  # type: ignore[attr-defined]
+        row_losses = losses(rows)
+        _run_backward(row_losses.sum(), again=not linear.holds_all(self._parameters))
+        parts = [parameter._norm_sample for parameter in self._parameters]  # type: ignore[attr-defined]
         for part in parts:
             _check_rows(part, len(rows))
         norms = torch.stack(parts).norm(dim=0)
         if not bool(norms.isfinite().all()):
-            return found.detach(), norms
-        weights = self._weights(norms)
+            return row_losses.detach(), norms
+        weights = self._clip_weights(norms)
         if linear.holds_all(self._parameters):
             for place, parameter in zip(total, self._parameters, strict=True):
                 place.add_(linear.weighed(parameter, weights))
-            return found.detach(), norms
+            return row_losses.detach(), norms
         for parameter in self._parameters:
             parameter.grad = None
         self._hooks.disable_hooks()
-        _backward((weights * found).sum())
+        _run_backward((weights * row_losses).sum())
         self._hooks.enable_hooks()
         for place, parameter in zip(total, self._parameters, strict=True):
             if parameter.grad is not None:
                 place.add_(parameter.grad)
-        return found.detach(), norms
+        return row_losses.detach(), norms
 
-    def _weights(self, norms: Tensor) -> Tensor:
+    def _clip_weights(self, norms: Tensor) -> Tensor:
         return (self._clip / (norms + 1e-6)).clamp(max=1.0)
 
-    def _check(self, losses: RowLosses, rows: Tensor) -> None:
-        """Compare norms with those of single rows that are run without hooks, and nothing dropped."""
-        drops = [one for one in self._module.modules() if isinstance(one, nn.Dropout) and one.training]
-        for one in drops:
-            one.eval()
+    def _check_norms(self, losses: RowLosses, rows: Tensor) -> None:
+        """Compare norms with the norms of single rows that are run without hooks, and nothing dropped."""
+        drops = [layer for layer in self._module.modules() if isinstance(layer, nn.Dropout) and layer.training]
+        for layer in drops:
+            layer.eval()
         try:
-            _, norms = self._run(losses, rows[:2], self.zeros())
+            _, norms = self._run_rows(losses, rows[:2], self.zeros())
         except (NotImplementedError, ValueError, AttributeError, IndexError, RuntimeError) as exc:
             raise _not_told_apart(printable(str(exc), _LONG)) from exc
         self._hooks.disable_hooks()
         for number, norm in zip(rows[:2], norms, strict=True):
-            found = losses(number[None])
-            with _quiet():
-                given = torch.autograd.grad(found.sum(), self._parameters, allow_unused=True)
-            alone = torch.stack([one.norm() for one in given if one is not None]).norm()
+            row_loss = losses(number[None])
+            with _silence_warnings():
+                gradients = torch.autograd.grad(row_loss.sum(), self._parameters, allow_unused=True)
+            alone = torch.stack([gradient.norm() for gradient in gradients if gradient is not None]).norm()
             if bool(alone.isfinite()) and abs(float(norm - alone)) > _TOLERANCE * float(alone) + 1e-9:
                 raise _not_told_apart(f"a row has the norm {float(norm):.6g}, and {float(alone):.6g} when it is alone")
         self._hooks.enable_hooks()
-        for one in drops:
-            one.train()
+        for layer in drops:
+            layer.train()
         self._is_due = False
 
 
 class _LinearBook:
-    """What went into and came back to each linear layer in one backward pass, for the sum of weighed rows.
+    """Inputs and gradients of each linear layer in one backward pass, for the sum of weighed rows.
 
     Args:
-        hooks: Of Opacus; its function for the norms of linear layers is given these tensors.
+        hooks: Hooks of Opacus; its function for the norms of linear layers is given these tensors.
 
     Attributes:
-        passed: Both, by parameter.
+        passed: Inputs and gradients, by parameter.
     """
 
     def __init__(self, hooks: Any) -> None:
         self.passed: dict[nn.Parameter, tuple[Tensor, Tensor]] = {}
         norms_of = hooks.NORM_SAMPLERS[nn.Linear]
         self._trained = {
-            one for layer in hooks.modules() if type(layer) is nn.Linear for one in layer.parameters(recurse=False)
+            parameter
+            for layer in hooks.modules()
+            if type(layer) is nn.Linear
+            for parameter in layer.parameters(recurse=False)
         }
 
         def noted(layer: nn.Linear, inputs: list[Tensor], back: Tensor) -> Any:
-            for one in layer.parameters(recurse=False):
-                if one.requires_grad:
-                    self.passed[one] = (inputs[0].to(back.dtype), back)
+            for parameter in layer.parameters(recurse=False):
+                if parameter.requires_grad:
+                    self.passed[parameter] = (inputs[0].to(back.dtype), back)
             return norms_of(layer, inputs, back)
 
         hooks.NORM_SAMPLERS = {**hooks.NORM_SAMPLERS, nn.Linear: noted}
@@ -200,7 +202,7 @@ class _LinearBook:
         return back.sum(0) if parameter.dim() == 1 else back.T @ inputs.flatten(0, -2)
 
 
-def _hooked(module: nn.Module, settings: PrivacyConfig) -> Any:
+def _hook_module(module: nn.Module, settings: PrivacyConfig) -> Any:
     try:
         from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping  # noqa: PLC0415
     except ImportError as exc:
@@ -216,13 +218,13 @@ def _hooked(module: nn.Module, settings: PrivacyConfig) -> Any:
         raise ConfigError(f"privacy: Opacus cannot hook this model ({exc}); train an adapter alone") from exc
 
 
-def _backward(loss: Tensor, *, again: bool = False) -> None:
-    with _quiet():
+def _run_backward(loss: Tensor, *, again: bool = False) -> None:
+    with _silence_warnings():
         loss.backward(retain_graph=again)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Say nothing of hooks on layers that take ids: those have no gradients."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Full backward hook is firing")

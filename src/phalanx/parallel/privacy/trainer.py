@@ -27,9 +27,7 @@ class PrivateRankTrainer(RankTrainer):
 
     Args:
         recipe: The same on every rank, with its `privacy`.
-        source: The model.
-        domain: This rank's place.
-        noise_multiplier: What rank 0 has computed it to be, whatever other ranks are told.
+        noise_multiplier: Noise multiplier that rank 0 computed, whatever other ranks are told.
         fresh: Draws random bytes; another one than the system's generator is for tests.
 
     Guarantees:
@@ -50,11 +48,11 @@ class PrivateRankTrainer(RankTrainer):
             raise ConfigError("privacy: the run file has no such section")
         self._rows = RowGradients(self._parts[0], recipe.privacy)
         self._fresh = fresh
-        said = torch.tensor([noise_multiplier], dtype=torch.float64)
-        dist.broadcast(said, src=0)
-        if not math.isfinite(float(said)):
+        multiplier = torch.tensor([noise_multiplier], dtype=torch.float64)
+        dist.broadcast(multiplier, src=0)
+        if not math.isfinite(float(multiplier)):
             raise ConfigError("privacy: rank 0 has not said how much noise there is")
-        self._deviation = float(said) * recipe.privacy.clip_norm
+        self._deviation = float(multiplier) * recipe.privacy.clip_norm
 
     def step(self, step: int, ids: Tensor, labels: Tensor, extras: Mapping[str, Tensor] = NO_EXTRAS) -> AppliedStep:
         """Run one optimizer step on a sample, which may be empty: rows without targets count for nothing."""
@@ -64,11 +62,11 @@ class PrivateRankTrainer(RankTrainer):
         torch.manual_seed(int.from_bytes(self._shared_seed()[:7], "big"))
         with self.timer.phase("compute"):
             self._targets = TargetRows(self._own_labels(labels), self._own_extras(without_attention(extras)))
-            own, seen = self._own_rows(ids), self._seen(extras)
+            own_ids, seen = self._own_rows(ids), self._seen(extras)
             total, loss = self._rows.zeros(), torch.zeros((), dtype=torch.float64)
 
             def losses(numbers: Tensor) -> Tensor:
-                return self._row_losses(own[numbers], None if seen is None else seen[numbers], numbers)
+                return self._row_losses(own_ids[numbers], None if seen is None else seen[numbers], numbers)
 
             for part in self._targets.numbers.chunk(recipe.microbatches):
                 loss += self._rows.add(losses, part, total).sum(dtype=torch.float64).cpu()
@@ -86,25 +84,25 @@ class PrivateRankTrainer(RankTrainer):
         """The mean loss of each row over its own targets."""
         logits = self._parts[0](ids, seen)
         labels, extras = self._targets.of(numbers)
-        found = []
+        row_losses = []
         # split, not slices: the backward pass of each slice would fill and add gradients of all rows
         for row, row_logits in enumerate(logits.split(1)):
-            one = slice(row, row + 1)
-            loss, targets = self._learned(row_logits, labels[one], {name: of[one] for name, of in extras.items()})
-            found.append(loss / max(1, targets))
-        return torch.stack(found)
+            rows = slice(row, row + 1)
+            loss, targets = self._learned(row_logits, labels[rows], {name: of[rows] for name, of in extras.items()})
+            row_losses.append(loss / max(1, targets))
+        return torch.stack(row_losses)
 
     @torch.no_grad()
     def _add_up(self, total: list[Tensor], loss: Tensor) -> float:
-        """Join what the ranks have, add noise, divide; return the norm of what results."""
+        """Join the ranks' sums, add noise, divide; return the norm of the result."""
         if self._recipe.parallel.copies > 1:
-            for one in (*total, loss):
-                dist.all_reduce(one)
+            for tensor in (*total, loss):
+                dist.all_reduce(tensor)
         stream, squares = SecureStream(self._shared_seed()), 0.0
-        for one in total:
-            noise = gaussian_noise(stream, one.numel(), self._deviation)
-            one.add_(torch.from_numpy(noise).view_as(one).to(one.device)).div_(self._recipe.batch_size)
-            squares += float(one.norm()) ** 2
+        for tensor in total:
+            noise = gaussian_noise(stream, tensor.numel(), self._deviation)
+            tensor.add_(torch.from_numpy(noise).view_as(tensor).to(tensor.device)).div_(self._recipe.batch_size)
+            squares += float(tensor.norm()) ** 2
         return math.sqrt(squares)
 
     def _shared_seed(self) -> bytes:

@@ -11,12 +11,10 @@ from phalanx.parallel.groups.collectives import Group, enter, gather_parts, leav
 
 
 class RowLinear(nn.Module):
-    """A linear layer with inputs that are spread over ranks; the sum of their products is what comes out.
+    """A linear layer with inputs that are spread over ranks; its output is the sum of their products.
 
     Args:
-        weight: This rank's slice.
         bias: The whole one, or None; added once, after the sum.
-        group: The ranks.
         is_transposed: The weight is stored ``[in, out]``.
         cuts_sequence: Each rank keeps its slice of the sequence of the sum.
     """
@@ -48,8 +46,6 @@ class RowEmbedding(nn.Module):
     """An embedding of which each rank has some rows; the rows that others have come from them.
 
     Args:
-        weight: This rank's rows.
-        group: The ranks.
         padding_idx: Row of the whole table that gets no gradient from here, or None.
     """
 
@@ -73,7 +69,7 @@ Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, .
 
 
 def entry_hook(group: Group, *, cuts_sequence: bool) -> Hook:
-    """Return what a module's first input goes through before ranks share its work."""
+    """Return a function for a module's first input, which prepares it before ranks share the module's work."""
 
     def hook(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -19,7 +19,6 @@ class Split:
     """A parameter that is cut along one dimension.
 
     Attributes:
-        dim: The dimension.
         parts: Matrices that lie side by side in it, such as query, key and value; each is cut by itself.
     """
 
@@ -39,7 +38,7 @@ class Split:
 
 _HEAD = "lm_head"
 _ADAPTED = "base_layer"
-"""Where an adapter has put the layer that it stands before."""
+"""Name of the wrapped layer inside an adapter's layer."""
 
 
 @dataclass
@@ -47,7 +46,7 @@ class TensorCut:
     """The result of cutting a stage.
 
     Attributes:
-        splits: How each cut parameter lies in the whole one, by name.
+        splits: Place of each cut parameter in the whole one, by name.
         partial: Names of parameters that every rank has whole, with a part of the sum of their gradient.
         shares_vocabulary: Embedding and head are cut along the vocabulary.
     """
@@ -63,7 +62,7 @@ def cut_stage(stage: StageModule, group: Group, *, cuts_sequence: bool) -> Tenso
     Embedding and head are cut too where the ranks divide the vocabulary; otherwise all ranks do that work.
 
     Args:
-        stage: With whole parameters; changed in place.
+        stage: Stage with whole parameters; changed in place.
         group: The tensor parallel ranks; one alone changes nothing.
         cuts_sequence: Between the shared layers each rank has a slice of the sequence.
     """
@@ -113,46 +112,50 @@ class _Knife:
     def cut_vocabulary(self) -> None:
         """Cut embedding and head; where they are one parameter they stay one."""
         stage = self._stage
-        made: dict[int, nn.Parameter] = {}
+        weights: dict[int, nn.Parameter] = {}
         if stage.spec.is_first:
             path = stage.family.embedding_weight.removesuffix(".weight")
             table: Any = stage.get_submodule(path)
-            made[id(table.weight)] = weight = self._slice(table.weight, f"{path}.weight", Split(0))
+            weights[id(table.weight)] = weight = self._slice_parameter(table.weight, f"{path}.weight", Split(0))
             parent, _, leaf = path.rpartition(".")
             setattr(stage.get_submodule(parent), leaf, RowEmbedding(weight, self._group, table.padding_idx))
         if stage.spec.is_last:
             head: Any = stage.get_submodule(_HEAD)
-            known = made.get(id(head.weight))
-            head.weight = known if known is not None else self._slice(head.weight, f"{_HEAD}.weight", Split(0))
+            shared_weight = weights.get(id(head.weight))
+            head.weight = (
+                shared_weight
+                if shared_weight is not None
+                else self._slice_parameter(head.weight, f"{_HEAD}.weight", Split(0))
+            )
 
     def _cut_columns(self, layer: Any, name: str, dim: int, parts: int) -> None:
         linear = getattr(layer, _ADAPTED, layer)
         if linear is not layer:
             self._cut_adapter(layer, name, parts)
-        linear.weight = self._slice(linear.weight, f"{name}.weight", Split(dim, parts))
+        linear.weight = self._slice_parameter(linear.weight, f"{name}.weight", Split(dim, parts))
         if linear.bias is not None:
-            linear.bias = self._slice(linear.bias, f"{name}.bias", Split(0, parts))
+            linear.bias = self._slice_parameter(linear.bias, f"{name}.bias", Split(0, parts))
         if hasattr(linear, "nf"):
             linear.nf = linear.weight.shape[dim]
 
     def _cut_adapter(self, layer: Any, name: str, parts: int) -> None:
         """Of what an adapter adds each rank has the columns that it has of the layer itself."""
         for adapter in layer.lora_B.values():
-            adapter.weight = self._slice(adapter.weight, f"{name}.lora_B.weight", Split(0, parts))
+            adapter.weight = self._slice_parameter(adapter.weight, f"{name}.lora_B.weight", Split(0, parts))
         # a rank's columns alone say what its gradient is
         self._cut.partial.add(f"{name}.lora_A.weight")
         for size in layer.lora_magnitude_vector.values():
-            size.weight = self._slice(size.weight, f"{name}{MAGNITUDE}", Split(0, parts))
+            size.weight = self._slice_parameter(size.weight, f"{name}{MAGNITUDE}", Split(0, parts))
 
     def _cut_prefix(self, prefix: Any, name: str) -> None:
         """Of virtual tokens each rank has the heads that it has of all others."""
         for part in ("key", "value"):
-            setattr(prefix, part, self._slice(getattr(prefix, part), f"{name}.{PREFIX}.{part}", Split(0)))
+            setattr(prefix, part, self._slice_parameter(getattr(prefix, part), f"{name}.{PREFIX}.{part}", Split(0)))
 
     def _cut_rows(self, block: nn.Module, path: str, name: str, dim: int) -> None:
         linear: Any = block.get_submodule(path)
         rows = RowLinear(
-            self._slice(linear.weight, f"{name}.weight", Split(dim)),
+            self._slice_parameter(linear.weight, f"{name}.weight", Split(dim)),
             linear.bias,
             self._group,
             is_transposed=self._stage.family.fan_in_fan_out,
@@ -161,6 +164,6 @@ class _Knife:
         parent, _, leaf = path.rpartition(".")
         setattr(block.get_submodule(parent), leaf, rows)
 
-    def _slice(self, whole: nn.Parameter, name: str, split: Split) -> nn.Parameter:
+    def _slice_parameter(self, whole: nn.Parameter, name: str, split: Split) -> nn.Parameter:
         self._cut.splits[name] = split
         return local_parameter(split.take(whole.detach(), self._group.rank(), self._group.size()), whole)

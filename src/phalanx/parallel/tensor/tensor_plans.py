@@ -26,7 +26,7 @@ class BlockPlan:
 
 
 def plan_of(family: str) -> BlockPlan:
-    """How ranks share a block, from what the family's facts say of its matrices."""
+    """Return the plan by which ranks share a block, from the family's facts about its matrices."""
     facts = FAMILIES[family]
     side_by_side = {"all": 1 if facts.heads_first else 3}
     columns = {name: side_by_side.get(width, 1) for name, feed, width in facts.matrices if feed in ("first", "second")}

@@ -34,8 +34,8 @@ class _SharedCrossEntropy(torch.autograd.Function):
         weights = shifted.exp()
         is_here = (labels >= start) & (labels < start + logits.shape[1])
         column = (labels - start).clamp(0, logits.shape[1] - 1)
-        own = torch.where(is_here, shifted.gather(1, column.unsqueeze(1)).squeeze(1), shifted.new_zeros(()))
-        sums = torch.stack((weights.sum(dim=-1), own))
+        target_weight = torch.where(is_here, shifted.gather(1, column.unsqueeze(1)).squeeze(1), shifted.new_zeros(()))
+        sums = torch.stack((weights.sum(dim=-1), target_weight))
         dist.all_reduce(sums, group=group)
         counted = labels != IGNORE
         ctx.save_for_backward(weights / sums[0].unsqueeze(1), column, is_here, counted)

@@ -1,1 +1,1 @@
-"""The assignment of stages to holders and shadows, and what it takes in memory and messages."""
+"""The assignment of stages to holders and shadows, and its memory and messages."""

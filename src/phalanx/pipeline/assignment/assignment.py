@@ -58,32 +58,23 @@ def without(
     workers: Sequence[str],
     *,
     guarded: bool,
-    has_successors: bool = True,
     memory: Memory = UNBOUNDED,
 ) -> Assignment:
     """Promote the shadows of what `gone` held, and find new shadows where they are missing then.
 
     Args:
-        assignment: The present one.
         gone: The party that was evicted or lost.
-        workers: The workers that remain.
         guarded: Whether stages are shadowed at all.
-        has_successors: Whether a shadow can take over.
         memory: The parties' room for the stages without a shadow.
 
     Raises:
-        NoHolderError: A stage of `gone` had no shadow, or one that cannot take over.
+        NoHolderError: A stage of `gone` had no shadow.
     """
     holders = dict(assignment.holders)
     for stage, holder in assignment.holders.items():
         if holder != gone:
             continue
         successor = assignment.shadows.get(stage)
-        if not has_successors and guarded:
-            raise NoHolderError(
-                f"stage {stage}: {gone} is gone and its shadow has no optimizer state to take over with; "
-                "resume from the last checkpoint with --resume"
-            )
         if successor is None or successor == gone:
             raise NoHolderError(
                 f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"
@@ -91,12 +82,12 @@ def without(
         holders[stage] = successor
     if not guarded:
         return Assignment(holders, {})
-    kept = {
+    remaining_shadows = {
         stage: shadow
         for stage, shadow in assignment.shadows.items()
         if shadow != gone and holders[stage] not in (shadow, OWNER)
     }
-    return Assignment(holders, cover(holders, kept, workers, memory))
+    return Assignment(holders, cover(holders, remaining_shadows, workers, memory))
 
 
 def settled(
@@ -112,7 +103,11 @@ def settled(
     """
     holders, shadows = {}, {}
     for stage, holder in new.holders.items():
-        had = [old.holders.get(stage), old.shadows.get(stage), *(name for at, name in confirmed if at == stage)]
+        had = [
+            old.holders.get(stage),
+            old.shadows.get(stage),
+            *(name for confirmed_stage, name in confirmed if confirmed_stage == stage),
+        ]
         holders[stage] = holder if holder in had else old.holders[stage]
         candidates = (new.shadows.get(stage), old.shadows.get(stage))
         able = [name for name in candidates if name and name in had and name in present and name != holders[stage]]
@@ -129,8 +124,8 @@ def may_lack_a_state(late: Collection[str], roles: Sequence[Role]) -> bool:
 def shadowed_by_owner(assignment: Assignment) -> Assignment:
     """Return it with the owner as the shadow of every stage of a worker that has none.
 
-    A party that lacks a state, and the one that was to send it, contradict each other without proof. The owner gets the
-    state in the place of the first, and so sees for itself whether the second gives it.
+    A party that lacks a state and its sender contradict each other without proof. The owner takes the receiver's place,
+    and so sees for itself whether the sender delivers it.
     """
     return Assignment(assignment.holders, cover(assignment.holders, assignment.shadows, ()))
 
@@ -141,7 +136,7 @@ def roles_of(new: Assignment, old: Assignment | None, reachable: Collection[str]
     Args:
         new: The assignment from now on.
         old: The one until now; None when every party begins anew.
-        reachable: Parties that can send what they held until now, even if they hold it no more.
+        reachable: Parties that can send their former states, even where they hold the stage no more.
     """
     return tuple(_role(stage, new, old, reachable) for stage in sorted(new.holders))
 
@@ -173,8 +168,6 @@ def cover(
     """Find a shadow for every stage of a worker that has none.
 
     Args:
-        holders: Holder of each stage.
-        kept: Shadows that stay.
         workers: Workers that can be one.
         memory: The parties' room for one; where none has enough, the party is chosen that exceeds its limit least.
     """

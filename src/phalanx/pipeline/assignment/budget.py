@@ -22,7 +22,7 @@ LINE_BYTES = 4096
 
 
 def allowance_of(plan: StepPlan) -> Allowance:
-    """Return what one party may send to another one in one attempt at a step, beside what it was asked for.
+    """Return the bytes that one party may send to another in one attempt at a step, beside answers to requests.
 
     | what | messages |
     |---|---|
@@ -38,8 +38,8 @@ def allowance_of(plan: StepPlan) -> Allowance:
     states = sum(row.size_bytes + 2 * _NUMBER * row.trainable for row in rows)
     bulk = sum(_NUMBER * row.trainable for row in rows) + 2 * states
     parts = bulk // PART_BYTES + 3 * num_stages
-    words = 4 * tensors + 16 * num_stages + 256
-    frames = 2 * tensors + parts + words
+    num_bytes_of_words = 4 * tensors + 16 * num_stages + 256
+    frames = 2 * tensors + parts + num_bytes_of_words
     return Allowance(
         messages=_TWICE * frames,
         size_bytes=_TWICE * (2 * tensors * plan.hidden_bytes + bulk + frames * _WORD_BYTES),

@@ -18,7 +18,7 @@ def fitting(wanted: Assignment, workers: Sequence[str], memory: Memory, *, holde
     Args:
         wanted: An assignment with a shadow for every stage of a worker, or with none.
         workers: Workers that can hold and shadow; the owner shadows where no worker can, and holds no further stage.
-        memory: What stages need and what parties have.
+        memory: Needs of the stages and limits of the parties.
         holders_stay: Only shadows may be others: no other party has the states of the stages.
 
     Guarantees:
@@ -26,8 +26,8 @@ def fitting(wanted: Assignment, workers: Sequence[str], memory: Memory, *, holde
     """
     if memory.excess(wanted.holders, wanted.shadows) == 0:
         return wanted
-    found = _Search(wanted, workers, memory, holders_stay).run()
-    return wanted if found is None else found
+    fitted = _Search(wanted, workers, memory, holders_stay).run()
+    return wanted if fitted is None else fitted
 
 
 @dataclass
@@ -75,10 +75,10 @@ class _Search:
 
     def _pairs(self, stage: int) -> Iterator[tuple[str, str | None]]:
         """Yield pairs that could hold and shadow a stage: the wanted parties first, then those with most room."""
-        wanted, shadow = self.wanted.holders[stage], self.wanted.shadows.get(stage)
+        wanted_holder, shadow = self.wanted.holders[stage], self.wanted.shadows.get(stage)
         ranks = {worker: self._room(worker) for worker in self.workers}
         roomy = sorted(self.workers, key=lambda worker: -ranks[worker])
-        for holder in _first(wanted, [] if self.holders_stay else roomy):
+        for holder in _first(wanted_holder, [] if self.holders_stay else roomy):
             if shadow is None:
                 yield holder, None
                 continue
@@ -87,8 +87,8 @@ class _Search:
                     yield holder, other
 
     def _room(self, worker: str) -> float:
-        left = self.memory.left(worker, self.needs)
-        return math.inf if left is None else float(left)
+        bytes_left = self.memory.left(worker, self.needs)
+        return math.inf if bytes_left is None else float(bytes_left)
 
     def _count(self, stage: int, holder: str, shadow: str | None, sign: int) -> None:
         roles: Mapping[int, str] = {} if shadow is None else {stage: shadow}

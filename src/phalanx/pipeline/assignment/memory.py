@@ -32,13 +32,13 @@ class Footprint:
 class Memory:
     """The memory that stages need and that parties have, at one moment.
 
-    Parties that name the same thing share it. What each of them says is a limit for itself, and for itself together
-    with all those that say less: beside a liar that gives the same name an honest party is given neither less than
-    without the liar, nor more than it has.
+    Parties of one name share that memory. Each party's claim limits itself, and itself together with all parties of
+    smaller claims: beside a liar of the same name, an honest party is given neither less than without the liar, nor
+    more than it has.
 
     Args:
-        footprints: Of each stage; none, and everything fits.
-        rooms: By party; a party that is not in it has no limit.
+        footprints: One per stage; everything fits where it is empty.
+        rooms: Limits by party; a party without an entry has none.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class Memory:
         self._footprints = footprints
         ladders: dict[tuple[str, str], list[tuple[int, str]]] = {}
         limited = rooms if footprints else {}
-        for party, own in limited.items():
-            for name, size in own.items():
+        for party, limits in limited.items():
+            for name, size in limits.items():
                 ladders.setdefault((name, party if name == ALONE else ""), []).append((size, party))
         self._ladders = [sorted(ladder) for ladder in ladders.values()]
 
@@ -72,7 +72,7 @@ class Memory:
         return self.excess_of(self.needs(holders, shadows)) if self._ladders else 0
 
     def excess_of(self, needs: Mapping[str, int]) -> int:
-        """The same, from what each party would use."""
+        """Return the excess, from the needs of each party."""
         total = 0
         for ladder in self._ladders:
             used = 0
@@ -82,21 +82,21 @@ class Memory:
         return total
 
     def left(self, party: str, needs: Mapping[str, int]) -> int | None:
-        """Bytes that a party could still use beside what every party does; None where it has no limit."""
-        found: int | None = None
+        """Return the bytes that a party could still use; None where it has no limit."""
+        bytes_left: int | None = None
         for ladder in self._ladders:
             used, is_in = 0, False
             for size, other in ladder:
                 used += needs.get(other, 0)
                 is_in = is_in or other == party
                 if is_in:
-                    found = size - used if found is None else min(found, size - used)
-        return found
+                    bytes_left = size - used if bytes_left is None else min(bytes_left, size - used)
+        return bytes_left
 
     def shortages(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> list[str]:
-        """Name each party that would have too little, with what it has, and what it would need it for."""
+        """Name each party with too little memory, with its limit, its need and the roles that cause it."""
         needs = self.needs(holders, shadows)
-        found = []
+        shortages = []
         for ladder in self._ladders:
             used, worst = 0, (0, "")
             for rung, (size, party) in enumerate(ladder):
@@ -107,11 +107,13 @@ class Memory:
                     together = " together" if len(users) > 1 else ""
                     verbs = ("have", "need") if together else ("has", "needs")
                     names = " and ".join(users)
-                    said = f"{names}{together} {verbs[0]} {_mib(size)} for stages and {verbs[1]} {_mib(used)} ({roles})"
-                    worst = (used - size, said)
+                    description = (
+                        f"{names}{together} {verbs[0]} {_mib(size)} for stages and {verbs[1]} {_mib(used)} ({roles})"
+                    )
+                    worst = (used - size, description)
             if worst[1]:
-                found.append(worst[1])
-        return sorted(set(found))
+                shortages.append(worst[1])
+        return sorted(set(shortages))
 
     def check(self, holders: Mapping[int, str], shadows: Mapping[int, str]) -> None:
         """Refuse what does not fit.

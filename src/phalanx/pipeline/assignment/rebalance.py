@@ -26,13 +26,13 @@ def regrouped(
     """Spread the middle stages over the workers that are there, and let idle workers shadow.
 
     Args:
-        old: The present assignment; every party in it can still send what it holds.
+        old: The present assignment; every party in it can still send its states.
         workers: Workers that take part from now on.
         guarded: Whether stages are shadowed at all.
         costs: Work of each stage; left out, each is as much as another.
         pace: Time that a worker needs for a unit of work; one that is left out is as fast as the mean of the others.
-        memory: What stages need and what parties have. Where something that fits is found, nothing else is chosen; else
-            what exceeds the limits least.
+        memory: Needs of the stages and limits of the parties. An assignment that fits is preferred to any other; where
+            none fits, the one with the smallest excess is chosen.
     """
     field = _Field(workers, costs, pace, memory)
     new = _moved(old, field, guarded=guarded)
@@ -50,9 +50,9 @@ def loads(
     costs: Sequence[float] = (),
     pace: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """Time that each worker needs for what it holds."""
-    known = [pace[worker] for worker in workers if worker in pace]
-    usual = sum(known) / len(known) if known else 1.0
+    """Return the time that each worker needs for its stages."""
+    paces = [pace[worker] for worker in workers if worker in pace]
+    usual = sum(paces) / len(paces) if paces else 1.0
     return {
         worker: pace.get(worker, usual) * sum(_cost(costs, stage) for stage, who in holders.items() if who == worker)
         for worker in workers
@@ -103,10 +103,10 @@ def _spread(old: Assignment, field: _Field) -> dict[int, str]:
     for stage in [stage for stage in middle if holders[stage] not in workers]:
         ranks = {}
         for worker in workers:
-            there = {**holders, stage: worker}
+            candidate = {**holders, stage: worker}
             # a shadow has the state already
             is_new = worker != old.shadows.get(stage)
-            ranks[worker] = (field.excess_with(there, old), field.loads(there)[worker], is_new)
+            ranks[worker] = (field.excess_with(candidate, old), field.loads(candidate)[worker], is_new)
         holders[stage] = min(workers, key=ranks.__getitem__)
     while (moved := _best_move(holders, old, field)) is not None:
         holders[moved[0]] = moved[1]
@@ -197,11 +197,9 @@ class Balance:
         """Whether stages should move because a worker is slow.
 
         Args:
-            step: The next one.
             assignment: Holder and shadow of each stage.
             workers: Workers that could have stages.
             busy: Seconds that each worker has worked since it was started, as it reported last.
-            memory: The parties' room.
         """
         if not self.every or len(workers) < 2:
             return False

@@ -1,13 +1,13 @@
-"""The bytes that a stage needs at its holder and at its shadow, computed from its shapes."""
+"""The bytes that a stage needs at its holder, at each rank of one, and at its shadow, computed from its shapes."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from phalanx.config import canonical_json
 from phalanx.models import FAMILIES, SlicedAdapter, StageRow, StageSpec, shared_hub_config, stage_table
 from phalanx.pipeline.assignment.memory import Footprint
-from phalanx.pipeline.config import GuardConfig
+from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.stage.stage_copy import stage_spec
 from phalanx.planner.schedules import SCHEDULES, most_in_flight
@@ -34,12 +34,11 @@ def stage_counts(plan: StepPlan, stage: int) -> StageRow:
 
 
 def footprints(plan: StepPlan) -> tuple[Footprint, ...]:
-    """Return what each stage needs, the middle ones with everything that the guard asks of holder and shadow.
+    """Return the memory of each stage; of middle ones with everything that the guard asks of holder and shadow.
 
     Counted are weights, moments, gradients, the optimizer's buffer for clipping, what is kept in order to go back,
     activations of the microbatches in flight, and messages that are kept until the step is decided. Not counted are
-    the process itself with its libraries, the copy of a state that is on its way while roles change, and a stage that a
-    third party fetches for an audit.
+    the process itself with its libraries, and the copy of a state that is on its way while roles change.
     """
     return tuple(Footprint(_held(plan, stage), _shadowed(plan, stage)) for stage in range(len(plan.stages)))
 
@@ -63,36 +62,22 @@ def _held(plan: StepPlan, stage: int) -> int:
     row, guard, spec = stage_counts(plan, stage), plan.guard, stage_spec(plan, stage)
     is_middle = not (spec.is_first or spec.is_last)
     # moments, gradient, gradient times the clip coefficient
-    per_trained = 2 + 1 + 1 + kept_to_go_back(guard)
-    if guard.keeps_snapshots:
-        per_trained += 3
+    per_trained = 2 + 1 + 1
     if guard.enabled and is_middle and guard.sends_gradient:
         # on its way to the other copy
         per_trained += 1
-    messages = (2 if is_middle else 1) * boundary_bytes(plan, kept_steps=guard.undoable_steps)
+    messages = (2 if is_middle else 1) * boundary_bytes(plan, kept_steps=guard.commit_lag)
     activations = most_microbatches(plan, stage) * activation_bytes(plan, stage)
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + messages + activations
 
 
 def _shadowed(plan: StepPlan, stage: int) -> int:
-    row, guard = stage_counts(plan, stage), plan.guard
+    row = stage_counts(plan, stage)
     # inputs that are fetched for audits, and what came out
     audits = 2 * boundary_bytes(plan) + activation_bytes(plan, stage)
-    if guard.keeps_snapshots:
-        # the last snapshot, the next one while it comes in, and a visitor's copy with its gradient
-        kept = 2 * NUMBER_BYTES * 3 * row.trainable + row.size_bytes - NUMBER_BYTES * row.trainable
-        return kept + row.size_bytes + NUMBER_BYTES * 3 * row.trainable + audits
-    if guard.verify_only:
-        return row.size_bytes + NUMBER_BYTES * row.trainable + audits
     # moments, undo copy of weights and moments, this gradient and the last one, gradient times the clip coefficient
-    per_trained = 2 + 3 + 2 + 1 + kept_to_go_back(guard)
+    per_trained = 2 + 3 + 2 + 1
     return row.size_bytes + NUMBER_BYTES * per_trained * row.trainable + audits
-
-
-def kept_to_go_back(guard: GuardConfig) -> int:
-    """Numbers per trained number in an `UndoLog`: states, and the gradients since."""
-    states = min(guard.undoable_steps, 2)
-    return 3 * states + states * guard.undoable_steps
 
 
 def most_microbatches(plan: StepPlan, stage: int) -> int:
@@ -110,3 +95,37 @@ def boundary_bytes(plan: StepPlan, kept_steps: int = 0) -> int:
 def _counted(hub_config: bytes, spec: StageSpec, adapter: SlicedAdapter | None) -> StageRow:
     (row,) = stage_table(shared_hub_config(json.loads(hub_config)), (spec,), adapter)
     return row
+
+
+_GRADIENTS_SHARED = 2
+_MOMENTS, _CLIPPED, _WEIGHT = 2, 1, 1
+"""Numbers per trained number: moments, the gradient times the clip coefficient, a weight."""
+_SIGNED = 2
+"""The whole gradient, and the same on its way to the shadow."""
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """What the ranks of a party need for a stage that it serves, computed from shapes.
+
+    Attributes:
+        first: At rank 0, which has whole weights, signs whole gradients and keeps messages.
+        other: At each other rank, where tensors of the state are of one size.
+    """
+
+    first: int
+    other: int
+
+
+def rank_bytes(plan: StepPlan, stage: int, layout: PartyLayout) -> RankBytes:
+    """Return what each rank of a layout needs; counted is what `footprints` counts of a holder."""
+    row, guard = stage_counts(plan, stage), plan.guard
+    trained = NUMBER_BYTES * row.trainable
+    state = (_MOMENTS + _CLIPPED) * trained
+    sums = trained // layout.tp // (layout.copies if layout.zero >= _GRADIENTS_SHARED else 1)
+    activations = most_microbatches(plan, stage) * activation_bytes(plan, stage) // layout.copies
+    shared = (state + _WEIGHT * trained) // layout.world if layout.zero else 0
+    other = row.size_bytes // layout.tp + sums + activations + shared
+    messages = 2 * boundary_bytes(plan, kept_steps=guard.commit_lag)
+    signed = _SIGNED * trained if guard.enabled and guard.sends_gradient else trained
+    return RankBytes(other + row.size_bytes + signed + messages + (0 if layout.zero else state), other)

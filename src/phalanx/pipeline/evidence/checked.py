@@ -44,16 +44,12 @@ class CheckedEvidence:
     """One evidence file with digests, certificates and signatures that have been checked.
 
     Attributes:
-        where: How errors call it.
-        record: What it says.
-        tensors: What lies beside it.
         peers: The parties by name, with the keys that the authority certified.
-        statements: Opens what the parties passed on.
+        statements: Opens messages that parties passed on.
         headers: Headers by role, signed in this session by the party that they name as sender.
         unsigned: Roles of headers that no party signed in this session; only forgery may have any.
         fingerprint: SHA-256 over the authority's certificate, hex.
-        sha256: Of the record's file.
-        pins: What was known from elsewhere.
+        pins: Facts that the reader knew beforehand.
     """
 
     where: str
@@ -108,8 +104,7 @@ def open_evidence(path: Path, pins: Pins) -> CheckedEvidence:
     """Read evidence and check what does not depend on the verdict.
 
     Args:
-        path: The JSON file.
-        pins: What its reader knows from elsewhere.
+        pins: Facts that the reader knows beforehand.
 
     Raises:
         EvidenceError: A file is missing, altered or malformed, a certificate is not the authority's, a
@@ -143,19 +138,19 @@ class VouchedRecord(Protocol):
 
 
 def certified_peers(path: Path, record: VouchedRecord, pins: Pins) -> tuple[str, dict[str, Peer]]:
-    """Compare authority and session with what the reader knows, and check every certificate.
+    """Compare authority and session with the reader's, and check every certificate.
 
     Returns:
         SHA-256 over the authority's certificate, hex, and the parties by name.
 
     Raises:
-        EvidenceError: One is not what it should be.
+        EvidenceError: A certificate, the authority or the session is another one.
     """
     fingerprint = _fingerprint(record.authority.encode(), f"{path}: authority")
     if pins.authority is not None:
-        known = _fingerprint(pins.authority, "the authority to compare with")
-        if known != fingerprint:
-            raise EvidenceError(f"{path}: is vouched for by the authority {fingerprint}, expected {known}")
+        known_fingerprint = _fingerprint(pins.authority, "the authority to compare with")
+        if known_fingerprint != fingerprint:
+            raise EvidenceError(f"{path}: is vouched for by the authority {fingerprint}, expected {known_fingerprint}")
     if pins.session not in (None, record.session):
         raise EvidenceError(f"{path}: is of the session {record.session!r}, expected {pins.session!r}")
     return fingerprint, {name: _peer(path, record, name) for name in sorted(record.certificates)}
@@ -187,18 +182,18 @@ def _open_headers(
 
 
 def _peer(path: Path, record: VouchedRecord, name: str) -> Peer:
-    where = f"{path}: certificate of {name[:80]!r}"
+    place = f"{path}: certificate of {name[:80]!r}"
     pem = record.certificates[name].encode()
     try:
         # as of its first day: evidence outlives certificates
-        since = certificate_facts(pem, where).not_before
-        peer = peer_from_certificate(pem, record.authority.encode(), since, where)
+        since = certificate_facts(pem, place).not_before
+        peer = peer_from_certificate(pem, record.authority.encode(), since, place)
     except CertificateError as exc:
         raise EvidenceError(str(exc)) from exc
     try:
         return peer.called(name)
     except CertificateError as exc:
-        raise EvidenceError(f"{where}: is that of {peer.name!r}") from exc
+        raise EvidenceError(f"{place}: is that of {peer.name!r}") from exc
 
 
 def _fingerprint(pem: bytes, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Read the evidence of one verdict offline, believe nothing that can be checked, and say what is left to believe."""
+"""Explain the evidence of one verdict offline: check all that can be checked, and state what remains to be believed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,6 @@ from phalanx.pipeline.evidence.recompute import (
     weights_vouched_by,
 )
 from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient, weigh_update
-from phalanx.pipeline.evidence.weight_dispute import explain_sent_weights, part_name
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.messages import Activation, Apply, Commit, GradientHeld, StateDigest, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, statements_in
@@ -43,7 +42,7 @@ def explain_evidence(path: Path, authority: Path | None = None, session: str | N
     Args:
         path: ``NAME.json``; ``NAME.safetensors`` lies beside it.
         authority: Certificate of the authority as you know it; without it, compare the fingerprint.
-        session: Name of the session as you know it, from the audit log; without it, compare the one that is shown.
+        session: Session name that you know from the audit log; without it, compare the one that is shown.
 
     Returns:
         What was checked, by name, for people to read; the last two entries are what still rests on the
@@ -53,9 +52,9 @@ def explain_evidence(path: Path, authority: Path | None = None, session: str | N
         EvidenceError: Something does not hold; the message names it.
 
     Guarantees:
-        An altered tensor, header, certificate or record is found, as long as the authority's fingerprint
-        or the file's digest is known from elsewhere. Signatures prove what a party said in this session, and to
-        which party; that it was wrong is recomputed here when the stage's weights are in the evidence.
+        An altered tensor, header, certificate or record is found, as long as the authority's fingerprint or the file's
+        digest is known from elsewhere. Signatures prove what a party stated in this session, and to which party; that
+        it was wrong is recomputed here.
     """
     try:
         pem = None if authority is None else authority.read_bytes()
@@ -65,7 +64,7 @@ def explain_evidence(path: Path, authority: Path | None = None, session: str | N
 
 
 def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
-    """Check evidence as `explain_evidence`, with what the reader knows from elsewhere.
+    """Check evidence as `explain_evidence`, with facts that the reader knows beforehand.
 
     Raises:
         EvidenceError: Something does not hold: the party that it accuses is not to be convicted.
@@ -76,11 +75,11 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
         raise checked.refuse("accuses the owner, whom everything rests on")
     if verdict.party not in checked.peers:
         raise checked.refuse(f"holds no certificate of {verdict.party!r}, whom it accuses")
-    where = ("stage", "step", "microbatch", "direction", "accuser")
+    places = ("stage", "step", "microbatch", "direction", "accuser")
     facts: _Explained = {
         "verdict": f"{verdict.party} is guilty: {verdict.offence}",
         "reason": verdict.reason,
-        **{name: getattr(verdict, name) for name in where},
+        **{name: getattr(verdict, name) for name in places},
         "file": f"SHA-256 {checked.sha256}",
         "tensors": f"SHA-256 {checked.record.tensors.sha256}, {len(checked.tensors)} tensors",
         "authority": f"{'as given' if pins.authority else 'not compared'}, fingerprint {checked.fingerprint}",
@@ -96,14 +95,14 @@ def _signatures(checked: CheckedEvidence) -> str:
 
 
 def _shape(checked: CheckedEvidence) -> _Explained:
-    said, plan = checked.said("message", Activation), checked.record.plan
-    _by_guilty(checked, said.header.fields.sender, "message")
-    if announces_a_boundary(said, plan):
+    statement, plan = checked.said("message", Activation), checked.record.plan
+    _by_guilty(checked, statement.header.fields.sender, "message")
+    if announces_a_boundary(statement, plan):
         raise checked.refuse("its message has the shape, type and size of the plan")
-    message = said.message
+    message = statement.message
     return _proved(
         checked,
-        f"signed a tensor {message.dtype}{list(message.shape)} of {said.size_bytes} bytes, the plan has "
+        f"signed a tensor {message.dtype}{list(message.shape)} of {statement.size_bytes} bytes, the plan has "
         f"{str(BOUNDARY_DTYPE).removeprefix('torch.')}{list(plan.hidden_shape)} of {plan.hidden_bytes}",
         "that the plan is the one of this run",
     )
@@ -113,10 +112,10 @@ def _equivocation(checked: CheckedEvidence) -> _Explained:
     if "second" in checked.headers:
         return _two_statements(checked)
     if "told_stage" in checked.headers:
-        one, other = checked.said("told_stage", Activation), checked.said("told_auditor", Activation)
-        for said in (one, other):
-            _by_guilty(checked, said.header.fields.sender, "told_stage, told_auditor")
-        if _place(one) != _place(other) or one.digest == other.digest:
+        first, other = checked.said("told_stage", Activation), checked.said("told_auditor", Activation)
+        for statement in (first, other):
+            _by_guilty(checked, statement.header.fields.sender, "told_stage, told_auditor")
+        if _place(first) != _place(other) or first.digest == other.digest:
             raise checked.refuse("its two headers are no two versions of one message")
         return _proved(checked, "signed two different tensors as one message", None)
     sent, committed = checked.said("message", Activation), checked.said("commit", Commit)
@@ -157,21 +156,28 @@ def _gradient(checked: CheckedEvidence) -> _Explained:
     verdict = checked.record.verdict
     if (commit.stage, commit.step) != (verdict.stage, verdict.step):
         raise checked.refuse("its commitment is about another stage or step")
-    held = _of_attempt(checked, "gradient_held", GradientHeld, commit)
+    gradient_held = _of_attempt(checked, "gradient_held", GradientHeld, commit)
     audited = _of_attempt(checked, "step_audited", StepAudited, commit)
-    signers = {holder, *(said.header.fields.sender for said in (held, audited) if said is not None)}
+    signers = {
+        holder,
+        *(statement.header.fields.sender for statement in (gradient_held, audited) if statement is not None),
+    }
     if verdict.party not in signers:
         raise checked.refuse(
             f"accuses {verdict.party}, who signed none of {', '.join(sorted(signers))}'s words about it"
         )
-    if held is not None and _said(commit) != _said(held.message) and _is_about_sent_parts(checked, commit, held):
-        return _held_gradient(checked, committed, held)
-    other = held if held is not None and _said(commit) != _said(held.message) else audited
+    if (
+        gradient_held is not None
+        and _said(commit) != _said(gradient_held.message)
+        and _is_about_sent_parts(checked, commit, gradient_held)
+    ):
+        return _held_gradient(checked, committed, gradient_held)
+    other = gradient_held if gradient_held is not None and _said(commit) != _said(gradient_held.message) else audited
     if other is None and verdict.accuser != OWNER:
         raise checked.refuse("has no signed header for 'step_audited' that contradicts the stage")
     if other is not None and _said(commit) == _said(other.message) and verdict.party != holder:
         raise checked.refuse("stage and auditor agree on the gradient")
-    claims = [_claim_of(said) for said in (committed, other) if said is not None]
+    claims = [_claim_of(statement) for statement in (committed, other) if statement is not None]
     return _weigh_gradient(checked, committed, claims)
 
 
@@ -187,16 +193,18 @@ def _claim_of(said: Statement[Commit] | Statement[GradientHeld] | Statement[Step
 def _weigh_gradient(
     checked: CheckedEvidence, committed: Statement[Commit], claims: Sequence[GradientClaim]
 ) -> _Explained:
-    """Judge the weight gradient by the run's own function, from a recomputation with what the evidence shows."""
+    """Judge the weight gradient by the run's own function, from a recomputation of the shown inputs."""
     guilty, shown = checked.record.verdict.party, shown_truth(checked)
     again = redo_gradient(checked, committed)
     truth = (transfer_digest(shown), finite_norm_squared(shown))
     # the norm of a gradient that all of them signed needs no recomputation
     if not shown or (again is None and any(claim.digest != truth[0] for claim in claims)):
         return _believed(f"that {guilty} was off: the owner computed it again")
-    found = weigh_gradient(truth, claims[0], claims[1] if len(claims) > 1 else None)
-    if found != guilty:
-        raise checked.refuse(f"accuses {guilty}, but what was signed and recomputed speaks against {found or 'nobody'}")
+    guilty_party = weigh_gradient(truth, claims[0], claims[1] if len(claims) > 1 else None)
+    if guilty_party != guilty:
+        raise checked.refuse(
+            f"accuses {guilty}, but what was signed and recomputed speaks against {guilty_party or 'nobody'}"
+        )
     facts: _Explained = {}
     if again is not None:
         facts["recomputed here"] = _compare_gradients(checked, shown, again)
@@ -241,10 +249,10 @@ def _of_attempt(
     """Return the statement about the gradient of the very attempt that was committed to; None when there is none."""
     if role not in checked.headers:
         return None
-    said = checked.said(role, kind)
-    message = said.message
+    statement = checked.said(role, kind)
+    message = statement.message
     same = (message.epoch, message.step, message.stage) == (commit.epoch, commit.step, commit.stage)
-    return said if same else None
+    return statement if same else None
 
 
 def _said(message: Commit | GradientHeld | StepAudited) -> tuple[str, float | None]:
@@ -263,15 +271,15 @@ def _collusion(checked: CheckedEvidence) -> _Explained:
 def _vouched_gradient(checked: CheckedEvidence) -> _Explained:
     """An auditor signed the very gradient that a stage is guilty of."""
     committed = checked.said("commit", Commit)
-    said: Statement[StepAudited] | Statement[GradientHeld] | None = _of_attempt(
+    statement: Statement[StepAudited] | Statement[GradientHeld] | None = _of_attempt(
         checked, "step_audited", StepAudited, committed.message
     )
-    said = said or _of_attempt(checked, "gradient_held", GradientHeld, committed.message)
+    statement = statement or _of_attempt(checked, "gradient_held", GradientHeld, committed.message)
     party = checked.record.verdict.party
-    if said is None or said.header.fields.sender != party:
+    if statement is None or statement.header.fields.sender != party:
         raise checked.refuse(f"shows nothing in which {party} vouches for a gradient")
     claim = _claim_of(committed)
-    if _said(committed.message) != _said(said.message):
+    if _said(committed.message) != _said(statement.message):
         raise checked.refuse(f"{party} signed another gradient than the stage")
     shown = shown_truth(checked)
     if not shown or redo_gradient(checked, committed) is None:
@@ -282,13 +290,8 @@ def _vouched_gradient(checked: CheckedEvidence) -> _Explained:
 
 
 def _state(checked: CheckedEvidence) -> _Explained:
-    """Explain a dispute about a state: sent weights, an altered copy, or a wrong update."""
-    if part_name(0) in checked.headers:
-        facts, believed, what = explain_sent_weights(checked)
-        return {**facts, **_proved(checked, what, believed)}
-    if "agreed" in checked.headers:
-        return _altered_copy(checked)
-    return _wrong_update(checked)
+    """Explain a dispute about a state: an altered copy, or a wrong update."""
+    return _altered_copy(checked) if "agreed" in checked.headers else _wrong_update(checked)
 
 
 def _altered_copy(checked: CheckedEvidence) -> _Explained:
@@ -301,7 +304,7 @@ def _altered_copy(checked: CheckedEvidence) -> _Explained:
     if agreed is None or ready is None or (agreed.weights, agreed.moments) == (ready.weights, ready.moments):
         raise checked.refuse(f"{party} signed no two states of stage {stage}")
     if ready.step == agreed.step + 1:
-        return _believed(f"that stage {stage} took no update in step {agreed.step}")
+        return _believed(f"which state of stage {stage} step {agreed.step} leads to: the owner made that update")
     if ready.step != agreed.step:
         raise checked.refuse(f"{party} signed no two states of stage {stage} after the same steps")
     what = "signed another state of a copy that it kept than it had signed before"
@@ -348,8 +351,8 @@ def _wrong_update(checked: CheckedEvidence) -> _Explained:
 def _has_moved_frozen(checked: CheckedEvidence, before_roles: Sequence[str], after: StateDigest) -> bool:
     """Whether the accused party signed two frozen parts of one stage: no update touches those."""
     party = checked.record.verdict.party
-    own = [said_state(checked, role) for role in before_roles if checked.headers[role].fields.sender == party]
-    return any(before is not None and frozen_part(before) != frozen_part(after) for before in own)
+    signed_states = [said_state(checked, role) for role in before_roles if checked.headers[role].fields.sender == party]
+    return any(before is not None and frozen_part(before) != frozen_part(after) for before in signed_states)
 
 
 def _unproved(checked: CheckedEvidence) -> _Explained:
@@ -389,5 +392,4 @@ _EXPLAIN: Mapping[Offence, Callable[[CheckedEvidence], _Explained]] = {
     "state": _state,
     "shape": _shape,
     "transfer": _unproved,
-    "statistics": _unproved,
 }

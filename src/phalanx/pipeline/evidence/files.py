@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from phalanx.config import StrictModel
@@ -19,9 +19,9 @@ from phalanx.errors import EvidenceError
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import PassedOnHeader
 
-MAX_WEIGHT_BYTES = 64 * 2**20
 MAX_RECORD_BYTES = 16 * 2**20
-MAX_TENSOR_BYTES = 512 * 2**20
+MAX_TENSOR_BYTES = 256 * 2**30
+"""A tensor file is mapped and hashed in pieces, so that a large one costs its reader time and no memory."""
 STAGE_PREFIX = "stage/"
 """Names of the stage's weights, or its whole state, in the tensor file start with this."""
 TRUTH_PREFIX = "truth/"
@@ -53,7 +53,7 @@ class VerdictBasis:
     Attributes:
         verdict: The guilty party and its offence.
         compared: The tensors that were compared.
-        headers: What the parties signed, by the part that it plays.
+        headers: Signed headers by their role in the verdict.
         certificates: PEM of the parties, with the keys for the signatures.
         authority: PEM of the authority that issued them.
         plan: The run, from which the stage can be built again.
@@ -79,7 +79,7 @@ class TensorFile(StrictModel):
 class EvidenceRecord(StrictModel):
     """The contents of ``NAME.json``."""
 
-    format: Literal[2]
+    format: Literal[3]
     session: str = Field(min_length=1, max_length=128)
     """Name that every header bears; the same steps have other names in other sessions."""
     verdict: Verdict
@@ -88,18 +88,14 @@ class EvidenceRecord(StrictModel):
     certificates: dict[str, str]
     plan: StepPlan
     weights_digest: str
-    weights_left_out: str | None
-    """Why the stage's weights are not in the tensor file; None when they are, or were not looked at."""
     tensors: TensorFile
 
 
-def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = MAX_WEIGHT_BYTES) -> Path:
+def write_evidence(directory: Path, case: VerdictBasis) -> Path:
     """Write one verdict as ``NAME.json`` with its tensors in ``NAME.safetensors`` beside it.
 
     Args:
-        directory: Where evidence is kept.
-        case: The verdict and what it rests on.
-        max_weight_bytes: Weights of a larger stage are left out, and the record says so.
+        case: The verdict and its basis.
 
     Returns:
         The path of the JSON file; an older one is never overwritten.
@@ -110,22 +106,10 @@ def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = 
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     compared = case.compared
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in compared.tensors.items()}
-    size_bytes = sum(tensor.nbytes for tensor in compared.stage.values())
-    left_out = None
-    if size_bytes > max_weight_bytes:
-        left_out = f"{size_bytes} bytes of weights, more than the {max_weight_bytes} that evidence may hold"
-    else:
-        # cloned, because the copy's own tensors may share memory, which safetensors refuses
-        tensors |= {
-            f"{STAGE_PREFIX}{name}": tensor.detach().cpu().contiguous().clone()
-            for name, tensor in compared.stage.items()
-        }
-    blob = save(tensors)
-    name = _free_name(directory, case.verdict)
-    _write_private(directory / f"{name}.safetensors", blob)
+    tensors = compared.tensors | {f"{STAGE_PREFIX}{name}": tensor for name, tensor in compared.stage.items()}
+    path = directory / f"{_free_name(directory, case.verdict)}.json"
     record = EvidenceRecord(
-        format=2,
+        format=3,
         session=case.session,
         verdict=case.verdict,
         headers=dict(case.headers),
@@ -133,23 +117,32 @@ def write_evidence(directory: Path, case: VerdictBasis, max_weight_bytes: int = 
         certificates=dict(case.certificates),
         plan=case.plan,
         weights_digest=compared.weights,
-        weights_left_out=left_out,
-        tensors=TensorFile(file=f"{name}.safetensors", sha256=hashlib.sha256(blob).hexdigest()),
+        tensors=write_tensors(path.with_suffix(".safetensors"), tensors),
     )
-    path = directory / f"{name}.json"
-    spare = directory / f"{name}.json.tmp"
-    text = json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True)
-    _write_private(spare, text.encode())
-    spare.replace(path)
+    write_record(path, record)
     return path
 
 
-def _write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, whatever the umask."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> TensorFile:
+    """Write the tensors of evidence to a file for its owner alone, and return its name and digest."""
+    _create_private(path).close()
+    # cloned, because parts of one tensor may share memory, which safetensors refuses
+    save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, path)
+    return TensorFile(file=path.name, sha256=file_digest(path))
+
+
+def write_record(path: Path, record: StrictModel) -> None:
+    """Write the JSON file of evidence, which is whole or absent, for its owner alone."""
+    spare = path.with_name(f"{path.name}.tmp")
+    with _create_private(spare) as file:
+        file.write(json.dumps(record.model_dump(mode="json"), indent=1, sort_keys=True).encode())
+    spare.replace(path)
+
+
+def _create_private(path: Path) -> BinaryIO:
+    """Open a new file that only its owner may read, whatever the umask."""
     path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb")
 
 
 def record_verdict(directory: Path, case: VerdictBasis) -> Verdict:
@@ -163,40 +156,54 @@ def read_evidence(path: Path, *, own: bool = False) -> tuple[EvidenceRecord, dic
     """Read a record and the tensors beside it; nothing in them is believed yet but their digest.
 
     Args:
-        path: The JSON file.
         own: Whether the reader has just written it, so that no size is too large.
 
     Returns:
         The record, the tensors, and the SHA-256 of the record's file.
 
     Raises:
-        EvidenceError: A file is missing, too large, malformed, or the tensors are not those of the record.
+        EvidenceError: A file is missing, too large or malformed, or the tensors are not the record's.
     """
     content = path.read_bytes() if own else read_bounded(path, MAX_RECORD_BYTES)
     try:
         record = EvidenceRecord.model_validate_json(content)
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {where}: {first['msg']}") from exc
-    beside = path.parent / record.tensors.file
-    blob = beside.read_bytes() if own else read_bounded(beside, MAX_TENSOR_BYTES)
-    found = hashlib.sha256(blob).hexdigest()
-    if found != record.tensors.sha256:
+        place = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
+    return record, read_tensors(path.parent, record.tensors), hashlib.sha256(content).hexdigest()
+
+
+def read_tensors(directory: Path, file: TensorFile) -> dict[str, Tensor]:
+    """Map the tensors of evidence, of whichever size, once their digest is that of the record.
+
+    Raises:
+        EvidenceError: The file is missing, too large, no safetensors file, or another than the record's.
+    """
+    path = directory / file.file
+    _check_size(path, MAX_TENSOR_BYTES)
+    digest = file_digest(path)
+    if digest != file.sha256:
         raise EvidenceError(
-            f"{beside}: SHA-256 is {found}, the record says {record.tensors.sha256}; "
-            "the tensors were altered or swapped"
+            f"{path}: SHA-256 is {digest}, the record says {file.sha256}; the tensors were altered or swapped"
         )
     try:
-        tensors = load(blob)
+        return load_file(path)
     except (SafetensorError, ValueError, KeyError) as exc:
-        raise EvidenceError(f"{beside}: is no safetensors file ({exc})") from exc
-    return record, tensors, hashlib.sha256(content).hexdigest()
+        raise EvidenceError(f"{path}: is no safetensors file ({exc})") from exc
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, hex."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Return the SHA-256 of a file, hex.
+
+    Raises:
+        EvidenceError: It cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as exc:
+        raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
 
 
 def _free_name(directory: Path, verdict: Verdict) -> str:
@@ -215,15 +222,22 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     Raises:
         EvidenceError: It is larger, or cannot be read.
     """
+    _check_size(path, max_bytes)
     try:
-        # by its size first, so that a huge file costs no memory
+        with path.open("rb") as file:
+            content = file.read(max_bytes + 1)
+    except OSError as exc:
+        raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
+    if len(content) > max_bytes:
+        raise EvidenceError(f"{path}: is larger than {max_bytes} bytes, which no evidence is; it was not read")
+    return content
+
+
+def _check_size(path: Path, max_bytes: int) -> None:
+    """Refuse a file by its size, before a byte of it is read."""
+    try:
         size_bytes = path.stat().st_size
-        if size_bytes <= max_bytes:
-            with path.open("rb") as file:
-                content = file.read(max_bytes + 1)
-            size_bytes = len(content)
     except OSError as exc:
         raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
     if size_bytes > max_bytes:
         raise EvidenceError(f"{path}: is larger than {max_bytes} bytes, which no evidence is; it was not read")
-    return content

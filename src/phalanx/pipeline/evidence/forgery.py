@@ -1,4 +1,4 @@
-"""Explanations of forgery: did a party show what it had never been sent? Answered from what it signed itself."""
+"""Explanations of forgery: whether a party showed a message that nobody sent it, by its own signatures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _NEIGHBOURS = "which parties held the adjacent stages"
 
 
 def explain_forgery(checked: CheckedEvidence) -> tuple[str, str | None]:
-    """Check a verdict on what a party showed in a commitment, a report or a complaint that it signed.
+    """Check a verdict about a message that a party showed in a commitment, a report or a complaint that it signed.
 
     Returns:
         What the guilty party did, and what rests on the owner's word (None: nothing).
@@ -43,7 +43,7 @@ def explain_forgery(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 
 def out_of_bounds(header: SignedHeader) -> str | None:
-    """Say which value of a message is beyond its bounds; None where that is not what is wrong."""
+    """Name the value of a message that is beyond its bounds; None where all are within them."""
     try:
         parse_message(header.fields.kind, header.fields.body)
     except OutOfBoundsError as exc:
@@ -64,8 +64,8 @@ def _nonsense(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 
 def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
-    said, plan = checked.said("commit", Commit), checked.record.plan
-    commit, sender = said.message, said.header.fields.sender
+    statement, plan = checked.said("commit", Commit), checked.record.plan
+    commit, sender = statement.message, statement.header.fields.sender
     if commit.stage != checked.record.verdict.stage or commit.step != checked.record.verdict.step:
         raise checked.refuse("its commitment is about another stage or step")
     seen = set()
@@ -98,8 +98,8 @@ def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 
 def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
-    said, verdict = checked.said("report", AuditReport), checked.record.verdict
-    report, sender = said.message, said.header.fields.sender
+    statement, verdict = checked.said("report", AuditReport), checked.record.verdict
+    report, sender = statement.message, statement.header.fields.sender
     if sender != verdict.party:
         raise checked.refuse(f"accuses {verdict.party}, but {sender} signed the report: the wrong party is named")
     if (report.stage, report.step) != (verdict.stage, verdict.step):
@@ -124,8 +124,8 @@ def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 
 def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
-    said = checked.said("fault", Fault)
-    fault, sender = said.message, said.header.fields.sender
+    statement = checked.said("fault", Fault)
+    fault, sender = statement.message, statement.header.fields.sender
     if sender != checked.record.verdict.party:
         raise checked.refuse(f"accuses {checked.record.verdict.party}, but {sender} signed the complaint")
     if fault.evidence is None:
@@ -139,7 +139,7 @@ def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class _Look:
-    """The findings about a header on its face, whichever party held the stage: what is wrong with it, or what it says.
+    """The findings about a header by itself, whichever party held the stage: its fault, or its message.
 
     `believed` is what rests on the owner's word: a signature of a party without a certificate here cannot be checked.
     """

@@ -19,7 +19,7 @@ def explain_message(checked: CheckedEvidence) -> tuple[dict[str, Any], str | Non
     """Check a verdict on one message between two stages.
 
     Returns:
-        What was checked, what rests on the owner's word (None: nothing), and what the guilty party did.
+        The facts that were checked, the part that rests on the owner's word (None: nothing), and the guilty act.
 
     Raises:
         EvidenceError: Something does not hold.
@@ -50,25 +50,25 @@ def explain_message(checked: CheckedEvidence) -> tuple[dict[str, Any], str | Non
 def _header(checked: CheckedEvidence, role: str, source: int, direction: str) -> SignedHeader:
     """The header of a message from `source`, about the verdict's step and microbatch."""
     verdict = checked.record.verdict
-    said = checked.said(role, Activation)
-    message, header = said.message, said.header
-    found = (message.step, message.microbatch, message.source, message.direction)
+    statement = checked.said(role, Activation)
+    message, header = statement.message, statement.header
+    actual = (message.step, message.microbatch, message.source, message.direction)
     expected = (verdict.step, verdict.microbatch, source, direction)
-    if found != expected:
+    if actual != expected:
         raise checked.refuse(
-            f"header {role!r} is about (step, microbatch, stage, direction) {found}, its verdict about {expected}"
+            f"header {role!r} is about (step, microbatch, stage, direction) {actual}, its verdict about {expected}"
         )
     return header
 
 
 def _inputs(checked: CheckedEvidence, output: SignedHeader) -> str:
-    """The inputs are those that their senders signed, in the same attempt as the output."""
+    """Check that the inputs are those of their senders' signatures, in the same attempt as the output."""
     verdict = checked.record.verdict
-    wanted = [("input_forward", "input", verdict.stage - 1, "forward")]
+    expected_inputs = [("input_forward", "input", verdict.stage - 1, "forward")]
     if verdict.direction == "backward":
-        wanted.append(("input_backward", "gradient", verdict.stage + 1, "backward"))
-    said = []
-    for role, name, source, direction in wanted:
+        expected_inputs.append(("input_backward", "gradient", verdict.stage + 1, "backward"))
+    descriptions = []
+    for role, name, source, direction in expected_inputs:
         header = _header(checked, role, source, direction)
         if header.fields.body["epoch"] != output.fields.body["epoch"]:
             raise checked.refuse(f"header {role!r} is of another attempt than the output")
@@ -76,8 +76,8 @@ def _inputs(checked: CheckedEvidence, output: SignedHeader) -> str:
             raise checked.refuse(f"header {role!r} is to {header.fields.receiver}, who did not send the output")
         if checked.digest_of(name) != header.fields.payload_digest:
             raise checked.refuse(f"tensor {name!r} is not the one whose digest {header.fields.sender} signed")
-        said.append(f"{name} as {header.fields.sender} signed it")
-    return ", ".join(said)
+        descriptions.append(f"{name} as {header.fields.sender} signed it")
+    return ", ".join(descriptions)
 
 
 def _claim(checked: CheckedEvidence, party: str, digest: str, tensor: str) -> MessageClaim:
@@ -125,8 +125,8 @@ def _weigh_accomplice(checked: CheckedEvidence, output: SignedHeader, truth: Ten
 def _reported(checked: CheckedEvidence, output: SignedHeader) -> str:
     """The digest that the guilty auditor signed, which is that of the tensor shown as its own."""
     verdict = checked.record.verdict
-    said = checked.said("report", AuditReport)
-    report, header = said.message, said.header
+    statement = checked.said("report", AuditReport)
+    report, header = statement.message, statement.header
     if header.fields.sender != verdict.party or output.fields.sender == verdict.party:
         raise checked.refuse(
             f"accuses {verdict.party}, but {header.fields.sender} signed the report: the wrong party is named"
@@ -145,11 +145,11 @@ def _distance(checked: CheckedEvidence, name: str, truth: Tensor) -> float | Non
 
 
 def _same_distance(checked: CheckedEvidence, distance: float | None) -> None:
-    said = checked.record.verdict.distance
+    stated = checked.record.verdict.distance
     finite = distance if distance is not None and distance < float("inf") else None
-    same = said == finite if said is None or finite is None else abs(said - finite) <= _SLACK * abs(finite)
+    same = stated == finite if stated is None or finite is None else abs(stated - finite) <= _SLACK * abs(finite)
     if not same:
-        raise checked.refuse(f"its verdict says distance {said}, its tensors have {finite}")
+        raise checked.refuse(f"its verdict says distance {stated}, its tensors have {finite}")
 
 
 def _tensor(checked: CheckedEvidence, name: str) -> Tensor:
@@ -161,7 +161,7 @@ def _tensor(checked: CheckedEvidence, name: str) -> Tensor:
 
 def _compare(checked: CheckedEvidence, truth: Tensor, again: Tensor | None) -> str:
     if again is None:
-        return f"no: {checked.record.weights_left_out or 'the weights are not in the evidence'}"
+        return "no: the weights are not in the evidence"
     if again.equal(truth):
         return "bit for bit what the referee got"
     distance, allowed = token_distance(again, truth), checked.record.plan.guard.tolerance

@@ -10,7 +10,7 @@ from phalanx.errors import FrameError, ModelError, SignatureError
 from phalanx.models import made_one_by_one, shared_hub_config, stage_table
 from phalanx.pipeline.evidence.checked import CheckedEvidence
 from phalanx.pipeline.evidence.files import MICROBATCH_INPUTS, STAGE_PREFIX, TRUTH_PREFIX
-from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport, WeightsHeld
+from phalanx.pipeline.protocol.messages import Activation, Commit, Ready, StateDigest, UpdateReport
 from phalanx.pipeline.protocol.signed import Statement
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.stage_copy import StageCopy, stage_spec
@@ -51,9 +51,6 @@ def said_state(checked: CheckedEvidence, role: str) -> StateDigest | None:
     """
     stage, header = checked.record.verdict.stage, checked.headers.get(role)
     kind = None if header is None else header.fields.kind
-    if kind == WeightsHeld.kind:
-        held = checked.said(role, WeightsHeld).message
-        return held.state if held.stage == stage else None
     if kind == UpdateReport.kind:
         return checked.said(role, UpdateReport).message.states.get(str(stage))
     return checked.said(role, Ready).message.states.get(str(stage))
@@ -66,7 +63,7 @@ def redo(checked: CheckedEvidence, direction: str, microbatch: int) -> Tensor | 
         The message ``[batch, seq, dim]``; None when the weights are not in the evidence.
 
     Raises:
-        EvidenceError: The weights or the plan are not what the record says, or do not fit together.
+        EvidenceError: Weights or plan are not the record's, or do not fit together.
     """
     record, copy = checked.record, _shown_stage(checked)
     if copy is None:
@@ -84,7 +81,7 @@ def redo_gradient(checked: CheckedEvidence, committed: Statement[Commit]) -> dic
         The weight gradient; None when weights or inputs are not in the evidence.
 
     Raises:
-        EvidenceError: Weights, inputs or plan are not what was signed, or do not fit together.
+        EvidenceError: Weights, inputs or plan are not the signed ones, or do not fit together.
     """
     plan, commit = checked.record.plan, committed.message
     copy = _shown_stage(checked)
@@ -105,16 +102,15 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
     """Let the optimizer take a step again from a signed state with a committed gradient.
 
     Args:
-        checked: The evidence.
         before: The signed state before the step.
         gradient: Digest of the weight gradient.
-        clip: What it was multiplied with.
+        clip: Coefficient by which clipping scaled it.
 
     Returns:
         The state after the step; None when state or gradient are not in the evidence.
 
     Raises:
-        EvidenceError: They are not what was signed, or do not fit the plan.
+        EvidenceError: They are not the signed ones, or do not fit the plan.
     """
     state, applied = _tensors_under(checked, STAGE_PREFIX), _tensors_under(checked, TRUTH_PREFIX)
     if not state or not applied:
@@ -214,9 +210,9 @@ def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCo
             )
         # counted before it has memory: a plan must not claim any that its weights do not fill
         (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
-        found = sum(tensor.numel() for tensor in weights.values())
-        if row.kept != found:
-            raise checked.refuse(f"holds {found} weights, its plan has {row.kept} in stage {stage}")
+        num_values = sum(tensor.numel() for tensor in weights.values())
+        if row.kept != num_values:
+            raise checked.refuse(f"holds {num_values} weights, its plan has {row.kept} in stage {stage}")
         copy = StageCopy.empty(plan, stage)
     except (ModelError, ValueError, RuntimeError) as exc:
         raise checked.refuse(f"its plan builds no stage: {exc}") from exc

@@ -1,4 +1,4 @@
-"""The one judge: pure functions from what parties signed and what was recomputed to at most one guilty party.
+"""The one judge: pure functions from signed statements and recomputed values to at most one guilty party.
 
 The run calls them before it convicts, and so does the reader of evidence: there is no second finding that could differ.
 """
@@ -39,10 +39,8 @@ class MessageClaim:
     """What one party signed to be a message.
 
     Attributes:
-        party: Who signed it.
-        digest: Of the tensor.
         tensor: The tensor of that digest; None where no party has brought it.
-        limit: None inside one numeric class, where any other bit is a lie.
+        limit: Allowed distance; None inside one numeric class, where any other bit is a lie.
     """
 
     party: str
@@ -53,12 +51,11 @@ class MessageClaim:
 
 @dataclass(frozen=True)
 class MessageFinding:
-    """One guilty party, or one that has withheld what it signed.
+    """One guilty party, or one that has withheld bytes of its own signature.
 
     Attributes:
-        party: Its name.
         offence: "transfer" convicts nobody: the bytes that decide were not brought.
-        distance: Of its tensor to the recomputed one; None where digests were compared.
+        distance: Distance of its tensor to the recomputed one; None where digests were compared.
         allowed: The largest distance that is no lie; 0 inside one numeric class.
     """
 
@@ -72,8 +69,6 @@ def weigh_message(truth: Tensor, output: MessageClaim, report: MessageClaim | No
     """Judge a message and the report of its auditor by a recomputation from signed inputs with signed weights.
 
     Args:
-        truth: The recomputed message.
-        output: The stage's message.
         report: The auditor's claim; None where the judge has recomputed on its own.
 
     Returns:
@@ -121,8 +116,7 @@ def weigh_gradient(
 
     Args:
         truth: Digest and squared norm of the recomputed gradient.
-        commitment: The stage's claim.
-        other: Of the auditor or shadow that contradicts it.
+        other: Contradicting claim of the auditor or shadow.
 
     Returns:
         The stage where its claim is off; else the other party where its claim is; None where neither is.

@@ -1,4 +1,4 @@
-"""Admission to a run: what a party's kernels compute on a fresh nonce decides, never what it says of itself."""
+"""Admission to a run: decided by the results of a party's kernels on a fresh nonce, never by its own description."""
 
 import secrets
 from collections.abc import Collection
@@ -54,13 +54,13 @@ class Admission:
 
     def refusal(self, party: str, described: NumericClass, measurement: ClassMeasurement) -> str | None:
         """Why a party that has answered is not let in; None when it is."""
-        found, own = measurement.answers[party], measurement.answers[OWNER]
-        return None if found == own else self._refusal(party, described, found, own)
+        answer, owner_answer = measurement.answers[party], measurement.answers[OWNER]
+        return None if answer == owner_answer else self._refusal(party, described, answer, owner_answer)
 
     def place(self, party: str, measurement: ClassMeasurement) -> None:
         """Find the class of a party that is let in, among the members that answered the same nonce."""
-        known = [name for name in self.classes if name in measurement.answers]
-        same = (name for name in known if measurement.answers[name] == measurement.answers[party])
+        measured = [name for name in self.classes if name in measurement.answers]
+        same = (name for name in measured if measurement.answers[name] == measurement.answers[party])
         first = next(same, None)
         self.classes[party] = party if first is None else self.classes[first]
 

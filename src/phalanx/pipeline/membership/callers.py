@@ -1,4 +1,4 @@
-"""The parties that call the owner to join: what it tells people of each, and which it turns away at once."""
+"""The parties that call the owner to join: their announcement to the user, and refusals at once."""
 
 import threading
 from collections.abc import Callable, Collection
@@ -20,9 +20,9 @@ class Callers:
         say: Takes one line; called from the wire's threads.
 
     Guarantees:
-        A party is named by its certificate, never by what it says. A revoked one is refused, and each one where the
-        list of them cannot be read. Each thing is said once, and of at most so many
-        things, so that a caller cannot fill a terminal.
+        A party is named by its certificate, never by its own words. A revoked one is refused, and every one where the
+        list of them cannot be read. Each announcement is made once, and their number is bounded, so that a caller
+        cannot fill a terminal.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, TransportError
@@ -33,9 +33,10 @@ class ExpectedWorkers:
         is_alive: Whether a local worker's process still runs.
         last_output: The end of a worker's output, for the error.
         timeout_s: Longest time to wait for all.
-        may_be_absent: Whether to go on, after that time, with those that have come; the missing ones may come later.
+        may_be_absent: Whether to go on, after that time, without the missing workers, which may come later.
         incarnations: Told which have come: a second process of a certificate waits until the first is given up.
-        witnesses: What they are told of the audit log, and what they may remember of it.
+        witnesses: Exchange of audit log heads with the workers.
+        waits_for: Called, again and again while it waits, with the missing workers.
     """
 
     certificates: Mapping[str, str]
@@ -46,6 +47,7 @@ class ExpectedWorkers:
     may_be_absent: bool = False
     incarnations: Incarnations | None = None
     witnesses: LogHeadExchange = field(default_factory=LogHeadExchange)
+    waits_for: Callable[[Collection[str]], None] = lambda names: None
 
     @property
     def known(self) -> dict[str, str]:
@@ -65,15 +67,13 @@ def gather(
     What one of them does or leaves undone stops none of the others, but for a class that the run does not allow.
 
     Args:
-        endpoint: The owner's.
-        plan: What every worker gets.
         expected: The workers to wait for.
         authority_pem: Certificate of the authority that issued theirs.
         observe: Told which worker is refused.
 
     Raises:
         PeerLostError: A worker ended or did not come, and may not be absent, or none has come.
-        CertificateError: A certificate is not what it should be.
+        CertificateError: A certificate is invalid or another party's.
         ConfigError: A worker computes other bits than the run allows.
         CutLogError: A worker knows lines that the audit log lacks.
     """
@@ -123,6 +123,7 @@ class _JoinState:
         expected = self._expected
         while missing():
             names = sorted(missing())
+            expected.waits_for(names)
             dead = [name for name in names if not expected.is_alive(name)]
             if dead:
                 raise PeerLostError(f"{dead[0]} ended before it joined: {expected.last_output(dead[0])}").about(

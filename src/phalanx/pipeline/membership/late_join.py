@@ -66,7 +66,7 @@ class LateJoins:
         name, message = received.sender, received.message
         newcomer = self._newcomers.get(name)
         if isinstance(message, ChallengeReply):
-            if not any([each.measurement.take(name, message) for each in self._newcomers.values()]):
+            if not any([newcomer.measurement.take(name, message) for newcomer in self._newcomers.values()]):
                 raise FrameError(f"{name!r} answered a question that it was not asked, or twice")
             if newcomer is not None and received.header is not None:
                 newcomer.said["measured"] = to_signed(received.header)
@@ -89,8 +89,8 @@ class LateJoins:
         self._endpoint.add_peer(self._endpoint.peers[name], hello.address)
         self._incarnations.came(name)
         self._members.add_incarnation(name)
-        said = {} if received.header is None else {"hello": to_signed(received.header)}
-        newcomer = self._newcomers[name] = _Newcomer(hello, ClassMeasurement(), said)
+        headers = {} if received.header is None else {"hello": to_signed(received.header)}
+        newcomer = self._newcomers[name] = _Newcomer(hello, ClassMeasurement(), headers)
         certificates = {other: self._members.certificates[other] for other in present}
         head = self._members.witnesses.head()
         setup = Setup(epoch=0, plan=self._plan.model_dump(mode="json"), certificates=certificates, log_head=head)
@@ -142,11 +142,7 @@ class LateJoins:
         self._incarnations.ended(name, for_good=False)
 
     def admit(self) -> list[str]:
-        """Make members of the prepared newcomers.
-
-        Returns:
-            Their names.
-        """
+        """Make members of the prepared newcomers."""
         names, self.prepared = self.prepared, []
         for name in names:
             newcomer = self._newcomers.pop(name)

@@ -29,7 +29,7 @@ class Incarnations:
     Args:
         endpoint: Gets to know a later incarnation before its first message.
         names: Parties that take part already.
-        returns: How often each certificate may come back in this session after it was lost or has left.
+        returns: Maximum of returns of each certificate in this session after it was lost or has left.
 
     Guarantees:
         A party that was shut out for good, in any incarnation, begins no other. Nothing of an earlier incarnation is
@@ -49,7 +49,6 @@ class Incarnations:
         """Return the name of a certificate's present or next incarnation.
 
         Args:
-            certified: Name in the certificate.
             begins: Whether its process has just begun, so that any earlier one has ended.
 
         Returns:
@@ -119,12 +118,12 @@ class Incarnations:
         if not self._restarted:
             return []
         with self._lock:
-            found, self._restarted = sorted(self._restarted), set()
-            return found
+            restarted, self._restarted = sorted(self._restarted), set()
+            return restarted
 
 
 def revocation_facts(entry: Revocation) -> dict[str, object]:
-    """Return what the event `revoked` of the audit log says of a certificate that was taken back."""
+    """Return the body of the audit log's event `revoked` for a certificate."""
     return {
         "party": entry.party,
         "message_key": entry.message_key,
@@ -171,13 +170,13 @@ class Members:
     """Does the same for a local worker that ended before it joined; called whenever there is nothing else to do."""
 
     def newly_revoked(self, before: Collection[str]) -> list[Revocation]:
-        """Return what the owner has taken back of parties of this run, without those named in `before`.
+        """Return new revocations of parties of this run, without the ones named in `before`.
 
         Raises:
             CertificateError: The list cannot be read, so no party is known to be still one.
         """
-        found = self.revoked().items()
-        return [one for name, one in found if name in self.certificates and name not in before]
+        revoked = self.revoked().items()
+        return [entry for name, entry in revoked if name in self.certificates and name not in before]
 
     def add_incarnation(self, name: str) -> None:
         """Note that a known party has begun another incarnation, under the same certificate."""
@@ -220,8 +219,8 @@ class OwnerLinks:
     """The owner's links: what goes out to parties and comes in from them, and how long nothing has come.
 
     Attributes:
-        endpoint: The owner's end of them; refuses those that are shut out.
-        mail: Parses what comes and posts what goes.
+        endpoint: The owner's end of them; refuses excluded parties.
+        mail: Parses incoming messages and posts outgoing ones.
         incarnations: Knows which parties may come back, and under which names.
         patience: Tells when nothing has happened for too long.
     """

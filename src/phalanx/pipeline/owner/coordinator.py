@@ -1,11 +1,10 @@
-"""The owner's decisions: what has been committed to, what is audited, and when a step may be applied."""
+"""The owner's decisions: which commitments are complete, which audits to draw, and when to apply a step."""
 
 from collections.abc import Collection, Mapping, Sequence
 
 from phalanx.optimizers import clip_coefficient
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames, PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
@@ -63,8 +62,8 @@ class Coordinator:
 
     def take_outgoing(self) -> list[Delivery]:
         """Hand out what judges have to say to parties: the loop sends it, and no judge waits on the stack for that."""
-        said, self._outgoing = self._outgoing, []
-        return said
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
 
     # --- what arrives -----------------------------------------------------------------------------
 
@@ -78,7 +77,7 @@ class Coordinator:
         self._claims.has_news = True
 
     def said_ready(self, stage: int, states: Mapping[str, StateDigest | None]) -> None:
-        """Take what holder and shadow got ready with as what they say about the state after the last update."""
+        """Take the states with which holder and shadow got ready as their reports on the last update."""
         self._claims.has_news = True
         for party, state in states.items():
             if state is not None:
@@ -86,13 +85,12 @@ class Coordinator:
 
     # --- a step's life ------------------------------------------------------------------------------
 
-    def open_epoch(self, epoch: int, step: int, assignment: Assignment, attempt: Attempt = PLAIN) -> None:
-        """Start again with a new assignment; what was agreed about states stays."""
-        self.facts.assignment, self.facts.resting = attempt.serving(assignment), attempt.resting(assignment)
+    def open_epoch(self, epoch: int, step: int, assignment: Assignment) -> None:
+        """Start again with a new assignment; agreed states stay."""
+        self.facts.assignment = assignment
         self._referee.epoch = epoch
         self.ready.clear()
         self._reset(StepLedger(step, epoch, agreed=self.facts.agreed))
-        self.ledger.frozen = attempt.frozen
 
     def open_step(self, step: int, epoch: int) -> None:
         """Start the next step; states after the last update are still to be agreed on."""
@@ -109,7 +107,7 @@ class Coordinator:
         self._audits.reset()
         # what a party has signed convicts it in the next attempt as well
         present = self.facts.present
-        self._convictions[:] = [each for each in self._convictions if each.verdict.party in present]
+        self._convictions[:] = [conviction for conviction in self._convictions if conviction.verdict.party in present]
         self._claims.has_news = True
 
     @task
@@ -130,7 +128,9 @@ class Coordinator:
         ledger = self.ledger
         agreed = (len(self.facts.agreed), len(ledger.gradients_agreed))
         asked = (ledger.num_audits, len(ledger.owners_audits), ledger.audits_drawn)
-        late = [number for each in self.facts.open_ledgers for number in (len(each.reports), len(each.steps_agreed))]
+        late = [
+            number for ledger in self.facts.open_ledgers for number in (len(ledger.reports), len(ledger.steps_agreed))
+        ]
         return (*agreed, *asked, *late, len(self._audits.screened))
 
     @task
@@ -160,18 +160,18 @@ class Coordinator:
         return judgement
 
     def take_proved(self, alive: Collection[str]) -> list[Judgement]:
-        """Hand out what is still to be judged, one judgement for each party, and forget what was to be confirmed."""
+        """Hand out the remaining judgements, one for each party, and forget pending confirmations."""
         proved = {judgement.verdict.party: judgement for judgement in reversed(self.facts.proved)}
         self.facts.proved.clear()
         self._owner_audits.forget()
         return [judgement for party, judgement in proved.items() if party in alive]
 
     def forget_audits(self) -> None:
-        """Forget what the owner has redone: it leads to no update, as its batch is given up."""
+        """Forget the owner's own audits: they lead to no update, as the batch is given up."""
         self._owner_audits.forget()
 
     def decided(self, *, may_lag: bool) -> bool:
-        """Whether the optimizers may take the step: its own audits may lag, those of the step before may not any more.
+        """Whether the optimizers may take the step: its own audits may lag, the previous step's may not.
 
         Args:
             may_lag: Whether the step could be undone and nothing speaks against doing so.
@@ -198,7 +198,7 @@ class Coordinator:
             Whether there is anything that it has not redone yet.
         """
         facts, ledger = self.facts, self.ledger
-        if facts.plan.guard.mode != "phalanx":
+        if not facts.plan.guard.enabled:
             return False
         ledger.owners_audits |= set(facts.watched) - ledger.owner_audited
         self._claims.has_news = True
@@ -208,18 +208,18 @@ class Coordinator:
     def progress(self) -> tuple[int, ...]:
         """Changes with whatever brings the step nearer to its end; repetition and idle talk change nothing."""
         ledger, facts = self.ledger, self.facts
-        said = sum(len(states) for states in self._updates.said.values())
-        done = (len(ledger.commits), len(ledger.held), len(facts.agreed), said, len(self.ready))
+        num_reported_states = sum(len(states) for states in self._updates.said.values())
+        done = (len(ledger.commits), len(ledger.held), len(facts.agreed), num_reported_states, len(self.ready))
         return (*done, *self._audits.progress)
 
     @task
     async def find_silent(self) -> str | None:
-        """Nothing has come for long: hand on what is stuck, and name the party that is to be replaced, if any."""
+        """After a long silence, hand on stuck messages and name the party to replace, if any."""
         return await self._diagnosis.find(self._missing())
 
     @task
     async def look(self) -> Waits:
-        """Say what the step waits for at the moment."""
+        """Return what the step waits for at the moment."""
         return await self._diagnosis.look(self._missing())
 
     def moment(self, number: int) -> float:
@@ -228,7 +228,7 @@ class Coordinator:
 
     @task
     async def lead(self, links: Collection[PartyLink]) -> list[PartyLink]:
-        """Let links go by way of the owner; returns those that did not yet."""
+        """Lead links by way of the owner; return those that were not led before."""
         disputes = self._diagnosis.links
         fresh = [link for link in links if not disputes.is_led(link)]
         for link in fresh:
@@ -242,13 +242,12 @@ class Coordinator:
             for stage in facts.watched
             for party in (facts.holder(stage), facts.shadow(stage))
             if stage not in facts.agreed and party != OWNER and party not in self._updates.said.get(stage, {})
-            if party == facts.holder(stage) or not facts.plan.guard.one_optimizer
         ]
         audits = self._audits
-        return MissingFacts(late, list(audits.screened.values()), self._updates.unsent, audits.said)
+        return MissingFacts(late, list(audits.screened.values()), audits.said)
 
     def waiting_for(self) -> str:
-        """Say what is still missing, for a message to the user."""
+        """Describe what is still missing, for a message to the user."""
         ledger, watched, lagging = self.ledger, set(self.facts.watched), self.facts.lagging
         missing = {
             "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,
@@ -270,7 +269,7 @@ class Coordinator:
     # --- audits -------------------------------------------------------------------------------------------
 
     async def _audit_as_owner(self) -> Judgement | None:
-        """Last of all, when the auditors have said what they say."""
+        """Run the owner's own audits, last of all, when the auditors have reported."""
         facts, ledger = self.facts, self.ledger
         facts.proved += self._owner_audits.weigh_states()
         if facts.proved:
@@ -281,8 +280,8 @@ class Coordinator:
             ledger.num_audits += facts.plan.microbatches
             ledger.owners_audits.remove(stage)
             ledger.owner_audited.add(stage)
-            found = await self._owner_audits.run(stage)
-            facts.proved += found
+            judgements = await self._owner_audits.run(stage)
+            facts.proved += judgements
             if facts.proved:
                 return facts.proved.pop(0)
         return None

@@ -39,16 +39,12 @@ class PipelineEngine:
     """The engine drives stages that may lie, die or stall, and answers each batch with one verified step.
 
     Args:
-        plan: The run.
         endpoint: The owner's end of all links; it has the owner's name and keys.
         members: The parties that have joined.
-        files: What is read and written.
-        draw: Which microbatches are audited.
-        clock: What patience and deadlines are measured with; one of its own when left out.
+        files: Files that the run reads and writes.
+        clock: Clock of patience and deadlines; its own when left out.
 
     Attributes:
-        plan: The run.
-        timer: The owner's own phases.
         incarnations: Knows which parties may come back, and under which names.
 
     Guarantees:
@@ -112,7 +108,6 @@ class PipelineEngine:
         """Give every party its roles and wait until all copies are where they should be.
 
         Args:
-            step: The next optimizer step.
             known: Digest of each stage's state, from the model or the checkpoint.
             timeout_s: Longest time that one step, or this start, may take.
             patience_s: Longest time without a message before the owner looks for the silent party.
@@ -130,7 +125,6 @@ class PipelineEngine:
 
         Args:
             library: Stages as a checkpoint, or the round, has them.
-            step: Its next step.
             known: Digest of each stage's state in it.
 
         Raises:
@@ -187,12 +181,11 @@ class PipelineEngine:
         if not (self._newcomers.prepared or failover.leaving or unsound):
             return
         await self._verified_step.settle()
-        if failover.rollback.is_turning_point(step):
-            newcomers = self._newcomers.admit()
-            if newcomers or failover.leaving or unsound:
-                self._books.duplicates.abandon("stages move")
-                await failover.regroup(newcomers, step, self._balance)
-                await self._verified_step.redo_until(step)
+        newcomers = self._newcomers.admit()
+        if newcomers or failover.leaving or unsound:
+            self._books.duplicates.abandon("stages move")
+            await failover.regroup(newcomers, step, self._balance)
+            await self._verified_step.redo_until(step)
 
     # a caller that asks for weights may have switched gradients off, and audits and redone steps need them
     @torch.enable_grad()
@@ -212,7 +205,7 @@ class PipelineEngine:
         A holder that does not bring them is replaced, where the other copy does not either.
 
         Raises:
-            VerificationError: Without a guard, the bytes are not those of the stage.
+            VerificationError: Without a guard, the bytes are not the stage's.
             PeerLostError: Without a guard, no answer came in time.
             NoHolderError: Every holder of the stage is gone.
         """
@@ -324,12 +317,10 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
     """Fetch a stage's state or weights from its holder, or from the other copy where the holder does not bring it.
 
     Raises:
-        VerificationError: The bytes are not those of the agreed state.
+        VerificationError: The bytes are not the agreed state's.
         PeerLostError: No answer came in time.
     """
-    # a shadow that could take over has the same state
-    has_heir = stage in facts.assignment.shadows and not facts.plan.guard.one_optimizer
-    parties = (facts.holder(stage), *((facts.shadow(stage),) if has_heir else ()))
+    parties = (facts.holder(stage), *((facts.shadow(stage),) if stage in facts.assignment.shadows else ()))
     reason: PeerLostError | VerificationError = PeerLostError(
         f"stage {stage}: {facts.holder(stage)} did not send its {purpose} in time"
     )
@@ -348,13 +339,13 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
 async def _fetch(facts: StepFacts, party: str, stage: int, purpose: Purpose) -> StageCopy | None:
     copy = StageCopy.empty(facts.plan, stage)
     request = FetchBulk(epoch=facts.ledger.epoch, step=facts.ledger.step, stage=stage, purpose=purpose)
-    found = await TensorsNeed(party, request, copy.state() if purpose == "state" else copy.weights())
-    if found is None:
+    tensors = await TensorsNeed(party, request, copy.state() if purpose == "state" else copy.weights())
+    if tensors is None:
         return None
     if purpose == "state":
-        copy.load(*found)
+        copy.load(*tensors)
     else:
-        copy.load_weights(found[0])
+        copy.load_weights(tensors[0])
     return copy
 
 

@@ -48,8 +48,8 @@ class EventLoop:
 
     Attributes:
         requests: Takes answers to the owner's own requests.
-        newcomers: Hears from those that want to join.
-        failover: Hears of those that are gone or want to leave; has the links.
+        newcomers: Handles workers that want to join.
+        failover: Handles lost and leaving parties; has the links.
         coordinator: Takes what parties commit to and report.
         party: The owner as a party, for everything else.
         books: Looks for verified states while nothing happens; measures the waiting.
@@ -67,7 +67,7 @@ class EventLoop:
         """Carry a task out, and every other one that it awaits, and see to everything that they need.
 
         Returns:
-            Its result. What it raises is raised; so is what a need comes to, unless the task that asked catches it.
+            Its result. Its errors are raised, and those of its needs, unless the task that asked catches them.
 
         Raises:
             RuntimeError: Another task is being carried out: this one was to be awaited there.
@@ -111,7 +111,7 @@ class EventLoop:
     # --- what tasks need ----------------------------------------------------------------------------
 
     def answer(self, need: Need[Any]) -> object:
-        """See to a need that is no task, and return what came of it."""
+        """Serve a need that is no task, and return its result."""
         mail = self.failover.links.mail
         match need:
             case Turn():
@@ -145,7 +145,7 @@ class EventLoop:
         return None
 
     def _deliver(self, delivery: Delivery) -> None:
-        """Send a message, and record it where a verdict may rest on what was asked."""
+        """Send a message, and record a request that a verdict may rest on."""
         header = self.failover.links.mail.post(delivery.party, delivery.message, delivery.payload)
         self.coordinator.facts.record.add_message(OWNER, delivery.message, header)
 
@@ -174,8 +174,8 @@ class EventLoop:
                 elif isinstance(item.message, Leave):
                     self.failover.leaving |= {item.sender} & set(self.failover.alive)
                 elif self.coordinator.handle(item):
-                    for said in self.coordinator.take_outgoing():
-                        self._deliver(said)
+                    for outgoing in self.coordinator.take_outgoing():
+                        self._deliver(outgoing)
                 else:
                     self.party.handle(item)
             except CutLogError:

@@ -13,35 +13,32 @@ from phalanx.pipeline.membership.members import Files, Members, OwnerLinks, revo
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.guarantees import Guarantees
 from phalanx.pipeline.owner.kept_states import KeptStates
-from phalanx.pipeline.owner.noise_keys import tell_noise_keys
-from phalanx.pipeline.owner.paper_recovery import PLAIN, Attempt, PaperRecovery
 from phalanx.pipeline.owner.placement import Placement
 from phalanx.pipeline.owner.rollback import Rollback
 from phalanx.pipeline.owner.verdicts import Verdicts
-from phalanx.pipeline.protocol.messages import Ask, Assign, Role, Shutdown, StateDigest
+from phalanx.pipeline.protocol.messages import Ask, Assign, NoiseKeys, Role, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import ProgressNeed, Turn, task
+from phalanx.pipeline.protocol.tensor_stream import Post
 from phalanx.pipeline.verify.facts import Judgement, StepFacts
 from phalanx.pipeline.verify.state_agreement import StateAgreement
 from phalanx.pipeline.verify.state_judgement import unwitnessed_update
 from phalanx.pipeline.worker.roles import Roles
 from phalanx.security.crypto import Revocation, certified_name
+from phalanx.security.privacy import noise_commitment
 
 
 class Failover:
-    """The failover excludes parties and gives their stages to the shadows; or attempts a step again, as the paper does.
+    """The failover excludes parties and gives their stages to the shadows.
 
     Attributes:
-        alive: Workers that take part.
         lost: Those among them that are known to be gone and are still to be replaced.
         reasons: Why each party that was ever lost was lost.
         leaving: Those among them that hand over at the end of the step.
         revoked: Names in the certificates that the owner has taken back in this session.
-        epoch: Of the present roles; -1 before the first.
+        epoch: Epoch of the present roles; -1 before the first.
         verdicts: All so far, each judged from its evidence.
-        takeovers: Stages that changed hands.
-        rollback: How far back the run can go.
-        guarantees: Tells what is promised of each stage.
-        placing: Makes assignments.
+        rollback: Decides how far back the run can go.
+        guarantees: Announces the guarantee of each stage.
         known: Digest of each stage's state where all parties begin, from the model or the checkpoint.
         timeout_s: Longest time that taking roles may take.
     """
@@ -73,8 +70,6 @@ class Failover:
         self._members = members
         self._files = files
         self._readiness = StateAgreement(facts)
-        recovery = facts.plan.guard.recovery
-        self._paper = None if recovery == "takeover" else PaperRecovery(recovery, len(facts.plan.stages))
         self._is_short = False
         self._standing = facts.assignment
 
@@ -119,7 +114,7 @@ class Failover:
             PeerLostError, VerificationError: The owner itself did not get ready in time, or has another state.
         """
         for judgement in self._coordinator.take_proved(self.alive):
-            verdict = self.verdicts.judge(judgement, excludes=True)
+            verdict = self.verdicts.judge(judgement)
             if verdict is not None:
                 self._shut_out(verdict.party, convicted=True)
         # nothing that was kept of the steps since then is of this timeline
@@ -179,49 +174,39 @@ class Failover:
         """Exclude a party that is guilty or gone; its shadow serves the stage and the step starts again.
 
         Args:
-            judgement: What was decided; None when the first of `lost` is to be replaced.
+            judgement: The verdict; None when the first of `lost` is to be replaced.
             step: The step that was interrupted.
 
         Raises:
             NoHolderError: Every holder of a stage is gone.
             PeerLostError: A party did not take its roles in time.
-            TrainingError: A recovery of the paper's has no answer.
         """
         verdict = None
         if judgement is not None:
-            excludes = self._paper is None or not self._paper.answers(judgement.verdict)
-            verdict = self.verdicts.judge(judgement, self._facts.unanswered, excludes=excludes)
+            verdict = self.verdicts.judge(judgement, self._facts.unanswered)
             if verdict is None:
                 await self._go_on_without_verdict(judgement, step)
                 return
-        if verdict is not None and self._paper is not None and self._paper.answers(verdict):
-            attempt = self._paper.after(verdict, step)
-            if attempt.number:
-                self._files.observe("step_restarted", {"step": step, "attempt": attempt.number})
-            await self.assign(self._standing, self._standing, step)
-        else:
-            if self._paper is not None:
-                self._paper.forget_detour()
-            await self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
+        await self._exclude(self.lost.popleft() if verdict is None else verdict.party, verdict, step)
 
     async def _go_on_without_verdict(self, judgement: Judgement, step: int) -> None:
         """Go on where a finding does not hold: the accuser's word counts as false, and the step is done again."""
-        found = self.verdicts.to_replace(judgement, self._facts.unanswered)
-        if found is None or found[0] not in self.alive:
+        replacement = self.verdicts.to_replace(judgement, self._facts.unanswered)
+        if replacement is None or replacement[0] not in self.alive:
             await self.begin_again(step)
             return
-        self.suspect(*found, "refused")
+        self.suspect(*replacement, "refused")
         await self.recover(None, step)
 
     @task
     async def begin_again(self, step: int) -> None:
-        """Let every party keep its roles and forget what was done of the step; with snapshots, since the last one.
+        """Let every party keep its roles and forget what was done of the step.
 
         Raises:
             NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
         """
         self._coordinator.forget_audits()
-        await self.assign(self._standing, self._standing, self.rollback.begin_again(step))
+        await self.assign(self._standing, self._standing, step)
 
     @task
     async def regroup(self, newcomers: Collection[str], step: int, balance: Balance) -> None:
@@ -229,8 +214,7 @@ class Failover:
 
         Args:
             newcomers: Members by now, without a role.
-            step: The next one.
-            balance: How much work each stage is, and which parties are slow.
+            balance: Work of each stage, and slow parties.
 
         Raises:
             NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
@@ -250,29 +234,13 @@ class Failover:
             if not self._standing.copies_of(name):
                 self._let_go(name, step)
 
-    @task
-    async def finish(self, step: int) -> Attempt:
-        """Let every party that was left out of an applied step take part again.
-
-        Returns:
-            How it was attempted.
-        """
-        if self._paper is None:
-            return PLAIN
-        attempt = self._paper.at(step)
-        if attempt.bypassed:
-            body = {"left_out": sorted(attempt.bypassed), "frozen": sorted(attempt.frozen)}
-            self._files.observe("step_skipped", {"step": step, **body})
-            await self.assign(self._standing, self._standing, step + 1)
-        return attempt
-
     async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         old = self._standing
         self._strike(gone)
         try:
             new = self.placing.without(old, gone, self.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it
-            first_bad = await self.rollback.way_back(gone, verdict, old, new)
+            first_bad = self.rollback.way_back(gone, verdict)
         finally:
             self._shut_out(gone, convicted=verdict is not None)
         if first_bad is not None:
@@ -315,7 +283,6 @@ class Failover:
         Args:
             new: Holders and shadows from now on.
             old: The same until now; None when all parties begin anew.
-            step: The next optimizer step.
 
         Raises:
             PeerLostError: `old` is None and a party was lost; or the owner is not ready in time.
@@ -323,21 +290,17 @@ class Failover:
         """
         self.epoch += 1
         self.links.mail.renew_allowances()
-        attempt = PLAIN if self._paper is None else self._paper.at(step)
         self._standing = new
-        self._coordinator.open_epoch(self.epoch, step, new, attempt)
+        self._coordinator.open_epoch(self.epoch, step, new)
         assign = Assign(
             epoch=self.epoch,
             step=step,
             roles=roles_of(new, self.rollback.old_enough(old, step), {*self.alive, OWNER}),
             addresses={name: self._members.addresses[name] for name in self.alive},
             certificates={name: pem for name, pem in self._members.certificates.items() if name in self.alive},
-            attempt=attempt.number,
-            bypassed=tuple(sorted(attempt.bypassed)),
-            frozen=tuple(sorted(attempt.frozen)),
             log_head=self._members.witnesses.head(),
         )
-        if old is not None and self.rollback.restored is None and not self._facts.plan.guard.verify_only:
+        if old is not None and self.rollback.restored is None:
             # who gets a stage's state anew has no copy that could stand where this change is interrupted
             old = self.rollback.old_enough(old, step)
         self._facts.sources = {role.stage: role.source for role in assign.roles}
@@ -350,7 +313,7 @@ class Failover:
         if short:
             self._files.observe("memory_short", {"step": step, "reason": ". ".join(short)})
         self.links.tell((*self.alive, OWNER), assign)
-        tell_noise_keys(self._facts, self.links.mail.post, new, (*self.alive, OWNER), self.epoch, step)
+        _tell_noise_keys(self._facts, self.links.mail.post, new, (*self.alive, OWNER), self.epoch, step)
         lacks_states = await self._await_ready(assign.roles, is_start=old is None)
         if self.lost and old is None:
             raise PeerLostError(f"{self.lost[0]} was lost: {self.reasons[self.lost[0]]}; see its log")
@@ -427,18 +390,44 @@ class Failover:
 
     async def _check_ready(self, new: Assignment, old: Assignment | None, step: int) -> None:
         """Compare the states that parties got ready with: convict one that altered a kept copy, give up others."""
-        found = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
-        if old is None and found is not None:
-            self.suspect(found.party, found.reason)
-            raise VerificationError(found.reason)
+        unready = self._readiness.check(self._coordinator.ready, self.known if old is None else None, old)
+        if old is None and unready is not None:
+            self.suspect(unready.party, unready.reason)
+            raise VerificationError(unready.reason)
         for stage, states in self._readiness.to_weigh.items():
             self._coordinator.said_ready(stage, states)
-        if found is None:
+        if unready is None:
             if self._readiness.unwitnessed:
                 await self._undo_unwitnessed(step)
             return
-        if found.judgement is None:
-            self.suspect(found.party, found.reason)
+        if unready.judgement is None:
+            self.suspect(unready.party, unready.reason)
         if old is not None:
             self._standing = self._settled(new, old)
-        await self.recover(found.judgement, step)
+        await self.recover(unready.judgement, step)
+
+
+def _tell_noise_keys(
+    facts: StepFacts, post: Post, new: Assignment, parties: Collection[str], epoch: int, step: int
+) -> None:
+    """Give each party the keys of an epoch's noise on the stages that it has, and commit to all of them.
+
+    A step that is attempted again is in another epoch, and has other noise: where weights differ, two sums under one
+    noise would have their difference bare.
+
+    Args:
+        facts: Have the secret; without one nothing is said.
+        new: Holders and shadows of the epoch.
+        parties: All that take part, the owner included.
+        epoch: The epoch, which has just been announced to them.
+    """
+    keys = {stage: facts.noise_key(epoch, stage) for stage in sorted(new.holders)}
+    known = {stage: key for stage, key in keys.items() if key is not None}
+    if not known:
+        return
+    commitments = {str(stage): noise_commitment(key) for stage, key in known.items()}
+    facts.observe("noise_committed", {"epoch": epoch, "step": step, "keys": commitments})
+    for name in parties:
+        stages = new.copies_of(name)
+        payload = memoryview(b"".join(known[stage] for stage in stages))
+        post(name, NoiseKeys(epoch=epoch, stages=stages), (payload,))

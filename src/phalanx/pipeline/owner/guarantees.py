@@ -9,11 +9,9 @@ from phalanx.pipeline.verify.facts import StepFacts
 GUARANTEES: dict[str, str] = {
     "own": "the owner serves the stage itself",
     "bit-equal": "stage, shadow and owner compute the same bits, and any other bit is a lie",
-    "owner-shadowed": "as bit-equal, with the owner as the only other party that has a copy",
+    "owner-shadowed": "stage and owner compute the same bits, and the owner alone has another copy",
     "bounded": "messages and weight gradients are compared within rounding, updates bit by bit",
     "messages-only": "messages and updates are compared, weight gradients are taken on the stage's word",
-    "verify-only": "the stage alone makes its updates, and only audits by the owner can tell a wrong one",
-    "statistics": "nothing is recomputed; odd numbers condemn",
     "unguarded": "what the stage sends is used as it comes",
 }
 """Names and meanings; a later one is weaker."""
@@ -31,30 +29,49 @@ def guarantee_of(facts: StepFacts, assignment: Assignment, stage: int) -> str:
 
     Args:
         facts: The run and every party's measured class.
-        assignment: Holders and shadows.
-        stage: Which stage.
     """
     guard, holder, shadow = facts.plan.guard, assignment.holders[stage], assignment.shadows.get(stage)
-    rates = (guard.step_audit_rate, guard.owner_audit_rate, guard.third_party_audit_rate)
+    rates = (guard.step_audit_rate, guard.owner_audit_rate)
     alike = shadow is not None and facts.bits_decide(holder) and facts.bits_decide(shadow)
     # the first that applies
-    found = {
+    applicable = {
         "own": holder == OWNER,
         "unguarded": shadow is None or not guard.enabled,
-        "statistics": guard.mode == "statistics",
-        "verify-only": guard.one_optimizer,
         "messages-only": not guard.upkeep.in_lockstep and not any(rates),
         "bounded": not alike,
         "owner-shadowed": shadow == OWNER,
     }
-    return next((name for name, applies in found.items() if applies), "bit-equal")
+    return next((name for name, applies in applicable.items() if applies), "bit-equal")
+
+
+_IN_WORDS = {
+    "own": "served by the owner",
+    "bit-equal": "compared bit for bit with a second copy",
+    "owner-shadowed": "compared bit for bit with the owner's copy",
+    "bounded": "compared within rounding with a second copy",
+    "messages-only": "compared by messages, with weight gradients on its word",
+    "verify-only": "audited by the owner alone",
+    "statistics": "judged by statistics alone",
+    "unguarded": "not checked",
+}
+
+
+def in_words(guarantees: Mapping[int, str]) -> str:
+    """Say how stages are checked, by stage; `phalanx explain` has the names."""
+    groups: dict[str, list[str]] = {}
+    for stage, name in guarantees.items():
+        groups.setdefault(name, []).append(str(stage))
+    return "; ".join(
+        f"{'stage' if len(stages) == 1 else 'stages'} {', '.join(stages)}: {_IN_WORDS[name]} ({name})"
+        for name, stages in groups.items()
+    )
 
 
 class Guarantees:
     """The announcer of every stage's guarantee, at the start and whenever roles have changed it.
 
     Attributes:
-        present: By stage, as roles are now.
+        present: Guarantee by stage for the present roles.
     """
 
     def __init__(self, facts: StepFacts) -> None:
@@ -67,9 +84,8 @@ class Guarantees:
         if now == before:
             return
         self.present = now
-        said = ", ".join(f"stage {stage} {name}" for stage, name in now.items())
         stages = {str(stage): name for stage, name in now.items()}
-        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": said})
+        self._facts.observe("guarantees", {"step": step, "stages": stages, "said": in_words(now)})
         for stage, name in now.items():
             if name != before.get(stage, name) and weaker(name, before[stage]) == name:
                 body = {"step": step, "stage": stage, "before": before[stage], "now": name}

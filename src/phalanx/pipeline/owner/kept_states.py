@@ -28,10 +28,9 @@ class KeptPoint:
     """All stages as they were before one step.
 
     Attributes:
-        step: Which step.
-        digests: Of each stage in other hands; what all parties begin with when the run goes back.
+        digests: Digest of each stage of another party; all parties begin with them when the run goes back.
         sealer: Under a key of this point alone.
-        files: One for each stage; none where the stages are those of the model.
+        files: One for each stage; none where the stages are the model's.
     """
 
     step: int
@@ -58,9 +57,7 @@ class KeptStates:
     stage at a time.
 
     Args:
-        facts: What is agreed on.
         roles: The owner's own stages, and the library that built them.
-        directory: Where the files lie.
     """
 
     def __init__(self, facts: StepFacts, roles: Roles, directory: Path) -> None:
@@ -75,8 +72,7 @@ class KeptStates:
         """Keep the state that a session, or what follows a fallback, begins with; that of a model is in its files.
 
         Args:
-            step: The next step.
-            digests: Of the stages, as the owner knows them.
+            digests: Digests of the stages, as the owner knows them.
         """
         self.forget_after(-1)
         self._library = self._roles.library
@@ -95,7 +91,7 @@ class KeptStates:
 
     def is_due(self, step: int) -> bool:
         """Whether the state before a step is to be kept, and is not yet."""
-        return bool(self._every) and step % self._every == 0 and all(step > kept for kept in self._points)
+        return bool(self._every) and step % self._every == 0 and all(step > point for point in self._points)
 
     @task
     async def take(self, step: int, oldest: int) -> tuple[str, str] | None:
@@ -124,7 +120,7 @@ class KeptStates:
             if not self._write(point, stage, tensors):
                 return None
         self._points[step] = point
-        for needless in [kept for kept in self._points if kept < oldest or not self._stays(kept)]:
+        for needless in [point for point in self._points if point < oldest or not self._stays(point)]:
             self._points.pop(needless).close()
         return None
 
@@ -137,11 +133,10 @@ class KeptStates:
         """The last kept point up to a step; the first one where none is so old, and None without any.
 
         Args:
-            step: Which step.
             oldest: The first step with a batch that is remembered.
         """
-        usable = sorted(kept for kept in self._points if kept >= oldest)
-        return max((kept for kept in usable if kept <= step), default=min(usable, default=None))
+        usable = sorted(point for point in self._points if point >= oldest)
+        return max((point for point in usable if point <= step), default=min(usable, default=None))
 
     def digests(self, step: int) -> Mapping[int, StateDigest]:
         """The digests of a kept point."""
@@ -160,7 +155,7 @@ class KeptStates:
 
     def forget_after(self, step: int) -> None:
         """Let go of states of later steps: they were undone."""
-        for late in [kept for kept in self._points if kept > step]:
+        for late in [point for point in self._points if point > step]:
             self._points.pop(late).close()
 
     async def _fetch(self, stage: int, parties: tuple[str, ...]) -> dict[str, Tensor] | None:
@@ -170,11 +165,11 @@ class KeptStates:
             if party == OWNER:
                 return dict(self._roles.copy_of(stage).optimizer.state())
             request = FetchBulk(epoch=facts.ledger.epoch, step=step, stage=stage, purpose="snapshot")
-            found = await TensorsNeed(party, request, shapes)
+            tensors = await TensorsNeed(party, request, shapes)
             try:
-                if found is not None:
-                    StageState(stage, party, found[0], step, agreed).check()
-                    return found[0]
+                if tensors is not None:
+                    StageState(stage, party, tensors[0], step, agreed).check()
+                    return tensors[0]
             except VerificationError as exc:
                 facts.observe("refused", {"party": party, "error": type(exc).__name__, "reason": str(exc)})
         return None

@@ -16,8 +16,8 @@ from phalanx.pipeline.plan import StepPlan
 class Placement:
     """A maker of assignments that fit into the parties' memory.
 
-    A run does not begin with one that exceeds what parties say they have. Once it has begun it goes on with the one
-    that exceeds that least: they may have been too careful, and one that really has too little is lost like any other.
+    A run does not begin with an assignment that exceeds the claimed memory. Later it goes on with the smallest excess:
+    parties may have been too careful, and one that really has too little is lost like any other.
     """
 
     def __init__(self, plan: StepPlan, members: Members) -> None:
@@ -38,25 +38,24 @@ class Placement:
         """
         plan, memory = self._plan, self.memory
         guarded = plan.guard.enabled
-        wanted = first_assignment(len(plan.stages), workers, guarded=guarded, memory=memory)
-        wanted = self._paired(wanted, workers)
-        found = fitting(wanted, workers, memory)
-        if found is not wanted:
+        assignment = first_assignment(len(plan.stages), workers, guarded=guarded, memory=memory)
+        assignment = self._paired(assignment, workers)
+        fitted = fitting(assignment, workers, memory)
+        if fitted is not assignment:
             # what fits may be all with one worker
-            found = self._paired(regrouped(found, workers, guarded=guarded, memory=memory), workers)
+            fitted = self._paired(regrouped(fitted, workers, guarded=guarded, memory=memory), workers)
         if not may_exceed:
-            memory.check(found.holders, found.shadows)
-        return found
+            memory.check(fitted.holders, fitted.shadows)
+        return fitted
 
     def without(self, old: Assignment, gone: str, workers: Sequence[str]) -> Assignment:
-        """Shadows take over what `gone` held; others with room shadow what is left uncovered.
+        """Let shadows take over the stages of `gone`; others with room shadow uncovered ones.
 
         Raises:
             NoHolderError: A stage has no party that can take over.
         """
         guard, memory = self._plan.guard, self.memory
-        has_successors = not guard.verify_only
-        successors = without(old, gone, workers, guarded=guard.enabled, has_successors=has_successors, memory=memory)
+        successors = without(old, gone, workers, guarded=guard.enabled, memory=memory)
         return self._paired(fitting(successors, workers, memory, holders_stay=True), workers)
 
     def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:

@@ -27,11 +27,8 @@ class StageState:
     """One stage's trained tensors, and what holder and shadow have both signed about them.
 
     Attributes:
-        stage: Its index.
-        party: The sender.
         tensors: ``weight/...`` and the optimizer's moments; frozen weights are not in it.
-        num_steps: Optimizer steps taken.
-        agreed: None for the owner's own stages, and without a guard.
+        agreed: State that both signed; None for the owner's own stages, and without a guard.
     """
 
     stage: int
@@ -44,7 +41,7 @@ class StageState:
         """Compare the bytes with the agreed digest; takes as long as reading them, in any thread.
 
         Raises:
-            VerificationError: They are not those that were signed.
+            VerificationError: They are not the signed ones.
         """
         if self.agreed is None:
             return
@@ -62,7 +59,7 @@ class Duplicate:
     Attributes:
         num_steps: Finished steps of the run when it was taken.
         failure: Why it will never be whole; None while all is well.
-        agreed: What holders and shadows have signed about this step; None until all of them have.
+        agreed: States of this step that holders and shadows have signed; None until all of them have.
     """
 
     num_steps: int
@@ -90,7 +87,7 @@ class Duplicate:
 
 
 class Duplicates:
-    """The owner's side: asks every holder for a copy, once, and notes what is agreed about it.
+    """The owner's side: asks every holder for a copy, once, and notes the agreed states.
 
     Guarantees:
         At most one duplicate is under way, so at most one copy of the trained state is in the owner's memory, and one
@@ -165,10 +162,9 @@ class JournalNotes:
     """The notes to the journal, made once a step, as soon as the states are known to be verified.
 
     Args:
-        facts: What was agreed on.
         owner: Has the owner's own stages.
         note: The keeper of the journal, if there is one.
-        records: What is recorded of a step is so before the state after it is noted.
+        records: Records of a step come before the state after it.
     """
 
     def __init__(self, facts: StepFacts, owner: Party, note: NoteVerified | None, records: StepRecords) -> None:
@@ -179,12 +175,12 @@ class JournalNotes:
         self._noted: int | None = None
 
     def forget(self) -> None:
-        """Forget what was told, which may be undone, and tell it again."""
+        """Forget reported steps, which may be undone, and report them again."""
         self.records.forget()
         self._noted = None
 
     def look(self) -> None:
-        """Tell that the states before the present step are what they should be, if that is news."""
+        """Report that the states before the present step are verified, if that is new."""
         self.records.look()
         facts, step = self._facts, self._facts.ledger.step
         if self._note is None or self._noted == step:
@@ -204,7 +200,7 @@ class JournalNotes:
 
 
 class BytesByLink:
-    """Bytes of frames by link, since they were last taken; ``a>b`` is what a sent to b."""
+    """Bytes of frames by link, since they were last taken; ``a>b`` are those of a to b."""
 
     def __init__(self, owner: Endpoint) -> None:
         self._owner = owner
@@ -237,8 +233,7 @@ class StepBooks:
         duplicates: Told the same; has the copies that are under way.
         witnesses: Tells with each decision how far the audit log has come.
         costs: Bytes of each step, by link.
-        timer: Phases of each step.
-        note_checks: Told what was checked of each step that is applied.
+        note_checks: Called with the checks of each applied step.
     """
 
     noting: JournalNotes
@@ -257,6 +252,6 @@ class StepBooks:
             self.note_checks(step, step_checks(facts))
 
     def undone(self, reason: str) -> None:
-        """Steps may be undone: copies that are on their way may be of those, and what was noted is noted again."""
+        """Note that steps may be undone: copies on their way may contain them, and notes are made again."""
         self.duplicates.abandon(reason)
         self.noting.forget()

@@ -26,7 +26,6 @@ class Verdicts:
         is a party that has not answered, where nothing that it signed proves its guilt: silence is no lie.
 
     Attributes:
-        passed: All so far.
         num_refused: Judgements that did not hold.
     """
 
@@ -38,13 +37,11 @@ class Verdicts:
         self._files = files
         self._refused: Counter[str] = Counter()
 
-    def judge(self, judgement: Judgement, silent: Collection[str] = (), *, excludes: bool) -> Verdict | None:
-        """Write a judgement down and have it judged again from what was written.
+    def judge(self, judgement: Judgement, silent: Collection[str] = ()) -> Verdict | None:
+        """Write a judgement down and have it judged again from the written evidence.
 
         Args:
-            judgement: What the run found.
             silent: Parties that have left a request of this attempt unanswered.
-            excludes: Whether the guilty party leaves the run; for the log.
 
         Returns:
             The verdict; None when it names the owner, or its evidence does not hold.
@@ -76,17 +73,17 @@ class Verdicts:
             self._refuse(judgement, "it brought no answer, and silence is no lie", path)
             return None
         self.passed.append(verdict)
-        about = {"excludes": excludes, "referee": judgement.work.model_dump()}
-        about |= {"undone": True} if judgement.is_undone else {}
-        self._files.observe("verdict", verdict.model_dump(mode="json") | about)
+        details: dict[str, object] = {"referee": judgement.work.model_dump()}
+        details |= {"undone": True} if judgement.is_undone else {}
+        self._files.observe("verdict", verdict.model_dump(mode="json") | details)
         return verdict
 
     def to_replace(self, judgement: Judgement, silent: Collection[str] = ()) -> tuple[str, str] | None:
         """The party that is to be replaced without a verdict after a refusal, and why; None when none is.
 
-        A party that was silent is replaced at once. Else the first refusal replaces none: the step is done again, and a
-        liar leaves better evidence or none. The second one replaces the party that it is about: the owner itself has
-        recomputed or read what it signed. An accuser never pays for what was borne out.
+        A silent party is replaced at once. Else the first refusal replaces none: the step is done again, and a liar
+        leaves better evidence or none. The second refusal replaces the accused: the owner itself has recomputed or read
+        its signed statement. An accuser never pays for a report that the owner bore out.
         """
         verdict = judgement.verdict
         if verdict.party != OWNER and (verdict.party in silent or verdict.offence == "transfer"):
@@ -102,22 +99,22 @@ class Verdicts:
 
     def _refuse(self, judgement: Judgement, why: str, path: Path | None) -> None:
         verdict = judgement.verdict
-        about = verdict.model_dump(mode="json", include={"step", "stage", "party", "offence", "accuser", "reason"})
+        details = verdict.model_dump(mode="json", include={"step", "stage", "party", "offence", "accuser", "reason"})
         self.num_refused += 1
-        kept = None
+        kept_path = None
         if path is not None:
             # the record names the tensors beside it, so both keep their names: each refusal has a folder
             directory = _free_folder(path.parent / _REFUSED)
-            for each in (path, path.with_suffix(".safetensors")):
-                shutil.move(each, directory / each.name)
-            kept = f"{_DIRECTORY}/{_REFUSED}/{directory.name}/{path.name}"
-        self._files.observe("verdict_refused", {**about, "why": why[:500], "evidence": kept})
+            for file in (path, path.with_suffix(".safetensors")):
+                shutil.move(file, directory / file.name)
+            kept_path = f"{_DIRECTORY}/{_REFUSED}/{directory.name}/{path.name}"
+        self._files.observe("verdict_refused", {**details, "why": why[:500], "evidence": kept_path})
 
 
 def _free_folder(parent: Path) -> Path:
     """Make the next numbered folder, for its owner alone."""
     parent.mkdir(mode=0o700, exist_ok=True)
-    number = 1 + max((int(each.name) for each in parent.iterdir() if each.name.isdecimal()), default=0)
+    number = 1 + max((int(folder.name) for folder in parent.iterdir() if folder.name.isdecimal()), default=0)
     folder = parent / str(number)
     folder.mkdir(mode=0o700)
     return folder

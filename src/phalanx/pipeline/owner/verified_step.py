@@ -8,7 +8,7 @@ from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.replay import PastStep
+from phalanx.pipeline.owner.rollback import PastStep
 from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
@@ -50,9 +50,9 @@ class Outcome:
 def _describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
     """Say why a step came to no number; `norms`: of its gradient, squared, by stage."""
     stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
-    where = f" (of stages {', '.join(stages)})" if stages else ""
+    place = f" (of stages {', '.join(stages)})" if stages else ""
     return (
-        f"step {step}: loss {loss}, gradient norm {norm}{where}, and every audit agrees; "
+        f"step {step}: loss {loss}, gradient norm {norm}{place}, and every audit agrees; "
         "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
     )
 
@@ -61,7 +61,7 @@ class Attempts:
     """The attempts at steps: they wait for a decision, and look for the reason where nothing comes.
 
     Attributes:
-        patience: How long nothing has happened.
+        patience: Time without any event.
     """
 
     def __init__(self, facts: StepFacts, coordinator: Coordinator, failover: Failover) -> None:
@@ -98,7 +98,7 @@ class Attempts:
         return None
 
     async def go_on(self) -> Judgement | None:
-        """Handle what has come and draw the conclusions; look for the reason where nothing comes."""
+        """Handle received messages and draw the conclusions; look for the reason of a silence."""
         await Turn()
         judgement = await self._coordinator.advance()
         while judgement is None and self._coordinator.has_news:
@@ -111,7 +111,7 @@ class Attempts:
         return judgement
 
     def begin_clock(self) -> None:
-        """Give the step, or what is left of it, all the time that a step may take."""
+        """Give the step, or the rest of it, the whole time limit of a step."""
         self._tally, self._num_looks = WaitTally(), 0
         self._deadline = self.patience.clock.wall() + self._failover.timeout_s
         self._plan_look()
@@ -173,8 +173,7 @@ class VerifiedStep:
         coordinator: Opens the next step; knows the clip coefficient.
         failover: Decides which parties go on after a verdict or a loss.
         party: The owner as a party.
-        books: What is written down of each step.
-        attempts: Waits for decisions.
+        books: Log of the steps.
         outcome: Whether a step came to numbers.
         steps_redone: Steps that were undone and done again.
     """
@@ -203,9 +202,6 @@ class VerifiedStep:
 
         The audits then say that no worker's stage has made it; the owner's own stages are not audited, so all is done
         again before the batch is given up.
-
-        Returns:
-            Attempts and audits.
         """
         await self._keep_state(step)
         attempts, audits = await self._attempt(step, inputs)
@@ -217,7 +213,7 @@ class VerifiedStep:
         return attempts, audits
 
     async def _keep_state(self, step: int) -> None:
-        """Keep the state before a step when it is time; a party that does not bring what it signed is replaced."""
+        """Keep the state before a step when it is due; replace a party that does not bring its signed state."""
         rollback = self.failover.rollback
         while rollback.kept.is_due(step):
             await self.settle()
@@ -229,21 +225,21 @@ class VerifiedStep:
 
     @task
     async def begin_again(self, step: int) -> None:
-        """Let every party forget what was done of the step."""
+        """Let every party forget its work on the step."""
         self.books.duplicates.abandon("a step begins again")
         await self.failover.begin_again(step)
         await self.redo_until(step)
 
     @task
     async def recover(self, judgement: Judgement | None, step: int) -> None:
-        """Change roles because a party is guilty or gone, and do again what that undid."""
+        """Change roles because a party is guilty or gone, and redo the steps that this undid."""
         self.books.undone("roles changed")
         await self.failover.recover(judgement, step)
         await self.redo_until(step)
 
     @task
     async def redo_until(self, until: int) -> None:
-        """Do again what was undone, from the batches that were kept.
+        """Redo undone steps from their kept batches.
 
         Raises:
             NonFiniteLossError: The loss of one is not a number.
@@ -269,11 +265,9 @@ class VerifiedStep:
         """Let all optimizers take a verified step, and begin the next one.
 
         Args:
-            step: Which one.
-            inputs: Its batch.
             effort: Attempts and audits that it took.
             verdicts: Those that fell in it.
-            redone_before: What `steps_redone` was when the step began.
+            redone_before: `steps_redone` when the step began.
         """
         coordinator, facts, books = self.coordinator, self.facts, self.books
         norm, clip = facts.ledger.total_norm(), coordinator.clip()
@@ -290,7 +284,7 @@ class VerifiedStep:
         await OwnMail()
         self.party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
         self.party.finish_applies()
-        attempt, moved = await self.failover.finish(step), books.costs.take(coordinator.bytes_sent)
+        moved = books.costs.take(coordinator.bytes_sent)
         return StepResult(
             step=step,
             loss=self.outcome.mean_loss(inputs),
@@ -305,8 +299,6 @@ class VerifiedStep:
                 num_audits=effort[1],
                 num_alarms=len(verdicts) + self._take_refused(),
                 verdicts=tuple(verdicts),
-                restarts=attempt.number,
-                skipped=tuple(sorted(attempt.bypassed)),
                 steps_redone=self.steps_redone - redone_before,
             ),
         )

@@ -1,8 +1,8 @@
 """The fork server: a process that has imported what workers need, and forks a worker on each request.
 
-It never computes, opens no connection and starts no thread, so that what it forks inherits no lock in a strange state.
-Its children end with it, and it ends with the owner. It is a program of its own, or the owner's process as it was
-before its first connection, thread and key (ADR 74).
+It never computes, opens no connection and starts no thread, so that its forks inherit no lock in a strange state. Its
+children end with it, and it ends with the owner. It is a program of its own, or the owner's process before its first
+connection, thread and key (ADR 74).
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class WorkerEvent(StrictModel):
 
 
 def can_fork() -> bool:
-    """Whether this system has what a fork server needs (Linux)."""
+    """Whether this system supports a fork server (Linux)."""
     return sys.platform.startswith("linux") and hasattr(os, "pidfd_open")
 
 
@@ -123,8 +123,8 @@ class _RequestLoop:
                 if not received:
                     return None
                 *lines, self._unread = (self._unread + received).split(b"\n")
-                for line in lines:
-                    forked = self._serve(ForkRequest.model_validate_json(line))
+                for request_line in lines:
+                    forked = self._serve(ForkRequest.model_validate_json(request_line))
                     if forked is not None:
                         return forked
 
@@ -172,7 +172,7 @@ class _RequestLoop:
 
 
 def is_single_threaded() -> bool:
-    """Whether this process has one thread, those of libraries included (Linux)."""
+    """Whether this process has one thread, library threads included (Linux)."""
     return len(os.listdir("/proc/self/task")) == 1
 
 

@@ -42,8 +42,8 @@ class ForkedWorker(ChildProcess):
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end; None where it has not ended in time."""
         deadline = time.monotonic() + timeout_s
-        while (code := self.poll()) is None and (left := deadline - time.monotonic()) > 0:
-            self._fork_server.listen(left)
+        while (code := self.poll()) is None and (remaining_s := deadline - time.monotonic()) > 0:
+            self._fork_server.listen(remaining_s)
         return code
 
     def _kill(self) -> None:
@@ -108,8 +108,8 @@ class ForkServer:
                 return
             timeout_s = 0.0
             *lines, self._unread = (self._unread + received).split(b"\n")
-            for line in lines:
-                news = WorkerEvent.model_validate_json(line)
+            for event_line in lines:
+                news = WorkerEvent.model_validate_json(event_line)
                 self._events[news.name] = news
 
     def close(self) -> None:
@@ -133,9 +133,8 @@ def start_fork_server(command: Sequence[str], log: Path, threads: int, modules: 
 
     Args:
         command: Module and arguments of a worker, without its file.
-        log: Where the server's own output goes.
+        log: Log of the server's own output.
         threads: Threads of tensor kernels in its workers.
-        modules: What it imports beforehand.
     """
     (requests, to_server), (from_server, answers) = os.pipe(), os.pipe()
     threads_of_kernels = {"OMP_NUM_THREADS": str(threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -161,7 +160,7 @@ def start_fork_server(command: Sequence[str], log: Path, threads: int, modules: 
 def fork_here(command: Sequence[str], threads: int, serve: Callable[[Path], int]) -> ForkServer | None:
     """Make a fork server out of this process as it is now, with everything that it has imported.
 
-    Call it before the process opens a connection or reads a key: workers inherit what is there.
+    Call it before the process opens a connection or reads a key: workers inherit both.
 
     Args:
         command: Module and arguments of a worker, without its file, for one that cannot be forked.
@@ -169,7 +168,7 @@ def fork_here(command: Sequence[str], threads: int, serve: Callable[[Path], int]
         serve: Called with its file in each worker; returns the exit code.
 
     Returns:
-        None where a library has started a thread: what it holds at the moment would stay locked in every worker.
+        None where a library has started a thread: its locks would stay locked in every worker.
     """
     if not is_single_threaded():
         return None

@@ -1,4 +1,4 @@
-"""The memory that this process can give to stages, the processes that share it, and what the allocator keeps of it."""
+"""The memory that this process can give to stages, the processes that share it, and the allocator's reserve."""
 
 import ctypes
 import hashlib
@@ -19,12 +19,11 @@ _PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def own_rooms(session: str, device: str = "cpu", memory_mib: int | None = None) -> dict[str, int]:
-    """Bytes that this process may still use, by the name of what it shares them with.
+    """Return the bytes that this process may still use, by the name of the shared memory.
 
     Args:
-        session: Of the run; the same machine has another name in each.
-        device: Where stages are computed.
-        memory_mib: What this process's user says that it may use, instead of what is found out.
+        session: Session name; the same machine has another name in each session.
+        memory_mib: Limit that the user sets, in place of the measured one.
 
     Returns:
         One entry for the machine and one for each control group with a limit, or one for the GPU; processes that share
@@ -41,20 +40,20 @@ def available_memory(proc: Path, groups: Path) -> dict[str, int]:
     """Bytes that are free or can be freed, on the machine and in each control group above this process (Linux).
 
     Args:
-        proc: Where the kernel shows processes.
-        groups: Where it shows control groups, of version 1 or 2.
+        proc: Mount point of the proc file system.
+        groups: Mount point of control groups, of version 1 or 2.
     """
     try:
-        fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text(encoding="ascii").splitlines())
+        fields = dict(row.split(":", 1) for row in (proc / "meminfo").read_text(encoding="ascii").splitlines())
         machine = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        found = {machine: int(fields["MemAvailable"].split()[0]) * 1024}
+        rooms = {machine: int(fields["MemAvailable"].split()[0]) * 1024}
     except (OSError, ValueError, KeyError):
         return {}
     for directory in _own_groups(proc, groups):
-        left = _left_in(directory)
-        if left is not None:
-            found[f"{machine} {directory.stat().st_ino}"] = left
-    return found
+        bytes_left = _left_in(directory)
+        if bytes_left is not None:
+            rooms[f"{machine} {directory.stat().st_ino}"] = bytes_left
+    return rooms
 
 
 def name_of(session: str, what: str) -> str:
@@ -68,14 +67,14 @@ def _own_groups(proc: Path, groups: Path) -> Iterator[Path]:
         lines = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
+    for row in lines:
+        _, controllers, path = row.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         root = groups / "memory" if controllers else groups
-        own = root / path.lstrip("/")
+        group = root / path.lstrip("/")
         # in a container the path can be one of the host's, and what is mounted is the container's own
-        directory = own if ".." not in own.parts and own.is_dir() else root
+        directory = group if ".." not in group.parts and group.is_dir() else root
         while directory.is_dir():
             yield directory
             if directory == root:
@@ -93,7 +92,7 @@ def _left_in(group: Path) -> int | None:
         if limit == "max" or int(limit) >= _UNLIMITED:
             return None
         used = int((group / names[1]).read_text(encoding="ascii"))
-        counts = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        counts = dict(row.split() for row in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         files = sum(int(counts.get(f"{names[2]}{kind}_file", 0)) for kind in ("active", "inactive"))
     except (OSError, ValueError):
         return None

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from phalanx.errors import AuditLogError, CertificateError, FrameError, PeerRefusedError, SignatureError
 from phalanx.pipeline.assignment.assignment import Assignment
-from phalanx.pipeline.config import OWNER
+from phalanx.pipeline.config import OWNER, GuardConfig
 from phalanx.pipeline.proof.step_record import (
     AttemptLeaf,
     AuditLeaf,
@@ -20,7 +20,6 @@ from phalanx.pipeline.proof.step_record import (
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import Activation, AuditReport, Commit, PassedOnHeader, StepAudited
 from phalanx.pipeline.protocol.signed import Statement, Statements
-from phalanx.pipeline.upkeep import Upkeep
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Peer, certified_name
 
@@ -35,13 +34,7 @@ class Rules:
 
     Attributes:
         run: Name of the run; every session's name begins with it.
-        num_stages: Stages of the model.
-        microbatches: Microbatches of a step.
-        audits: Whether the guard recomputes anything.
-        upkeep: How shadows stay fresh, by `guard.shadow`.
-        classes: `guard.classes`: with `one` no party may be of another numeric class than the owner; without a word, as
-            before there was a choice, weight gradients of unlike copies are not audited.
-        may_leave_out: Whether a step may be done without some stage, `guard.recovery = "skip_layer"`.
+        guard: How steps are audited; with `classes` "one" no party may be of another numeric class than the owner.
         peers: Keys of the parties, by the name in their certificates.
         draw: Draws with the revealed key; None while it is secret.
     """
@@ -49,10 +42,7 @@ class Rules:
     run: str
     num_stages: int
     microbatches: int
-    audits: bool
-    upkeep: Upkeep
-    classes: str | None
-    may_leave_out: bool
+    guard: GuardConfig
     peers: Mapping[str, Peer]
     draw: AuditDraw | None
 
@@ -88,10 +78,8 @@ def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> S
     """Check the leaves of one step.
 
     Args:
-        step: As the audit log has it.
-        epoch: The same.
+        step: Number in the audit log.
         leaves: Those under the step's root.
-        rules: Of the session.
 
     Returns:
         What was recomputed. Where `rules` cannot draw, that every audit that is named was done, and no more.
@@ -100,8 +88,8 @@ def check_step(step: int, epoch: int, leaves: Sequence[Leaf], rules: Rules) -> S
         AuditLogError: Something was drawn and not recomputed, or a signature or digest does not hold.
 
     Guarantees:
-        A microbatch, a whole step or a stage that the key draws and no party recomputed is found. What an auditor and
-        a stage say is under their own signatures. That the owner recomputed what it says is its word.
+        A microbatch, a whole step or a stage that the key draws and no party recomputed is found. Statements of auditor
+        and stage are under their own signatures. The owner's own recomputations are its word.
     """
     return _StepJudge(step, epoch, leaves, rules).judge()
 
@@ -115,7 +103,7 @@ class _StepJudge:
         self._attempt = attempts[0]
         if not self._attempt.session.startswith(f"{rules.run}-"):
             raise AuditLogError("its leaves are those of another run")
-        if self._attempt.classes and rules.classes == "one":
+        if self._attempt.classes and rules.guard.classes == "one":
             raise AuditLogError(f"{min(self._attempt.classes)} is of another numeric class, and the run has one")
         self._assignment = _assignment(self._attempt)
         self._statements = Statements(self._attempt.session, self._peer)
@@ -127,7 +115,7 @@ class _StepJudge:
         self._check_done(
             _Demand(leaf.stage, leaf.auditor, leaf.microbatches, leaf.whole) for leaf in self._of(DrawLeaf)
         )
-        if self._rules.draw is not None and self._rules.audits:
+        if self._rules.draw is not None and self._rules.guard.enabled:
             self._check_drawn(self._rules.draw)
         signed = owners = unlike = 0
         for leaf in self._audits.values():
@@ -140,8 +128,8 @@ class _StepJudge:
             unlike += not equal
             owners += equal and leaf.report is None
             signed += equal and leaf.report is not None
-        for whole in self._step_audits.values():
-            self._check_whole(whole)
+        for step_audit in self._step_audits.values():
+            self._check_whole(step_audit)
         return ShownWork(signed, owners + len(self._of(OwnerAuditLeaf)), unlike, self._attempt.session)
 
     def _of(self, kind: type[_Kind]) -> list[_Kind]:
@@ -150,7 +138,7 @@ class _StepJudge:
     def _check_stages(self) -> None:
         """Check that every worker's stage has a shadow, commitments and an agreed state."""
         assignment, rules = self._assignment, self._rules
-        if set(assignment.holders) != set(range(rules.num_stages)) and not rules.may_leave_out:
+        if set(assignment.holders) != set(range(rules.num_stages)):
             raise AuditLogError(f"has stages {sorted(assignment.holders)}, the run has {rules.num_stages}")
         commits = {leaf.stage: leaf.party for leaf in self._of(CommitLeaf)}
         states = {leaf.stage for leaf in self._of(StateLeaf)}
@@ -162,7 +150,7 @@ class _StepJudge:
             raise AuditLogError(f"stage {missing[0]}: no party has committed to its work")
 
     def _check_drawn(self, draw: AuditDraw) -> None:
-        """Draw again: what comes out must have been asked for, and done."""
+        """Draw again: everything drawn must have been asked for, and done."""
         demands = [demand for stage in self._watched for demand in self._demands(draw, stage)]
         asked = {(leaf.stage, m, leaf.auditor) for leaf in self._of(DrawLeaf) for m in leaf.microbatches}
         for demand in demands:
@@ -174,7 +162,7 @@ class _StepJudge:
                 )
         self._check_done(demands)
         owned = {leaf.stage for leaf in self._of(OwnerAuditLeaf)}
-        for stage in sorted({stage for stage in self._watched if self._weighs_gradients(stage)} - owned):
+        for stage in sorted(set(self._watched) - owned):
             if draw.owners_step(step=self._attempt.step, epoch=self._attempt.epoch, stage=stage):
                 raise AuditLogError(f"stage {stage}: is drawn for the owner's own audit, which was not made")
 
@@ -196,40 +184,23 @@ class _StepJudge:
         return sorted(self._assignment.shadows)
 
     def _demands(self, draw: AuditDraw, stage: int) -> Iterator[_Demand]:
-        """Yield what the key demands of one stage, by the rules of `AuditRequests`, from what is in the log."""
+        """Yield the audits that the key demands of one stage, by the rules of `AuditRequests`, from the log."""
         assignment, num_microbatches = self._assignment, self._rules.microbatches
         if assignment.holders[stage] == OWNER:
             return
-        where = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
+        place = {"step": self._attempt.step, "epoch": self._attempt.epoch, "stage": stage}
         everything = tuple(range(num_microbatches))
-        alike, lockstep = self._weighs_gradients(stage), self._rules.upkeep.in_lockstep
-        whole = alike and not lockstep and draw.whole_step(**where)
-        if lockstep or whole:
-            drawn = everything
-        elif self._rules.upkeep.sends == "state":
-            drawn = everything if draw.all_messages(**where) else ()
-        else:
-            drawn = draw.microbatches(**where, num_microbatches=num_microbatches)
-        yield _Demand(stage, assignment.shadows[stage], drawn, whole)
-        present = {*assignment.holders.values(), *assignment.shadows.values()}
-        among = sorted(present - {OWNER, assignment.holders[stage], assignment.shadows[stage]})
-        third = draw.third_party(**where, among=among)
-        if third is not None:
-            alike = self._alike(assignment.holders[stage], OWNER) and self._alike(third, OWNER)
-            weights = self._rules.classes is not None or alike
-            yield _Demand(stage, third, everything, weights)
-
-    def _weighs_gradients(self, stage: int) -> bool:
-        """Whether the weight gradients of a stage are audited."""
-        copies = (self._assignment.holders[stage], self._assignment.shadows[stage])
-        return self._rules.classes is not None or all(self._alike(party, OWNER) for party in copies)
+        lockstep = self._rules.guard.upkeep.in_lockstep
+        is_whole = not lockstep and draw.whole_step(**place)
+        drawn = everything if lockstep or is_whole else draw.microbatches(**place, num_microbatches=num_microbatches)
+        yield _Demand(stage, assignment.shadows[stage], drawn, is_whole)
 
     def _alike(self, one: str, other: str) -> bool:
         return self._attempt.classes.get(one, 0) == self._attempt.classes.get(other, 0)
 
     def _bits_decide(self, one: str, other: str) -> bool:
         """As `StepFacts.bits_decide`: where several classes are let in, parties are compared within tau."""
-        return self._rules.classes != "mixed" and self._alike(one, other)
+        return self._rules.guard.classes != "mixed" and self._alike(one, other)
 
     def _reported(self, leaf: AuditLeaf) -> Mapping[str, str]:
         """The digests that an auditor got."""
@@ -244,28 +215,28 @@ class _StepJudge:
         return {str(direction): digest for direction, digest in digests.items()}
 
     def _sent(self, leaf: AuditLeaf, digests: Mapping[str, str]) -> Mapping[str, str]:
-        """The digests that the stage signed; for what the owner keeps to itself, those that were reported."""
-        holder, found = self._assignment.holders[leaf.stage], dict(digests)
+        """Return the digests that the stage signed; for the owner's own messages, the reported ones."""
+        holder, opened = self._assignment.holders[leaf.stage], dict(digests)
         for direction, signed in zip(_DIRECTIONS, leaf.outputs, strict=True):
             if signed is not None:
                 place = {"source": leaf.stage, "microbatch": leaf.microbatch, "direction": direction}
-                found[direction] = self._open(signed, holder, Activation, place, _place(leaf)).digest
+                opened[direction] = self._open(signed, holder, Activation, place, _place(leaf)).digest
             elif holder != OWNER:
                 raise AuditLogError(f"{_place(leaf)}: the {direction} message that was audited is missing")
-        return found
+        return opened
 
     def _check_whole(self, leaf: StepAuditLeaf) -> None:
-        where, place = f"stage {leaf.stage}", {"stage": leaf.stage}
+        description, place = f"stage {leaf.stage}", {"stage": leaf.stage}
         holder = self._assignment.holders[leaf.stage]
         if leaf.commit is None or (leaf.report is None and leaf.auditor != OWNER):
-            raise AuditLogError(f"{where}: the weight gradient or its audit by {leaf.auditor} is not signed")
-        committed = self._open(leaf.commit, holder, Commit, place, where).message
+            raise AuditLogError(f"{description}: the weight gradient or its audit by {leaf.auditor} is not signed")
+        committed = self._open(leaf.commit, holder, Commit, place, description).message
         got = (leaf.gradient, leaf.norm_squared)
         if leaf.report is not None:
-            audited = self._open(leaf.report, leaf.auditor, StepAudited, place, where).message
+            audited = self._open(leaf.report, leaf.auditor, StepAudited, place, description).message
             got = (audited.gradient, audited.norm_squared)
         if got != (committed.gradient, committed.norm_squared) and self._bits_decide(leaf.auditor, holder):
-            raise AuditLogError(f"{where}: {leaf.auditor} got another weight gradient, and no verdict follows")
+            raise AuditLogError(f"{description}: {leaf.auditor} got another weight gradient, and no verdict follows")
 
     def _open(
         self, signed: PassedOnHeader, party: str, kind: type[_Said], place: Mapping[str, object], where: str
@@ -273,8 +244,8 @@ class _StepJudge:
         """Open a statement of a party, if it is of this session, step and attempt and about this place."""
         attempt = self._attempt
         try:
-            about = {**place, "step": attempt.step}
-            return self._statements.open(signed, kind, attempt.epoch, about, lambda _: (party, None))
+            full_place = {**place, "step": attempt.step}
+            return self._statements.open(signed, kind, attempt.epoch, full_place, lambda _: (party, None))
         except SignatureError as exc:
             raise AuditLogError(f"{where}: {party} did not sign the {kind.kind!r} that is shown") from exc
         except FrameError as exc:

@@ -23,14 +23,11 @@ class AttemptLeaf(StrictModel):
 
     Attributes:
         session: Name of the session, which every signed header has.
-        step: The step.
         epoch: The attempt's epoch, which the draws depend on.
         stages: Holder and shadow of each stage, by its number.
-        lanes: 1; it was 2 where both copies of a stage served, which ADR 70 has removed.
         classes: Numeric class of each party that is not of the owner's, as a number from 1: the bits of two classes
             cannot be compared.
-        clip: What every gradient was multiplied with.
-        frozen: Stages that took no update.
+        clip: Clip coefficient of every gradient.
     """
 
     leaf: Literal["attempt"] = "attempt"
@@ -38,10 +35,8 @@ class AttemptLeaf(StrictModel):
     step: int = Field(ge=0)
     epoch: int = Field(ge=0)
     stages: dict[str, tuple[str, str | None]]
-    lanes: Literal[1] = 1
     classes: dict[str, int]
     clip: float
-    frozen: tuple[Stage, ...]
 
 
 class CommitLeaf(StrictModel):
@@ -49,7 +44,6 @@ class CommitLeaf(StrictModel):
 
     leaf: Literal["commit"] = "commit"
     stage: Stage
-    lane: Literal[0] = 0
     party: str
     header: str | None
     gradient: str
@@ -66,7 +60,7 @@ class StateLeaf(StrictModel):
 
 
 class DrawLeaf(StrictModel):
-    """A draw: what one auditor was asked to recompute; `whole`: the weight gradient as well."""
+    """A draw: the work that one auditor was asked to recompute; `whole`: the weight gradient as well."""
 
     leaf: Literal["draw"] = "draw"
     stage: Stage
@@ -86,11 +80,9 @@ class AuditLeaf(StrictModel):
     """One recomputed microbatch.
 
     Attributes:
-        stage: Its stage.
-        microbatch: Its number.
         auditor: The party that recomputed it.
         report: The header that the auditor signed; None where it was the owner.
-        digests: What the owner got, by direction; None where `report` says it.
+        digests: The owner's digests by direction; None where `report` has them.
         outputs: Headers under which the stage sent its activation and its gradient; None where it sent none.
     """
 
@@ -108,7 +100,6 @@ class StepAuditLeaf(StrictModel):
 
     leaf: Literal["step_audit"] = "step_audit"
     stage: Stage
-    lane: Literal[0] = 0
     auditor: str
     report: PassedOnHeader | None
     gradient: str | None
@@ -147,8 +138,7 @@ class StepRecord:
     """One applied step with all its audits in.
 
     Attributes:
-        step: Its number.
-        epoch: Of the attempt that was applied.
+        epoch: Epoch of the applied attempt.
         leaves: Canonical JSON objects; `docs/audit_log.md` has their fields.
     """
 
@@ -206,12 +196,12 @@ class StepRecords:
 
     def _classes(self) -> dict[str, int]:
         """Numeric classes of the present parties, as numbers; a party with the owner's bits is not listed."""
-        facts, found = self._facts, dict[str, int]()
+        facts, by_party = self._facts, dict[str, int]()
         numbers = {facts.classes.get(OWNER, ""): 0}
         for party in sorted(facts.present):
             number = numbers.setdefault(facts.classes.get(party, ""), len(numbers))
-            found |= {party: number} if number else {}
-        return found
+            by_party |= {party: number} if number else {}
+        return by_party
 
     def _leaves(self, past: _Applied) -> Iterator[Leaf]:
         ledger, assignment = past.ledger, past.assignment
@@ -222,7 +212,6 @@ class StepRecords:
             stages={str(s): (holder, assignment.shadows.get(s)) for s, holder in assignment.holders.items()},
             classes=past.classes,
             clip=ledger.clip_coefficient,
-            frozen=tuple(sorted(ledger.frozen)),
         )
         for stage, commit in sorted(ledger.commits.items()):
             header = ledger.commit_headers[stage]
@@ -239,8 +228,8 @@ class StepRecords:
         for stage, microbatch, auditor in sorted(ledger.awaited_audits):
             drawn.setdefault((stage, auditor), []).append(microbatch)
         for (stage, auditor), microbatches in drawn.items():
-            whole = (stage, auditor) in ledger.awaited_step_audits
-            yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=whole)
+            is_whole = (stage, auditor) in ledger.awaited_step_audits
+            yield DrawLeaf(stage=stage, auditor=auditor, microbatches=tuple(microbatches), whole=is_whole)
         for stage in sorted(ledger.owner_audited):
             yield OwnerAuditLeaf(stage=stage)
         yield from self._audits(ledger)
@@ -248,39 +237,38 @@ class StepRecords:
     def _audits(self, ledger: StepLedger) -> Iterator[Leaf]:
         record = self._facts.record
         for (stage, microbatch, auditor), report in sorted(ledger.reports.items(), key=lambda item: item[0]):
-            said = record.header_of(auditor, report)
+            report_header = record.header_of(auditor, report)
             forward, backward = (_header(ledger, (stage, way, microbatch)) for way in _DIRECTIONS)
             yield AuditLeaf(
                 stage=stage,
                 microbatch=microbatch,
                 auditor=auditor,
-                report=said,
-                digests=report.digests if said is None else None,
+                report=report_header,
+                digests=report.digests if report_header is None else None,
                 outputs=(forward, backward),
             )
         for (stage, auditor), audited in sorted(ledger.step_audits.items()):
-            said = record.header_of(auditor, audited)
+            report_header = record.header_of(auditor, audited)
             yield StepAuditLeaf(
                 stage=stage,
                 auditor=auditor,
-                report=said,
-                gradient=audited.gradient if said is None else None,
-                norm_squared=audited.norm_squared if said is None else None,
+                report=report_header,
+                gradient=audited.gradient if report_header is None else None,
+                norm_squared=audited.norm_squared if report_header is None else None,
                 commit=ledger.commit_header(stage),
             )
 
 
 def _header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
     """The header under which a message was sent; None where the owner sent it to itself."""
-    found = ledger.messages.get(key)
-    return None if found is None else found.header
+    message = ledger.messages.get(key)
+    return None if message is None else message.header
 
 
-Check = Literal["messages", "whole_step", "third_party", "owner", "state"]
+Check = Literal["messages", "whole_step", "owner", "state"]
 CHECKS: dict[Check, str] = {
     "messages": "drawn messages were recomputed by the other copy of the stage",
     "whole_step": "all messages and the weight gradient were recomputed by the other copy of the stage",
-    "third_party": "the same by a worker without a copy of the stage",
     "owner": "the same by the owner itself, with the update",
     "state": "both copies agreed on the weights and the optimizer's state that the step began with",
 }
@@ -292,7 +280,6 @@ class StageChecks:
     """The checks of one worker's stage in one step.
 
     Attributes:
-        made: Which checks.
         party: The party that served the stage.
         rests_on: The parties on which it rests that all of its work was recomputed, update included. Empty where the
             owner did so itself, None where no party did.
@@ -320,39 +307,20 @@ def _made(facts: StepFacts, stage: int) -> frozenset[Check]:
     ledger = facts.ledger
     if stage not in facts.watched:
         return frozenset()
-    auditors = {auditor for audited, _, auditor in ledger.awaited_audits if audited == stage}
-    near = {auditor for auditor in auditors if facts.has_copy(auditor, stage)}
-    whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
-    made: dict[Check, bool] = {
-        "messages": bool(near),
-        "whole_step": bool(whole & near) or _in_lockstep(facts),
-        "third_party": bool(auditors - near),
+    shadow, guard = facts.shadow(stage), facts.plan.guard
+    checks: dict[Check, bool] = {
+        "messages": any((audited, auditor) == (stage, shadow) for audited, _, auditor in ledger.awaited_audits),
+        "whole_step": guard.upkeep.in_lockstep or (stage, shadow) in ledger.awaited_step_audits,
         "owner": stage in ledger.owner_audited,
-        "state": _compares_states(facts, stage),
+        # two parties of one class must have signed the same state for the step to be applied
+        "state": facts.same_class(facts.holder(stage), shadow),
     }
-    return frozenset(check for check, is_made in made.items() if is_made)
+    return frozenset(check for check, is_made in checks.items() if is_made)
 
 
 def _rests_on(facts: StepFacts, stage: int) -> frozenset[str] | None:
-    ledger = facts.ledger
-    if stage in ledger.owner_audited:
+    made = _made(facts, stage)
+    if "owner" in made:
         return frozenset()
     # the update is the other copy's to check, and where it is not compared the owner alone can
-    if stage not in facts.watched or facts.plan.guard.one_optimizer or not _compares_states(facts, stage):
-        return None
-    whole = {auditor for audited, auditor in ledger.awaited_step_audits if audited == stage}
-    other = facts.shadow(stage)
-    if other in whole or _in_lockstep(facts):
-        return frozenset({other} - {OWNER})
-    return frozenset({other, *whole} - {OWNER}) if any(not facts.has_copy(name, stage) for name in whole) else None
-
-
-def _in_lockstep(facts: StepFacts) -> bool:
-    """Whether the other copy recomputes everything in every step."""
-    return facts.plan.guard.audits and facts.plan.guard.upkeep.in_lockstep
-
-
-def _compares_states(facts: StepFacts, stage: int) -> bool:
-    """Whether two parties must have signed the same state for the step to be applied."""
-    guard, holder, shadow = facts.plan.guard, facts.holder(stage), facts.shadow(stage)
-    return facts.same_class(holder, shadow) and (not guard.keeps_snapshots or guard.hands_on(facts.ledger.step))
+    return frozenset({facts.shadow(stage)} - {OWNER}) if made >= {"whole_step", "state"} else None

@@ -1,4 +1,4 @@
-"""The frames that the owner has carried between two workers, so that it knows what each of them sent the other."""
+"""The frames that the owner has carried between two workers, and so knows."""
 
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ _Frame = tuple[Message, SignedHeader]
 class CarriedFrames:
     """The tensors, transfers, requests and answers that went by way of the owner in this attempt and the one before.
 
-    How many there can be is bounded by what a party may send the owner in one attempt.
+    Their number is bounded by the allowance of a party in one attempt.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class CarriedFrames:
         self._past: dict[PartyLink, list[_Frame]] = {}
 
     def renew(self) -> None:
-        """Begin another attempt; what was carried before the last one is forgotten."""
+        """Begin another attempt; frames from before the last one are forgotten."""
         self._past, self._present = self._present, {}
 
     def note(self, message: Message, header: SignedHeader) -> None:
-        """Note what is handed on, under its sender's header, which was checked."""
+        """Note a carried frame under its sender's header, which was checked."""
         if isinstance(message, Activation | Bulk | Fetch | FetchReply):
             self._present.setdefault((header.fields.sender, header.fields.receiver), []).append((message, header))
 
@@ -39,8 +39,16 @@ class CarriedFrames:
         source, direction, microbatch = key
         place = (epoch, step, source, direction, microbatch, source + (1 if direction == "forward" else -1))
         return any(
-            (said.epoch, said.step, said.source, said.direction, said.microbatch, said.target) == place
-            for said, _ in self._of(link, Activation)
+            (
+                activation.epoch,
+                activation.step,
+                activation.source,
+                activation.direction,
+                activation.microbatch,
+                activation.target,
+            )
+            == place
+            for activation, _ in self._of(link, Activation)
         )
 
     def has_transfer(self, link: PartyLink, about: Bulk) -> bool:
@@ -57,16 +65,16 @@ class CarriedFrames:
         return False
 
     def requests(self, link: PartyLink, request: Fetch) -> bool:
-        """Whether a party asked for a tensor; the permit that it showed is not read."""
-        return any(said.model_copy(update={"permit": None}) == request for said, _ in self._of(link, Fetch))
+        """Whether a party asked for a tensor."""
+        return any(fetch == request for fetch, _ in self._of(link, Fetch))
 
     def answers(self, link: PartyLink, request: Fetch) -> list[tuple[FetchReply, str]]:
         """The answers to such a request, with the digests of their payloads."""
         place = (request.epoch, request.claim, request.place)
         return [
-            (said, header.fields.payload_digest)
-            for said, header in self._of(link, FetchReply)
-            if (said.epoch, said.claim, said.place) == place
+            (reply, header.fields.payload_digest)
+            for reply, header in self._of(link, FetchReply)
+            if (reply.epoch, reply.claim, reply.place) == place
         ]
 
     def _of(self, link: PartyLink, kind: type[_Kind]) -> list[tuple[_Kind, SignedHeader]]:

@@ -79,6 +79,6 @@ class PreparedNotice(Message):
 
 
 class Leave(Message):
-    """A worker is about to be switched off and asks to hand over what it holds."""
+    """A worker is about to be switched off and asks to hand over its stages."""
 
     kind: ClassVar[str] = "leave"

@@ -28,7 +28,7 @@ class LogHeadExchange:
     """The owner's side: the head of its audit log that workers are told, and a check of the heads that they remember.
 
     Args:
-        lines: Of the log; None where workers are told nothing, and nothing of theirs is checked.
+        lines: Public entries of the log; None where workers are told nothing, and their heads are not checked.
         owner: The party that signed it.
     """
 
@@ -45,8 +45,6 @@ class LogHeadExchange:
         Args:
             party: The party that says so.
             known: The head; None where it knows none.
-            session: Of the owner.
-            observe: Told what is ignored.
 
         Raises:
             CutLogError: It was told of a line that the log lacks.
@@ -71,9 +69,8 @@ class LogMemory:
     One file for each run and owner, at most `MOST_BYTES` long, written when there is nothing else to do.
 
     Args:
-        directory: Where it is kept; made when there is something to keep.
-        statements: Opens what the owner tells in this session.
-        owner: The owner.
+        directory: Directory of the memory; made when there is something to keep.
+        statements: Opens the owner's messages of this session.
 
     Attributes:
         known: The head that was told last; None where none was.
@@ -93,19 +90,19 @@ class LogMemory:
             self.known = self._read(self._path)
 
     def meet(self, told: PublicHead | None) -> None:
-        """Take the head that the owner sends a joining worker, and compare it with the one that is known here.
+        """Take the owner's log head for a joining worker, and compare it with the remembered one.
 
         Raises:
             CutLogError: Its log ends before a line that is known here, or has another one in its place.
             FrameError, SignatureError: It is of another run, or not signed.
         """
         told = None if told is None else self._statements.log_head(told)
-        found = 0 if told is None else told.last.number
+        newest = 0 if told is None else told.last.number
         due = None if self.known is None else self.known.due(None if told is None else told.boot)
         differs = told is not None and due is not None and told.last.number == due.number and told.last != due
-        if due is not None and (found < due.number or differs):
+        if due is not None and (newest < due.number or differs):
             raise CutLogError(
-                f"{self._owner.name}: its audit log has {found} lines about sessions, steps and evictions, and this "
+                f"{self._owner.name}: its audit log has {newest} lines about sessions, steps and evictions, and this "
                 f"worker knows number {due.number} of this run by the same owner's signature; {_WAY_OUT}; this worker "
                 f"serves the run as it is only without {self._path}"
             )
@@ -113,16 +110,16 @@ class LogMemory:
             self.known, self._is_kept = told, False
 
     def take(self, told: PublicHead | None) -> None:
-        """Take what the owner tells while the run is under way; it is looked at when there is time."""
+        """Take the owner's log head while the run is under way; it is checked when there is time."""
         if told is not None and told != self.known:
             self._told = told
 
     def keep(self) -> None:
-        """Write down what is new and signed; a disk that refuses is said once."""
-        told, self._told = self._told, None
-        if told is not None and (self.known is None or told.last.number >= self.known.last.number):
+        """Write down new signed heads; a disk that refuses is reported once."""
+        head, self._told = self._told, None
+        if head is not None and (self.known is None or head.last.number >= self.known.last.number):
             with contextlib.suppress(FrameError, SignatureError):
-                self.known, self._is_kept = self._statements.log_head(told), False
+                self.known, self._is_kept = self._statements.log_head(head), False
         if self._is_kept or self.known is None or self._path is None:
             return
         self._is_kept = True
@@ -139,8 +136,8 @@ class LogMemory:
         """Read the head that an earlier process kept; a file that is damaged, as after a crash, has none."""
         try:
             with path.open("rb") as file:
-                found = PublicHead.model_validate_json(file.read(MOST_BYTES))
-            return self._statements.log_head(found)
+                head = PublicHead.model_validate_json(file.read(MOST_BYTES))
+            return self._statements.log_head(head)
         except FileNotFoundError:
             return None
         except (OSError, ValidationError, FrameError, SignatureError) as exc:

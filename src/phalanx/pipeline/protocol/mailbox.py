@@ -66,7 +66,7 @@ class Mailbox:
         return self._detour.carried
 
     def leave_link(self, receiver: str) -> None:
-        """Send by way of the owner from now on, what the link has not delivered included.
+        """Send by way of the owner from now on, including undelivered messages of the link.
 
         Raises:
             PeerRefusedError: The receiver is unknown or was evicted.
@@ -75,7 +75,7 @@ class Mailbox:
 
     def renew_allowances(self) -> None:
         """Let every party send as much again: another step, or another attempt at one, begins."""
-        self._endpoint.allowances.renew()
+        self._endpoint.allowances.renew_all()
         self.carried.renew()
 
     def refused(self, received: ReceivedMessage) -> None:
@@ -94,10 +94,10 @@ class Mailbox:
         Raises:
             PeerRefusedError: No party of that name is known.
         """
-        found = self._me if name == self._name else self._endpoint.peers.get(name)
-        if found is None:
+        peer = self._me if name == self._name else self._endpoint.peers.get(name)
+        if peer is None:
             raise PeerRefusedError(f"{name!r} is not a party of this run")
-        return found
+        return peer
 
     @property
     def statements(self) -> Statements:
@@ -110,12 +110,12 @@ class Mailbox:
         return bool(self._local or self._waiting)
 
     def drain_local(self) -> Iterator[ReceivedMessage]:
-        """Take what this party said to itself."""
+        """Take this party's messages to itself."""
         while self._local:
             yield self._local.popleft()
 
     def drain(self) -> Iterator[ReceivedMessage | LinkFault]:
-        """Take what has arrived; of a flood only so much that the reader looks up in between."""
+        """Take received messages; of a flood only a part at once, so that the reader looks up in between."""
         yield from self.drain_local()
         for _ in range(_MOST_AT_ONCE):
             if not self.wait(0.0):

@@ -64,7 +64,7 @@ class Message(Body):
 
 @dataclass(frozen=True)
 class ReceivedMessage:
-    """A message and the frame that carried it; `header` is None for what the owner says to itself."""
+    """A message and the frame that carried it; `header` is None for the owner's messages to itself."""
 
     sender: str
     message: Message

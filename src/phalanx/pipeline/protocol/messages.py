@@ -14,7 +14,6 @@ from phalanx.pipeline.protocol.message import (
     MOST_PLACES,
     Address,
     Digest,
-    Epoch,
     GradientDigest,
     Header,
     Label,
@@ -40,11 +39,10 @@ from phalanx.security.audit import PublicHead
 from phalanx.telemetry import known_cost
 from phalanx.transport import by_kind, parse_body
 
-Purpose = Literal["state", "weights", "undo", "gradient", "audited", "past", "update", "snapshot", "duplicate", "kept"]
-"""`audited`: a weight gradient as an auditor has recomputed it;
-`past`: the state as it was before the step that the request names; `update`: trained weights after it; `snapshot`:
-these with their moments, for a shadow; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker
-has it on disk from an earlier session of the run."""
+Purpose = Literal["state", "weights", "undo", "gradient", "audited", "snapshot", "duplicate", "kept"]
+"""`audited`: a weight gradient as an auditor has recomputed it; `snapshot`: trained weights with their moments, to go
+back to; `duplicate`: the same, for the owner's checkpoint; `kept`: the same, as a worker has it on disk from an earlier
+session of the run."""
 
 
 class StepMessage(Message):
@@ -57,12 +55,6 @@ class StageMessage(StepMessage):
     """A message about one stage in one step."""
 
     stage: Stage
-
-
-class LaneMessage(StageMessage):
-    """A message with a `lane`, which is signed and always 0; lanes are gone with shared stages (ADR 70)."""
-
-    lane: Literal[0] = 0
 
 
 class TensorMessage(StepMessage):
@@ -95,18 +87,12 @@ class Role(StrictModel):
 
 
 class Assign(StepMessage):
-    """A new epoch: abandon what is in flight, take these roles, be ready for this step."""
+    """A new epoch: abandon the work in flight, take these roles, be ready for this step."""
 
     kind: ClassVar[str] = "assign"
     roles: tuple[Role, ...] = Field(max_length=MOST_STAGES)
     addresses: dict[PartyName, Address] = Field(max_length=MOST_PARTIES)
     certificates: dict[PartyName, Pem] = Field(max_length=MOST_PARTIES)
-    attempt: Epoch = 0
-    """Attempts at this step that were thrown away; counted where the paper's `restart` is the recovery."""
-    bypassed: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
-    """Stages that are left out of this step; the owner hands on what they are sent."""
-    frozen: tuple[Stage, ...] = Field(default=(), max_length=MOST_STAGES)
-    """Stages that take no update in this step."""
     log_head: PublicHead | None = None
     """As in `Setup`."""
 
@@ -145,7 +131,7 @@ class Activation(TensorMessage):
     shape: tuple[Size, ...] = Field(max_length=16)
 
 
-class Bulk(LaneMessage):
+class Bulk(StageMessage):
     """One part of a stage's state or gradient."""
 
     kind: ClassVar[str] = "bulk"
@@ -178,8 +164,8 @@ def _without_repetition(sent: tuple[SentDigest, ...]) -> tuple[SentDigest, ...]:
     return sent
 
 
-class Commit(LaneMessage):
-    """A stage's commitment to a whole step: what it used, what it sent, its weight gradient."""
+class Commit(StageMessage):
+    """A stage's commitment to a whole step: its inputs, its outputs, its weight gradient."""
 
     kind: ClassVar[str] = "commit"
     received: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
@@ -189,7 +175,7 @@ class Commit(LaneMessage):
     gradient: GradientDigest
 
 
-class GradientHeld(LaneMessage):
+class GradientHeld(StageMessage):
     """A shadow has the weight gradient of a stage, received or recomputed."""
 
     kind: ClassVar[str] = "gradient_held"
@@ -197,16 +183,6 @@ class GradientHeld(LaneMessage):
     gradient: GradientDigest
     parts: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
     """Headers under which the holder sent it; empty when it was recomputed."""
-
-
-class WeightsHeld(StageMessage):
-    """A shadow without an optimizer has what a stage sent it after an update; `step` is the next one."""
-
-    kind: ClassVar[str] = "weights_held"
-    state: StateDigest
-    """Of its copy, which has moments in snapshots only."""
-    parts: tuple[PassedOnHeader, ...] = Field(max_length=MOST_HEADERS)
-    """Headers under which they were sent."""
 
 
 class Audit(StageMessage):
@@ -220,11 +196,9 @@ class Audit(StageMessage):
     urgent: bool
     weights: bool = False
     """Recompute the weight gradient as well; the microbatches are then all of the step's."""
-    state: StateDigest | None = None
-    """For a third party, which has no copy: the agreed state, with the weights that it is to fetch."""
 
 
-class StepAudited(LaneMessage):
+class StepAudited(StageMessage):
     """An auditor has recomputed a stage's weight gradient from all committed inputs of the step."""
 
     kind: ClassVar[str] = "step_audited"
@@ -252,25 +226,15 @@ class Fetch(TensorMessage):
 
     kind: ClassVar[str] = "fetch"
     claim: bool
-    permit: PassedOnHeader | None = None
-    """The owner's own header of the audit that a third party needs this for."""
     request: RequestNumber = 0
     """Counts the owner's requests of a session; the answer names it. 0 where an auditor asks."""
 
     @classmethod
-    def of(
-        cls,
-        epoch: int,
-        step: int,
-        key: tuple[int, Direction, int],
-        *,
-        claim: bool = False,
-        permit: PassedOnHeader | None = None,
-    ) -> "Fetch":
+    def of(cls, epoch: int, step: int, key: tuple[int, Direction, int], *, claim: bool = False) -> "Fetch":
         """Ask for (source stage, direction, microbatch)."""
         source, direction, microbatch = key
         place = {"epoch": epoch, "step": step, "microbatch": microbatch, "direction": direction, "source": source}
-        return cls.model_validate({**place, "claim": claim, "permit": permit})
+        return cls.model_validate({**place, "claim": claim})
 
 
 class FetchReply(TensorMessage):
@@ -284,13 +248,11 @@ class FetchReply(TensorMessage):
     """As in `Fetch`."""
 
 
-class FetchBulk(LaneMessage):
-    """The owner asks for a stage's state, weights, undo copy or gradient; a third party for weights alone."""
+class FetchBulk(StageMessage):
+    """The owner asks for a stage's state, weights, undo copy or gradient."""
 
     kind: ClassVar[str] = "fetch_bulk"
     purpose: Purpose
-    permit: PassedOnHeader | None = None
-    """As in `Fetch`."""
     request: RequestNumber = 0
     """As in `Fetch`."""
 
@@ -316,7 +278,7 @@ class Place(StrictModel):
 
 
 class Progress(StrictModel):
-    """The progress of one stage: the tensors of this step that it has got and those that it has sent."""
+    """The progress of one stage: its received and sent tensors of this step."""
 
     received: tuple[Place, ...] = Field(max_length=MOST_PLACES)
     sent: tuple[Place, ...] = Field(max_length=MOST_PLACES)
@@ -380,7 +342,7 @@ class Carry(Message):
 
 
 class Detour(Message):
-    """The owner ends a link of the party that gets this: what it has for the receiver goes by way of the owner."""
+    """The owner ends a link of this party: its messages to the receiver go by way of the owner."""
 
     kind: ClassVar[str] = "detour"
     receiver: PartyName
@@ -399,7 +361,7 @@ _MESSAGES = by_kind(
     (
         *(Hello, Setup, Challenge, ChallengeReply, NotLetIn, PreparedNotice, Leave, Assign, NoiseKeys),
         Ready,
-        *(Activation, Bulk, Commit, GradientHeld, WeightsHeld, Audit, AuditReport, StepAudited),
+        *(Activation, Bulk, Commit, GradientHeld, Audit, AuditReport, StepAudited),
         *(Fetch, FetchReply, FetchBulk, Relay, Ask, ProgressReport, Apply, UpdateReport, ScreenHit, Release),
         *(Fault, Carry, Detour, Shutdown),
     )

@@ -1,4 +1,4 @@
-"""Needs: what the owner's decisions wait for. The owner's one loop sees to them and hands the answers back.
+"""Needs: what the owner's decisions wait for. The owner's one loop serves them and hands back the answers.
 
 A judge takes facts and returns a verdict. Where it needs something first it awaits a `Need`, and does not know how that
 comes: the loop in `owner/event_loop.py` asks, handles messages until the answer is there or patience is over, and goes
@@ -30,7 +30,7 @@ class Need(Generic[T]):
 
 @dataclass(frozen=True, eq=False)
 class Turn(Need[None]):
-    """One turn of the loop: what has come is handled, and a piece of work done."""
+    """One turn of the loop: received messages are handled, and a piece of work done."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,6 @@ class TensorsNeed(Need[tuple[dict[str, Tensor], int] | None]):
 
     Attributes:
         party: The party that is asked.
-        request: What it is asked for.
         expected: Names, shapes and types; values are not read.
     """
 
@@ -92,7 +91,7 @@ class TensorsDelivery(Need[None]):
 
 @dataclass(frozen=True, eq=False)
 class OwnerTask(Need[T]):
-    """A piece of the owner's work that may wait; the loop runs it and hands its result to the one that awaits it.
+    """A piece of the owner's work that may wait; the loop runs it and hands its result to the task that awaits it.
 
     The loop keeps the list of tasks that wait for another one. So the stack holds the loop and one task, however many
     judges ask each other.

@@ -17,9 +17,9 @@ class LinkRelay:
     """Both ends of the way around a link, and the owner in the middle.
 
     Guarantees:
-        What `open` returns was signed by its sender for this party and session, and its payload is the one that
-        was signed, as on any link; not so that it came in order and once, which messages say for themselves.
-        The owner relays between parties that it still listens to and sends to, and nothing under another's header.
+        A message from `open` was signed by its sender for this party and session, and its payload is the signed one, as
+        on any link; order and repetition are not checked here, as messages name their place. The owner relays between
+        parties that it still listens to and sends to, and nothing under another's header.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -28,7 +28,7 @@ class LinkRelay:
         self._endpoint = endpoint
 
     def send(self, receiver: str, message: Message, payload: Sequence[memoryview]) -> SignedHeader:
-        """Sign a message for a party behind a failed link and hand it to the owner, after what the link still had.
+        """Sign a message for a party behind a failed link and hand it to the owner, after the link's remaining ones.
 
         What is for the owner, or from it, has no way around: it is signed and goes nowhere.
 
@@ -41,7 +41,7 @@ class LinkRelay:
         return header
 
     def send_undelivered(self, receiver: str) -> None:
-        """Hand what a link had not delivered when it failed to the owner."""
+        """Hand a failed link's undelivered messages to the owner."""
         for header, payload in self._endpoint.take_undelivered(receiver):
             self._hand(receiver, header, (payload,))
 
@@ -87,10 +87,10 @@ class LinkRelay:
         return Statements(self._endpoint.run, self._peer)
 
     def _peer(self, name: str) -> Peer:
-        found = self._endpoint.peers.get(name)
-        if found is None:
+        peer = self._endpoint.peers.get(name)
+        if peer is None:
             raise PeerRefusedError(f"{name!r} is not a party of this run")
-        return found
+        return peer
 
     def _hand(self, receiver: str, header: SignedHeader, payload: Sequence[memoryview]) -> None:
         if OWNER in (self._endpoint.name, receiver):

@@ -47,10 +47,6 @@ class Patience:
 
     Args:
         patience_s: A gap that is never too long, seconds; four times as long is always too long.
-        clock: Where time is read.
-
-    Attributes:
-        clock: The same.
 
     Guarantees:
         A party that makes every step slow, each a little more than the last, does not make the limit rise for ever.
@@ -86,8 +82,8 @@ class Patience:
     @property
     def limit_s(self) -> float:
         """Four times the longest gap of the last honest steps, but at least patience and at most four times that."""
-        longest_s = min(max(self._honest, default=0.0), self.patience_s)
-        return max(self.patience_s, _HONEST_TIMES * longest_s)
+        max_gap_s = min(max(self._honest, default=0.0), self.patience_s)
+        return max(self.patience_s, _HONEST_TIMES * max_gap_s)
 
     @property
     def too_long(self) -> bool:
@@ -115,13 +111,13 @@ class PendingRequest:
     """One request under way.
 
     Attributes:
-        heard: When anything of the answer came last, seconds of the requests' clock.
+        heard: Time of the answer's last part, seconds of the requests' clock.
         party: The one that was asked; empty when several were.
-        number: Of the request, which its answer names; 0 where several were asked.
-        answer: What came of a request for a message.
-        tensors: What came of a request for tensors, once it is whole.
+        number: Number of the request, which its answer names; 0 where several parties were asked.
+        answer: Answer to a request for a message.
+        tensors: Answer to a request for tensors, once it is whole.
         num_steps: The optimizer steps that they had taken.
-        standings: What came of a question to several parties, by party.
+        standings: Answers of several parties to a question, by party.
     """
 
     heard: float
@@ -148,17 +144,15 @@ class PendingRequest:
             case TensorsNeed():
                 return None if self.tensors is None else (self.tensors, self.num_steps)
             case ProgressNeed():
-                return {party: said for party, said in (self.standings or {}).items() if said is not None}
+                return {party: report for party, report in (self.standings or {}).items() if report is not None}
 
 
 class Requests:
     """The owner's requests under way; an answer counts by its digest, which the code that needs it checks.
 
     Args:
-        post: Sends a message.
-        clock: Where time is read.
         allowances: Told of each answer that a party is asked for: frames, and bytes.
-        answer_bytes: Of one frame of an answer at most, beside parts of something longer.
+        answer_bytes: Maximum of one frame of an answer, beside parts of longer ones.
     """
 
     def __init__(self, post: Post, clock: Awake, allowances: Allowances, answer_bytes: int) -> None:
@@ -223,7 +217,7 @@ class Requests:
             return self.order(need.party, need.request, need.expected)
         party, request = need.party, need.request
         self._asked_before.add((party, request.source, request.direction))
-        self._allowances.grant(party, 1, self._answer_bytes)
+        self._allowances.grant_frames(party, 1, self._answer_bytes)
         number = self._next_number()
         pending = PendingRequest(self._clock.now(), party, number)
         self._fetches[number] = request, pending
@@ -235,7 +229,7 @@ class Requests:
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
         num_parts = size_bytes // PART_BYTES + 1
         self._asked_before.add((party, request.stage, request.purpose))
-        self._allowances.grant(party, num_parts, size_bytes + num_parts * self._answer_bytes)
+        self._allowances.grant_frames(party, num_parts, size_bytes + num_parts * self._answer_bytes)
         number = self._next_number()
         pending = PendingRequest(self._clock.now(), party, number, bulk=BulkReceiver(expected))
         self._bulks[number] = request, pending

@@ -17,7 +17,6 @@ from phalanx.pipeline.protocol.messages import (
     Ready,
     StepAudited,
     UpdateReport,
-    WeightsHeld,
     parse_message,
 )
 from phalanx.security.audit import PublicHead
@@ -35,7 +34,6 @@ class Statement(Generic[_Said]):
     """A statement that one party of this session signed and sent to another one.
 
     Attributes:
-        message: What it says.
         header: The header that says so, for evidence.
     """
 
@@ -84,8 +82,7 @@ class Statements:
         """Read a header as a message of this session.
 
         Args:
-            signed: As it was passed on.
-            kind: What message it must be.
+            kind: Type that the message must have.
             epoch: The epoch that it must be of.
             place: Values that fields of the message must have.
             link: Returns the sender and the receiver that the message may have; None when there is no such link.
@@ -99,10 +96,10 @@ class Statements:
         message = parse_message(fields.kind, fields.body)
         if not isinstance(message, kind):
             raise FrameError(f"a passed-on header is of kind {fields.kind!r}, expected {kind.kind!r}")
-        wanted = {"epoch": epoch, **place}
-        found = {name: getattr(message, name) for name in wanted}
-        if found != wanted:
-            raise FrameError(f"a passed-on header is about {found}, expected {wanted}")
+        expected = {"epoch": epoch, **place}
+        actual = {name: getattr(message, name) for name in expected}
+        if actual != expected:
+            raise FrameError(f"a passed-on header is about {actual}, expected {expected}")
         allowed = link(message)
         if allowed is None:
             raise FrameError("a passed-on header is of no link of this assignment")
@@ -174,11 +171,9 @@ class StatementKey(NamedTuple):
     """The identity of a statement within a session; two different statements of one identity are equivocation.
 
     Attributes:
-        kind: Of the message, or `STATE`.
+        kind: Kind of the message, or `STATE`.
         author: Name of the party; it stands for its certificate and its incarnation.
-        epoch: Of the assignment.
         step: That it is about; of a state, the optimizer steps that it has taken.
-        stage: That it is about.
         microbatch: -1 where it is about the whole step.
         order: Number of the owner's audit order that it answers; -1 where it answers none.
     """
@@ -193,10 +188,8 @@ class StatementKey(NamedTuple):
 
 
 def statements_in(author: str, message: Message) -> list[tuple[StatementKey, object]]:
-    """Return what a message states that verdicts may rest on, by identity: nothing for most kinds."""
+    """Return a message's statements that verdicts may rest on, by identity: none for most kinds."""
     match message:
-        case WeightsHeld(state=state):
-            return [(StatementKey(STATE, author, message.epoch, state.step, message.stage), state)]
         case UpdateReport() | Ready():
             return [
                 (StatementKey(STATE, author, message.epoch, state.step, int(name)), state)

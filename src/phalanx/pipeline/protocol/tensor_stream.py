@@ -84,7 +84,7 @@ def tensors_digest(tensors: Mapping[str, Tensor], names: Iterable[str] | None = 
 
     Args:
         tensors: Each is read once, and none is kept.
-        names: Which of them; left out, all.
+        names: Names to include; all when left out.
     """
     hasher = blake3()
     for name in sorted(tensors if names is None else names):
@@ -97,18 +97,14 @@ def tensors_digest(tensors: Mapping[str, Tensor], names: Iterable[str] | None = 
 class BulkReceiver:
     """The receiver of one transfer: its parts become tensors of known names and shapes, each in its own memory."""
 
-    def __init__(self, expected: Mapping[str, Tensor], *, in_place: bool = False) -> None:
+    def __init__(self, expected: Mapping[str, Tensor]) -> None:
         """Make room.
 
         Args:
             expected: Names, shapes and types; values are not read and may be on the meta device.
-            in_place: Write over these very tensors where they are on the CPU, part by part: no second copy.
         """
         self._tensors = {
-            name: expected[name]
-            if in_place and expected[name].device.type == "cpu"
-            else torch.empty(expected[name].shape, dtype=expected[name].dtype)
-            for name in sorted(expected)
+            name: torch.empty(expected[name].shape, dtype=expected[name].dtype) for name in sorted(expected)
         }
         self._rooms = [tensor.view(-1).view(torch.uint8).numpy() for tensor in self._tensors.values()]
         self.total = sum(len(room) for room in self._rooms)
@@ -123,8 +119,8 @@ class BulkReceiver:
             All tensors once the last part is in, else None.
 
         Raises:
-            FrameError: The part does not follow the last one, is not as long as it must be (a trickle of small ones
-                could go on for ever), or the total is not what is expected.
+            FrameError: The part does not follow the last one, has another length than it must have (a trickle of small
+                ones could go on for ever), or another total.
         """
         due = min(PART_BYTES, self.total - self._filled)
         if (offset, total, len(payload)) != (self._filled, self.total, due) or self._done:
@@ -157,8 +153,6 @@ def may_continue(begun_by: str, sender: str, offset: int) -> bool:
 
     Args:
         begun_by: Sender of the first part; empty when there was none.
-        sender: Of this part.
-        offset: Of this part, bytes.
     """
     if offset == 0:
         return sender == OWNER or begun_by != OWNER
@@ -183,26 +177,25 @@ def whole_transfer(
     """Return the parts of a transfer that a party shows.
 
     Args:
-        statements: Opens them.
         shown: Headers of the parts, in order.
-        about: What was sent; its offset and total are not read.
+        about: The sent transfer; its offset and total are not read.
         link: Sender and receiver that they must have.
 
     Returns:
         None unless they are the whole of it: parts of another session, attempt, sender or receiver, or of another
-        transfer, prove nothing about what was sent now.
+        transfer, prove nothing about this one.
     """
     place = {"step": about.step, "stage": about.stage, "purpose": about.purpose}
-    found = [statements.find(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
-    parts = [part for part in found if part is not None]
-    return parts if len(parts) == len(found) and is_whole_transfer(parts, about) else None
+    statements_found = [statements.find(part, Bulk, about.epoch, place, lambda bulk: link) for part in shown]
+    parts = [part for part in statements_found if part is not None]
+    return parts if len(parts) == len(statements_found) and is_whole_transfer(parts, about) else None
 
 
 def sent_gradient(statements: Statements, held: GradientHeld, link: Link) -> str | None:
     """The digest of the weight gradient that a server sent, from the headers that `held` shows; None without them."""
     place = {"epoch": held.epoch, "step": held.step, "stage": held.stage}
-    about = Bulk.model_validate({**place, "purpose": "gradient", "offset": 0, "total": 0})
-    parts = whole_transfer(statements, held.parts, about, link)
+    transfer = Bulk.model_validate({**place, "purpose": "gradient", "offset": 0, "total": 0})
+    parts = whole_transfer(statements, held.parts, transfer, link)
     return None if parts is None else digest_of_parts([part.digest for part in parts])
 
 

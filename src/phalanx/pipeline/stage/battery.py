@@ -28,14 +28,14 @@ _UPDATES = 2
 def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> KernelDigests:
     """Compute one layer of the run's model once, as a stage would, on inputs that follow from a nonce.
 
-    Covered are all bits that two parties ever compare: what is sent forward and backward, with and without a graph, the
+    Covered are all bits that two parties ever compare: forward and backward messages, with and without a graph, the
     weight gradient, its norm, and weights and moments after an update. Shapes, precision, attention kernel and
-    optimizer are the run's own. The update is made of drawn gradients, so that it tells of the optimizer alone.
+    optimizer are the run's own. The update is made of drawn gradients, so that it depends on the optimizer alone.
 
     Args:
         plan: The run, with the device on which this party computes.
         nonce: Hex, drawn by the owner for this very measurement.
-        kernels: What stands in for a plain copy here, such as a group of ranks.
+        kernels: Wraps a plain copy, such as in a group of ranks.
 
     Returns:
         Digests that two parties have in common when they compute the same bits.
@@ -55,8 +55,8 @@ def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> Ke
     plain, _ = runner.recompute(0, 0, x, None)
     _, audited = runner.recompute(0, 0, x, gradient)
     for step in range(_UPDATES):
-        given = {name: _drawn(nonce, f"{step} {name}", t) * 2**-10 for name, t in copy.module.trainable().items()}
-        copy.apply(step, given, 0.7)
+        gradients = {name: _drawn(nonce, f"{step} {name}", t) * 2**-10 for name, t in copy.module.trainable().items()}
+        copy.apply(step, gradients, 0.7)
     return KernelDigests(
         forward=tensors_digest({"y": y, "plain": plain}),
         backward=tensors_digest(_present({"x": x_gradient, "audited": audited})),
@@ -67,8 +67,8 @@ def run_battery(plan: StepPlan, nonce: str, kernels: WrapCopy = unwrapped) -> Ke
 
 def _one_layer(plan: StepPlan) -> StepPlan:
     """The first layer that is in other hands, as the middle one of three stages; only a run with such has workers."""
-    first, end = plan.stages[1].first_layer, plan.stages[-1].end_layer
-    cuts = ((0, first), (first, first + 1), (first + 1, end))
+    first, end_layer = plan.stages[1].first_layer, plan.stages[-1].end_layer
+    cuts = ((0, first), (first, first + 1), (first + 1, end_layer))
     stages = tuple(StageRange(first_layer=low, end_layer=high) for low, high in cuts)
     return plan.model_copy(update={"stages": stages, "guard": GuardConfig(mode="off", classes=plan.guard.classes)})
 

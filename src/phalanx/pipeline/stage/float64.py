@@ -13,7 +13,7 @@ from phalanx.pipeline.stage.runner import StageRunner
 class WideRunner(StageRunner):
     """A copy of a stage, weights included, that computes in a wider type; for audits, not for training.
 
-    The weights are those of the moment it is made. Dropout draws the masks of the stage that is copied.
+    The weights are those of the moment of construction. Dropout draws the masks of the copied stage.
 
     Guarantees:
         Every operation works in `dtype`, casts to float32 inside a block (norms, softmax, rotary angles of
@@ -48,7 +48,6 @@ def recompute_in(
         dtype: ``torch.float64``.
         runner: Holds the weights that both sides have signed.
         step: Optimizer step, for the dropout masks.
-        microbatch: Index in the step.
         x: The committed input ``[batch, seq, dim]``.
         gradient: The committed gradient of the output ``[batch, seq, dim]``; None for the forward alone.
 

@@ -19,10 +19,8 @@ def noisy_mean(
     The number of rows that were there divides nothing, for it depends on whether a row was.
 
     Args:
-        total: By name; it is not changed.
-        privacy: Of the run.
-        step: The optimizer step.
-        noise_key: Of the stage, in the epoch of the step.
+        total: Sums by name; not changed.
+        noise_key: Noise key of the stage in the step's epoch.
 
     Raises:
         TrainingError: There is no key; a sum without noise must not leave.
@@ -32,9 +30,9 @@ def noisy_mean(
     """
     if noise_key is None:
         raise TrainingError(f"privacy: no key for the noise of step {step}; the owner sends one with each epoch")
-    found = {}
+    noisy = {}
     for name in sorted(total):
         stream, like = noise_stream(noise_key, step, name), total[name]
         noise = torch.from_numpy(gaussian_noise(stream, like.numel(), privacy.deviation)).view_as(like)
-        found[name] = like.add(noise.to(like.device)).div_(privacy.mean_rows)
-    return found
+        noisy[name] = like.add(noise.to(like.device)).div_(privacy.mean_rows)
+    return noisy

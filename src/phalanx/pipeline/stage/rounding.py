@@ -27,9 +27,7 @@ def rounding_noise(
 
     Args:
         runner: Holds the weights that both sides have signed.
-        step: Optimizer step.
-        microbatch: Index in the step.
-        direction: Which of the two messages.
+        direction: Direction of the message.
         x: The committed input ``[batch, seq, dim]``.
         gradient: The committed gradient of the output ``[batch, seq, dim]``; None for a forward message.
 
@@ -46,8 +44,8 @@ def rounding_noise(
             # half a unit: about every second number becomes its neighbour
             near_x = _nudge(x, generator)
             near_gradient = None if gradient is None else _nudge(gradient, generator)
-        found = _pick(runner.recompute(step, microbatch, near_x, near_gradient), direction)
-        noise = max(noise, token_distance(found, exact))
+        rounded = _pick(runner.recompute(step, microbatch, near_x, near_gradient), direction)
+        noise = max(noise, token_distance(rounded, exact))
     return noise
 
 

@@ -86,7 +86,6 @@ class StageRunner:
 
         Args:
             step: Optimizer step, for the dropout seed.
-            microbatch: Index in the step.
             x: Token ids ``[batch, seq]`` for the stage that embeds, else hidden ``[batch, seq, dim]``.
 
         Returns:
@@ -107,12 +106,10 @@ class StageRunner:
         """Turn the last stage's logits into the loss; its backward pass comes next.
 
         Args:
-            microbatch: Index in the step.
             labels: Next tokens ``[batch, seq]``.
-            num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean; those of a
-                row alone count where rows are clipped.
+            num_targets: Target tokens in the whole step, so that microbatches add up to the batch's mean; where rows
+                are clipped, those of the row alone.
             extras: More rows, as the objective reads them.
-            objective: What is minimised.
 
         Returns:
             The sum of the token losses of this microbatch, in nats.
@@ -126,8 +123,6 @@ class StageRunner:
         """Add this microbatch's weight gradients and return the gradient of its input.
 
         Args:
-            step: Optimizer step.
-            microbatch: Index in the step.
             gradient: Gradient of the output, or None at the last stage, which starts from its loss.
 
         Returns:
@@ -199,14 +194,16 @@ class StageRunner:
 
     def _add_clipped(self, bound: float) -> None:
         """Add the gradient of the row that came last to the sum, at most so long."""
-        found = {name: one.grad for name, one in self.module.trainable().items() if one.grad is not None}
+        gradients = {
+            name: parameter.grad for name, parameter in self.module.trainable().items() if parameter.grad is not None
+        }
         for parameter in self.module.trainable().values():
             parameter.grad = None
-        norm = math.sqrt(gradient_norm_squared(found))
+        norm = math.sqrt(gradient_norm_squared(gradients))
         if not math.isfinite(norm):
             return
         weight = min(1.0, bound / (norm + _EPS))
-        for name, gradient in found.items():
+        for name, gradient in gradients.items():
             gradient.mul_(weight)
             self._rows[name] = self._rows[name].add_(gradient) if name in self._rows else gradient
 
@@ -214,12 +211,14 @@ class StageRunner:
         """Add gradients of narrow weights up in float32, microbatch by microbatch, where there are masters."""
         for name, parameter in getattr(self.module, "computing", {}).items():
             if parameter.grad is not None:
-                found = parameter.grad.to(torch.float32)
-                self._wide[name] = self._wide[name] + found if name in self._wide else found
+                wide_gradient = parameter.grad.to(torch.float32)
+                self._wide[name] = self._wide[name] + wide_gradient if name in self._wide else wide_gradient
                 parameter.grad = None
         if self._shared is not None and self._shared.grad is not None and self._shared.dtype != torch.float32:
-            found = self._shared.grad.to(torch.float32)
-            self._shared_gradient = found if self._shared_gradient is None else self._shared_gradient + found
+            wide_gradient = self._shared.grad.to(torch.float32)
+            self._shared_gradient = (
+                wide_gradient if self._shared_gradient is None else self._shared_gradient + wide_gradient
+            )
             self._shared.grad = None
 
     def _swap_shared(self) -> None:

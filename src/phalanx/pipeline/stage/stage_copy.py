@@ -13,7 +13,6 @@ from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.tensor_stream import tensors_digest
 from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
-from phalanx.pipeline.stage.undo_log import UndoEntry, past_of
 
 _DIGEST_CHARACTERS = 64
 """BLAKE3, hex."""
@@ -33,7 +32,6 @@ class StageCopy:
         self.runner = StageRunner(
             module, spec, seed=plan.seed, precision=plan.precision, device=plan.device, row_clip=plan.row_clip
         )
-        self.history = past_of(plan.guard)
         self._frozen_digest: str | None = None
 
     @classmethod
@@ -60,7 +58,6 @@ class StageCopy:
         optimizer = StageOptimizer(
             module.trainable(),
             plan.optimizer,
-            can_skip=plan.guard.recovery == "skip_layer",
             has_moments=has_moments,
             single_rounding=plan.guard.classes == "mixed",
             renewed_every=plan.steps_a_round,
@@ -103,16 +100,6 @@ class StageCopy:
             tensor.copy_(tensors[name])
         self._frozen_digest = None
 
-    def without_moments(self) -> "StageCopy":
-        """The same parameters, not copied, with nothing to update them with."""
-        copy = StageCopy.of_module(self.plan, self.spec, self.module, has_moments=False)
-        copy.follow(copy.trained(), self.step)
-        return copy
-
-    def follow(self, trained: Mapping[str, Tensor], num_steps: int) -> None:
-        """Take the weights that another copy has after so many steps; for a copy without moments."""
-        self.optimizer.load_state(trained, num_steps)
-
     def weights_digest(self) -> str:
         """The part of the digest that the parameters decide; moments are not read."""
         state = self.optimizer.reading()
@@ -126,8 +113,7 @@ class StageCopy:
         """Return the gradient of a step with microbatches that have all run, as it is committed to and applied.
 
         Args:
-            step: Which step.
-            noise_key: Of the stage in this epoch; None where rows are not hidden.
+            noise_key: Noise key of the stage in this epoch; None where rows are not hidden.
 
         Raises:
             TrainingError: Rows are to be hidden, and there is no key.
@@ -136,29 +122,15 @@ class StageCopy:
         return gradients if privacy is None else noisy_mean(gradients, privacy, step, noise_key)
 
     def apply(self, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:
-        """Let the optimizer take step number `step` (from 0); it can be undone where a shadow makes updates as well.
+        """Let the optimizer take step number `step` (from 0); with a guard it can be undone.
 
         Raises:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        if self.plan.guard.undoes_last_step:
+        if self.plan.guard.enabled:
             self.optimizer.snapshot()
-        lr = self.plan.learning_rate(step)
-        update = UndoEntry(dict(gradients), lr, clip_coefficient)
-        self.history.record(self.optimizer, update)
-        self.optimizer.step(update.gradients, lr, clip_coefficient)
-
-    def skip(self, step: int) -> None:
-        """Count step number `step` (from 0) without an update: the stage is frozen in it.
-
-        Raises:
-            StaleReplicaError: The copy is not at that step.
-        """
-        self._expect_step(step)
-        if self.plan.guard.undoes_last_step:
-            self.optimizer.snapshot()
-        self.optimizer.skip()
+        self.optimizer.step(dict(gradients), self.plan.learning_rate(step), clip_coefficient)
 
     def rewind(self, step: int) -> None:
         """Go back to the state before `step`, bit for bit.
@@ -166,25 +138,24 @@ class StageCopy:
         Raises:
             StaleReplicaError: It is not kept.
         """
-        if self.step > step:
-            if self.optimizer.can_undo(step):
-                self.optimizer.restore()
-            else:
-                self.history.restore(self.optimizer, step)
-        self.history.forget_from(step)
+        if self.step <= step:
+            return
+        if not self.optimizer.can_undo(step):
+            raise StaleReplicaError(f"stage {self.spec.index}: asked for the state of step {step}; it is not kept")
+        self.optimizer.restore()
 
-    def past(self, step: int) -> "StageCopy":
-        """This stage as it was before `step`: the copy itself if it is there now, else another one.
+    def before_update(self, step: int) -> dict[str, Tensor]:
+        """The parameters as they were before `step`, which is the present one or the last one.
 
         Raises:
-            StaleReplicaError: It is not kept.
+            StaleReplicaError: They are not kept.
         """
         if self.step == step:
-            return self
-        copy = StageCopy.empty(self.plan, self.spec.index)
-        copy.load_weights(self.weights())
-        self.history.restore(copy.optimizer, step)
-        return copy
+            return self.weights()
+        if not self.optimizer.can_undo(step):
+            raise StaleReplicaError(f"stage {self.spec.index}: asked for the weights of step {step}; they are not kept")
+        undo = self.optimizer.undo_state()
+        return {**self._frozen(), **{name: undo[name] for name in undo if name.startswith("weight/")}}
 
     def _expect_step(self, step: int) -> None:
         if self.step != step:
@@ -212,7 +183,7 @@ WrapCopy = Callable[[StageCopy, bool], StageCopy]
 
 
 def unwrapped(copy: StageCopy, held: bool) -> StageCopy:
-    """The copy itself: what every honest party works with."""
+    """Return the wrapped copy itself, with which honest parties work."""
     del held
     return copy
 
@@ -227,7 +198,7 @@ def state_digest(state: Mapping[str, Tensor], frozen: str, step: int) -> StateDi
 
 
 def trained_digest(state: StateDigest) -> str:
-    """The part of a state's digest that trained weights decide; what is frozen comes before it."""
+    """Return the part of a state's digest that trained weights decide; frozen ones come before it."""
     return state.weights[-_DIGEST_CHARACTERS:]
 
 

@@ -14,8 +14,8 @@ def token_distance(claimed: Tensor, reference: Tensor) -> float:
     """Largest relative distance over tokens, so that a lie about one token cannot hide in a norm.
 
     Args:
-        claimed: ``[batch, seq, dim]``, what a stage sent.
-        reference: ``[batch, seq, dim]``, what was recomputed.
+        claimed: The stage's message, ``[batch, seq, dim]``.
+        reference: The recomputed message, ``[batch, seq, dim]``.
 
     Returns:
         ``max_t |x_t - y_t| / (|y_t| + 0.1 rms_t |y|)`` with x claimed, y reference, in float64;
@@ -37,7 +37,6 @@ def token_distances(claimed: Tensor, reference: Tensor) -> Tensor:
 
     Args:
         claimed: ``[batch, seq, dim]``.
-        reference: Of the same shape.
     """
     x, y = claimed.double(), reference.double()
     distances: Tensor = (x - y).norm(dim=-1) / _scale(y)
@@ -51,7 +50,6 @@ def token_residual(claimed: Tensor, reference: Tensor) -> Tensor:
 
     Args:
         claimed: ``[batch, seq, dim]``.
-        reference: Of the same shape.
     """
     x, y = claimed.double(), reference.double()
     return (x - y) / _scale(y).unsqueeze(-1)
@@ -62,7 +60,6 @@ def gradient_distance(claimed: Mapping[str, Tensor], reference: Mapping[str, Ten
 
     Args:
         claimed: Weight gradients by name, as a stage committed to them.
-        reference: The same, recomputed.
 
     Returns:
         ``max_p |x_p - y_p| / (|y_p| + 0.1 sqrt(n_p) rms |y|)`` with x claimed, y reference, n_p the size of a
@@ -85,11 +82,10 @@ def gradient_distance(claimed: Mapping[str, Tensor], reference: Mapping[str, Ten
 
 
 def band(distance: float, tolerance: float) -> Band:
-    """Say what a distance allows to conclude.
+    """Classify a distance.
 
     Args:
-        distance: Of `token_distance`.
-        tolerance: tau.
+        distance: Result of `token_distance`.
 
     Returns:
         "honest" up to tau, where a referee acquits; "alarm" beyond 2 tau, where of two claims at least one is

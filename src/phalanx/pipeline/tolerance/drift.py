@@ -35,9 +35,6 @@ class Drift:
     """A finding that the messages of one stage lean to one side.
 
     Attributes:
-        stage: The stage.
-        direction: Which of its messages.
-        projection: Along which secret direction.
         bias_sigmas: Estimated mean of the residual there, in units of honest sigma, with its sign;
             `NOT_FINITE_SIGMAS` where a residual was not finite.
         num_audits: Audits since it began to lean.
@@ -102,28 +99,25 @@ class DriftWatch:
 
         Args:
             stage: The stage that sent the audited message.
-            direction: Of the message.
             residual: Claimed minus recomputed, ``[batch, seq, dim]``, scaled per token: `token_residual`.
 
         Returns:
             The strongest drift that this audit completes, None as a rule.
         """
-        found = []
+        drifts = []
         for n, score in enumerate(self.project(stage, direction, residual)):
             if not math.isfinite(score):
                 return Drift(stage, direction, n, NOT_FINITE_SIGMAS, 1)
             chart = self._charts.setdefault((stage, direction, n), _Chart())
             hit = chart.add(score, self.allowance, self.threshold, self._sigmas.get(direction))
             if hit is not None:
-                found.append(Drift(stage, direction, n, *hit))
-        return max(found, key=lambda drift: abs(drift.bias_sigmas), default=None)
+                drifts.append(Drift(stage, direction, n, *hit))
+        return max(drifts, key=lambda drift: abs(drift.bias_sigmas), default=None)
 
     def project(self, stage: int, direction: Direction, residual: Tensor) -> list[float]:
         """Mean over tokens of the residual along each secret direction.
 
         Args:
-            stage: Which stage's directions.
-            direction: Of the message.
             residual: ``[batch, seq, dim]``.
         """
         mean = residual.detach().cpu().double().flatten(0, -2).mean(dim=0)
@@ -135,7 +129,7 @@ class DriftWatch:
 
     def state(self) -> dict[str, Any]:
         """Plain JSON for a checkpoint; holds neither the key nor the directions."""
-        return {"/".join(map(str, at)): chart.state() for at, chart in self._charts.items()}
+        return {"/".join(map(str, place)): chart.state() for place, chart in self._charts.items()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
@@ -154,9 +148,9 @@ class DriftWatch:
 
     def _secret(self, stage: int, direction: Direction, projection: int, dim: int) -> Tensor:
         """A unit vector ``[dim]`` that is made anew each time; normal, so that no direction is preferred."""
-        where = canonical_json(["drift", stage, direction, projection, dim])
+        domain = canonical_json(["drift", stage, direction, projection, dim])
         # a stream of the whole key: torch's generator would keep 32 bits of it
-        stream = bytearray(hashlib.shake_256(hmac.digest(self._key, where, "sha256")).digest(2 * dim))
+        stream = bytearray(hashlib.shake_256(hmac.digest(self._key, domain, "sha256")).digest(2 * dim))
         uniform = (torch.frombuffer(stream, dtype=torch.int16).double() + 0.5) / 2**15
         normal = torch.erfinv(uniform)
         unit: Tensor = normal / normal.norm()
@@ -233,8 +227,6 @@ def run_length(bias: float, allowance: float, threshold: float) -> float:
 
     Args:
         bias: Mean of the observations, in sigma; 0 gives the distance between false alarms.
-        allowance: k, in sigma.
-        threshold: h, in sigma.
 
     Source: Siegmund 1985, Sequential analysis, section 2.6.
     """

@@ -1,4 +1,4 @@
-"""The description of a numeric class: on what it depends whether two honest parties compute equal bits."""
+"""The description of a numeric class: everything that decides whether two honest parties compute equal bits."""
 
 import hashlib
 import platform
@@ -36,7 +36,7 @@ class NumericClass(StrictModel):
         return hashlib.sha256(canonical_json(self.model_dump(exclude_defaults=True))).hexdigest()[:16]
 
     def unlike(self, other: "NumericClass") -> str:
-        """Say in words what this description has that the other one has not; empty where they are equal."""
+        """Describe in words where this description differs from the other; empty where they are equal."""
         mine, theirs = self.model_dump(), other.model_dump()
         return ", ".join(
             f"{name} {mine[name] or 'none'} instead of {theirs[name] or 'none'}"
@@ -77,7 +77,7 @@ def _shown(text: str) -> str:
 def _cpu_model() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            fields = dict(line.split(":", 1) for line in file.read().split("\n\n")[0].splitlines() if ":" in line)
+            fields = dict(row.split(":", 1) for row in file.read().split("\n\n")[0].splitlines() if ":" in row)
     except OSError:
         return platform.processor()
     names = {key.strip(): value.strip() for key, value in fields.items()}

@@ -134,8 +134,8 @@ class _Products:
 
     def less(self, part: "_Products") -> "_Products":
         """Return the products without a part."""
-        own = self.own - part.own
-        return _Products(self.inner - part.inner, self.claimed - part.claimed, own, self.numbers - part.numbers)
+        own_norm = self.own - part.own
+        return _Products(self.inner - part.inner, self.claimed - part.claimed, own_norm, self.numbers - part.numbers)
 
     @property
     def cosine(self) -> float:
@@ -186,38 +186,38 @@ def doubt_about(claimed: Mapping[str, Tensor], own: Mapping[str, Tensor], num_mi
 
     Args:
         claimed: The sum over `num_microbatches`, by name.
-        own: What this party computed for one of them, by the same names and in the same shapes.
-        num_microbatches: How many the sum is made of.
+        own: This party's gradient of one of them, by the same names and in the same shapes.
+        num_microbatches: Number of microbatches in the sum.
 
     Returns:
-        Why the sum should be recomputed; None when it looks like what it is said to be.
+        Reason for recomputing the sum; None when it looks plausible.
 
     Guarantees:
         NaN and infinity inside the window never pass. Nothing else is certain: microbatches of an honest sum may point
         away from it, and a party that changes a sum little is found by audits of whole steps alone. How often honest
         sums are doubted and gross lies are not is measured by `src/phalanx/lab/bench/alone/gradient_screen.py`.
     """
-    whole, large = _Products(), _Products()
+    all_products, large = _Products(), _Products()
     missing, present = 0, 0
     for name in sorted(own):
         place = _window(own[name].numel())
         g, total = (tensor.detach().flatten()[place].float() for tensor in (own[name], claimed[name]))
-        whole.add(total, g)
+        all_products.add(total, g)
         is_large = total.abs() > _LARGE * float(torch.linalg.vector_norm(total)) / math.sqrt(max(len(total), 1))
         large.add(total[is_large], g[is_large])
-        there = g != 0
-        present += int(there.sum())
-        missing += int((there & (total == 0)).sum())
-    if not (math.isfinite(whole.claimed) and math.isfinite(whole.inner)):
+        is_present = g != 0
+        present += int(is_present.sum())
+        missing += int((is_present & (total == 0)).sum())
+    if not (math.isfinite(all_products.claimed) and math.isfinite(all_products.inner)):
         return "size"
-    if not whole.own:
+    if not all_products.own:
         # a microbatch without a single target has nothing to compare with
         return None
-    contrast = large.cosine - whole.less(large).cosine if large.numbers >= _FEWEST_LARGE else 0.0
+    contrast = large.cosine - all_products.less(large).cosine if large.numbers >= _FEWEST_LARGE else 0.0
     odd: dict[Doubt, bool] = {
         "support": missing > _MOST_MISSING * present,
-        "size": not _is_sum_of(num_microbatches, whole.claimed / whole.own),
-        "direction": not whole.cosine >= _LEAST_GRADIENT_COSINE,
+        "size": not _is_sum_of(num_microbatches, all_products.claimed / all_products.own),
+        "direction": not all_products.cosine >= _LEAST_GRADIENT_COSINE,
         "largest": not contrast >= _LEAST_CONTRAST,
     }
     return next((doubt for doubt, is_odd in odd.items() if is_odd), None)

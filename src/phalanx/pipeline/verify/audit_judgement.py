@@ -18,7 +18,7 @@ _BOTH: tuple[tuple[Direction, int], ...] = (("forward", 1), ("backward", -1))
 
 
 def compare_links(facts: StepFacts) -> Judgement | None:
-    """Compare what every stage committed to have sent with what the adjacent one committed to have used.
+    """Compare every stage's committed outputs with the committed inputs of the adjacent ones.
 
     Returns:
         A judgement of the first contradiction: of a sender that equivocated, or a receiver that shows no header at all.
@@ -42,16 +42,16 @@ def compare_links(facts: StepFacts) -> Judgement | None:
 def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None:
     source, direction, microbatch = key
     sender, receiver = facts.holder(source), facts.holder(target)
-    said, received = facts.ledger.said_digest(key), facts.ledger.messages.get(key)
-    where = f"stage {source}, microbatch {microbatch}, {direction}"
+    sent_digest, received = facts.ledger.said_digest(key), facts.ledger.messages.get(key)
+    place = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
-        reason = f"{where}: {receiver} committed to the step without this input"
+        reason = f"{place}: {receiver} committed to the step without this input"
         headers = {"commit": facts.ledger.commit_header(target)}
         return facts.judgement("forgery", receiver, target, reason, headers=headers)
-    if said == received.digest:
+    if sent_digest == received.digest:
         return None
     headers = {"message": received.header, "commit": facts.ledger.commit_header(source)}
-    reason = f"{where}: {sender} committed to another tensor than it sent"
+    reason = f"{place}: {sender} committed to another tensor than it sent"
     return facts.judgement("equivocation", sender, source, reason, accuser=receiver, headers=headers)
 
 
@@ -81,10 +81,9 @@ class AuditJudgement:
         """Weigh one report.
 
         Args:
-            auditor: The reporting party.
-            report: What it recomputed, and from which inputs.
-            known: What stage and neighbours committed to.
-            directions: What it was asked to recompute.
+            report: Recomputed digests, and the inputs of the recomputation.
+            known: Commitments of stage and neighbours.
+            directions: Directions that it was asked to recompute.
         """
         stage, microbatch = report.stage, report.microbatch
         inputs: dict[Direction, CommittedMessage] = {}
@@ -104,27 +103,27 @@ class AuditJudgement:
 
     @task
     async def committed_early(self, hit: ScreenHit) -> dict[MessageKey, CommittedMessage]:
-        """Ask both ends of a screened message for what they have signed, before their commitments are due."""
+        """Ask both ends of a screened message for their signed statements, before their commitments are due."""
         stage, m = hit.source, hit.microbatch
         holder = self._facts.holder
-        wanted: list[tuple[str, MessageKey]] = [
+        wanted_messages: list[tuple[str, MessageKey]] = [
             (holder(stage + (1 if hit.direction == "forward" else -1)), (stage, hit.direction, m)),
             (holder(stage), (stage - 1, "forward", m)),
         ]
         if hit.direction == "backward":
-            wanted.append((holder(stage), (stage + 1, "backward", m)))
-        known = {}
-        for party, key in wanted:
+            wanted_messages.append((holder(stage), (stage + 1, "backward", m)))
+        messages = {}
+        for party, key in wanted_messages:
             answer = await MessageNeed(party, Fetch.of(hit.epoch, hit.step, key))
             evidence = answer.message.evidence if answer and isinstance(answer.message, FetchReply) else None
             place = {"step": hit.step, "source": key[0], "direction": key[1], "microbatch": m}
-            said = None if evidence is None else self._facts.find_tensor(evidence, hit.epoch, place)
-            if said is not None:
-                known[key] = CommittedMessage.of(said, party)
-        return known
+            statement = None if evidence is None else self._facts.find_tensor(evidence, hit.epoch, place)
+            if statement is not None:
+                messages[key] = CommittedMessage.of(statement, party)
+        return messages
 
     def _compare_work(self, auditor: str, report: AuditReport, directions: Sequence[Direction]) -> Judgement | None:
-        """Find an auditor that leaves out what it was asked for: it would let a lie through."""
+        """Find an auditor that leaves out a part of its order: it would let a lie through."""
         if set(report.digests) == set(directions):
             return None
         reason = (
@@ -135,9 +134,9 @@ class AuditJudgement:
             "report": self._facts.record.header_of(auditor, report),
             "order": self._facts.order_header(report),
         }
-        found = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step, headers=headers)
-        found.verdict = found.verdict.model_copy(update={"microbatch": report.microbatch})
-        return found
+        judgement = self._facts.judgement("forgery", auditor, report.stage, reason, step=report.step, headers=headers)
+        judgement.verdict = judgement.verdict.model_copy(update={"microbatch": report.microbatch})
+        return judgement
 
     def _compare_inputs(
         self, auditor: str, report: AuditReport, inputs: dict[Direction, CommittedMessage]
@@ -148,22 +147,22 @@ class AuditJudgement:
         """
         facts, stage = self._facts, report.stage
         for signed in report.inputs:
-            where = f"stage {stage}, microbatch {report.microbatch}"
+            topic = f"stage {stage}, microbatch {report.microbatch}"
             place = {"step": report.step, "microbatch": report.microbatch, "target": stage}
             try:
                 shown = facts.tensor(signed, report.epoch, place)
             except (FrameError, SignatureError) as exc:
-                reason = f"{where}: {auditor} reported an input that no neighbour sent: {exc}"
+                reason = f"{topic}: {auditor} reported an input that no neighbour sent: {exc}"
                 headers = {"input": signed, "report": facts.record.header_of(auditor, report)}
                 return facts.judgement("forgery", auditor, stage, reason, step=report.step, headers=headers)
             direction, sender = shown.message.direction, shown.header.fields.sender
             committed = inputs.setdefault(direction, CommittedMessage.of(shown, auditor))
             if committed.digest != shown.digest:
-                reason = f"{where}: {sender} signed two different {direction} messages"
-                said = {"told_stage": committed.header, "told_auditor": signed}
+                reason = f"{topic}: {sender} signed two different {direction} messages"
+                told_headers = {"told_stage": committed.header, "told_auditor": signed}
                 source = shown.message.source
                 return facts.judgement(
-                    "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=said
+                    "equivocation", sender, source, reason, step=report.step, accuser=auditor, headers=told_headers
                 )
         return None
 
@@ -209,8 +208,8 @@ class AuditJudgement:
         output: CommittedMessage,
     ) -> Judgement | None:
         facts, stage = self._facts, report.stage
-        about = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}
-        facts.observe("alarm", {**about, "accuser": auditor})
+        place = {"step": report.step, "stage": stage, "microbatch": report.microbatch, "direction": direction}
+        facts.observe("alarm", {**place, "accuser": auditor})
         dispute = Dispute(
             step=report.step,
             epoch=report.epoch,
@@ -234,6 +233,6 @@ class AuditJudgement:
         if verdict is None:
             if not compared.tensors:
                 self.undecided.add(report.order)
-            facts.observe("dismissed", {**about, "accuser": auditor, "referee": work.model_dump()})
+            facts.observe("dismissed", {**place, "accuser": auditor, "referee": work.model_dump()})
             return None
         return Judgement(verdict, compared, dispute.headers() | present(signed), work)

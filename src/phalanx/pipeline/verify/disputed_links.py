@@ -1,4 +1,4 @@
-"""Disputed links: one end says that it sent what the other end says it lacks; the owner leads the link to find out."""
+"""Disputed links: one end reports a message sent that the other reports missing; the owner then leads the link."""
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -17,15 +17,15 @@ WINDOW_STEPS = 10
 
 
 class DisputedLinks:
-    """The links of which the owner has found that something did not arrive, and what it knows of them since.
+    """The links on which the owner has found a missing message, and its observations since.
 
     Of two workers that contradict each other the owner cannot tell which one lies, and neither is blamed. From then on
-    their link goes by way of the owner, for the rest of the session. What the sender now withholds the owner lacks
-    itself, and what the receiver denies the owner has handed to it: the second dispute has a culprit.
+    their link goes by way of the owner, for the rest of the session. The owner then lacks a withheld message itself,
+    and has delivered a denied one itself: the second dispute has a culprit.
 
     Guarantees:
         A sender that hands each tensor to its link before it reports it as sent, and a receiver that reports each
-        tensor that reached it, are never blamed for what the other end of a link between workers does.
+        tensor that reached it, are never blamed for acts of the other end of a link between workers.
     """
 
     def __init__(self, facts: StepFacts, carried: CarriedFrames) -> None:
@@ -36,7 +36,7 @@ class DisputedLinks:
 
     @staticmethod
     def are_of_workers(link: PartyLink) -> bool:
-        """Whether a link is between two workers; where the owner is at one end it knows what was sent."""
+        """Whether a link is between two workers; on its own links the owner knows what was sent."""
         return OWNER not in link and link[0] != link[1]
 
     def is_led(self, link: PartyLink) -> bool:
@@ -52,11 +52,11 @@ class DisputedLinks:
         await Delivery(sender, Detour(epoch=ledger.epoch, receiver=receiver), ())
 
     def note_received(self, link: PartyLink, keys: Collection[MessageKey]) -> None:
-        """Note what the receiver says it has got, once the sender is known to have left the link itself."""
+        """Note the receiver's reported messages, once the sender is known to have left the link itself."""
         self._led[link] = (self._attempt, frozenset(keys))
 
     def blame(self, link: PartyLink, liar: str | None) -> Waits:
-        """Blame a party for what a link lacks at the moment; both ends where it is not known which one."""
+        """Blame a party for the missing messages of a link; both ends where the liar is unknown."""
         if self.are_of_workers(link):
             return Waits(links=(link,)) if liar is None else Waits(parties=(liar,))
         return Waits(parties=(link[0] if link[1] == OWNER else link[1],))
@@ -75,8 +75,8 @@ class DisputedLinks:
         if link not in self._led or self._led[link][0] == self._attempt:
             return None
         place = request.model_dump(include={"epoch", "step", "stage", "purpose"})
-        about = Bulk.model_validate({**place, "offset": 0, "total": size_bytes})
-        return link[1] if self._carried.has_transfer(link, about) else link[0]
+        transfer = Bulk.model_validate({**place, "offset": 0, "total": size_bytes})
+        return link[1] if self._carried.has_transfer(link, transfer) else link[0]
 
     def liar_about_answer(self, link: PartyLink, request: Fetch) -> str | None:
         """The end that withholds, denies or never asked for an input of an audit; None unless both ways were led."""
@@ -87,8 +87,8 @@ class DisputedLinks:
             return auditor
         for answer, digest in self._carried.answers(link, request):
             shown = answer.evidence
-            said = None if shown is None else self._facts.find_tensor(shown, request.epoch, request.place)
-            if said is not None and said.digest == digest:
+            statement = None if shown is None else self._facts.find_tensor(shown, request.epoch, request.place)
+            if statement is not None and statement.digest == digest:
                 return auditor
         return sender
 

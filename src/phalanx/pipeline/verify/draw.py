@@ -4,14 +4,13 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Sequence
 from itertools import pairwise
 
 from phalanx.config import canonical_json
 from phalanx.pipeline.config import GuardConfig
 
 # further draws of the same place, beside those of the strata, which count from 0
-_WHOLE_STEP, _OWNER, _THIRD_PARTY, _WHO, _MESSAGES, _MOMENT = -1, -2, -3, -4, -5, -6
+_WHOLE_STEP, _OWNER, _MOMENT = -1, -2, -6
 
 
 class AuditDraw:
@@ -22,16 +21,15 @@ class AuditDraw:
 
     Args:
         key: Secret of the run, 32 bytes.
-        nonce: Of this session, 32 bytes from `fresh_nonce`; no secret.
+        nonce: Nonce of this session, 32 bytes from `fresh_nonce`; no secret.
         rate: q, the share of microbatches that is drawn per stage and attempt.
         step_rate: p, the share of (stage, attempt) pairs that are audited as a whole.
         owner_rate: The share of (stage, attempt) pairs that the owner itself redoes.
-        third_party_rate: The share of (stage, attempt) pairs that some other worker redoes.
 
     Guarantees:
-        Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many
-        equal strata; without the key a draw tells nothing about any other, and a session's draws tell
-        nothing about those of the same steps in another session.
+        Exactly ``ceil(q M)`` of M microbatches per stage and attempt, one from each of as many equal strata; without
+        the key a draw reveals nothing about any other, and a session's draws reveal nothing about the same steps in
+        another session.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class AuditDraw:
         *,
         step_rate: float = 0.0,
         owner_rate: float = 0.0,
-        third_party_rate: float = 0.0,
     ) -> None:
         self._key = key
         self.nonce = nonce
@@ -50,7 +47,6 @@ class AuditDraw:
         self.rate = rate
         self._step_rate = step_rate
         self._owner_rate = owner_rate
-        self._third_party_rate = third_party_rate
 
     @classmethod
     def of(cls, key: bytes, nonce: bytes, guard: GuardConfig) -> "AuditDraw":
@@ -61,7 +57,6 @@ class AuditDraw:
             guard.audit_rate,
             step_rate=guard.step_audit_rate,
             owner_rate=guard.owner_audit_rate,
-            third_party_rate=guard.third_party_audit_rate,
         )
 
     @property
@@ -81,13 +76,6 @@ class AuditDraw:
             low + self._number(step, epoch, stage, n) % (high - low) for n, (low, high) in enumerate(pairwise(edges))
         )
 
-    def all_messages(self, *, step: int, epoch: int, stage: int) -> bool:
-        """Whether all microbatches of a stage are audited in this attempt, where an audit costs the stage's weights.
-
-        As many are then drawn in the long run as `microbatches` would draw, in few steps.
-        """
-        return self._coin(_MESSAGES, step, epoch, stage) < self.rate
-
     def whole_step(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether all work on a stage is audited in this attempt, weight gradient included."""
         return self._coin(_WHOLE_STEP, step, epoch, stage) < self._step_rate
@@ -95,12 +83,6 @@ class AuditDraw:
     def owners_step(self, *, step: int, epoch: int, stage: int) -> bool:
         """Whether the owner itself redoes all of a stage's work in this attempt."""
         return self._coin(_OWNER, step, epoch, stage) < self._owner_rate
-
-    def third_party(self, *, step: int, epoch: int, stage: int, among: Sequence[str]) -> str | None:
-        """Draw the one of these that redoes all of a stage's work in this attempt; None when none does."""
-        if not among or self._coin(_THIRD_PARTY, step, epoch, stage) >= self._third_party_rate:
-            return None
-        return among[self._number(step, epoch, stage, _WHO) % len(among)]
 
     def moment(self, *, step: int, epoch: int, number: int) -> float:
         """A share from 0 to 1, for a moment of an attempt that no worker may foresee."""

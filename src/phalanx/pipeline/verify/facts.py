@@ -35,8 +35,6 @@ MessageKey = tuple[int, Direction, int]
 AuditKey = tuple[int, int, str]
 """(stage, microbatch, auditor)."""
 
-FACTOR = 4.0
-"""How many times larger or smaller than the last one that the owner computed itself a stage's norm may be unseen."""
 _NORM_TOLERANCE = 1e-5
 """Relative, of squared norms that were added up in another order; the clip coefficient moves by half of it at most."""
 
@@ -46,8 +44,6 @@ class CommittedMessage:
     """One message between stages as its receiver showed it, under its sender's signature.
 
     Attributes:
-        digest: Of the tensor.
-        header: The sender's.
         shown_by: The party that showed it under its own signature.
     """
 
@@ -59,30 +55,6 @@ class CommittedMessage:
     def of(cls, said: Statement[Activation], shown_by: str) -> "CommittedMessage":
         """Return the message that a statement announces."""
         return cls(said.digest, to_signed(said.header), shown_by)
-
-
-class KnownNorms:
-    """The squared norm of each stage's gradient as the owner computed it last.
-
-    Where the holder alone has the gradient (`GuardConfig.one_optimizer`), its word sets the clip coefficient of every
-    stage. A norm that is far from the known one has the owner redo that very step before anything is updated.
-
-    Guarantees:
-        A norm that was not checked is within `FACTOR` of one that the owner has computed for that stage, inside one
-        numeric class: no lie about it moves the clip coefficient by more, and none grows from step to step.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, float | None] = {}
-
-    def note(self, stage: int, norm_squared: float | None) -> None:
-        """Take what the owner has computed."""
-        self._known[stage] = norm_squared
-
-    def is_odd(self, stage: int, norm_squared: float) -> bool:
-        """Whether a stage's word must be looked into before it is used: the first one, and one far from the known."""
-        known = self._known.get(stage)
-        return known is None or not known / FACTOR**2 <= norm_squared <= known * FACTOR**2
 
 
 def same_norm(one: float | None, other: float | None, *, alike: bool) -> bool:
@@ -122,11 +94,9 @@ class StepLedger:
     """Digest of each stage at the beginning of the step, once holder and shadow have both signed it."""
     audits_drawn: bool = False
     may_lag: bool = False
-    """Whether it may be applied before its audits are in: no party but shadows was asked for any."""
+    """Whether it may be applied before its audits are in: the owner redoes no stage of it."""
     num_audits: int = 0
     clip_coefficient: float = 1.0
-    frozen: frozenset[int] = frozenset()
-    """Stages that take no update in this step; their gradients do not count."""
     sample: Sample = field(default_factory=Sample)
     """Which of many like events of a party are written down."""
 
@@ -136,14 +106,15 @@ class StepLedger:
         """Take the commitment to a stage's work.
 
         Args:
-            commit: What was said.
-            header: The frame that carried it; None for what the owner says to itself.
-            received: The headers of what the stage received, opened.
+            header: Frame that carried it; None for the owner's messages to itself.
+            received: Opened headers of the stage's inputs.
         """
-        for said in received:
-            message = said.message
-            shown_by = said.header.fields.receiver
-            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(said, shown_by)
+        for statement in received:
+            message = statement.message
+            shown_by = statement.header.fields.receiver
+            self.messages[(message.source, message.direction, message.microbatch)] = CommittedMessage.of(
+                statement, shown_by
+            )
         self.commits[commit.stage] = commit
         self.commit_headers[commit.stage] = header
 
@@ -185,14 +156,14 @@ class StepLedger:
         return next((s.digest for s in sent if (s.direction, s.microbatch) == (direction, microbatch)), None)
 
     def norms(self) -> dict[int, float | None]:
-        """Squared norm of the gradient of each stage that takes an update; None where it is not finite."""
-        return {stage: commit.norm_squared for stage, commit in self.commits.items() if stage not in self.frozen}
+        """Squared norm of the gradient of each stage; None where it is not finite."""
+        return {stage: commit.norm_squared for stage, commit in self.commits.items()}
 
     def total_norm(self) -> float:
-        """Norm of the gradient of all stages that take an update; NaN when one's is not finite."""
-        known = self.norms()
+        """Norm of the gradient of all stages; NaN when one's is not finite."""
+        norms = self.norms()
         # ascending stages, so that every run adds in the same order
-        squares = [known[stage] for stage in sorted(known)]
+        squares = [norms[stage] for stage in sorted(norms)]
         finite = [square for square in squares if square is not None]
         return math.sqrt(math.fsum(finite)) if len(finite) == len(squares) else math.nan
 
@@ -219,7 +190,7 @@ class RefereeWork(StrictModel):
 
 @dataclass
 class Judgement:
-    """A verdict with what it rests on."""
+    """A verdict with its basis."""
 
     verdict: Verdict
     compared: ComparedTensors = field(default_factory=ComparedTensors)
@@ -236,7 +207,7 @@ class UnwitnessedUpdate:
     Attributes:
         signed: The state after it, by the parties that made it.
         gradient: Digest of the committed gradient, and the clip coefficient.
-        headers: What shows it, by role in evidence.
+        headers: Proof by role in evidence.
     """
 
     signed: Mapping[str, StateDigest]
@@ -249,22 +220,18 @@ class StepFacts:
     """The facts about a step that every comparison needs.
 
     Attributes:
-        plan: The run.
         statements: Opens what parties pass on.
         observe: Writes to the audit log.
         assignment: Holders and shadows in the present attempt.
-        resting: The same of the stages that are left out of it.
         classes: Numeric class of each party.
         sources: The party that sends the state of each stage to newcomers in the present epoch.
         ledger: The present attempt at the present step.
-        previous: The last applied step's.
         proved: Judgements found together with another one; they outlive the redo of the step.
-        norms: What the owner has computed of stages' gradients itself.
         unanswered: Parties that have left a request of this attempt without an answer.
-        record: What parties have signed about the open steps.
+        record: Signed statements about the open steps.
         updated_by: The assignment in which the last update was made.
         copied: Stages, with parties that got their copy from another one after that update.
-        unwitnessed: Updates that were undone, by stage: they are compared with the one that is made in their place.
+        unwitnessed: Undone updates by stage: each is compared with the one that is made in its place.
         noise: The secret of the noise that hides single rows; None where they are not hidden.
     """
 
@@ -272,13 +239,11 @@ class StepFacts:
     statements: Statements
     observe: Observe
     assignment: Assignment = field(default_factory=lambda: Assignment({}, {}))
-    resting: Assignment = field(default_factory=lambda: Assignment({}, {}))
     classes: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[int, str] = field(default_factory=dict)
     ledger: StepLedger = field(default_factory=lambda: StepLedger(0, 0))
     previous: StepLedger | None = None
     proved: list[Judgement] = field(default_factory=list)
-    norms: KnownNorms = field(default_factory=KnownNorms)
     unanswered: set[str] = field(default_factory=set)
     record: StatementRecord = field(default_factory=StatementRecord)
     updated_by: Assignment = field(default_factory=lambda: Assignment({}, {}))
@@ -335,14 +300,6 @@ class StepFacts:
     def shadow(self, stage: int) -> str:
         """The shadow of a stage."""
         return self.assignment.shadows[stage]
-
-    def has_copy(self, party: str, stage: int) -> bool:
-        """Whether a party is one of the two with a copy of a stage."""
-        return party in (self.holder(stage), self.shadow(stage))
-
-    def has_weights(self, party: str, stage: int) -> bool:
-        """Whether a party has the weights of a stage at hand; a shadow that keeps snapshots has old ones."""
-        return party == self.holder(stage) or (party == self.shadow(stage) and not self.plan.guard.keeps_snapshots)
 
     def same_class(self, one: str, other: str = OWNER) -> bool:
         """Whether two parties got the same bits where their classes were measured."""
@@ -412,15 +369,11 @@ class StepFacts:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
 
         Args:
-            offence: What was done.
-            party: The guilty one.
-            stage: Which stage it is about.
-            reason: In words.
+            stage: Stage of the verdict.
             step: Left out, the present one.
             accuser: The party that found it.
-            headers: What proves it, by role in evidence; None where the owner told itself.
-            work: What the referee spent on it.
-            compared: What it recomputed.
+            headers: Proof by role in evidence; None for the owner's messages to itself.
+            work: The referee's work on it.
         """
         verdict = Verdict.model_validate(
             {

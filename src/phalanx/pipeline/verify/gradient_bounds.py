@@ -19,8 +19,8 @@ class GradientBounds:
 
     Guarantees:
         A stage with a weight gradient that is further off in any parameter than tau, and than eight times the rounding
-        error of the owner's own recomputation, is named whenever its whole step is audited.
-        Does not find a lie below both: `gradient_distance` says what that is worth.
+        error of the owner's own recomputation, is named whenever its whole step is audited. Does not find a lie below
+        both: `gradient_distance` defines their effect.
     """
 
     def __init__(self, facts: StepFacts, referee: Referee) -> None:
@@ -32,14 +32,14 @@ class GradientBounds:
         """The gradient that a stage committed to, from the other copy or from the stage; None when neither has it."""
         facts, digest = self._facts, ledger.commits[stage].gradient
         for party in (facts.shadow(stage), facts.holder(stage)):
-            found = await self._fetch(ledger, stage, party, "gradient", digest)
-            if found is not None:
-                return found
+            tensors = await self._fetch(ledger, stage, party, "gradient", digest)
+            if tensors is not None:
+                return tensors
         return None
 
     @task
     async def are_close(self, ledger: StepLedger, stage: int, auditor: str) -> bool:
-        """Whether what a stage committed to lies within tau of what its auditor has recomputed."""
+        """Whether a stage's committed gradient lies within tau of its auditor's recomputation."""
         claimed, audited = await self.claimed(ledger, stage), await self._audited(ledger, stage, auditor)
         if claimed is None or audited is None:
             return False
@@ -85,9 +85,7 @@ class GradientBounds:
 
         Args:
             copy: The stage with which the owner has computed.
-            ledger: The step.
-            claimed: None when no party has brought it.
-            truth: The owner's own.
+            claimed: Claimed gradient; None when no party has brought it.
         """
         if not all(bool(tensor.isfinite().all()) for tensor in truth.values()):
             # where honest numbers overflow, rounding decides which; nothing is applied of such a step
@@ -110,13 +108,13 @@ class GradientBounds:
         return runner.gradients()
 
     async def _audited(self, ledger: StepLedger, stage: int, auditor: str) -> dict[str, Tensor] | None:
-        said = ledger.step_audits.get((stage, auditor))
-        return None if said is None else await self._fetch(ledger, stage, auditor, "audited", said.gradient)
+        statement = ledger.step_audits.get((stage, auditor))
+        return None if statement is None else await self._fetch(ledger, stage, auditor, "audited", statement.gradient)
 
     async def _fetch(
         self, ledger: StepLedger, stage: int, party: str, purpose: Purpose, digest: str
     ) -> dict[str, Tensor] | None:
         request = FetchBulk(epoch=self._referee.epoch, step=ledger.step, stage=stage, purpose=purpose)
         expected = StageCopy.empty(self._facts.plan, stage).module.trainable()
-        found = await TensorsNeed(party, request, expected)
-        return found[0] if found is not None and transfer_digest(found[0]) == digest else None
+        answer = await TensorsNeed(party, request, expected)
+        return answer[0] if answer is not None and transfer_digest(answer[0]) == digest else None

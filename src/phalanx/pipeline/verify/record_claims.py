@@ -1,7 +1,6 @@
 """The record of what parties claim about a step, if the sender is one that may claim it."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from phalanx.errors import FrameError, SignatureError
@@ -19,11 +18,9 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
     StepMessage,
     UpdateReport,
-    WeightsHeld,
 )
 from phalanx.pipeline.protocol.signed import Link, Statement, to_signed
 from phalanx.pipeline.protocol.tensor_stream import announces_a_boundary
-from phalanx.pipeline.tolerance.screen import NOT_FINITE
 from phalanx.pipeline.verify.audits import Audits, target_of
 from phalanx.pipeline.verify.facts import Judgement, StepFacts, StepLedger
 from phalanx.pipeline.verify.state_judgement import StateJudgement
@@ -57,8 +54,8 @@ class FaultReports:
         # what the owner finds itself is of its author's making, whatever a worker reports of the worker's
         number = self._facts.ledger.sample.number("fault", fault.about if sender == OWNER else sender)
         if number is not None:
-            said = {"about": fault.about, "error": fault.error, "reason": fault.reason}
-            self._facts.observe("fault", {"party": sender, **said, "number": number})
+            details = {"about": fault.about, "error": fault.error, "reason": fault.reason}
+            self._facts.observe("fault", {"party": sender, **details, "number": number})
 
     def _judge(self, received: ReceivedMessage, fault: Fault) -> Judgement | None:
         """Name the sender of a tensor that is wrong whatever its bytes are, or the party that shows a forged header."""
@@ -104,19 +101,15 @@ class FaultReports:
         return self._facts.judgement("forgery", fault.about, stage, reason, headers=headers)
 
 
-_STRIKES = 3
-"""Odd messages of one party that are believed to be chance when nothing but statistics can tell."""
-
-
 class ClaimRecorder:
     """A recorder of messages to the coordinator; conclusions are drawn elsewhere.
 
     Attributes:
         ready: Parties that have taken their roles of this epoch.
         usage: Running costs by party, as each claims them.
-        busy: Seconds in which each party claims to have worked since it was started, at most those of the run.
+        busy: Claimed working seconds of each party since its start, at most those of the run.
         bytes_sent: Bytes by party and receiver, as each claims them.
-        convictions: What a message alone proves against its sender.
+        convictions: Judgements that a message alone proves against its sender.
         has_news: Whether anything was recorded since this was last set to False.
     """
 
@@ -131,7 +124,6 @@ class ClaimRecorder:
         self._audits = audits
         self._updates = updates
         self._faults = faults
-        self._strikes: Counter[str] = Counter()
         self._since = time.monotonic()
 
     @property
@@ -142,7 +134,7 @@ class ClaimRecorder:
         """Record a message to the coordinator; False when it is not for it.
 
         Raises:
-            FrameError: The sender has no part in what it reports.
+            FrameError: The sender has no part in the reported matter.
         """
         message, sender = received.message, received.sender
         match message:
@@ -158,11 +150,11 @@ class ClaimRecorder:
                     self._add_audit(received, message)
             case Commit() if _is_about(message, self._ledger):
                 self._add_commit(received, message)
-            case GradientHeld() | WeightsHeld() if _is_about(message, self._ledger):
-                self._add_shadows_word(received, message)
+            case GradientHeld() if _is_about(message, self._ledger):
+                self._add_held(received, message)
             case ScreenHit() if _is_about(message, self._ledger):
                 self._add_screen_hit(sender, message)
-            case Commit() | GradientHeld() | WeightsHeld() | ScreenHit():
+            case Commit() | GradientHeld() | ScreenHit():
                 pass
             case _:
                 return False
@@ -170,7 +162,7 @@ class ClaimRecorder:
         return True
 
     def _store(self, received: ReceivedMessage, message: Message | None = None) -> bool:
-        """Store what a message states; False where its author has signed something else about the same before."""
+        """Store a message's statements; False where its author has signed another statement of the same identity."""
         message = received.message if message is None else message
         first = self._facts.record.add_message(received.sender, message, received.header)
         if first is None or received.header is None:
@@ -183,7 +175,7 @@ class ClaimRecorder:
         return False
 
     def _refuse_repetition(self, received: ReceivedMessage, where: str) -> None:
-        """Refuse what was heard before; convict its author where it contradicts what was heard."""
+        """Refuse a repeated message; convict its author where it contradicts the first."""
         if self._store(received):
             raise FrameError(f"{received.sender!r} sent {received.message.kind!r} of {where} twice")
 
@@ -200,20 +192,18 @@ class ClaimRecorder:
             return
         for name, state in due.items():
             stage = int(name)
-            follows = self._facts.plan.guard.one_optimizer and sender != assignment.holders.get(stage)
-            if not follows:
-                self._updates.said.setdefault(stage, {}).setdefault(sender, state)
+            self._updates.said.setdefault(stage, {}).setdefault(sender, state)
 
     def _take_costs(self, sender: str, message: UpdateReport) -> None:
-        """Take what a party claims to have cost.
+        """Take the costs that a party claims.
 
         Bytes count for links to parties of this run and never fall; no party has worked longer than the run lasts.
         Apart from that seconds and bytes are claims: no check of the guard rests on them.
         """
-        known = {party for party in (OWNER, *self._facts.classes) if party != sender}
+        parties = {party for party in (OWNER, *self._facts.classes) if party != sender}
         before, now = self.bytes_sent.get(sender, {}), message.bytes_sent
         self.bytes_sent[sender] = {
-            party: max(now.get(party, 0), before.get(party, 0)) for party in known & {*now, *before}
+            party: max(now.get(party, 0), before.get(party, 0)) for party in parties & {*now, *before}
         }
         usage = dict(message.usage)
         self.busy[sender] = min(usage.pop(BUSY, 0.0), time.monotonic() - self._since)
@@ -223,9 +213,7 @@ class ClaimRecorder:
         sender = received.sender
         if message.epoch != self._ledger.epoch:
             return
-        present = (self._facts.assignment, self._facts.resting)
-        held = [item for roles in present for item in (*roles.holders.items(), *roles.shadows.items())]
-        stray = sorted(message.states.keys() - {str(stage) for stage, party in held if party == sender})
+        stray = sorted(message.states.keys() - {str(stage) for stage in self._facts.assignment.copies_of(sender)})
         if stray:
             raise FrameError(f"{sender!r} got ready with stage {stray[0]}, which it does not have")
         # a state of another step is not what the party was asked for, and is not stored
@@ -242,15 +230,14 @@ class ClaimRecorder:
         if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
             raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
         self._audits.doubt(message)
-        self._ask_for_urgent_audit(message)
+        party = self._facts.holder(message.source)
+        self._facts.observe("screen_hit", {**message.model_dump(mode="json"), "party": party})
+        self._audits.ask_urgently(message)
 
-    def _add_shadows_word(self, received: ReceivedMessage, message: GradientHeld | WeightsHeld) -> None:
+    def _add_held(self, received: ReceivedMessage, message: GradientHeld) -> None:
         """Record what a shadow has received."""
         _expect(received.sender, self._facts.assignment.shadows.get(message.stage), message.kind)
-        if isinstance(message, WeightsHeld):
-            if self._store(received):
-                self._updates.take(received.sender, message)
-        elif message.stage in self._ledger.held:
+        if message.stage in self._ledger.held:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
         elif self._store(received):
             self._ledger.held[message.stage] = message
@@ -288,9 +275,9 @@ class ClaimRecorder:
         sender, ledger = received.sender, self._facts.ledger_of(message.step)
         if isinstance(message, AuditReport):
             self._audits.check_asked(sender, message)
-            where = f"stage {message.stage}, microbatch {message.microbatch}, order {message.order}"
+            place = f"stage {message.stage}, microbatch {message.microbatch}, order {message.order}"
             if self._audits.has(sender, message):
-                self._refuse_repetition(received, where)
+                self._refuse_repetition(received, place)
             elif self._store(received):
                 self._audits.add(sender, message)
             return
@@ -301,23 +288,6 @@ class ClaimRecorder:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
         elif self._store(received):
             ledger.step_audits[key] = message
-
-    def _ask_for_urgent_audit(self, hit: ScreenHit) -> None:
-        party = self._facts.holder(hit.source)
-        self._facts.observe("screen_hit", {**hit.model_dump(mode="json"), "party": party})
-        if not self._facts.plan.guard.audits:
-            self._count_strike(party, hit)
-            return
-        self._audits.ask_urgently(hit)
-
-    def _count_strike(self, party: str, hit: ScreenHit) -> None:
-        """Count an odd message in mode `statistics`, which cannot recompute: it is used, but several convict."""
-        self._strikes[party] += 1
-        if self._strikes[party] < _STRIKES and hit.reason != NOT_FINITE:
-            self._audits.release(hit)
-            return
-        reason = f"stage {hit.source}, microbatch {hit.microbatch}, {hit.direction}: {hit.reason}"
-        self.convictions.append(self._facts.judgement("statistics", party, hit.source, reason))
 
 
 def _refuse_repeated_input(opened: Sequence[Statement[Activation]]) -> None:

@@ -57,8 +57,10 @@ class Dispute:
     state: StateDigest
 
     def headers(self) -> dict[str, PassedOnHeader]:
-        """The signed headers about it: the disputed message and what it was computed from."""
-        return {"output": self.output.header} | {f"input_{name}": given.header for name, given in self.inputs.items()}
+        """Return the signed headers about it: the disputed message and its inputs."""
+        return {"output": self.output.header} | {
+            f"input_{name}": message.header for name, message in self.inputs.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,8 @@ class Ruling:
     """What a recomputation of a gradient or an update came to.
 
     Attributes:
-        party: The one that is off, or that has withheld what it signed; None where neither is.
+        party: The party whose claim is off, or that has withheld signed bytes; None where neither is.
         offence: "transfer" convicts nobody: what decides was not brought.
-        compared: What shows it.
         state: That an update leads to, where one was redone.
     """
 
@@ -83,9 +84,8 @@ class RedoneStep:
     """A stage's step as the judge did it.
 
     Attributes:
-        inputs: Of each microbatch, by name in evidence.
+        inputs: Inputs of each microbatch, by name in evidence.
         outputs: The messages that come out, by direction and microbatch.
-        gradients: The weight gradient.
     """
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class RedoneStep:
         return transfer_digest(self.gradients), finite_norm_squared(self.gradients)
 
     def compared(self, copy: StageCopy) -> ComparedTensors:
-        """Return what shows the gradient to others: weights, inputs, and what they lead to."""
+        """Return the tensors that prove the gradient to others: weights, inputs and results."""
         truth = {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in self.gradients.items()}
         return ComparedTensors({**self.inputs, **truth}, copy.weights_digest(), copy.weights())
 
@@ -114,7 +114,7 @@ class RedoneStep:
 class Referee:
     """The owner's referee; it trusts digests that were signed, never the party that brings the bytes.
 
-    Each party answers for what it signed itself, and for nothing else: its message is redone with the weights of the
+    Each party answers for its own signatures, and for nothing else: its message is redone with the weights of the
     digest that it signed. A party that does not bring the bytes of its own digest is replaced and not convicted.
 
     Guarantees:
@@ -146,7 +146,7 @@ class Referee:
         """Redo the disputed microbatch.
 
         Args:
-            dispute: What each of the two says.
+            dispute: Claims of both parties.
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:
@@ -155,22 +155,24 @@ class Referee:
         copy = copy or await self.weights(dispute.epoch, dispute.step, dispute.stage, dispute.accuser, dispute.state)
         if copy is None:
             return self._guilty(dispute, dispute.accuser, "transfer", _OTHER_WEIGHTS), ComparedTensors()
-        wanted: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
-        found = [await self._input(dispute, direction) for direction in wanted]
-        inputs = [tensor for tensor in found if tensor is not None]
-        if len(inputs) < len(wanted):
+        directions: tuple[Direction, ...] = ("forward", "backward") if dispute.direction == "backward" else ("forward",)
+        tensors_found = [await self._input(dispute, direction) for direction in directions]
+        inputs = [tensor for tensor in tensors_found if tensor is not None]
+        if len(inputs) < len(directions):
             shown_by = {
-                dispute.inputs[direction].shown_by for direction, x in zip(wanted, found, strict=True) if x is None
+                dispute.inputs[direction].shown_by
+                for direction, x in zip(directions, tensors_found, strict=True)
+                if x is None
             }
             if shown_by != {dispute.holder}:
                 return None, ComparedTensors()
             reason = "brought no input with the digest that it committed to"
             return self._guilty(dispute, dispute.holder, "transfer", reason), ComparedTensors()
-        claim, said = await self._claim(dispute), await self._output(dispute)
-        shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", said)) if tensor is not None}
+        claim, sent_output = await self._claim(dispute), await self._output(dispute)
+        shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", sent_output)) if tensor is not None}
         compared = self._redo(dispute, copy, inputs, shown)
         limit = Limit(self._plan.guard.tolerance, lambda: self._allowed(dispute, copy, inputs))
-        output = MessageClaim(dispute.holder, dispute.output.digest, said, self._limit_of(dispute.holder, limit))
+        output = MessageClaim(dispute.holder, dispute.output.digest, sent_output, self._limit_of(dispute.holder, limit))
         reported = dispute.report.digests[dispute.direction]
         report = MessageClaim(dispute.accuser, reported, claim, self._limit_of(dispute.accuser, limit))
         finding = weigh_message(compared.tensors["recomputed"], output, report)
@@ -194,32 +196,26 @@ class Referee:
 
     @task
     async def stage_at(self, stage: int, parties: Sequence[str], state: StateDigest) -> StageCopy | None:
-        """A stage with weights and moments, from the first party that brings those that were agreed on."""
+        """Return a stage with weights and moments, from the first party that brings the agreed ones."""
         for party in parties:
             copy = StageCopy.empty(self._plan, stage)
             request = FetchBulk(epoch=self.epoch, step=state.step, stage=stage, purpose="state")
-            found = await TensorsNeed(party, request, copy.state())
-            if found is not None:
-                copy.load(*found)
+            state_and_step = await TensorsNeed(party, request, copy.state())
+            if state_and_step is not None:
+                copy.load(*state_and_step)
                 if copy.digest() == state:
                     return copy
         return None
-
-    @task
-    async def snapshot(self, stage: int, party: str, step: int) -> dict[str, Tensor] | None:
-        """Fetch a shadow's snapshot of a stage after so many steps; None when it does not bring it."""
-        request = FetchBulk(epoch=self.epoch, step=step, stage=stage, purpose="snapshot")
-        found = await TensorsNeed(party, request, StageCopy.empty(self._plan, stage).optimizer.state())
-        return None if found is None else found[0]
 
     @task
     async def inputs(
         self, ledger: StepLedger, stage: int, microbatch: int, assignment: Assignment
     ) -> list[Tensor] | None:
         """Activation and gradient that a stage committed to have used; None when no party brings one of them."""
-        found = [await self.committed(ledger, key, assignment, stage) for key in _inputs_of(stage, microbatch)]
-        tensors = [tensor for tensor in found if tensor is not None]
-        return tensors if len(tensors) == len(found) else None
+        keys: tuple[MessageKey, ...] = ((stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch))
+        tensors_found = [await self.committed(ledger, key, assignment, stage) for key in keys]
+        tensors = [tensor for tensor in tensors_found if tensor is not None]
+        return tensors if len(tensors) == len(tensors_found) else None
 
     @task
     async def judge_update(
@@ -237,14 +233,14 @@ class Referee:
             parties: Those that have an undo copy or the gradient; one that brings each is enough.
             before: The state that both had signed before the step.
             gradient: The digest that the stage committed to, and the clip coefficient of the step.
-            after: What each party with a copy says now.
+            after: Reported state of each party with a copy.
         """
         copy = await self._undone(stage, parties, before)
-        found = None if copy is None else await self._gradient(parties, copy, before.step, gradient[0])
-        if copy is None or found is None:
+        gradients = None if copy is None else await self._gradient(parties, copy, before.step, gradient[0])
+        if copy is None or gradients is None:
             return Ruling(parties[0], "transfer")
         self._count(steps=1)
-        return self.redo_update(copy, found, gradient[1], after)
+        return self.redo_update(copy, gradients, gradient[1], after)
 
     def redo_update(
         self, copy: StageCopy, gradients: dict[str, Tensor], clip_coefficient: float, after: Mapping[str, StateDigest]
@@ -277,23 +273,25 @@ class Referee:
     async def judge_norm(self, ledger: StepLedger, stage: int, holder: str, shadow: str) -> Ruling:
         """Compute the norm of a gradient that both agree on; the party with the wrong norm is guilty."""
         commit = ledger.commits[stage]
-        found = await self._gradient((shadow,), StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
-        if found is None:
+        gradients = await self._gradient((shadow,), StageCopy.empty(self._plan, stage), ledger.step, commit.gradient)
+        if gradients is None:
             return Ruling(shadow, "transfer")
         alike = self._bits_decide(holder)
-        compared = ComparedTensors({f"{TRUTH_PREFIX}{name}": tensor for name, tensor in found.items()} if alike else {})
-        is_right = same_norm(finite_norm_squared(found), commit.norm_squared, alike=alike)
+        compared = ComparedTensors(
+            {f"{TRUTH_PREFIX}{name}": tensor for name, tensor in gradients.items()} if alike else {}
+        )
+        is_right = same_norm(finite_norm_squared(gradients), commit.norm_squared, alike=alike)
         return Ruling(shadow if is_right else holder, "gradient", compared)
 
     async def _gradient(
         self, parties: Sequence[str], copy: StageCopy, step: int, digest: str
     ) -> dict[str, Tensor] | None:
-        """A stage's weight gradient from the first party that brings the one that was committed to."""
+        """Return a stage's weight gradient from the first party that brings the committed one."""
         request = FetchBulk(epoch=self.epoch, step=step, stage=copy.spec.index, purpose="gradient")
         for party in parties:
-            found = await TensorsNeed(party, request, copy.module.trainable())
-            if found is not None and transfer_digest(found[0]) == digest:
-                return found[0]
+            answer = await TensorsNeed(party, request, copy.module.trainable())
+            if answer is not None and transfer_digest(answer[0]) == digest:
+                return answer[0]
         return None
 
     @task
@@ -303,11 +301,7 @@ class Referee:
         """Redo a stage's step from committed inputs; the party with the wrong gradient is guilty.
 
         Args:
-            ledger: The step.
-            stage: Which stage.
-            assignment: Its holder.
             auditor: The party that contradicts the stage; brings the weights.
-            other: Its claim.
         """
         holder, commit = assignment.holders[stage], ledger.commits[stage]
         copy = await self.weights(ledger.epoch, ledger.step, stage, auditor, ledger.agreed[stage])
@@ -357,10 +351,10 @@ class Referee:
         """A stage with the weights of a signed state, from `party`; None when it does not bring them."""
         copy = StageCopy.empty(self._plan, stage)
         request = FetchBulk(epoch=epoch, step=step, stage=stage, purpose="weights")
-        found = await TensorsNeed(party, request, copy.weights())
-        if found is None:
+        answer = await TensorsNeed(party, request, copy.weights())
+        if answer is None:
             return None
-        copy.load_weights(found[0])
+        copy.load_weights(answer[0])
         return copy if copy.weights_digest() == state.weights else None
 
     async def _input(self, dispute: Dispute, direction: Direction) -> Tensor | None:
@@ -397,8 +391,8 @@ class Referee:
         """Return the tensor from the first party that brings bytes with this digest: no other way hands bytes out."""
         for party in parties:
             answer = await MessageNeed(party, request)
-            whole = answer is not None and answer.payload.nbytes == self._plan.hidden_bytes
-            if answer is not None and whole and digest_hex(answer.payload) == digest:
+            is_whole = answer is not None and answer.payload.nbytes == self._plan.hidden_bytes
+            if answer is not None and is_whole and digest_hex(answer.payload) == digest:
                 return tensor_from(answer.payload, BOUNDARY_DTYPE, self._plan.hidden_shape)
         return None
 
@@ -442,7 +436,3 @@ class Referee:
                 "accuser": dispute.accuser,
             }
         )
-
-
-def _inputs_of(stage: int, microbatch: int) -> tuple[MessageKey, MessageKey]:
-    return (stage - 1, "forward", microbatch), (stage + 1, "backward", microbatch)

@@ -1,4 +1,4 @@
-"""The diagnosis of a stalled step: what was withheld is handed on; a silent party is replaced, not convicted."""
+"""The diagnosis of a stalled step: withheld messages are handed on; a silent party is replaced, not convicted."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.evidence.weight_dispute import is_what_was_signed
 from phalanx.pipeline.protocol.carried_frames import PartyLink
 from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import (
@@ -17,10 +16,8 @@ from phalanx.pipeline.protocol.messages import (
     FetchReply,
     PassedOnHeader,
     ProgressReport,
-    Purpose,
     Relay,
     ScreenHit,
-    StateDigest,
 )
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed, task
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
@@ -44,9 +41,9 @@ class StallDiagnosis:
     replaced: silence is a failure and no proof of malice.
 
     Guarantees:
-        Every call names a party, or hands on what was not handed on before in this attempt, or finds
-        that only the owner's own work is missing. So a step with silent parties ends. One party causes at most one
-        silence on each of its links with workers in a session, and few on those with the owner, before it is named.
+        Every call names a party, or hands on messages for the first time in this attempt, or finds that only the
+        owner's own work is missing. So a step with silent parties ends. One party causes at most one silence on each of
+        its links with workers in a session, and few on those with the owner, before it is named.
     """
 
     facts: StepFacts
@@ -69,8 +66,6 @@ class StallDiagnosis:
             return await self._without_audit(lagging, missing.said)
         if missing.states:
             return missing.states[0]
-        if missing.weights:
-            return await self._without_weights(*next(iter(missing.weights.items())))
         if missing.screened:
             return await self._without_urgent_report(missing.screened[0])
         num_handed = len(self._handed)
@@ -90,7 +85,7 @@ class StallDiagnosis:
 
     @task
     async def look(self, missing: MissingFacts) -> Waits:
-        """Say what the step waits for at the moment, without doing anything about it."""
+        """Return what the step waits for at the moment, without acting on it."""
         self._begin_attempt()
         parties, ledger = sorted(self.facts.present), self.facts.ledger
         standings = await ProgressNeed(parties, Ask(epoch=ledger.epoch, step=ledger.step))
@@ -99,7 +94,7 @@ class StallDiagnosis:
     # --- commitments ------------------------------------------------------------------------------
 
     async def _behind(self, standings: Mapping[str, ProgressReport]) -> str | None:
-        """Look at each stage that has not been committed to: what it waits for, and whether that was sent."""
+        """Look at each stage without a commitment: what it waits for, and whether that was sent."""
         for stage, party in sorted(self.facts.assignment.holders.items()):
             if stage in self.facts.ledger.commits:
                 continue
@@ -120,7 +115,7 @@ class StallDiagnosis:
         return None
 
     async def _hand_on(self, link: PartyLink, key: MessageKey, standings: Mapping[str, ProgressReport]) -> str | None:
-        """Hand all on that is missing on a link; the party that withholds, or denies what it was given, is named."""
+        """Hand on all missing messages of a link; name the party that withholds, or denies what it was given."""
         sender, receiver = link
         if ("tensor", receiver, *key) in self._handed:
             return sender if receiver == OWNER else receiver
@@ -139,10 +134,10 @@ class StallDiagnosis:
             return sender if receiver == OWNER else receiver
         for missing in links.missing(link, standings):
             mark = ("tensor", receiver, *missing)
-            found = None if mark in self._handed else await self._fetch(sender, missing, self.facts.ledger)
-            if found is not None:
+            answer = None if mark in self._handed else await self._fetch(sender, missing, self.facts.ledger)
+            if answer is not None:
                 self._handed.add(mark)
-                await self._relay(receiver, missing, found[1], found[2])
+                await self._relay(receiver, missing, answer[1], answer[2])
             elif mark not in self._handed:
                 # what the owner says to itself has no header, and is never lost
                 return None if sender == OWNER else sender
@@ -199,21 +194,6 @@ class StallDiagnosis:
         owing = {(of, party) for of, _, party in ledger.unreported}
         return ledger.audits_drawn and auditor != OWNER and (stage, auditor) not in owing
 
-    async def _without_weights(self, stage: int, signed: StateDigest) -> str | None:
-        """Hand on what a shadow lacks after an update, if it is what the holder signed."""
-        facts, ledger = self.facts, self.facts.ledger
-        holder, shadow = facts.holder(stage), facts.shadow(stage)
-        mark = ("update", shadow, stage)
-        if mark in self._handed:
-            return holder if shadow == OWNER else shadow
-        whole = facts.plan.guard.keeps_snapshots
-        purpose: Purpose = "snapshot" if whole else "update"
-        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose=purpose)
-        expected = StageCopy.empty(facts.plan, stage, has_moments=whole).optimizer.state()
-        return await self._hand_transfer_on(
-            (holder, shadow), request, expected, lambda found: is_what_was_signed(found, signed), mark
-        )
-
     async def _hand_transfer_on(
         self,
         link: PartyLink,
@@ -222,7 +202,7 @@ class StallDiagnosis:
         is_right: Callable[[dict[str, Tensor]], bool],
         mark: tuple[object, ...],
     ) -> str | None:
-        """Hand on what a shadow lacks of its holder; the one of the two that withholds or denies it is named."""
+        """Hand a shadow its missing transfer from its holder; name the party that withholds or denies it."""
         holder, shadow = link
         if self.links.are_of_workers(link):
             size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in expected.values())
@@ -231,25 +211,25 @@ class StallDiagnosis:
                 return liar
         elif self.links.has_silenced_too_often(holder if shadow == OWNER else shadow):
             return holder if shadow == OWNER else shadow
-        found = await TensorsNeed(holder, request, expected)
-        if found is None or not is_right(found[0]):
+        answer = await TensorsNeed(holder, request, expected)
+        if answer is None or not is_right(answer[0]):
             return holder
         self._handed.add(mark)
         self._note(shadow, request)
-        await TensorsDelivery(shadow, request, found[0], request.step)
+        await TensorsDelivery(shadow, request, answer[0], request.step)
         if self.links.are_of_workers(link) and not self.links.is_led(link):
             await self.links.lead(link)
         return None
 
     async def _without_urgent_report(self, hit: ScreenHit) -> str | None:
-        """Have the receiver show what it screened, and a party what that was computed from."""
+        """Have the receiver show the screened message, and a party its inputs."""
         receiver = self.facts.holder(hit.source + (1 if hit.direction == "forward" else -1))
         if await self._fetch(receiver, (hit.source, hit.direction, hit.microbatch), self.facts.ledger) is None:
             return receiver
-        both: tuple[Direction, ...] = ("forward", "backward")
+        directions: tuple[Direction, ...] = ("forward", "backward")
         audit = (hit.source, hit.microbatch, self.facts.shadow(hit.source))
         return await self._audit_inputs(
-            self.facts.ledger, audit, both[:1] if hit.direction == "forward" else both, "urgent"
+            self.facts.ledger, audit, directions[:1] if hit.direction == "forward" else directions, "urgent"
         )
 
     async def _without_audit(self, ledger: StepLedger, said: Collection[tuple[int, AuditKey]]) -> str | None:
@@ -266,7 +246,7 @@ class StallDiagnosis:
     async def _audit_inputs(
         self, ledger: StepLedger, audit: AuditKey, directions: Sequence[Direction], order: AuditOrder
     ) -> str | None:
-        """Give an auditor what it is to recompute from; one that has it and does not report is named.
+        """Give an auditor its missing inputs; name one that has them and does not report.
 
         A microbatch may be audited for an odd message, because it was drawn, and once more with its whole step. An
         auditor keeps no inputs from one order to the next, so each order has them handed on anew.
@@ -277,19 +257,17 @@ class StallDiagnosis:
         if mark in self._handed:
             return None if auditor == OWNER else auditor
         self._handed.add(mark)
-        if not facts.has_weights(auditor, stage) and not await self._hand_weights(stage, auditor):
-            return holder
         keys: list[MessageKey] = [(stage + (-1 if way == "forward" else 1), way, microbatch) for way in directions]
         liars = [self._liar_about_input(key, auditor, ledger) for key in keys]
         if liars and None not in liars:
             return next((liar for liar in liars if liar != auditor), auditor)
         for key in keys:
             sender = facts.holder(key[0])
-            found = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
-            if found is None:
+            answer = await self._fetch(sender, key, ledger) or await self._fetch(holder, key, ledger)
+            if answer is None:
                 return holder
-            self._note(auditor, found[0])
-            await Delivery(auditor, found[0], (found[2],))
+            self._note(auditor, answer[0])
+            await Delivery(auditor, answer[0], (answer[2],))
             for link in ((sender, auditor), (auditor, sender)):
                 if self.links.are_of_workers(link) and not self.links.is_led(link):
                     await self.links.lead(link)
@@ -303,41 +281,20 @@ class StallDiagnosis:
             return auditor if link[0] == auditor else None
         return self.links.liar_about_answer(link, Fetch.of(ledger.epoch, ledger.step, key))
 
-    async def _hand_weights(self, stage: int, auditor: str) -> bool:
-        """Give an auditor the agreed weights of a stage that it lacks; False when no party brings them."""
-        facts, ledger = self.facts, self.facts.ledger
-        mark = ("weights", auditor, stage)
-        request = FetchBulk(epoch=ledger.epoch, step=ledger.step, stage=stage, purpose="weights")
-        for party in (facts.shadow(stage), facts.holder(stage)):
-            if mark in self._handed:
-                break
-            if not facts.has_weights(party, stage):
-                continue
-            copy = StageCopy.empty(facts.plan, stage)
-            found = await TensorsNeed(party, request, copy.weights())
-            if found is None:
-                continue
-            copy.load_weights(found[0])
-            if copy.weights_digest() == facts.agreed[stage].weights:
-                self._handed.add(mark)
-                self._note(auditor, request)
-                await TensorsDelivery(auditor, request, copy.weights(), ledger.step)
-        return mark in self._handed
-
     async def _fetch(
         self, party: str, key: MessageKey, ledger: StepLedger
     ) -> tuple[FetchReply, PassedOnHeader, memoryview] | None:
         """A tensor under its sender's own header; whatever else is shown is nothing, and is not handed on."""
-        found = await MessageNeed(party, Fetch.of(ledger.epoch, ledger.step, key))
-        message = None if found is None else found.message
-        if found is None or not isinstance(message, FetchReply) or message.evidence is None:
+        answer = await MessageNeed(party, Fetch.of(ledger.epoch, ledger.step, key))
+        message = None if answer is None else answer.message
+        if answer is None or not isinstance(message, FetchReply) or message.evidence is None:
             return None
         place = {"step": ledger.step, "source": key[0], "direction": key[1], "microbatch": key[2]}
-        said = self.facts.find_tensor(message.evidence, ledger.epoch, place)
-        is_right = said is not None and said.digest == digest_hex(found.payload)
+        statement = self.facts.find_tensor(message.evidence, ledger.epoch, place)
+        is_right = statement is not None and statement.digest == digest_hex(answer.payload)
         # an answer that claims another epoch would be laid aside by its receiver
         now = message.model_copy(update={"epoch": ledger.epoch})
-        return (now, message.evidence, found.payload) if is_right else None
+        return (now, message.evidence, answer.payload) if is_right else None
 
     def _note(self, party: str, message: Message) -> None:
         body = message.model_dump(mode="json", include={"step", "stage", "microbatch", "direction", "source"})

@@ -1,4 +1,4 @@
-"""L3 after a change of roles: every copy of a stage must be the one that was agreed on."""
+"""L3 after a change of roles: every copy of a stage must be the agreed one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class StateAgreement:
     Attributes:
         to_weigh: States that were not agreed on before the interruption, by stage and party; they are
             weighed like any state after an update.
-        unwitnessed: Stages with a last update that must be undone, because no two parties made it and signed the
-            same: what each that made it has signed.
+        unwitnessed: Stages whose last update must be undone, because no two parties made it and signed the same: the
+            signed states of those that made it.
     """
 
     def __init__(self, facts: StepFacts) -> None:
@@ -46,7 +46,6 @@ class StateAgreement:
         """Agree on every stage's state, or find the party that stands in the way.
 
         Args:
-            ready: What each party said.
             known: When all parties begin anew: each stage's digest as the owner knows it.
             old: The assignment before; None when all parties begin anew.
 
@@ -56,21 +55,11 @@ class StateAgreement:
         facts = self._facts
         self.to_weigh.clear()
         self.unwitnessed.clear()
-        covered = [
-            (roles.holders[stage], stage, shadow)
-            for roles in (facts.assignment, facts.resting)
-            for stage, shadow in roles.shadows.items()
-        ]
-        for holder, stage, shadow in covered:
+        for stage, shadow in facts.assignment.shadows.items():
+            holder = facts.assignment.holders[stage]
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = (facts.agreed.get(stage) or self._frozen(stage)) if known is None else known.get(stage)
-            follows = facts.plan.guard.verify_only
-            if known is None and expected is None and facts.plan.guard.one_optimizer:
-                if not follows or _is(states[shadow], states[holder], follows):
-                    self.to_weigh[stage] = states
-                    continue
-                expected = states[holder]
-            elif known is None and expected is None:
+            expected = facts.agreed.get(stage) if known is None else known.get(stage)
+            if known is None and expected is None:
                 signed = self._own_updates(stage, states)
                 if signed.keys() == states.keys():
                     self.to_weigh[stage] = states
@@ -79,7 +68,7 @@ class StateAgreement:
                 if expected is None:
                     self.unwitnessed[stage] = {name: state for name, state in signed.items() if state is not None}
                     continue
-            wrong = [name for name, state in states.items() if not _is(state, expected, follows and name == shadow)]
+            wrong = [name for name, state in states.items() if state != expected]
             if not wrong and expected is not None:
                 facts.agreed[stage] = expected
                 continue
@@ -89,15 +78,8 @@ class StateAgreement:
             return self._blame(stage, wrong[0], old, reason)
         return None
 
-    def _frozen(self, stage: int) -> StateDigest | None:
-        """Return the state after a step in which a stage took no update: nobody needs to witness that."""
-        facts, before = self._facts, self._facts.before.get(stage)
-        if facts.previous is None or before is None or stage not in facts.previous.frozen:
-            return None
-        return before.model_copy(update={"step": before.step + 1})
-
     def _both(self, name: str, stage: int) -> Mapping[str, Signed]:
-        """Return the state that is expected of a party as it signed it, and what it signed instead now."""
+        """Return the expected state of a party as it signed it, and the state that it signed now."""
         facts = self._facts
         agreed = facts.agreed.get(stage) or facts.before.get(stage)
         ready = facts.record.get(StatementKey(STATE, name, facts.ledger.epoch, facts.ledger.step, stage))
@@ -134,8 +116,8 @@ class StateAgreement:
 
     def _blame(self, stage: int, name: str, old: Assignment, reason: str) -> Unready:
         """Convict a party that altered a kept copy; of two newcomers the second speaks against their source."""
-        kept = {old.holders[stage], None if self._facts.plan.guard.verify_only else old.shadows.get(stage)}
-        if name in kept and name != OWNER:
+        former_parties = {old.holders[stage], old.shadows.get(stage)}
+        if name in former_parties and name != OWNER:
             judgement = self._facts.judgement("state", name, stage, reason, headers=self._both(name, stage))
             return Unready(name, reason, judgement)
         source = self._facts.sources[stage]
@@ -152,10 +134,3 @@ def _agreed_among(signed: Mapping[str, StateDigest | None]) -> StateDigest | Non
         return signed[OWNER]
     states = list(signed.values())
     return states[0] if len(states) > 1 and states[0] == states[1] else None
-
-
-def _is(found: StateDigest | None, expected: StateDigest | None, follows: bool) -> bool:
-    """Whether a copy is the expected one; one that follows has no moments."""
-    if not follows or found is None or expected is None:
-        return found == expected
-    return (found.step, found.weights) == (expected.step, expected.weights)

@@ -1,22 +1,21 @@
-"""The owner's half of state checks (L3): what a stage and its shadow must agree on, and audits by the owner itself."""
+"""The owner's half of state checks (L3): states that a stage and its shadow must agree on, and audits by the owner."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from phalanx.errors import FrameError, NoHolderError
+from phalanx.errors import NoHolderError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.evidence.files import ComparedTensors
 from phalanx.pipeline.evidence.weighing import GradientClaim, weigh_gradient
-from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, StateDigest, WeightsHeld
+from phalanx.pipeline.protocol.messages import Apply, AuditReport, GradientHeld, StateDigest
 from phalanx.pipeline.protocol.needs import task
 from phalanx.pipeline.protocol.signed import WHOLE_MODEL, StatementKey
 from phalanx.pipeline.protocol.tensor_stream import sent_gradient
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.tolerance.distance import distance_to_truth
-from phalanx.pipeline.verify.accomplices import accomplice, vouched, vouched_for_gradient
 from phalanx.pipeline.verify.facts import (
     NO_HEADERS,
     CommittedMessage,
@@ -31,14 +30,13 @@ from phalanx.pipeline.verify.facts import (
 )
 from phalanx.pipeline.verify.gradient_bounds import GradientBounds
 from phalanx.pipeline.verify.referee import Dispute, RedoneStep, Referee, Ruling
-from phalanx.pipeline.verify.sent_state import SentState
 from phalanx.planner.schedules import Direction
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers
 
 
 class StateJudgement:
-    """A comparison of holder and shadow; where they differ, the referee redoes what they dispute."""
+    """A comparison of holder and shadow; the referee redoes their disputes."""
 
     def __init__(self, facts: StepFacts, referee: Referee, bounds: GradientBounds) -> None:
         self._facts = facts
@@ -46,36 +44,10 @@ class StateJudgement:
         self._bounds = bounds
         self.said: dict[int, dict[str, StateDigest]] = {}
         """State digests of the present step, by stage and party."""
-        self._followed = SentState(facts, referee)
-
-    def take(self, sender: str, held: WeightsHeld) -> None:
-        """Take what a shadow says that it was sent after the last update.
-
-        Raises:
-            FrameError: It said so before, or speaks of another step.
-        """
-        said = self.said.setdefault(held.stage, {})
-        if sender in said or held.state.step != held.step:
-            raise FrameError(f"{sender!r} reported the weights of stage {held.stage} twice, or of another step")
-        said[sender] = held.state
-        self._followed.shown[held.stage] = held
 
     def forget(self) -> None:
-        """Forget what was said: another step or attempt begins."""
+        """Forget all reports: another step or attempt begins."""
         self.said.clear()
-        self._followed.shown.clear()
-
-    @property
-    def unsent(self) -> dict[int, StateDigest]:
-        """States that holders have signed and that the shadows, which follow, have not got; by stage."""
-        facts = self._facts
-        if not (facts.plan.guard.one_optimizer and facts.plan.guard.hands_on(facts.ledger.step)):
-            return {}
-        return {
-            stage: said[facts.holder(stage)]
-            for stage, said in self.said.items()
-            if stage not in facts.agreed and facts.holder(stage) in said and facts.shadow(stage) not in said
-        }
 
     @task
     async def weigh_states(self) -> Judgement | None:
@@ -83,31 +55,18 @@ class StateJudgement:
         facts = self._facts
         for stage in facts.watched:
             holder, shadow = facts.holder(stage), facts.shadow(stage)
-            said = self.said.get(stage, {})
-            if stage in facts.agreed or holder not in said:
+            reports = self.said.get(stage, {})
+            if stage in facts.agreed or holder not in reports:
                 continue
-            if facts.plan.guard.keeps_snapshots and not facts.plan.guard.hands_on(facts.ledger.step):
-                # no other party has this state; what is fetched for an audit must have the digest that was signed
-                judgement = self._followed.keeps_frozen(stage, said[holder])
-                if judgement is not None:
-                    return judgement
-                facts.agreed[stage] = said[holder]
+            if shadow not in reports:
                 continue
-            if shadow not in said:
-                continue
-            if facts.plan.guard.one_optimizer:
-                judgement = await self._followed.weigh(stage, said[holder], said[shadow])
-                if judgement is not None:
-                    return judgement
-                facts.agreed[stage] = said[holder]
-                continue
-            if said[holder] == said[shadow]:
-                facts.agreed[stage] = said[holder]
+            if reports[holder] == reports[shadow]:
+                facts.agreed[stage] = reports[holder]
                 judgement = await self._weigh_undone(stage)
                 if judgement is not None:
                     return judgement
                 continue
-            judgement = await self._judge_state(stage, said)
+            judgement = await self._judge_state(stage, reports)
             if judgement is not None:
                 return judgement
         return None
@@ -116,24 +75,21 @@ class StateJudgement:
     async def weigh_gradients(self) -> Judgement | None:
         """Agree on each stage's weight gradient of this step, and on its norm."""
         facts, ledger = self._facts, self._facts.ledger
-        if facts.plan.guard.one_optimizer:
-            # no other party has the gradient: audits of whole steps alone can check it
-            ledger.gradients_agreed |= set(facts.watched) & ledger.commits.keys()
         for stage in facts.watched:
-            commit, held = ledger.commits.get(stage), ledger.held.get(stage)
-            if commit is None or held is None or stage in ledger.gradients_agreed or stage not in facts.agreed:
+            commit, report = ledger.commits.get(stage), ledger.held.get(stage)
+            if commit is None or report is None or stage in ledger.gradients_agreed or stage not in facts.agreed:
                 continue
             holder, shadow = facts.holder(stage), facts.shadow(stage)
             alike = facts.bits_decide(holder, shadow)
-            if commit.gradient == held.gradient and same_norm(commit.norm_squared, held.norm_squared, alike=alike):
+            if commit.gradient == report.gradient and same_norm(commit.norm_squared, report.norm_squared, alike=alike):
                 ledger.gradients_agreed.add(stage)
                 continue
-            ruling = await self._judge_held(stage, held)
+            ruling = await self._judge_held(stage, report)
             guilty = ruling.party or shadow
             reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
             headers = {
                 "commit": ledger.commit_header(stage),
-                "gradient_held": facts.record.header_of(shadow, held),
+                "gradient_held": facts.record.header_of(shadow, report),
                 **facts.agreed_headers(stage, ledger),
             }
             return facts.judgement(
@@ -150,7 +106,7 @@ class StateJudgement:
 
     @task
     async def weigh_step_audits(self) -> Judgement | None:
-        """Compare each recomputed weight gradient with the one that the stage committed to."""
+        """Compare each recomputed weight gradient with the stage's committed one."""
         for ledger in self._facts.open_ledgers:
             judgement = await self._weigh_recomputed(ledger)
             if judgement is not None:
@@ -160,10 +116,9 @@ class StateJudgement:
     async def _weigh_recomputed(self, ledger: StepLedger) -> Judgement | None:
         facts = self._facts
         for stage, auditor in sorted(ledger.awaited_step_audits - ledger.steps_agreed):
-            holder, shadow = facts.holder(stage), (stage, facts.shadow(stage))
+            holder = facts.holder(stage)
             audited, commit = ledger.step_audits.get((stage, auditor)), ledger.commits[stage]
-            is_second = not facts.has_copy(auditor, stage)
-            if audited is None or (is_second and shadow in ledger.awaited_step_audits - ledger.step_audits.keys()):
+            if audited is None:
                 continue
             is_same = audited.gradient == commit.gradient
             if not facts.bits_decide(holder, auditor):
@@ -188,9 +143,6 @@ class StateJudgement:
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
             reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
             accuser = auditor if guilty == holder else holder
-            if guilty == holder and is_second and ruling.offence == "gradient":
-                second = vouched_for_gradient(facts, stage)
-                facts.proved += [] if second is None else [second]
             work, step = self._referee.spent(), ledger.step
             headers = {
                 "commit": ledger.commit_header(stage),
@@ -219,13 +171,9 @@ class StateJudgement:
         if before is None or previous is None or commit is None:
             reason = f"stage {stage}: {shadow} has another state than the one that it was given"
             return facts.judgement("transfer", shadow, stage, reason, accuser=OWNER)
-        if stage in previous.frozen:
-            kept = before.model_copy(update={"step": before.step + 1})
-            ruling = Ruling(next((party for party in (holder, shadow) if said[party] != kept), None), "state")
-        else:
-            gradient = (commit.gradient, previous.clip_coefficient)
-            signed = {party: said[party] for party in (holder, shadow)}
-            ruling = await self._referee.judge_update(stage, (shadow, holder), before, gradient, signed)
+        gradient = (commit.gradient, previous.clip_coefficient)
+        signed = {party: said[party] for party in (holder, shadow)}
+        ruling = await self._referee.judge_update(stage, (shadow, holder), before, gradient, signed)
         work, guilty = self._referee.spent(), ruling.party
         if guilty is None:
             facts.agreed[stage] = said[holder]
@@ -247,12 +195,20 @@ class StateJudgement:
         )
 
     async def _weigh_undone(self, stage: int) -> Judgement | None:
-        """Compare the state after an update with what a party signed when it had made that update alone."""
+        """Compare the state after an update with the one that a party signed when it had made that update alone."""
         facts, undone = self._facts, self._facts.unwitnessed.pop(stage, None)
         before, state = facts.before.get(stage), facts.agreed[stage]
-        if undone is None or before is None or any(each.step != state.step for each in undone.signed.values()):
+        if (
+            undone is None
+            or before is None
+            or any(state_signed.step != state.step for state_signed in undone.signed.values())
+        ):
             return None
-        present = {party: each for party, each in undone.signed.items() if party in facts.present and each != state}
+        present = {
+            party: signed_state
+            for party, signed_state in undone.signed.items()
+            if party in facts.present and signed_state != state
+        }
         if not present:
             return None
         parties = (facts.shadow(stage), facts.holder(stage))
@@ -283,7 +239,7 @@ class StateJudgement:
 
 
 def unwitnessed_update(facts: StepFacts, stage: int, signed: Mapping[str, StateDigest]) -> UnwitnessedUpdate | None:
-    """Return what is to be kept of an update before it is undone; None where nothing was committed to."""
+    """Return the record of an update before it is undone; None where nothing was committed to."""
     commit = None if facts.previous is None else facts.previous.commits.get(stage)
     if facts.previous is None or commit is None:
         return None
@@ -296,7 +252,6 @@ def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest
 
     Args:
         facts: The step after the update.
-        stage: Which stage.
         after: The state that each party signed.
     """
     previous = facts.previous
@@ -316,6 +271,49 @@ def update_headers(facts: StepFacts, stage: int, after: Mapping[str, StateDigest
             if party is not None and party in after
         },
     }
+
+
+def vouched(facts: StepFacts, stage: int, microbatch: int, direction: Direction) -> bool:
+    """Whether the auditor with the other copy reported the very digest that was committed to."""
+    ledger = facts.ledger
+    report = ledger.reports.get((stage, microbatch, facts.shadow(stage)))
+    said = None if report is None else report.digests.get(direction)
+    return said is not None and said == ledger.messages[(stage, direction, microbatch)].digest
+
+
+def accomplice(facts: StepFacts, found: Judgement) -> Judgement | None:
+    """The auditor that vouched for a message which was judged wrong; None when it did not."""
+    verdict = found.verdict
+    stage, microbatch, direction = verdict.stage, verdict.microbatch, verdict.direction
+    if microbatch is None or direction is None or verdict.offence != "message":
+        return None
+    auditor = facts.shadow(stage)
+    if auditor in (OWNER, verdict.accuser) or not vouched(facts, stage, microbatch, direction):
+        return None
+    where = f"stage {stage}, microbatch {microbatch}, {direction}"
+    reason = f"{where}: {auditor} vouched for the wrong tensor of {verdict.party}"
+    update = {"party": auditor, "offence": "collusion", "reason": reason}
+    tensors = dict(found.compared.tensors)
+    if "claimed" in tensors:
+        tensors["accuser"] = tensors["claimed"].clone()
+    shown = replace(found.compared, tensors=tensors)
+    report = facts.record.header_of(auditor, facts.ledger.reports[(stage, microbatch, auditor)])
+    headers = dict(found.headers) | present({"report": report})
+    return Judgement(verdict.model_copy(update=update), shown, headers)
+
+
+def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
+    """The auditor that claims to have recomputed a made-up weight gradient; None when it does not."""
+    ledger, auditor = facts.ledger, facts.shadow(stage)
+    lockstep = facts.plan.guard.upkeep.in_lockstep
+    said = ledger.held.get(stage) if lockstep else ledger.step_audits.get((stage, auditor))
+    commit = ledger.commits[stage]
+    if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
+        return None
+    holder = facts.holder(stage)
+    reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {holder} in step {ledger.step}"
+    headers = {"commit": ledger.commit_header(stage), said.kind: facts.record.header_of(auditor, said)}
+    return facts.judgement("collusion", auditor, stage, reason, headers=headers)
 
 
 _Wrong = tuple[int, Direction, Mapping[Direction, str]]
@@ -358,8 +356,7 @@ class OwnerAudits:
         holder, shadow = facts.holder(stage), facts.shadow(stage)
         if holder == OWNER:
             return []
-        one_copy = facts.plan.guard.one_optimizer
-        copy = await self._referee.stage_at(stage, (holder,) if one_copy else (shadow, holder), facts.agreed[stage])
+        copy = await self._referee.stage_at(stage, (shadow, holder), facts.agreed[stage])
         if copy is None:
             return [self._brought_nothing(stage)]
         redone = await self._referee.redo_step(copy, ledger, stage, facts.assignment)
@@ -375,12 +372,11 @@ class OwnerAudits:
         applied = truth if facts.bits_decide(holder) else await self._bounds.claimed(ledger, stage)
         guilty = await self._compare_gradient(copy, redone, applied)
         if not guilty and applied is not None:
-            facts.norms.note(stage, finite_norm_squared(applied))
             self._redone[stage] = _Redone(ledger.step, copy, applied, (holder, shadow))
         return guilty
 
     async def _find_wrong(self, stage: int, redone: RedoneStep) -> list["_Wrong"]:
-        """Return the messages of a stage that are not what was committed to."""
+        """Return the messages of a stage that are not the committed ones."""
         messages = self._facts.ledger.messages
         digests = {place: digest_hex(tensor_buffers(y.contiguous())) for place, y in redone.outputs.items()}
         return [
@@ -396,8 +392,8 @@ class OwnerAudits:
         if facts.bits_decide(facts.holder(stage)):
             return False
         target = stage + (1 if direction == "forward" else -1)
-        said = await self._referee.committed(facts.ledger, key, facts.assignment, target)
-        return said is not None and distance_to_truth(said, truth) <= facts.plan.guard.tolerance
+        committed = await self._referee.committed(facts.ledger, key, facts.assignment, target)
+        return committed is not None and distance_to_truth(committed, truth) <= facts.plan.guard.tolerance
 
     def forget(self) -> None:
         """Let go of redone steps: the run goes back before them."""
@@ -432,7 +428,7 @@ class OwnerAudits:
         """
         facts, guilty = self._facts, list[Judgement]()
         headers = update_headers(facts, stage, dict.fromkeys(redone.parties, state))
-        for party in dict.fromkeys(self._bound(redone.parties)):
+        for party in dict.fromkeys(redone.parties):
             if party != OWNER and party in facts.present:
                 reason = f"stage {stage}: {party} agreed on a state that step {redone.step} does not lead to"
                 guilty.append(facts.judgement("state", party, stage, reason, headers=headers, compared=compared))
@@ -442,10 +438,6 @@ class OwnerAudits:
                 "resume from the last checkpoint with --resume"
             )
         return guilty
-
-    def _bound(self, parties: tuple[str, str]) -> tuple[str, ...]:
-        """The parties that made the update: a shadow without an optimizer has only taken what it was sent."""
-        return parties[:1] if self._facts.plan.guard.one_optimizer else parties
 
     def _brought_nothing(self, stage: int) -> Judgement:
         holder = self._facts.holder(stage)
@@ -462,7 +454,7 @@ class OwnerAudits:
         if direction == "backward":
             inputs["backward"] = ledger.messages[(stage + 1, "backward", microbatch)]
         place = {"epoch": ledger.epoch, "step": ledger.step, "stage": stage, "microbatch": microbatch}
-        own = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "order": 0})
+        report = AuditReport.model_validate({**place, "inputs": (), "digests": dict(digests), "order": 0})
         dispute = Dispute(
             step=ledger.step,
             epoch=ledger.epoch,
@@ -474,7 +466,7 @@ class OwnerAudits:
             assignment=facts.assignment,
             inputs=inputs,
             output=ledger.messages[(stage, direction, microbatch)],
-            report=own,
+            report=report,
             state=facts.agreed[stage],
         )
         verdict, compared = await self._referee.judge_message(dispute, copy)

@@ -13,12 +13,7 @@ _MIN_STEPS_KEPT = 2
 
 @dataclass(frozen=True)
 class StoredStatement:
-    """One stored statement.
-
-    Attributes:
-        content: What it says.
-        header: As it was signed.
-    """
+    """One stored statement."""
 
     content: object
     header: PassedOnHeader
@@ -32,7 +27,7 @@ class StatementRecord:
     either: the owner is trusted, and evidence says where it rests on its word.
 
     Guarantees:
-        The first statement of an identity stays. Its size is bounded by what the open steps ask parties to say.
+        The first statement of an identity stays. Its size is bounded by the statements that open steps ask of parties.
     """
 
     _statements: dict[StatementKey, StoredStatement] = field(default_factory=dict)
@@ -75,11 +70,11 @@ class StatementRecord:
 
     def _states(self, author: str, stage: int, step: int) -> Iterator[tuple[int, StoredStatement]]:
         """Yield signed states by epoch, in order."""
-        wanted = (STATE, author, stage, step)
+        identity = (STATE, author, stage, step)
         stored = [
             (key.epoch, statement)
             for key, statement in self._statements.items()
-            if (key.kind, key.author, key.stage, key.step) == wanted
+            if (key.kind, key.author, key.stage, key.step) == identity
         ]
         yield from sorted(stored, key=lambda item: item[0])
 

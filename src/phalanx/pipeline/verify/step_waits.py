@@ -1,4 +1,4 @@
-"""The waits of a step: what is missing at one moment, and which parties and links that is owed to."""
+"""The waits of a step: what is missing at one moment, and which parties and links owe it."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.carried_frames import PartyLink
-from phalanx.pipeline.protocol.messages import Place, Progress, ProgressReport, ScreenHit, StateDigest
+from phalanx.pipeline.protocol.messages import Place, Progress, ProgressReport, ScreenHit
 from phalanx.pipeline.verify.disputed_links import DisputedLinks
 from phalanx.pipeline.verify.facts import AuditKey, MessageKey, StepFacts, StepLedger
 from phalanx.pipeline.verify.wait_tally import Waits
@@ -23,13 +23,11 @@ class MissingFacts:
     Attributes:
         states: Parties that have not reported a state after an update.
         screened: Messages that their receivers do not use before an audit has cleared them.
-        weights: Stages with a shadow that waits for what it is sent after an update; the state that the holder signed.
-        said: Audits, by step, that are not done only because another auditor has not reported yet.
+        said: Audits, by step, that were reported on and are not weighed yet.
     """
 
     states: Sequence[str]
     screened: Sequence[ScreenHit]
-    weights: Mapping[int, StateDigest]
     said: Collection[tuple[int, AuditKey]] = ()
 
 
@@ -59,9 +57,8 @@ class StepWaits:
     """What a step waits for by what parties report; nothing is done about it.
 
     Attributes:
-        facts: Commitments and assignment.
         links: Know which end of a link is to blame.
-        handed: Marks of what the owner has handed on in this attempt.
+        handed: Marks of the messages that the owner has handed on in this attempt.
     """
 
     facts: StepFacts
@@ -76,22 +73,20 @@ class StepWaits:
             return Waits(silent or missing.states)
         if lagging is not None and any(auditor != OWNER for _, auditor in lagging.owing):
             return self._audit_waits(lagging, missing.said)
-        if missing.weights:
-            return self._transfer_waits("update", missing.weights)
         if len(ledger.commits) < len(facts.assignment.holders):
             return self._roots(standings)
         audits = self._audit_waits(ledger, missing.said)
-        held = {stage for party, report in standings.items() if party != OWNER for stage in report.gradients}
+        shadowed_stages = {stage for party, report in standings.items() if party != OWNER for stage in report.gradients}
         unheld = [stage for stage in facts.watched if stage not in ledger.held and facts.plan.guard.sends_gradient]
-        gradients = self._transfer_waits("gradient", unheld, held)
+        gradients = self._gradient_waits(unheld, shadowed_stages)
         return Waits([*audits.parties, *gradients.parties], [*audits.links, *gradients.links])
 
-    def _transfer_waits(self, kind: str, stages: Iterable[int], arrived: Collection[int] = ()) -> Waits:
+    def _gradient_waits(self, stages: Iterable[int], arrived: Collection[int]) -> Waits:
         """Shadows that have what they wait for, by their own word or from the owner; and the links of the others."""
         parties, links = list[str](), list[PartyLink]()
         for stage in stages:
             holder, shadow = self.facts.holder(stage), self.facts.shadow(stage)
-            if shadow != OWNER and (stage in arrived or (kind, shadow, stage) in self.handed):
+            if shadow != OWNER and (stage in arrived or ("gradient", shadow, stage) in self.handed):
                 parties.append(shadow)
             elif self.links.are_of_workers((holder, shadow)):
                 links.append((holder, shadow))

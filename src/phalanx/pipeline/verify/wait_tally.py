@@ -1,4 +1,4 @@
-"""The tally of what a long step has waited for, at moments that no worker knows beforehand."""
+"""The tally of a long step's waits, at moments that no worker knows beforehand."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -44,6 +44,6 @@ class WaitTally:
 
     def debtor(self) -> str | None:
         """Return the worker that the step has waited for most; None where that is the owner, or no party is."""
-        most = max(self.parties.values(), default=0)
-        debtors = sorted(party for party, number in self.parties.items() if number == most)
+        max_waits = max(self.parties.values(), default=0)
+        debtors = sorted(party for party, number in self.parties.items() if number == max_waits)
         return None if OWNER in debtors or not debtors else debtors[0]

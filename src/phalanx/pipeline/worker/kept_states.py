@@ -26,12 +26,11 @@ def fetch_kept(
 ) -> dict[str, Tensor]:
     """Ask a worker for the state of a stage that its process has kept on disk.
 
-    Whether it is the state that was verified is for the caller to check: a worker can keep what it likes.
+    Whether it is the verified state is for the caller to check: a worker can keep any bytes.
 
     Args:
         endpoint: The owner's; the worker has been set up and has no role yet.
         party: The worker that held the stage.
-        stage: Which stage.
         step: Optimizer steps that its state has taken.
         expected: Names, shapes and types; values are not read.
         patience_s: Longest time without a further part of the answer.
@@ -39,8 +38,8 @@ def fetch_kept(
     Raises:
         CheckpointError: The worker keeps no such state, is gone, sends something else, or says nothing for long.
     """
-    about = FetchBulk(epoch=0, step=step, stage=stage, purpose="kept")
-    endpoint.send(party, about.kind, about.model_dump(mode="json"))
+    request = FetchBulk(epoch=0, step=step, stage=stage, purpose="kept")
+    endpoint.send(party, request.kind, request.model_dump(mode="json"))
     receiver, heard = BulkReceiver(expected), time.monotonic()
     while time.monotonic() - heard < patience_s:
         frame = endpoint.receive(0.2)
@@ -52,7 +51,8 @@ def fetch_kept(
             message = parse_message(frame.kind, frame.body)
             if isinstance(message, Fault):
                 raise CheckpointError(f"stage {stage}: {party} has no state of step {step}: {message.reason}")
-            if not isinstance(message, Bulk) or not _is_part(message, about):
+            place = (request.purpose, request.stage, request.step)
+            if not isinstance(message, Bulk) or (message.purpose, message.stage, message.step) != place:
                 continue
             tensors = receiver.add(message.offset, message.total, frame.payload)
         except FrameError as exc:
@@ -61,10 +61,6 @@ def fetch_kept(
         if tensors is not None:
             return tensors
     raise CheckpointError(f"stage {stage}: {party} did not send its kept state within {patience_s:.0f} s")
-
-
-def _is_part(part: Bulk, about: FetchBulk) -> bool:
-    return (part.purpose, part.stage, part.step) == (about.purpose, about.stage, about.step)
 
 
 def send_kept(post: Post, owner: str, about: FetchBulk, directory: Path | None, party: str) -> None:

@@ -29,7 +29,6 @@ class Narration:
 
     Args:
         say: Takes one line; what other parties chose in it is made harmless first. Left out, nothing is said.
-        clock: Monotonic seconds.
         now: Seconds since 1970.
     """
 

@@ -38,7 +38,6 @@ from phalanx.pipeline.worker.request_handlers import StateUploads, answer_ask, a
 from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
-from phalanx.pipeline.worker.snapshot_receiver import SnapshotReceiver
 from phalanx.security.crypto import digest_hex
 from phalanx.telemetry import BUSY, PhaseTimer
 from phalanx.transport import Endpoint
@@ -55,12 +54,10 @@ class Party:
     """A party: the stages and shadows of one process, driven by messages.
 
     Args:
-        name: This party's name.
-        plan: The run.
         post: Sends a message; a message to oneself is delivered to oneself.
         statements: Opens what others pass on.
-        timer: Where CPU and wall time of each phase are added up.
-        wrap_copy: How a drill puts an attacker in the place of an honest copy.
+        timer: Adds up CPU and wall time of each phase.
+        wrap_copy: Wraps honest copies, for attackers in a drill.
     """
 
     def __init__(
@@ -80,7 +77,6 @@ class Party:
         self._serving = ServedStages(self._context)
         self._shadowing = ShadowedStages(self._context)
         self._uploads = StateUploads(post)
-        self._snapshots = SnapshotReceiver(self._context)
         self._early: list[ReceivedMessage] = []
         self._states_due = False
         self._usage: Usage = lambda: ({}, {})
@@ -132,7 +128,7 @@ class Party:
                 if message.step == self.roles.step + 1:
                     self._keep_for_later(received)
                     return
-                self._shadowing.ask(received, message)
+                self._shadowing.ask(message)
             case Fetch() as message:
                 answer_fetch(self._context, received.sender, message)
             case FetchReply(claim=False) as message if self._shadowing.is_due(message.step):
@@ -165,27 +161,11 @@ class Party:
         if message.purpose in ("duplicate", "kept"):
             # answers to requests of the owner are taken before they come here
             raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that is not awaited")
-        if message.purpose == "weights":
-            self._shadowing.take_weights(received, message)
-            return
-        if message.purpose in ("update", "snapshot"):
-            self._take_upkeep(received, message)
-            return
         self._catch_up(message.step)
         if message.step == self.roles.step + 1 or self._shadowing.is_behind(message):
             self._keep_for_later(received)
             return
         self._shadowing.take_gradient(received, message)
-
-    def _take_upkeep(self, received: ReceivedMessage, message: Bulk) -> None:
-        """Take what a stage sends its shadow after an update, once that update is known to be verified."""
-        snapshot = message.purpose == "snapshot"
-        if (self._snapshots if snapshot else self._shadowing).is_early(message):
-            self._keep_for_later(received)
-        elif snapshot:
-            self._snapshots.take(received, message)
-        else:
-            self._shadowing.take_update(received, message)
 
     def _keep_for_later(self, received: ReceivedMessage) -> None:
         if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
@@ -205,24 +185,17 @@ class Party:
     def _mark_applies(self, message: Apply) -> None:
         if message.step != self.roles.step:
             return
-        for role in (*self.roles.all(), *self.roles.resting.values()):
+        for role in self.roles.all():
             role.pending_apply = message.clip_coefficient
-        self._shadowing.drop_fetched_stages()
-        if self._context.plan.guard.keeps_snapshots:
-            self._snapshots.applied(message.step)
         self.roles.forget_given_up()
         self._states_due = True
-        if self._context.plan.guard.verify_only and self.shadows and not self.hosted and self.name != OWNER:
-            self.roles.step = message.step + 1
-        if self._context.plan.guard.one_optimizer:
-            self._replay_early()
 
     def _announce_if_ready(self) -> None:
         if self.roles.loading:
             return
         for stage in self.hosted:
             self.roles.keep_state(stage)
-        states = self._digests() | self._digests_of_resting() | self._digests_of_kept() if self._context.guarded else {}
+        states = self._digests() if self._context.guarded else {}
         self._context.post(OWNER, Ready(epoch=self.roles.epoch, states=states), ())
         if self.name != OWNER:
             self.begin(self.roles.step)
@@ -264,8 +237,6 @@ class Party:
                 self._serving.apply(holder)
                 self._replay_early()
                 return True
-        if self._serving.send_weights():
-            return True
         shadowing = self._shadowing
         worked = (
             shadowing.audit_next(urgent=True)
@@ -279,13 +250,12 @@ class Party:
         return worked or self._uploads.send_next()
 
     def finish_applies(self) -> None:
-        """Let every optimizer take the step that was verified; what came early for the next one is then in time."""
+        """Let every optimizer take the verified step; early messages of the next one are then in time."""
         before = self.roles.step
         for holder in self.hosted.values():
             self._serving.apply(holder)
         for shadow in self.shadows.values():
             self._shadowing.apply(shadow)
-        self.roles.skip_resting()
         if self._shadowing.has_moved() or self.roles.step != before:
             self._replay_early()
 
@@ -298,35 +268,18 @@ class Party:
         applied = UpdateReport(
             epoch=self.roles.epoch,
             step=max((role.copy.step for role in self.roles.all()), default=0),
-            states=self._digests(updated_here=True) if self._context.guarded else {},
+            states=self._digests() if self._context.guarded else {},
             usage=usage,
             bytes_sent=bytes_sent,
         )
         self._context.post(OWNER, applied, ())
         return True
 
-    def _digests_of_resting(self) -> dict[str, StateDigest]:
-        """As `_digests`, of the copies that are laid aside; the owner has checked which other party has one."""
-        return {str(stage): mine.copy.digest() for stage, mine in self.roles.resting.items()}
-
-    def _digests_of_kept(self) -> dict[str, StateDigest]:
-        """Digests of the snapshots that this party has of others' stages, where all parties begin."""
-        return {str(stage): kept.digest(self.roles.step) for stage, kept in self.roles.kept.items()}
-
-    def _digests(self, *, updated_here: bool = False) -> dict[str, StateDigest]:
-        """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow.
-
-        Args:
-            updated_here: Leave out copies that wait for another party's weights.
-        """
+    def _digests(self) -> dict[str, StateDigest]:
+        """Digests of the copies that two parties have, by stage: the owner's own stages have no shadow."""
         covered = self.roles.assignment.shadows
-        left_out = self.shadows.keys() if updated_here and self._context.plan.guard.verify_only else ()
         with self._context.timer.phase("state_digest"):
-            return {
-                str(role.index): role.copy.digest()
-                for role in self.roles.all()
-                if role.index in covered and role.index not in left_out
-            }
+            return {str(role.index): role.copy.digest() for role in self.roles.all() if role.index in covered}
 
 
 class RunningCosts:

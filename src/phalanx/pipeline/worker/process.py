@@ -11,8 +11,10 @@ from pathlib import Path
 
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.child import die_with_parent
+from phalanx.config import code_key, open_own_code
 from phalanx.engine import check_device
 from phalanx.errors import ConfigError, CutLogError, FrameError, PeerLostError, PeerRefusedError, PhalanxError
+from phalanx.models.families import ADOPTED, adopt_family
 from phalanx.pipeline.assignment.budget import Sample, allowance_of
 from phalanx.pipeline.config import WorkerConfig
 from phalanx.pipeline.plan import StepPlan, parse_plan
@@ -28,7 +30,6 @@ from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.pipeline.worker.narration import Narration, WorkerOutcome
-from phalanx.pipeline.worker.own_code import check_code, load_code
 from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
@@ -64,7 +65,7 @@ def run_worker(
     Raises:
         PeerLostError: The owner cannot be reached, or went silent.
         PeerRefusedError: The owner does not let this worker in, and says why.
-        ConfigError: The owner's run is not the one that `run_digest` pins.
+        ConfigError: The owner's run has another digest than `run_digest`.
         CertificateError: This worker's own identity is unusable.
     """
     check_device(config.device, "device")
@@ -96,11 +97,7 @@ def run_worker(
 
 
 class Worker:
-    """The loop of a worker: handle what came, do what is most urgent, else wait.
-
-    Attributes:
-        story: Is told what happens.
-    """
+    """The loop of a worker: handle received messages, do the most urgent work, else wait."""
 
     def __init__(
         self,
@@ -125,7 +122,7 @@ class Worker:
         self._wants_to_leave = self._has_asked = False
         self._place: tuple[int, int] | None = None
         self._sample = Sample()
-        self._journal = None if config.journal is None else Path(config.journal)
+        self._journal = Path(config.journal) if config.journal else None
         heads = Path(config.identity) / "log_heads" if config.log_heads is None else Path(config.log_heads)
         self._memory = LogMemory(heads, self._mail.statements, self._mail.peer(config.owner_name))
 
@@ -136,9 +133,6 @@ class Worker:
     def run(self, address: str) -> WorkerOutcome:
         """Say hello, then work until the owner says that the run is over.
 
-        Returns:
-            How it ended.
-
         Raises:
             PeerLostError: The owner is gone.
             ConfigError: The run is not the pinned one.
@@ -147,8 +141,8 @@ class Worker:
         config = self._config
         described = local_numeric_class(config.device, config.parallel)
         rooms = own_rooms(self._endpoint.run, config.device, config.memory_mib)
-        known = self._memory.known
-        hello = Hello(epoch=0, address=address, numeric_class=described, memory=rooms, log_head=known)
+        log_head = self._memory.known
+        hello = Hello(epoch=0, address=address, numeric_class=described, memory=rooms, log_head=log_head)
         self._mail.post(config.owner_name, hello)
         try:
             return self._serve(address)
@@ -231,12 +225,12 @@ class Worker:
         self._begin_to_count_anew()
 
     def _remember(self, item: ReceivedMessage) -> None:
-        """Remember what the owner tells of its audit log in its other messages."""
+        """Remember the audit log's head in the owner's other messages."""
         if isinstance(item.message, Apply | Assign | Shutdown) and item.sender == self._config.owner_name:
             self._memory.take(item.message.log_head)
 
     def _begin_to_count_anew(self) -> None:
-        """Begin to count anew, for one attempt at a step, what others may send and what the owner is told of them."""
+        """Reset, for one attempt at a step, the allowances of others and the reports about them to the owner."""
         place = None if self._party is None else (self._party.roles.epoch, self._party.roles.step)
         if place != self._place:
             self._place = place
@@ -244,16 +238,16 @@ class Worker:
             self._sample = Sample()
             if self._party is not None:
                 roles = self._party.roles
-                self.story.has_roles(roles.hosted, {**roles.shadows, **roles.kept}, roles.step)
+                self.story.has_roles(roles.hosted, roles.shadows, roles.step)
                 self.story.company_has(roles.assignment.holders, roles.assignment.shadows, roles.step)
                 self.story.at_step(roles.step)
 
     def _show_kernels(self, challenge: Challenge) -> None:
-        """Tell the owner what this worker's kernels give on inputs that it has just drawn."""
+        """Send the owner the results of this worker's kernels on inputs that it has just drawn."""
         if self._plan is None:
             raise FrameError(f"{self._identity.name}: was asked for its kernels before it was set up")
-        found = run_battery(self._plan, challenge.nonce, self._kernels)
-        self._mail.post(self._config.owner_name, ChallengeReply(epoch=0, nonce=challenge.nonce, found=found))
+        results = run_battery(self._plan, challenge.nonce, self._kernels)
+        self._mail.post(self._config.owner_name, ChallengeReply(epoch=0, nonce=challenge.nonce, found=results))
 
     def _set_up(self, plan: StepPlan) -> None:
         pinned = self._config.run_digest
@@ -269,7 +263,7 @@ class Worker:
             self.story.admitted(len(plan.stages))
             self._party.report_usage(RunningCosts(self._timer, self._endpoint))
             self._endpoint.allowances.each = allowance_of(plan)
-            self._endpoint.allowances.exempt(self._config.owner_name)
+            self._endpoint.allowances.exempt_peer(self._config.owner_name)
             if self._journal is not None:
                 self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
 
@@ -279,7 +273,7 @@ class Worker:
         send_kept(self._mail.post, sender, about, self._journal, certified_name(self._identity.name))
 
     def _meet(self, assign: Assign) -> None:
-        """Get to know the other parties, with certificates of the common authority only; refuse those that are out."""
+        """Get to know the other parties, with certificates of the common authority only; refuse excluded ones."""
         for name in set(self._endpoint.peers) - assign.addresses.keys() - {self._config.owner_name}:
             self._endpoint.refuse(name)
         self._get_to_know(assign.certificates, assign.addresses)
@@ -351,7 +345,7 @@ def _say(reason: str) -> None:
 
 @contextlib.contextmanager
 def _leaving_on_signals(leave: Callable[[], None]) -> Iterator[None]:
-    """The first SIGTERM or Ctrl-C hands over what this worker holds; the second one ends it."""
+    """Hand over this worker's stages at the first SIGTERM or Ctrl-C; end it at the second one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -388,3 +382,36 @@ def requested_file(file: Path) -> Path | None:
         # a child of the fork server has that for its parent, and the kernel forgets over a fork what was asked of it
         die_with_parent()
     return forked
+
+
+def load_code(config: WorkerConfig) -> None:
+    """Load the families that a worker's own file names.
+
+    Raises:
+        ConfigError: One cannot be had, or is no family.
+    """
+    for own in config.code:
+        open_own_code(own.kind, Path(config.code_home or ""))
+        adopt_family(own.kind)
+
+
+def check_code(plan: StepPlan, config: WorkerConfig) -> None:
+    """Return where a worker runs a plan's model by the very code that the owner does.
+
+    Args:
+        plan: The owner's; what it names is a claim, and loads nothing.
+
+    Raises:
+        ConfigError: The plan has a family of the owner's own that the file does not name, or another; or the file has
+            one for this model and the plan none.
+    """
+    wanted = () if plan.family is None else (code_key(plan.family),)
+    mine = {code_key(own.kind): own.kind for own in config.code}
+    own_type = plan.hub_config.get("model_type") in ADOPTED
+    if all(key in mine for key in wanted) and (wanted or not own_type):
+        return
+    named = ", ".join(mine.values()) or "none"
+    raise ConfigError(
+        f"code: the owner's model is cut by {plan.family or 'a family of the package'}, this worker's file names "
+        f"{named}; if you trust that code, put the very file beside the worker file and name it in [[code]]"
+    )

@@ -1,4 +1,4 @@
-"""Answers to requests for tensors: what this party sent, received, recomputed or holds."""
+"""Answers to requests for tensors that this party sent, received, recomputed or holds."""
 
 from collections.abc import Callable, Generator, Mapping
 from typing import NamedTuple
@@ -9,12 +9,10 @@ from phalanx.errors import FrameError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.protocol.messages import (
     Ask,
-    Audit,
     Bulk,
     Fetch,
     FetchBulk,
     FetchReply,
-    PassedOnHeader,
     Place,
     Progress,
     ProgressReport,
@@ -77,17 +75,17 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
     """Send the asked-for message or claim of this step, if this party has it.
 
     Raises:
-        FrameError: The sender has no business with it: only the owner, the shadow of the stage that a message
-            went to and a third party with the owner's permit may see it, and only the owner a claim.
+        FrameError: The sender has no business with it: only the owner and the shadow of the stage that a message
+            went to may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
     allowed = {OWNER} if message.claim else {OWNER, context.roles.assignment.shadows.get(target)}
-    if sender not in allowed and (message.claim or not _permitted(context, sender, target, message.permit)):
+    if sender not in allowed:
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
         )
-    found = _claim(context.roles, message) if message.claim else _message(context.roles, message)
-    if found is None and sender != OWNER:
+    tensor = _claim(context.roles, message) if message.claim else _message(context.roles, message)
+    if tensor is None and sender != OWNER:
         return
     answer = FetchReply(
         epoch=message.epoch,
@@ -96,11 +94,11 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
         direction=message.direction,
         source=message.source,
         claim=message.claim,
-        evidence=None if found is None else found.header,
+        evidence=None if tensor is None else tensor.header,
         request=message.request,
     )
     # the owner asks several parties in turn: an empty answer spares it the wait
-    context.post(sender, answer, () if found is None else (tensor_buffers(found.tensor),))
+    context.post(sender, answer, () if tensor is None else (tensor_buffers(tensor.tensor),))
 
 
 def answer_ask(context: PartyContext, message: Ask) -> None:
@@ -127,39 +125,30 @@ def answer_ask(context: PartyContext, message: Ask) -> None:
 
 
 def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str, message: FetchBulk) -> None:
-    """Send a stage's state, weights, undo copy or gradient to the owner, or weights to a third party that may see them.
+    """Send a stage's state, weights, undo copy or gradient to the owner.
 
     A duplicate is copied now and sent later.
 
     Raises:
         FrameError: This party has no such thing, or the sender has no business with it.
         NoHolderError: It has no copy of the stage.
-        StaleReplicaError: It has no snapshot of that step.
+        StaleReplicaError: It has no weights of that step.
     """
-    by_permit = message.purpose == "weights" and _permitted(context, sender, message.stage, message.permit)
-    if sender != OWNER and not by_permit:
+    if sender != OWNER:
         raise FrameError(f"{context.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
-    kept = context.roles.kept.get(message.stage)
-    if message.purpose == "snapshot" and kept is not None:
-        send_bulk(context.post, sender, message, kept.moving(message.step), message.step)
-        return
     copy = context.roles.copy_of(message.stage)
-    is_held = message.stage in context.roles.hosted
-    audit = context.roles.auditing(message.stage)
+    audit = context.roles.shadows.get(message.stage)
     gradient = _gradient(context.roles, message.stage, message.step)
     if message.purpose == "duplicate":
         uploads.put(sender, message, copy.optimizer.state, copy.step)
         return
     lags = context.plan.guard.commit_lag > 0 and message.step == copy.step - 1
-    if message.purpose == "past" or (message.purpose == "weights" and lags):
-        copy = copy.past(message.step)
-    if message.purpose in ("state", "past"):
+    num_steps = message.step if message.purpose == "weights" and lags else copy.step
+    if message.purpose == "state":
         tensors = copy.state()
     elif message.purpose == "weights":
-        tensors = copy.weights()
-    elif message.purpose == "update" and is_held:
-        tensors = copy.trained()
-    elif message.purpose == "snapshot" and (is_held or not context.plan.guard.one_optimizer):
+        tensors = copy.before_update(num_steps)
+    elif message.purpose == "snapshot":
         tensors = copy.optimizer.state()
     elif message.purpose == "gradient" and gradient is not None:
         tensors = gradient
@@ -169,7 +158,7 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
         tensors = copy.optimizer.undo_state()
     else:
         raise FrameError(f"{context.name}: has no {message.purpose} of stage {message.stage}")
-    send_bulk(context.post, sender, message, tensors, copy.step)
+    send_bulk(context.post, sender, message, tensors, num_steps)
 
 
 def _gradient(roles: Roles, stage: int, step: int) -> dict[str, Tensor] | None:
@@ -178,14 +167,6 @@ def _gradient(roles: Roles, stage: int, step: int) -> dict[str, Tensor] | None:
     if shadow is None:
         return None if holder is None else holder.gradients
     return shadow.last_gradients if step < shadow.copy.step else shadow.gradients or {}
-
-
-def _permitted(context: PartyContext, sender: str, stage: int, permit: PassedOnHeader | None) -> bool:
-    """Whether the owner has asked this very party to audit this very stage in the present step."""
-    if permit is None:
-        return False
-    place = {"step": context.roles.step, "stage": stage}
-    return context.statements.find(permit, Audit, context.roles.epoch, place, lambda audit: (OWNER, sender)) is not None
 
 
 def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
@@ -214,7 +195,7 @@ def _message(roles: Roles, message: Fetch) -> AuditInput | None:
 
 
 def _claim(roles: Roles, message: Fetch) -> AuditInput | None:
-    shadow = roles.auditing(message.source)
+    shadow = roles.shadows.get(message.source)
     claims = {} if shadow is None else shadow.claims
     tensor = claims.get((message.step, message.direction, message.microbatch))
     return None if tensor is None else AuditInput(tensor, None)

@@ -9,13 +9,10 @@ from torch import Tensor
 from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
-from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import Activation, Assign, Bulk, FetchBulk, NoiseKeys, PassedOnHeader, Role
 from phalanx.pipeline.protocol.signed import Statement, Statements
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
-from phalanx.pipeline.stage.identity_stage import PassThrough
-from phalanx.pipeline.stage.snapshot import KeptStage
 from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy
 from phalanx.pipeline.worker.stages import HostedStage, ShadowStage
 from phalanx.security.privacy import SEED_BYTES
@@ -48,19 +45,11 @@ class Roles:
         self.assignment = Assignment({}, {})
         self.hosted: dict[int, HostedStage] = {}
         self.shadows: dict[int, ShadowStage] = {}
-        self.kept: dict[int, KeptStage] = {}
-        """Stages that this party shadows by snapshots alone."""
-        self.fetched_stages: dict[int, ShadowStage] = {}
-        """Stages that this party audits in one step, with weights that it fetched."""
-        self.resting: dict[int, HostedStage | ShadowStage] = {}
-        """Copies of stages that are left out of the present step."""
-        self.given_up: tuple[dict[int, HostedStage], dict[int, ShadowStage], dict[int, KeptStage]] = ({}, {}, {})
-        """What was held, shadowed and kept and is in other hands now, until a step has ended well without it."""
+        self.given_up: tuple[dict[int, HostedStage], dict[int, ShadowStage]] = ({}, {})
+        """What was held and shadowed and is in other hands now, until a step has ended well without it."""
         self.noise_keys: dict[int, bytes] = {}
         """Keys of the noise of this epoch, by stage; none where rows are not hidden."""
-        self.frozen: frozenset[int] = frozenset()
-        """Stages that take no update in the present step."""
-        self.loading: dict[int, tuple[StageCopy | KeptStage, BulkReceiver, str]] = {}
+        self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
         self.library: Library | None = None
         self.kept_library: Library | None = None
         """The owner's alone, while a run goes back: stages as all parties are to have them, whatever they have now."""
@@ -76,14 +65,11 @@ class Roles:
         self.assignment = assignment_of(assign.roles)
         self.loading.clear()
         self.noise_keys.clear()
-        self.fetched_stages.clear()
-        self._wake()
-        before = (dict(self.hosted), dict(self.shadows), dict(self.kept))
+        before = (dict(self.hosted), dict(self.shadows))
         self._forget_too_young(assign)
         self._drop_and_promote()
         for role in assign.roles:
-            known = {**self.hosted, **self.shadows, **self.kept}
-            if self.name in (role.holder, role.shadow) and role.stage not in known:
+            if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
                 self._build(role)
         self._go_back(assign.step)
         for holder in self.hosted.values():
@@ -93,7 +79,6 @@ class Roles:
         for role in assign.roles:
             self._send_state(role, before[0].get(role.stage) or before[1].get(role.stage))
         self._give_up(*before)
-        self._rest(assign)
 
     def take_noise_keys(self, message: NoiseKeys, payload: memoryview) -> None:
         """Take the keys of this epoch's noise, of exactly the stages that this party has a copy of.
@@ -102,8 +87,8 @@ class Roles:
             FrameError: They are of other stages, came before, or are not as long as keys are.
         """
         mine = set(self.assignment.copies_of(self.name))
-        whole = payload.nbytes == SEED_BYTES * len(message.stages)
-        if self._plan.privacy is None or self.noise_keys or {*message.stages} != mine or not whole:
+        is_whole = payload.nbytes == SEED_BYTES * len(message.stages)
+        if self._plan.privacy is None or self.noise_keys or {*message.stages} != mine or not is_whole:
             raise FrameError(
                 f"{self.name}: noise keys of stages {list(message.stages)} in {payload.nbytes} bytes; expected one of "
                 f"{SEED_BYTES} bytes for each of {sorted(mine)}, once an epoch"
@@ -115,7 +100,7 @@ class Roles:
         """Take a part of a state that this party waits for; True when a copy became complete.
 
         Raises:
-            FrameError: It is not awaited, or not what was expected.
+            FrameError: It is not awaited, or not the expected one.
         """
         if message.stage not in self.loading:
             raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
@@ -143,12 +128,8 @@ class Roles:
 
     def all(self) -> list[HostedStage | ShadowStage]:
         """Every copy that this party has, in order of stages."""
-        both: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
-        return [both[stage] for stage in sorted(both)]
-
-    def auditing(self, stage: int) -> ShadowStage | None:
-        """The copy that this party audits a stage with."""
-        return self.shadows.get(stage) or self.fetched_stages.get(stage)
+        stages: dict[int, HostedStage | ShadowStage] = {**self.shadows, **self.hosted}
+        return [stages[stage] for stage in sorted(stages)]
 
     def copy_of(self, stage: int) -> StageCopy:
         """This party's copy of a stage, held or shadowed.
@@ -156,81 +137,42 @@ class Roles:
         Raises:
             NoHolderError: It has none.
         """
-        found = self.hosted.get(stage) or self.auditing(stage)
-        if found is None:
+        hosted = self.hosted.get(stage) or self.shadows.get(stage)
+        if hosted is None:
             raise NoHolderError(
                 f"{self.name} has no copy of stage {stage}; it has {sorted({**self.hosted, **self.shadows})}"
             )
-        return found.copy
-
-    def empty_copy(self, stage: int) -> StageCopy:
-        """A copy with parameters that are still to come, to audit a stage with."""
-        return self._wrap_copy(StageCopy.empty(self._plan, stage), False)
+        return hosted.copy
 
     def forget_copies(self) -> None:
-        """Have no stage any more: all parties begin anew, and what was here is of another timeline."""
-        for mine in (self.hosted, self.shadows, self.kept, self.fetched_stages, self.resting, self.loading):
+        """Drop all stages: all parties begin anew, and these states are of another timeline."""
+        for mine in (self.hosted, self.shadows, self.loading):
             mine.clear()
         self.forget_given_up()
 
-    def skip_resting(self) -> None:
-        """Let the copies of stages that are left out of a step count it, once it is verified."""
-        for mine in self.resting.values():
-            if mine.pending_apply is not None:
-                mine.copy.skip(mine.copy.step)
-                mine.pending_apply = None
-
-    def _rest(self, assign: Assign) -> None:
-        """Lay the copies of bypassed stages aside; what such a stage is sent passes through the owner."""
-        self.frozen = frozenset(assign.frozen)
-        for stage in assign.bypassed:
-            holders = {**self.assignment.holders, stage: OWNER}
-            shadows = {other: name for other, name in self.assignment.shadows.items() if other != stage}
-            self.assignment = Assignment(holders, shadows)
-            mine = self.hosted.pop(stage, None) or self.shadows.pop(stage, None)
-            if mine is not None:
-                self.resting[stage] = mine
-            if self.name == OWNER:
-                self.hosted[stage] = HostedStage(self._plan, PassThrough(self._plan, stage, assign.step))
-
     def _take_back(self) -> None:
-        """Have again what was given up in a change of roles that may not have gone well."""
-        held, shadowed, kept = self.given_up
-        self.hosted.update(held)
+        """Take back stages that were given up in a change of roles that may have failed."""
+        hosted, shadowed = self.given_up
+        self.hosted.update(hosted)
         self.shadows.update(shadowed)
-        self.kept.update(kept)
         self.forget_given_up()
 
-    def _give_up(
-        self, held: dict[int, HostedStage], shadowed: dict[int, ShadowStage], kept: dict[int, KeptStage]
-    ) -> None:
-        mine = {*self.hosted, *self.shadows, *self.kept}
+    def _give_up(self, held: dict[int, HostedStage], shadowed: dict[int, ShadowStage]) -> None:
+        mine = {*self.hosted, *self.shadows}
         self.given_up = (
             {stage: holder for stage, holder in held.items() if stage not in mine},
             {stage: shadow for stage, shadow in shadowed.items() if stage not in mine},
-            {stage: snapshot for stage, snapshot in kept.items() if stage not in mine},
         )
 
     def forget_given_up(self) -> None:
         """The change of roles went well: free what others have."""
-        self.given_up = ({}, {}, {})
-
-    def _wake(self) -> None:
-        """Take up what was laid aside."""
-        for stage in [stage for stage, holder in self.hosted.items() if isinstance(holder.copy, PassThrough)]:
-            del self.hosted[stage]
-        for stage, mine in self.resting.items():
-            if isinstance(mine, HostedStage):
-                self.hosted[stage] = mine
-            else:
-                self.shadows[stage] = mine
-        self.resting.clear()
+        self.given_up = ({}, {})
 
     def _forget_too_young(self, assign: Assign) -> None:
         """A copy that cannot go back to the step counts as none: its party is a newcomer."""
         for role in assign.roles:
             if self.name in role.newcomers:
-                for mine in (self.hosted, self.shadows, self.kept):
+                for mine in (self.hosted, self.shadows):
                     mine.pop(role.stage, None)
 
     def _go_back(self, step: int) -> None:
@@ -238,9 +180,6 @@ class Roles:
         for mine in self.all():
             if mine.index not in self.loading:
                 mine.copy.rewind(step)
-        for stage, kept in self.kept.items():
-            if stage not in self.loading:
-                kept.begin(step)
 
     def _drop_and_promote(self) -> None:
         demoted = {}
@@ -253,34 +192,15 @@ class Roles:
             if self.assignment.holders.get(stage) == self.name:
                 shadow.copy.runner.abandon()
                 self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
-        for stage in [stage for stage in self.kept if self.assignment.shadows.get(stage) != self.name]:
-            kept = self.kept.pop(stage)
-            if self.assignment.holders.get(stage) == self.name:
-                self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(kept.build(self.step), True))
         for stage, copy in demoted.items():
-            self._shadow_with(stage, copy)
-
-    def _shadow_with(self, stage: int, copy: StageCopy) -> None:
-        """Go on as the shadow of a stage that this party held until now."""
-        copy.runner.abandon()
-        if self._plan.guard.keeps_snapshots:
-            self.kept[stage] = KeptStage(self._plan, stage)
-            self.kept[stage].load({name: tensor.clone() for name, tensor in copy.state().items()}, copy.step)
-        else:
-            bare = copy.without_moments() if self._plan.guard.verify_only else copy
-            self.shadows[stage] = ShadowStage(self._wrap_copy(bare, False))
+            copy.runner.abandon()
+            self.shadows[stage] = ShadowStage(self._wrap_copy(copy, False))
 
     def _build(self, role: Role) -> None:
         is_held = role.holder == self.name
-        if self._plan.guard.keeps_snapshots and not is_held:
-            self._keep(role)
-            return
-        has_moments = is_held or not self._plan.guard.verify_only
         library = self.kept_library or self.library
         bare = library(role.stage) if role.source == self.name and library is not None else None
-        if bare is not None and not has_moments:
-            bare = bare.without_moments()
-        copy = self._wrap_copy(bare or StageCopy.empty(self._plan, role.stage, has_moments=has_moments), is_held)
+        copy = self._wrap_copy(bare or StageCopy.empty(self._plan, role.stage), is_held)
         if bare is None:
             self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
         if is_held:
@@ -288,21 +208,11 @@ class Roles:
         else:
             self.shadows[role.stage] = ShadowStage(copy)
 
-    def _keep(self, role: Role) -> None:
-        kept = self.kept[role.stage] = KeptStage(self._plan, role.stage)
-        if role.source == self.name and self.library is not None:
-            bare = self.library(role.stage)
-            kept.load({name: tensor.cpu().clone() for name, tensor in bare.state().items()}, bare.step)
-        else:
-            self.loading[role.stage] = (kept, BulkReceiver(kept.state()), role.source)
-
     def _send_state(self, role: Role, before: HostedStage | ShadowStage | None) -> None:
         targets = [name for name in role.newcomers if name != self.name]
         if role.source != self.name or not targets:
             return
-        # a shadow without moments cannot tell a holder its state
-        has_copy = role.stage in self.hosted or (role.stage in self.shadows and not self._plan.guard.verify_only)
-        if has_copy:
+        if role.stage in {**self.hosted, **self.shadows}:
             copy = self.copy_of(role.stage)
         elif self.kept_library is not None:
             copy = self.kept_library(role.stage)
@@ -312,11 +222,9 @@ class Roles:
             copy = self.library(role.stage)
         else:
             raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
-        about = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
+        request = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
         for target in targets:
-            verifies = target != role.holder and self._plan.guard.verify_only
-            state: dict[str, Tensor] = copy.weights() if verifies else copy.state()
-            send_bulk(self._post, target, about, state, copy.step)
+            send_bulk(self._post, target, request, copy.state(), copy.step)
 
 
 @dataclass(frozen=True)
@@ -324,12 +232,10 @@ class PartyContext:
     """Handed to the parts of a party.
 
     Attributes:
-        name: This party.
-        plan: The run.
-        roles: What it holds and shadows, and the present epoch and step.
+        roles: Its stages and shadows, and the present epoch and step.
         post: Sends a message; one to oneself is delivered to oneself.
         statements: Opens what others pass on.
-        timer: Where CPU and wall time of each phase are added up.
+        timer: Adds up CPU and wall time of each phase.
     """
 
     name: str

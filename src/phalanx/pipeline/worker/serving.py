@@ -11,7 +11,6 @@ from phalanx.pipeline.protocol.messages import (
     Commit,
     Fault,
     FetchBulk,
-    Purpose,
     Release,
     ScreenHit,
     SentDigest,
@@ -77,13 +76,13 @@ class ServedStages:
             self._hosted[target].withheld.discard((message.step, message.direction, message.microbatch))
 
     def _read(self, received: ReceivedMessage, message: Activation) -> Tensor | None:
-        """Read the payload as what this party expects; a signed header that says otherwise proves itself wrong."""
+        """Read the payload in the expected shape; a signed header with another one proves itself wrong."""
         shape, dtype = self._shape, BOUNDARY_DTYPE
         as_expected = message.shape == shape and message.dtype == str(dtype).removeprefix("torch.")
         if as_expected and received.payload.nbytes == self._size_bytes:
             return tensor_from(received.payload, dtype, shape)
-        found = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
-        reason = f"message has {found}, expected {dtype}{list(shape)} in {self._size_bytes}"
+        actual = f"{message.dtype}{list(message.shape)} in {received.payload.nbytes} bytes"
+        reason = f"message has {actual}, expected {dtype}{list(shape)} in {self._size_bytes}"
         evidence = None if received.header is None else to_signed(received.header)
         fault = Fault(epoch=message.epoch, about=received.sender, error="FrameError", reason=reason, evidence=evidence)
         self._context.post(OWNER, fault, ())
@@ -128,38 +127,16 @@ class ServedStages:
         if holder.pending_apply is None or gradients is None:
             return
         with self._context.timer.phase("optimizer"):
-            if holder.index in self._context.roles.frozen:
-                holder.copy.skip(holder.step)
-            else:
-                holder.copy.apply(holder.step, gradients, holder.pending_apply)
+            holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
         with self._context.timer.phase("journal"):
             self._context.roles.keep_state(holder.index)
-        followed = self._context.guarded and self._context.plan.guard.hands_on(holder.copy.step)
-        holder.weights_due = followed and holder.index in self._context.roles.assignment.shadows
         if self._context.name == OWNER:
             # the owner begins when it has the next batch
             holder.gradients = None
             return
         self._context.roles.step = holder.step + 1
         holder.begin(holder.step + 1)
-
-    def send_weights(self) -> bool:
-        """Send one updated stage's weights, or its whole moving state, to its shadow; False when none is due."""
-        context = self._context
-        for holder in self._hosted.values():
-            if holder.weights_due:
-                holder.weights_due = False
-                step = holder.copy.step
-                whole = context.plan.guard.keeps_snapshots
-                purpose: Purpose = "snapshot" if whole else "update"
-                about = FetchBulk(epoch=context.roles.epoch, step=step, stage=holder.index, purpose=purpose)
-                tensors = holder.copy.optimizer.state() if whole else holder.copy.trained()
-                shadow = context.roles.assignment.shadows[holder.index]
-                with context.timer.phase("shadow_send"):
-                    send_bulk(context.post, shadow, about, tensors, step)
-                return True
-        return False
 
     def _send(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
         target = holder.index + (1 if direction == "forward" else -1)
@@ -208,5 +185,5 @@ class ServedStages:
         """Give the weight gradient to the other copy, where that is what keeps it fresh, and return its digest."""
         if not self._context.plan.guard.sends_gradient:
             return transfer_digest(gradients)
-        about = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
-        return send_bulk(self._context.post, shadow, about, gradients, holder.step)
+        request = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
+        return send_bulk(self._context.post, shadow, request, gradients, holder.step)

@@ -16,13 +16,12 @@ from phalanx.pipeline.protocol.messages import (
     FetchReply,
     GradientHeld,
     StepAudited,
-    WeightsHeld,
 )
 from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import digest_of_parts, may_continue, transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Doubt
-from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey, ThirdPartyAudits
+from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
 from phalanx.pipeline.worker.request_handlers import sent_here
 from phalanx.pipeline.worker.roles import PartyContext
 from phalanx.pipeline.worker.stages import ShadowStage
@@ -31,7 +30,7 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 
 
 class ShadowedStages:
-    """The shadowed stages of a party, kept at the step of their stage; they recompute what the owner asks for."""
+    """The shadowed stages of a party, kept at the step of their stage; they recompute ordered audits."""
 
     def __init__(self, context: PartyContext) -> None:
         self._context = context
@@ -39,17 +38,10 @@ class ShadowedStages:
         self._audits = AuditQueue()
         self._moved = False
         self._shape = context.plan.hidden_shape
-        self._third_party = ThirdPartyAudits(context)
 
     def clear(self) -> None:
         """Drop every audit: the epoch has changed."""
         self._audits.clear()
-        self._third_party.clear()
-
-    def drop_fetched_stages(self) -> None:
-        """Let go of weights that were fetched: the step is verified."""
-        self._third_party.clear()
-        self._context.roles.fetched_stages.clear()
 
     # --- upkeep ---------------------------------------------------------------------------------
 
@@ -84,7 +76,7 @@ class ShadowedStages:
 
     def _report_held(self, shadow: ShadowStage, gradients: dict[str, Tensor]) -> None:
         """Tell the owner that the gradient of a stage is here."""
-        held = GradientHeld(
+        report = GradientHeld(
             epoch=self._context.roles.epoch,
             step=self._context.roles.step,
             stage=shadow.index,
@@ -92,56 +84,7 @@ class ShadowedStages:
             gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
             parts=tuple(to_signed(part) for part in shadow.parts),
         )
-        self._context.post(OWNER, held, ())
-
-    def is_early(self, message: Bulk) -> bool:
-        """Whether new weights come before their step is known here to be verified.
-
-        Taken at once, they would let a stage choose what its step is audited with.
-        """
-        shadow = self._shadows.get(message.stage)
-        return shadow is not None and shadow.pending_apply is None and message.step == shadow.copy.step + 1
-
-    def take_update(self, received: ReceivedMessage, message: Bulk) -> None:
-        """Take a part of a stage's weights after a verified step; when all are here, say what they are.
-
-        Raises:
-            FrameError: It is not from the holder, not of that step, or came before.
-        """
-        context, roles = self._context, self._context.roles
-        shadow = self._shadows.get(message.stage)
-        from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
-        awaited = (
-            shadow is not None
-            and shadow.pending_apply is not None
-            and context.plan.guard.verify_only
-            and may_continue(shadow.source, received.sender, message.offset)
-        )
-        if shadow is None or not awaited or not from_holder or message.step != shadow.copy.step + 1:
-            raise FrameError(
-                f"{context.name}: {received.sender!r} sent weights of stage {message.stage} after {message.step} "
-                f"steps; expected those of {sorted(self._shadows)} after the last verified step"
-            )
-        with context.timer.phase("shadow_receive"):
-            if message.offset == 0:
-                # the owner hands on what the holder did not send, from its beginning
-                shadow.restart(received.sender)
-            weights = shadow.expect_weights().add(message.offset, message.total, received.payload)
-            if received.header is not None:
-                shadow.parts.append(received.header)
-            if weights is None:
-                return
-            shadow.copy.follow(weights, message.step)
-        held = WeightsHeld(
-            epoch=roles.epoch,
-            step=message.step,
-            stage=shadow.index,
-            state=shadow.copy.digest(),
-            parts=tuple(to_signed(part) for part in shadow.parts),
-        )
-        shadow.pending_apply = None
-        shadow.begin()
-        context.post(OWNER, held, ())
+        self._context.post(OWNER, report, ())
 
     def apply(self, shadow: ShadowStage) -> bool:
         """Let a shadow's own optimizer take the step that was decided; the state before it is kept.
@@ -156,10 +99,7 @@ class ShadowedStages:
         if gradients is None or clip is None or busy:
             return False
         with self._context.timer.phase("shadow_apply"):
-            if shadow.index in self._context.roles.frozen:
-                shadow.copy.skip(shadow.copy.step)
-            else:
-                shadow.copy.apply(shadow.copy.step, gradients, clip)
+            shadow.copy.apply(shadow.copy.step, gradients, clip)
         shadow.last_gradients, shadow.pending_apply = gradients, None
         shadow.begin()
         self._moved = True
@@ -179,32 +119,28 @@ class ShadowedStages:
         return shadow is not None and shadow.pending_apply is not None and message.step == shadow.copy.step + 1
 
     def has_moved(self) -> bool:
-        """Whether a shadow has taken a step since this was last asked: what came early may be in time now."""
+        """Whether a shadow has taken a step since the last call: early messages may be in time now."""
         moved, self._moved = self._moved, False
         return moved
 
     # --- audits ---------------------------------------------------------------------------------
 
-    def ask(self, received: ReceivedMessage, message: Audit) -> None:
-        """Queue an audit and fetch what it needs; an auditor that has no copy fetches the weights as well.
+    def ask(self, message: Audit) -> None:
+        """Queue an audit and fetch what it needs.
 
         Raises:
             FrameError: The stage is not shadowed here, or the step is not the present one.
         """
         roles = self._context.roles
-        from_outside = message.state is not None and message.stage not in {**self._shadows, **roles.hosted}
         shadow = self._shadows.get(message.stage)
         # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
         is_ordered = shadow is not None and shadow.order == "awaited" and message.step == shadow.copy.step
-        is_due = message.step == roles.step or is_ordered
-        if (message.stage not in self._shadows and not from_outside) or not is_due:
+        if shadow is None or not (message.step == roles.step or is_ordered):
             raise FrameError(
                 f"{self._context.name}: asked to audit stage {message.stage} at step {message.step}; "
                 f"it shadows {sorted(self._shadows)} at step {roles.step}"
             )
-        if from_outside and message.state is not None:
-            self._third_party.begin(received, message, message.state)
-        if shadow is not None and is_ordered and not message.urgent:
+        if is_ordered and not message.urgent:
             shadow.order = "given"
         for key in self._audits.add(message, lambda key: sent_here(roles, message.step, key)):
             self._fetch(roles.assignment.holders[key[0]], message.step, key)
@@ -212,10 +148,6 @@ class ShadowedStages:
     def is_due(self, step: int) -> bool:
         """Whether an audit of this step can still be under way here."""
         return 0 <= self._context.roles.step - step <= self._context.plan.guard.commit_lag
-
-    def take_weights(self, received: ReceivedMessage, message: Bulk) -> None:
-        """Take weights of a stage that this party audits from outside."""
-        self._third_party.take(received, message)
 
     def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
         """Take a fetched input, if it is what its sender signed.
@@ -225,13 +157,15 @@ class ShadowedStages:
         """
         context, roles = self._context, self._context.roles
         stage = message.source + (1 if message.direction == "forward" else -1)
-        wanted = stage in self._shadows or self._third_party.expects(stage)
-        if not wanted or message.evidence is None:
+        if stage not in self._shadows or message.evidence is None:
             raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that it was not asked for")
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.assignment.holders.get(key[0]), roles.assignment.holders[stage]
         sent = context.find_tensor(message.evidence, message.epoch, message.place)
-        if sent is None or sent.digest != _payload_digest(received):
+        # of a frame the digest was checked when it arrived
+        header = received.header
+        came = digest_hex(received.payload) if header is None else header.fields.payload_digest
+        if sent is None or sent.digest != came:
             if received.sender != source or source == holder:
                 raise FrameError(f"{context.name}: {received.sender!r} shows another tensor than {source!r} announced")
             # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
@@ -241,13 +175,13 @@ class ShadowedStages:
         self._audits.deliver(message.step, key, AuditInput(tensor, message.evidence))
 
     def audit_next(self, *, urgent: bool) -> bool:
-        """Do one audit and report what came out; False when none is ready."""
+        """Do one audit and report the result; False when none is ready."""
         context = self._context
         for behind in self._shadows.values():
             if self._audits.concerns(behind.index, behind.copy.step + 1):
                 self.apply(behind)
         task = self._audits.pop(functools.partial(self._can_audit, urgent=urgent), urgent=urgent)
-        shadow = None if task is None else context.roles.auditing(task.stage)
+        shadow = None if task is None else self._shadows.get(task.stage)
         if task is None or shadow is None:
             return False
         with context.timer.phase("audit"):
@@ -272,8 +206,8 @@ class ShadowedStages:
         return True
 
     def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
-        shadow = self._context.roles.auditing(stage)
-        screens = stage in self._shadows and not urgent and self._context.plan.guard.screens_gradients
+        shadow = self._shadows.get(stage)
+        screens = not urgent and self._context.plan.guard.screens_gradients
         if screens and shadow is not None and shadow.gradients is None:
             # the owner asks when the stage has committed, and its gradient may come over another link
             return False
@@ -290,12 +224,12 @@ class ShadowedStages:
         if self._context.plan.guard.classes == "mixed":
             shadow.audited = gradients
         place = {"epoch": self._context.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
-        found = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
-        if self._context.plan.guard.upkeep.in_lockstep and shadow.index in self._shadows:
+        fields = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
+        if self._context.plan.guard.upkeep.in_lockstep:
             shadow.gradients = gradients
-            self._context.post(OWNER, GradientHeld.model_validate({**found, "parts": ()}), ())
+            self._context.post(OWNER, GradientHeld.model_validate({**fields, "parts": ()}), ())
             return
-        self._context.post(OWNER, StepAudited.model_validate({**found, "order": order}), ())
+        self._context.post(OWNER, StepAudited.model_validate({**fields, "order": order}), ())
 
     def _recompute(self, shadow: ShadowStage, task: AuditTask) -> Doubt | None:
         """Do an audit; with the last one of a step's drawn ones, say why the step's weight gradient looks odd."""
@@ -314,10 +248,4 @@ class ShadowedStages:
 
     def _fetch(self, target: str, step: int, key: InputKey) -> None:
         roles = self._context.roles
-        permit = self._third_party.permit(key[0] + (1 if key[1] == "forward" else -1))
-        self._context.post(target, Fetch.of(roles.epoch, step, key, permit=permit), ())
-
-
-def _payload_digest(received: ReceivedMessage) -> str:
-    """Digest of the payload; of a frame it was checked when it arrived."""
-    return digest_hex(received.payload) if received.header is None else received.header.fields.payload_digest
+        self._context.post(target, Fetch.of(roles.epoch, step, key), ())

@@ -43,13 +43,11 @@ class HostedStage:
     """Received, but not to be used before an audit has cleared it."""
     sent: dict[tuple[Direction, int], SentTensor] = field(default_factory=dict)
     past: dict[int, dict[tuple[Direction, int], SentTensor]] = field(default_factory=dict)
-    """What was sent in earlier steps, as long as they can be replayed or audited."""
+    """What was sent in earlier steps, as long as they can be audited."""
     losses: list[float] = field(default_factory=list)
     step: int = -1
     batch: StepInputs | None = None
     pending_apply: float | None = None
-    weights_due: bool = False
-    """Updated, and the shadow is to be sent the new weights, or the whole state, and has not been."""
     gradients: dict[str, Tensor] | None = None
     _todo: list[Action] = field(default_factory=list)
 
@@ -66,14 +64,14 @@ class HostedStage:
     def begin(self, step: int, batch: StepInputs | None = None) -> None:
         """Start a step, or start it again; inputs of later steps that came early, and of one that lags, are kept."""
         self.runner.abandon()
-        if self.plan.guard.undoable_steps:
+        if self.plan.guard.commit_lag:
             self._keep_sent(step)
         self.step, self.batch, self.gradients = step, batch, None
         self.sent.clear()
         self.losses.clear()
-        for kept in (self.inputs, self.headers):
-            for slot in [slot for slot in kept if slot[0] < step - self.plan.guard.commit_lag]:
-                del kept[slot]
+        for table in (self.inputs, self.headers):
+            for slot in [slot for slot in table if slot[0] < step - self.plan.guard.commit_lag]:
+                del table[slot]
         self._todo = list(reversed(self._order))
 
     @cached_property
@@ -88,19 +86,19 @@ class HostedStage:
     def _keep_sent(self, step: int) -> None:
         if self.step >= 0 and step > self.step:
             self.past[self.step] = dict(self.sent)
-        kept = range(step - self.plan.guard.undoable_steps, step)
-        self.past = {number: sent for number, sent in self.past.items() if number in kept}
+        steps = range(step - self.plan.guard.commit_lag, step)
+        self.past = {number: sent for number, sent in self.past.items() if number in steps}
 
     def sent_in(self, step: int) -> dict[tuple[Direction, int], SentTensor]:
         """Return the tensors sent in a step, as far as they are kept."""
         return self.sent if step == self.step else self.past.get(step, {})
 
     def discard_inputs(self) -> None:
-        """Forget every message and what is left of the step: the epoch has changed, nothing runs before `begin`."""
+        """Forget every message and the rest of the step: the epoch has changed, nothing runs before `begin`."""
         self.runner.abandon()
-        if self.plan.guard.undoable_steps and 0 <= self.step < self.copy.step:
+        if self.plan.guard.commit_lag and 0 <= self.step < self.copy.step:
             self._keep_sent(self.step + 1)
-        self.step, self.batch, self.weights_due = -1, None, False
+        self.step, self.batch = -1, None
         self._todo.clear()
         self.sent.clear()
         self.inputs.clear()
@@ -162,8 +160,7 @@ class ShadowStage:
     """A shadow is as fresh as the last committed step; as long as it has audits of that step to do, it stays before it.
 
     `gradient` upkeep: the stage's weight gradient is received and put through the shadow's own
-    optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch. `update`: the
-    weights after the step are received, only once the step is verified; until all are here nothing is audited.
+    optimizer. `lockstep`: the gradient is recomputed here, microbatch by microbatch.
     """
 
     copy: StageCopy
@@ -195,12 +192,12 @@ class ShadowStage:
         self.copy.runner.abandon()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
         self.doubt, self.order = None, "none"
-        kept = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
-        self.claims = {place: claim for place, claim in self.claims.items() if place[0] in kept}
+        steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
+        self.claims = {place: claim for place, claim in self.claims.items() if place[0] in steps}
         self.parts.clear()
 
     def restart(self, source: str) -> None:
-        """Forget what has come of a transfer so far: `source` begins it."""
+        """Forget the received parts of a transfer: `source` begins it."""
         self.incoming, self.source = None, source
         self.parts.clear()
 
@@ -208,12 +205,6 @@ class ShadowStage:
         """Make room for the stage's gradient."""
         if self.incoming is None:
             self.incoming = BulkReceiver(self.copy.module.trainable())
-        return self.incoming
-
-    def expect_weights(self) -> BulkReceiver:
-        """Make room for the stage's new weights: where the old ones are."""
-        if self.incoming is None:
-            self.incoming = BulkReceiver(self.copy.trained(), in_place=True)
         return self.incoming
 
     def audit(self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None) -> None:
@@ -232,10 +223,10 @@ class ShadowStage:
             StaleReplicaError: The copy is not at that step.
         """
         self._expect_step(step)
-        y, x_gradient, own = self.copy.runner.redo(step, microbatch, x, gradient)
+        y, x_gradient, own_gradients = self.copy.runner.redo(step, microbatch, x, gradient)
         self._claim(step, microbatch, y, x_gradient)
         if self.doubt is None and self.gradients is not None:
-            self.doubt = doubt_about(self.gradients, own, self.copy.plan.microbatches)
+            self.doubt = doubt_about(self.gradients, own_gradients, self.copy.plan.microbatches)
 
     def _expect_step(self, step: int) -> None:
         if self.copy.step != step:

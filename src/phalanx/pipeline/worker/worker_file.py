@@ -16,6 +16,8 @@ def load_worker(path: Path) -> WorkerConfig:
         ConfigError: A key is wrong, or code cannot be had.
     """
     config = load_config(path, WorkerConfig, prepare=pin_own_code)
+    if config.journal is None and config.device == "cpu":
+        config = config.model_copy(update={"journal": str(Path(config.identity) / "state")})
     if not config.code or config.code_home is not None:
         return config
     return config.model_copy(update={"code_home": str(path.parent.resolve())})

@@ -18,7 +18,7 @@ from phalanx.planner.model.shape import ModelShape
 @cache
 def known_devices() -> dict[str, Device]:
     """Return the shipped devices by name."""
-    return {name: Device.model_validate(_tuples(value)) for name, value in _data("devices.toml").items()}
+    return {name: Device.model_validate(_as_tuples(value)) for name, value in _load_data("devices.toml").items()}
 
 
 @cache
@@ -27,19 +27,19 @@ def known_links() -> dict[str, Link]:
     keys = ("latency_s", "bytes_per_s", "scatter_work")
     return {
         name: Link(**{key: float(value[key]) for key in keys if key in value})
-        for name, value in _data("links.toml").items()
+        for name, value in _load_data("links.toml").items()
     }
 
 
 @cache
 def known_clusters() -> dict[str, Cluster]:
     """Return the shipped clusters by name."""
-    return {name: Cluster.model_validate(_tuples(value)) for name, value in _data("clusters.toml").items()}
+    return {name: Cluster.model_validate(_as_tuples(value)) for name, value in _load_data("clusters.toml").items()}
 
 
 def known_configs() -> dict[str, dict[str, Any]]:
     """Return the keys of the shipped models' config.json by name."""
-    return _data("models.toml")
+    return _load_data("models.toml")
 
 
 @cache
@@ -52,7 +52,7 @@ def open_model_shape(name: str) -> ModelShape:
     """Return a model's shape.
 
     Args:
-        name: Of a shipped one, or the path of a config.json or of its directory.
+        name: Name of a shipped model, or path of a config.json or of its directory.
 
     Raises:
         ConfigError: There is neither.
@@ -72,7 +72,7 @@ def open_cluster(name: str) -> Cluster:
     """Return a cluster.
 
     Args:
-        name: Of a shipped one, or the path of a cluster file.
+        name: Name of a shipped cluster, or path of a cluster file.
 
     Raises:
         ConfigError: There is neither, or the file is wrong; the message names the choices.
@@ -126,13 +126,13 @@ def link_of(cluster: Cluster, side: str, where: str = "cluster") -> Link:
     return link
 
 
-def _data(name: str) -> dict[str, Any]:
+def _load_data(name: str) -> dict[str, Any]:
     text = resources.files("phalanx.planner").joinpath("data", name).read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
-def _tuples(value: Any) -> Any:
+def _as_tuples(value: Any) -> Any:
     """TOML's arrays as the tuples that strict models want."""
     if isinstance(value, dict):
-        return {key: _tuples(inner) for key, inner in value.items()}
-    return tuple(_tuples(inner) for inner in value) if isinstance(value, list) else value
+        return {key: _as_tuples(inner) for key, inner in value.items()}
+    return tuple(_as_tuples(inner) for inner in value) if isinstance(value, list) else value

@@ -17,9 +17,8 @@ class Citation(StrictModel):
     """The source of figures.
 
     Attributes:
-        title: Of the page or paper.
-        url: Its address.
-        date: When it was written or read, as year-month-day or a part of it.
+        title: Title of the page or paper.
+        date: Date of writing or reading, as year-month-day or a part of it.
     """
 
     title: str
@@ -39,15 +38,13 @@ class Device(StrictModel):
     """One kind of GPU, or of other rank.
 
     Attributes:
-        title: Its name in words.
         memory_gib: Memory that a rank can use.
-        bandwidth_gb_per_s: Of its memory, in 1e9 bytes.
+        bandwidth_gb_per_s: Memory bandwidth in 1e9 bytes.
         fp32_tflops: Peak of dense fp32 products.
         fp16_tflops: The same in fp16 with fp32 sums; left out where it is not known.
         bf16_tflops: The same in bf16; left out where the device has none.
-        power_w: Of the board under load, as its maker states it.
+        power_w: Power of the board under load, by its maker's statement.
         price: Left out where none is known.
-        sources: Of all these figures.
     """
 
     title: str
@@ -68,8 +65,8 @@ class Device(StrictModel):
     def peak_flops(self, precision: Precision) -> float | None:
         """Return the peak for products in a precision, in operations a second; None when it is not known."""
         name = {"fp32": "fp32", "fp16": "fp16"}.get(precision, "bf16")
-        found: float | None = getattr(self, f"{name}_tflops")
-        return None if found is None else found * TERA
+        tera: float | None = getattr(self, f"{name}_tflops")
+        return None if tera is None else tera * TERA
 
 
 class Pool(StrictModel):
@@ -81,12 +78,12 @@ class Pool(StrictModel):
 
 
 class Failures(StrictModel):
-    """The rate of failures, and what each costs."""
+    """The rate of failures, and the cost of each."""
 
     device_mtbf_h: float = Field(gt=0)
     """Mean hours between two failures of one device and what belongs to it."""
     save_s: float = Field(default=30.0, ge=0)
-    """How long a checkpoint stops the work."""
+    """Return the seconds that a checkpoint stops the work."""
     restart_s: float = Field(default=300.0, ge=0)
     """From a failure until work goes on."""
 
@@ -95,11 +92,9 @@ class Cluster(StrictModel):
     """The cluster that a plan is made for.
 
     Attributes:
-        title: Its name in words.
         pools: Its devices; several pools make it a heterogeneous one.
         per_node: Devices that the inner link joins.
         inside: Link between devices of one node: a preset, or latency and bandwidth.
-        between: Link between nodes, likewise.
         sealed: The link between nodes is encrypted, one message after the other, at the rate in `guarding`.
         efficiency: Share of the peak that the matrix products of a rank reach; an assumption unless it was measured.
         usable_memory: Share of a device's memory that tensors may take; the rest is for kernels and fragments.
@@ -109,7 +104,8 @@ class Cluster(StrictModel):
         microbatch_s: Seconds that a microbatch costs in each stage of a pipeline beside its computation: launches,
             messages.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
-        shares: Of a block's seconds: its forward pass, the way back to its inputs, and the gradients of its weights.
+        shares: Shares of a block's seconds: its forward pass, the backward pass to its inputs, and the gradients of its
+            weights.
         number_s: Seconds that one number of the residual stream costs in a block beside the products, forward and
             backward: norms and sums.
         shared_block_s: Seconds that sharing a block's gradients or parameters (ZeRO 2 and 3) costs each microbatch,
@@ -119,12 +115,11 @@ class Cluster(StrictModel):
         cores: CPU cores of a node that its ranks share when they are more; left out, each has a device of its own.
         exchanges: Links of exchanges that were measured in the midst of computation, on ranks of one node.
         islands: Link between islands of copies that train apart; left out, it is that between nodes, or inside one.
-        device_is_host: Devices are cores of the host: what is offloaded lies in the memory that it lay in before.
+        device_is_host: Devices are cores of the host: offloaded tensors lie in the same memory as before.
         host_gb_per_s: Bandwidth between a device and its host's memory, for offloading.
         power_overhead: Energy of the whole site over that of the devices.
         failures: Left out where they are not known: goodput is then null.
         devices: Kinds of devices that are not shipped.
-        sources: Of the figures.
     """
 
     title: str = ""
@@ -155,7 +150,7 @@ class Cluster(StrictModel):
     sources: tuple[Citation, ...] = ()
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check_cluster(self) -> Self:
         names = [pool.device for pool in self.pools]
         if len(set(names)) != len(names):
             raise ValueError(f"pools: found {names}; give each device once, with its count")

@@ -1,4 +1,4 @@
-"""Links between ranks, by latency and bandwidth: presets, what a probe measured, and the time of collectives on a ring.
+"""Links between ranks, by latency and bandwidth: presets, measurements, and the time of collectives on a ring.
 
 A collective takes a latency for each round, and the bytes that each rank must send.
 
@@ -21,9 +21,9 @@ class Link(StrictModel):
     """A link between two ranks.
 
     Attributes:
-        latency_s: From sending nothing to having received it.
-        bytes_per_s: Of one rank in one direction, while all ranks send.
-        scatter_work: What a reduce-scatter takes, in those of a ring; 2 where it is done by a whole all-reduce.
+        latency_s: Seconds from the start of a transmission until an empty message has arrived.
+        bytes_per_s: Rate of one rank in one direction, while all ranks send.
+        scatter_work: Cost of a reduce-scatter, in units of the ring's; 2 where it is done by a whole all-reduce.
         busy: Share of the time in which a rank's own core works for it; above 1 where several threads do. Where ranks
             share cores, the rest costs the others nothing.
     """
@@ -44,7 +44,7 @@ def read_probe(path: Path) -> Link:
     """Return the link that a probe measured.
 
     Args:
-        path: What ``phalanx bench collectives --json`` wrote: ``rows`` with ``op``, ``ranks``, ``bytes`` and
+        path: Output of ``phalanx bench collectives --json``: ``rows`` with ``op``, ``ranks``, ``bytes`` and
             ``seconds``, and the machine's ``cores``; see `fit_machine`.
 
     Raises:
@@ -68,22 +68,21 @@ def fit_machine(rows: Iterable[Any], cores: int | None, where: str = "probe") ->
     """Fit the link between ranks that have a core each.
 
     Args:
-        rows: Of ``all_reduce`` for latency and bandwidth, and of ``reduce_scatter_direct``, which the engine takes on
-            CPUs, or else ``reduce_scatter`` for its work, where there are any.
-        cores: Of the machine; rows of more ranks than that measure waiting for a core and are left out, unless there
-            are no others. None uses all.
-        where: For messages.
+        rows: Rows of ``all_reduce`` give latency and bandwidth; rows of ``reduce_scatter_direct``, which the engine
+            uses on CPUs, or else of ``reduce_scatter``, give its work, where there are any.
+        cores: Cores of the machine; rows of more ranks than cores include waiting for a core and are left out, unless
+            there are no others. None uses all.
 
     Raises:
         InputError: As `fit`.
     """
-    given = [row for row in rows if isinstance(row, Mapping)]
-    alone = [row for row in given if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
-    used = alone if any(row.get("op") == "all_reduce" for row in alone) else given
+    mappings = [row for row in rows if isinstance(row, Mapping)]
+    alone = [row for row in mappings if cores is None or not isinstance(row.get("ranks"), int) or row["ranks"] <= cores]
+    used = alone if any(row.get("op") == "all_reduce" for row in alone) else mappings
     link = fit(used, where)
     ops = {row.get("op") for row in used}
     op = "reduce_scatter_direct" if "reduce_scatter_direct" in ops else "reduce_scatter"
-    scatters = [_point(row, where) for row in used if row.get("op") == op]
+    scatters = [_read_point(row, where) for row in used if row.get("op") == op]
     if not scatters:
         return link
     # a reduce-scatter has half the rounds and half the traffic of an all-reduce
@@ -102,7 +101,7 @@ def fit(rows: Iterable[Mapping[str, Any]], where: str = "probe") -> Link:
     Raises:
         InputError: Fewer than two sizes, or no figures in a row of ``all_reduce``.
     """
-    points = [_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
+    points = [_read_point(row, where) for row in rows if isinstance(row, Mapping) and row.get("op") == "all_reduce"]
     if len({traffic for _, traffic, _ in points}) < 2:
         raise InputError(f"{where}: needs all_reduce rows of at least two sizes, found {len(points)} rows")
     latency, per_byte = through(points)
@@ -128,7 +127,7 @@ def through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]
     return latency, per_byte
 
 
-def _point(row: Mapping[str, Any], where: str) -> tuple[float, float, float]:
+def _read_point(row: Mapping[str, Any], where: str) -> tuple[float, float, float]:
     values = [row.get(key) for key in ("ranks", "bytes", "seconds")]
     numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
     if len(numbers) != len(values) or numbers[0] < 2 or not numbers[2] > 0:
@@ -163,7 +162,7 @@ def send(size: float, link: Link) -> float:
 
 
 def gather_to_one(size: float, ranks: int, link: Link) -> float:
-    """Seconds until one rank has received `size` bytes from each, and each its sum: what a ring avoids."""
+    """Return the seconds until one rank has received `size` bytes from each, and each its sum; a ring avoids this."""
     return 2 * (link.latency_s + (ranks - 1) * size / link.bytes_per_s)
 
 

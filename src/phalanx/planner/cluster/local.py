@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device, Pool
 
 MICROBATCH_S = 1e-3
-"""What torch's pipeline costs for each microbatch and stage on a CPU, as this project has measured it."""
+"""Cost of torch's pipeline for each microbatch and stage on a CPU, as measured in this project."""
 
 _SIZE = 768
 _SECONDS = 0.15
@@ -19,7 +19,7 @@ def this_machine(num_ranks: int | None = None) -> Cluster:
     """Return the CPU cores that this process may use, one rank each, with loopback between them.
 
     Args:
-        num_ranks: How many share the machine's memory and cores; left out, one for each core.
+        num_ranks: Number of ranks that share the machine's memory and cores; None for one per core.
 
     Guarantees:
         The speed is measured now, with products of fp32 matrices; power and price stay unknown. The cores carry the
@@ -50,10 +50,10 @@ def this_machine(num_ranks: int | None = None) -> Cluster:
 def core_flops(cores: int) -> float:
     """Operations a second of one core in the best of several products on all threads that numpy may use."""
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    one = np.random.default_rng(0).standard_normal((_SIZE, _SIZE), dtype=np.float32)
+    matrix = np.random.default_rng(0).standard_normal((_SIZE, _SIZE), dtype=np.float32)
     best, begun = 0.0, time.perf_counter()
     while time.perf_counter() - begun < _SECONDS:
         start = time.perf_counter()
-        one @ one
+        matrix @ matrix
         best = max(best, 2 * _SIZE**3 / (time.perf_counter() - start))
     return best / min(cores, int(threads) if threads.isdecimal() and int(threads) else cores)

@@ -15,7 +15,7 @@ Shares = tuple[float, float, float]
 """Of a block's seconds: its forward pass, the way back to its inputs, and the gradients of its weights."""
 
 THIRDS: Shares = (1 / 3, 1 / 3, 1 / 3)
-"""Where all of it is products of matrices."""
+"""Shares where all work is products of matrices."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,15 @@ class Machine:
 
     Attributes:
         flops_per_s: Operations that one rank really does in a second: its peak times what products reach of it.
-        memory_bytes_per_s: Of a rank's memory; None where it is not known: the optimizer then takes no time.
+        memory_bytes_per_s: Memory bandwidth of a rank; None where it is not known: the optimizer then takes no time.
         per_node: Ranks that the inner link joins.
-        inside: That link.
-        between: Link between nodes.
         host_bytes_per_s: Between a rank and its host's memory; None where it is not known.
         microbatch_s: Seconds that a microbatch costs in each stage of a pipeline beside its computation.
         head_flops_per_s: The same as `flops_per_s` for the head and the loss; None where they are alike.
         first_s: Seconds that a microbatch costs in the first stage beside its blocks, whatever its size.
         last_s: The same in the last stage; both for the tables of a vocabulary, which tensor parallel ranks share.
         block_s: Seconds that a microbatch costs in each block, forward and backward, whatever its size.
-        shares: What the passes take of a block's seconds.
+        shares: Shares of the passes in a block's seconds.
         number_s: Seconds that one number of the residual stream costs in a block beside the products, forward and
             backward: norms and sums, which tensor parallel ranks share with the sequence alone.
         shared_block_s: Seconds that sharing a block costs each microbatch with ZeRO 2 and 3, whatever its size.
@@ -65,7 +63,7 @@ class Machine:
     apart: Link | None = None
 
     def crowd(self, ranks: int) -> float:
-        """How many times longer work takes while so many ranks of all nodes do it at once."""
+        """Return the factor by which work takes longer while so many ranks of all nodes do it at once."""
         if self.cores is None:
             return 1.0
         return max(1.0, min(ranks, self.per_node) / self.cores)

@@ -1,11 +1,11 @@
-"""Islands that train apart: what every rank keeps for the step that joins them, and how long that step takes.
+"""Islands that train apart: memory that every rank needs for the step that joins them, and the time of that step.
 
-Source: Douillard et al. 2023 (DiLoCo); the figures are those of the engine, which joins tensor by tensor.
+Source: Douillard et al. 2023 (DiLoCo); the figures describe the engine, which joins tensor by tensor.
 """
 
 from phalanx.planner.cluster.links import Link, all_gather, all_reduce
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.adapter import adapted, block_tensors
+from phalanx.planner.model.adapter import adapted_linears, block_tensors
 from phalanx.planner.model.recipe import EXACT_BYTES, Outer, Recipe
 from phalanx.planner.model.shape import ModelShape
 
@@ -20,12 +20,12 @@ _MOVED_ROUNDING = 40
 
 
 def outer_numbers(trained: int, layout: Layout) -> int:
-    """Return how many numbers one rank joins with other islands: those that it would give to its optimizer."""
+    """Return how many numbers one rank joins with other islands: as many as its optimizer updates."""
     return -(-trained // layout.shards) if layout.zero >= 2 else trained
 
 
 def outer_bytes(numbers: int, outer: Outer) -> int:
-    """Return what a rank keeps between outer steps: anchor and momentum, and what rounding has lost."""
+    """Return the bytes that a rank stores between outer steps: anchor and momentum, and the rounding errors."""
     return numbers * EXACT_BYTES * (3 if outer.rounds else 2)
 
 
@@ -37,7 +37,7 @@ def working_copies(outer: Outer) -> int:
 def num_tensors(shape: ModelShape, recipe: Recipe, layers: int) -> int:
     """Return how many tensors a rank with so many blocks joins, one by one."""
     if recipe.adapter is not None:
-        return 2 * layers * len(adapted(shape, recipe.adapter))
+        return 2 * layers * len(adapted_linears(shape, recipe.adapter))
     return layers * block_tensors(shape) + _AROUND
 
 
@@ -52,11 +52,8 @@ def outer_seconds(numbers: int, tensors: int, layout: Layout, outer: Outer, link
     """Return the seconds of one exchange between islands; nothing of it is hidden.
 
     Args:
-        numbers: Of one rank.
-        tensors: That these are.
-        layout: With its islands.
-        outer: How they are joined.
-        link: Between islands.
+        numbers: Number of parameters of one rank.
+        tensors: Number of tensors that hold these parameters.
     """
     islands = layout.islands
     if outer.rounds:

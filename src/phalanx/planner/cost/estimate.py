@@ -35,9 +35,9 @@ def goodput(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -
     """Share of the time in which work is done that lasts, for failures that come at random.
 
     Args:
-        interval_s: Work between two checkpoints.
-        save_s: How long a checkpoint stops the work.
-        restart_s: From a failure until work goes on.
+        interval_s: Work between two checkpoints, in seconds.
+        save_s: Seconds that a checkpoint stops the work.
+        restart_s: Seconds from a failure until work goes on.
         mtbf_s: Mean time between failures of the whole cluster.
 
     Source: Daly 2006, equation 13: exponentially distributed failures, which strike while saving and restarting too.
@@ -56,10 +56,10 @@ class TrainingTotals:
     """The totals of a whole training; None for what depends on a figure that is not known.
 
     Attributes:
-        tokens: Trained on.
+        tokens: Number of tokens to train on.
         goodput: Share of the time in which lasting work is done; 1 where failures are not modelled.
-        days: From the first step to the last.
-        device_hours: Of all devices together.
+        days: Days from the first step to the last.
+        device_hours: Hours summed over all devices.
         energy_kwh: At the power that makers state, with the site's overhead; an upper bound.
         cost_usd: At the lowest and at the highest quoted price.
     """
@@ -77,14 +77,12 @@ class Estimate:
     """One layout with its figures.
 
     Attributes:
-        layout: Which ranks share what.
         recipe: Microbatches and checkpointing with which it was estimated.
-        memory: Of the rank that needs most.
+        memory: Memory of the rank that needs most.
         limit: Bytes that a rank may use.
-        step: Seconds of a step.
-        tokens_per_s: Of all ranks.
+        tokens_per_s: Rate of all ranks together.
         mfu: Useful operations over the devices' peak.
-        totals: Of the whole training; None when no number of tokens was given.
+        totals: Totals of the training; None when no number of tokens was given.
         layers: Layers of each stage where they are uneven; else None.
         devices: Device of each pipeline rank where they differ; else None.
         sent: Bytes that a rank sends in a step to those with other sequences; None in a mixed pool.
@@ -146,12 +144,9 @@ def estimate(
     """Estimate one valid layout on the first pool of a cluster.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
-        cluster: Where.
-        tokens: Of the whole training; None leaves out days, energy and cost.
-        guard: What is verified between trust domains; None inside one.
+        layout: Layout that `why_not` accepts.
+        tokens: Tokens of the training; None leaves out days, energy and cost.
+        guard: Verification between trust domains; None inside one.
         exact: Play the pipeline through instead of taking the formula for equal stages.
 
     Raises:
@@ -198,7 +193,7 @@ def why_too_large(memory: RankMemory, limit: float) -> str | None:
 
 
 def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machine:
-    """Return what a rank on one device of a cluster can do.
+    """Return the machine of a rank on one device of a cluster.
 
     Raises:
         ConfigError: The device's peak in this precision is not known.
@@ -233,13 +228,11 @@ def machine_of(cluster: Cluster, device: Device, precision: Precision) -> Machin
 
 
 def totals_of(tokens: float, tokens_per_s: float, cluster: Cluster, used: list[tuple[Device, int]]) -> TrainingTotals:
-    """Return what a whole training takes.
+    """Return time, energy and cost of a training.
 
     Args:
-        tokens: To train on.
-        tokens_per_s: Of all ranks while nothing fails.
+        tokens_per_s: Rate of all ranks while nothing fails.
         cluster: Failures and the site's overhead.
-        used: Devices with their numbers.
     """
     number = sum(count for _, count in used)
     share = 1.0

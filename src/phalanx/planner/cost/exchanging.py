@@ -8,7 +8,7 @@ from phalanx.planner.cost.diloco_cost import outer_numbers, sent_bytes
 from phalanx.planner.cost.memory import ParameterCounts, held_parameters, rank_parameters, stage_layers
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.activations import microbatch_tokens
-from phalanx.planner.model.adapter import adapted
+from phalanx.planner.model.adapter import adapted_linears
 from phalanx.planner.model.compute import forward_flops
 from phalanx.planner.model.recipe import EXACT_BYTES, Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -22,9 +22,9 @@ class Traffic:
     """Bytes of the rank that sends most, by the fewest that any collective can do with.
 
     Attributes:
-        copies: Gradients and parameters, among those that share or would hold equal copies.
+        copies: Bytes of gradients and parameters, among ranks that share or would hold equal copies.
         groups: Gradients, between groups that are replicas of each other.
-        islands: What islands have moved; of a step, on average.
+        islands: Bytes moved between islands, per step on average.
     """
 
     copies: float
@@ -33,14 +33,14 @@ class Traffic:
 
 
 def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
-    """Count what a rank sends; tensor, context and pipeline parallel ranks are not among it."""
-    held = most_held(shape, layout, recipe)
-    gradients, others = held.trained * recipe.weight_bytes, (layout.shards - 1) / layout.shards
+    """Count the bytes that a rank sends; tensor, context and pipeline parallel ranks are not included."""
+    parameters = most_held(shape, layout, recipe)
+    gradients, others = parameters.trained * recipe.weight_bytes, (layout.shards - 1) / layout.shards
     if layout.zero < SHARED_GRADIENTS:
         copies = others * gradients * (3 if layout.zero == 1 else 2)
     else:
         scatters, gathers = num_calls(layout, recipe)
-        gathered = gathers * held.stored
+        gathered = gathers * parameters.stored
         if layout.zero > SHARED_GRADIENTS and layout.pp == 1:
             # what is outside blocks stays whole from its forward to its backward pass
             gathered -= recipe.microbatches * rank_parameters(shape, layout, 0, 0)
@@ -48,7 +48,7 @@ def traffic(shape: ModelShape, layout: Layout, recipe: Recipe) -> Traffic:
     groups = 2 * (layout.replicas - 1) / layout.replicas * gradients / layout.shards
     islands = 0.0
     if recipe.outer is not None and layout.islands > 1:
-        numbers = outer_numbers(held.trained, layout)
+        numbers = outer_numbers(parameters.trained, layout)
         islands = sent_bytes(numbers, layout.islands, recipe.outer) / recipe.outer.every
     return Traffic(copies, groups, islands)
 
@@ -77,7 +77,7 @@ class Exchanges:
     """Seconds of the exchanges of one block and microbatch, forward and backward.
 
     Attributes:
-        tensor: Between tensor parallel ranks.
+        tensor: Seconds between tensor parallel ranks.
         context: Between context parallel ranks, as far as it shows.
         hidden: Between context parallel ranks, beside the computation.
     """
@@ -91,10 +91,7 @@ def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange
     """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
 
     Args:
-        layout: Has the axis.
-        axis: Which one.
-        machine: With its links.
-        exchange: What stops the computation; None for what does not.
+        exchange: Exchange that stops the computation; None for an exchange beside it.
     """
     stride = 1
     for name, size in layout.sizes().items():
@@ -119,9 +116,9 @@ def block_exchanges(shape: ModelShape, layout: Layout, recipe: Recipe, machine: 
     tokens = microbatch_tokens(layout, recipe)
     tensor = context = hidden = 0.0
     if layout.tp > 1:
-        tensor = 4 * _stream(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
+        tensor = 4 * _stream_seconds(tokens * shape.hidden * recipe.inner_bytes, layout, recipe, machine)
     if layout.cp > 1 and layout.context == "ring":
-        context, hidden = _ring(shape, layout, recipe, machine)
+        context, hidden = _ring_exchange(shape, layout, recipe, machine)
     elif layout.cp > 1:
         queries = tokens * shape.heads * shape.head_dim * recipe.inner_bytes / layout.tp
         shared = tokens * shape.kv_heads * shape.head_dim * recipe.inner_bytes / layout.tp
@@ -144,7 +141,7 @@ def vocabulary_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machi
     embedded = all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
     if recipe.sequence_parallel:
         embedded += all_gather(size, layout.tp, link_of_axis(layout, "tp", machine, "slices"))
-    return embedded + _stream(size, layout, recipe, machine) + small
+    return embedded + _stream_seconds(size, layout, recipe, machine) + small
 
 
 def data_exchange(
@@ -153,50 +150,46 @@ def data_exchange(
     """Return the exchange of gradients and parameters that shows, and that which is hidden.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
-        machine: What it runs on.
         compute: Seconds of computation that it may go on beside.
     """
-    settled = _settled(shape, layout, recipe, machine)
+    settled = _settling_seconds(shape, layout, recipe, machine)
     if layout.shards == 1:
         return settled, 0.0
     link = link_of_axis(layout, "dp" if layout.dp > 1 else "cp", machine)
-    held = most_held(shape, layout, recipe)
-    size = held.trained * recipe.weight_bytes
+    parameters = most_held(shape, layout, recipe)
+    size = parameters.trained * recipe.weight_bytes
     shards, microbatches = layout.shards, recipe.microbatches
     # beside frozen weights the way back takes as long as the way ahead
     backward = compute * (2 / 3 if recipe.adapter is None else 1 / 2) if machine.overlap else 0.0
     if layout.zero < SHARED_GRADIENTS:
         # summed once, in buckets beside the last microbatch's backward pass; the last bucket shows
-        whole = all_reduce(size, shards, link)
-        first = whole / max(1, shape.layers // layout.pp)
+        reduction = all_reduce(size, shards, link)
+        first = reduction / max(1, shape.layers // layout.pp)
         # with ZeRO 1 each has updated its part only, and tells the others
-        told = all_gather(size, shards, link) if layout.zero == 1 else 0.0
-        return _shown(whole - first, backward / microbatches, first + told + settled)
+        gathering = all_gather(size, shards, link) if layout.zero == 1 else 0.0
+        return _split_shown(reduction - first, backward / microbatches, first + gathering + settled)
     groups = max(1, shape.layers // layout.pp)
     calls = groups + layout.stages_per_rank
     # what lies around the blocks has no gradient beside adapters
     sums = calls if recipe.adapter is None else groups
     scatter = _of_blocks("gradients", size, sums, layout, machine)
-    gather = _of_blocks("parameters", held.stored * recipe.inner_bytes, calls, layout, machine)
+    gather = _of_blocks("parameters", parameters.stored * recipe.inner_bytes, calls, layout, machine)
     scatters, gathers = num_calls(layout, recipe)
-    whole = scatters * scatter + gathers * gather
+    reduction = scatters * scatter + gathers * gather
     if layout.zero == 3 and layout.pp == 1:
         # what is outside blocks stays whole from its forward to its backward pass
         outside = rank_parameters(shape, layout, 0, 0) * recipe.inner_bytes
-        whole -= microbatches * _of_blocks("parameters", outside, 1, layout, machine)
+        reduction -= microbatches * _of_blocks("parameters", outside, 1, layout, machine)
     # nothing is at work yet while the first block is gathered, and nothing any more while the last one is summed
     ends = (scatter + gather) / groups
     bookkeeping = scatters * (groups + 1) * machine.shared_block_s
-    shown, hidden = _shown(whole - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
+    shown, hidden = _split_shown(reduction - ends, compute if machine.overlap else 0.0, ends + bookkeeping + settled)
     late, beside = _between_groups(size / shards, sums, layout, machine, backward / microbatches)
     return shown + late, hidden + beside
 
 
 def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, backward: float) -> tuple[float, float]:
-    """Return the sum of gradients over groups that are replicas of each other: what of it shows, and what is hidden.
+    """Return the seconds of summing gradients over groups that are replicas of each other: visible and hidden.
 
     Each rank has its part of the sum over its own group, and they are summed once a step, call by call beside the last
     backward pass; the last call shows.
@@ -204,11 +197,11 @@ def _between_groups(size: float, calls: int, layout: Layout, machine: Machine, b
     if layout.replicas == 1:
         return 0.0, 0.0
     link = link_of_axis(layout, "replica", machine)
-    whole = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
-    return _shown(whole - whole / calls, backward, whole / calls)
+    total = all_reduce(size, layout.replicas, link) + 2 * (calls - 1) * (layout.replicas - 1) * link.latency_s
+    return _split_shown(total - total / calls, backward, total / calls)
 
 
-def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def _stream_seconds(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to sum the residual stream, or to scatter its sum and to join it again."""
     if not recipe.sequence_parallel:
         return all_reduce(size, layout.tp, link_of_axis(layout, "tp", machine, "sum"))
@@ -216,7 +209,7 @@ def _stream(size: float, layout: Layout, recipe: Recipe, machine: Machine) -> fl
     return all_gather(size, layout.tp, link) + reduce_scatter(size, layout.tp, link)
 
 
-def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float]:
+def _ring_exchange(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float]:
     """Return the exchange of a ring that shows in one block and microbatch, and that which is hidden.
 
     Keys and values are sent on cp - 1 times in each pass, beside a round of attention; their gradients, in fp32, cp
@@ -230,28 +223,33 @@ def _ring(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -
     shared, back = send(numbers * recipe.inner_bytes, link), send(numbers * EXACT_BYTES, link)
     scores = tokens * forward_flops(shape, recipe.sequence_length).scores / (machine.flops_per_s * layout.tp)
     beside = scores / layout.cp if machine.overlap else 0.0
-    ahead, behind = _shown(shared, beside, 0.0), _shown(shared + back, 2 * beside, 0.0)
+    ahead, behind = _split_shown(shared, beside, 0.0), _split_shown(shared + back, 2 * beside, 0.0)
     return rounds * (ahead[0] + behind[0]) + back, rounds * (ahead[1] + behind[1])
 
 
-def _settled(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def _settling_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to complete gradients of which ranks have parts, once a step.
 
-    Those of a tied table, which is at both ends of a pipeline; and with sequence parallel those of each norm and bias
-    that every tensor parallel rank has, one by one. Beside frozen weights those of adapters' first matrices.
+    Counts a tied table, which is at both ends of a pipeline; and with sequence parallel each norm and bias that every
+    tensor parallel rank has, one by one. Beside frozen weights it counts the first matrices of adapters.
     """
     seconds = 0.0
     if recipe.adapter is not None:
         link, shares = link_of_axis(layout, "tp", machine), layout.shards if layout.zero >= SHARED_GRADIENTS else 1
-        sizes = [one.inputs * recipe.adapter.rank * recipe.weight_bytes for one in adapted(shape, recipe.adapter)]
+        sizes = [
+            linear.inputs * recipe.adapter.rank * recipe.weight_bytes
+            for linear in adapted_linears(shape, recipe.adapter)
+        ]
         return -(-shape.layers // layout.pp) * sum(all_reduce(size / shares, layout.tp, link) for size in sizes)
     if layout.pp > 1 and shape.tied:
         table = shape.head_matrix * recipe.weight_bytes / layout.tp / (layout.shards if layout.zero >= 2 else 1)
         seconds += all_reduce(table, 2, link_of_axis(layout, "pp", machine))
     if layout.tp > 1 and recipe.sequence_parallel:
         vectors = shape.layer_whole // shape.hidden * -(-shape.layers // layout.pp)
-        one = all_reduce(shape.hidden * recipe.weight_bytes, layout.tp, link_of_axis(layout, "tp", machine))
-        seconds += vectors * one
+        seconds_per_vector = all_reduce(
+            shape.hidden * recipe.weight_bytes, layout.tp, link_of_axis(layout, "tp", machine)
+        )
+        seconds += vectors * seconds_per_vector
     return seconds
 
 
@@ -263,14 +261,14 @@ def _of_blocks(kind: Exchange, size: float, calls: int, layout: Layout, machine:
         # what was measured holds a block's copies too
         return all_gather(size, shards, link) + (calls - 1) * (shards - 1) * link.latency_s
     moved = reduce_scatter(size, shards, link) if kind == "gradients" else all_gather(size, shards, link)
-    return moved + _copied(size, machine)
+    return moved + _copy_seconds(size, machine)
 
 
-def _copied(size: float, machine: Machine) -> float:
+def _copy_seconds(size: float, machine: Machine) -> float:
     """Seconds to copy parameters, or gradients, between one buffer for the exchange and their own places."""
     return 0.0 if machine.memory_bytes_per_s is None else 2 * size / machine.memory_bytes_per_s
 
 
-def _shown(exchange: float, beside: float, always: float) -> tuple[float, float]:
+def _split_shown(exchange: float, beside: float, always: float) -> tuple[float, float]:
     hidden = min(exchange, beside)
     return exchange - hidden + always, hidden

@@ -21,13 +21,12 @@ class RankMemory:
 
     Attributes:
         parameters: Stored weights, without a master copy.
-        gradients: Of these.
         optimizer: Its state and the master copy.
-        activations: What the microbatches in flight keep for their backward passes, the loss included, at the worst
-            moment.
-        buffers: Gathered blocks, gradients before they are added or shared, what is sent and received, copies of
-            weights, at that moment.
-        host: In the host's memory, by offloading; not in `total`.
+        activations: Bytes that the microbatches in flight store for their backward passes, the loss included, at the
+            worst moment.
+        buffers: Bytes at that moment of gathered blocks, gradients before they are added or shared, messages, copies of
+            weights.
+        host: Bytes in the host's memory, by offloading; not in `total`.
         outer: Anchor and momentum of islands, and what rounding has lost.
     """
 
@@ -54,7 +53,7 @@ class ParameterCounts:
     """Parameters of one rank, before ZeRO shares them.
 
     Attributes:
-        stored: All of them.
+        stored: Parameters that the rank stores.
         trained: Those that have gradients and optimizer states.
     """
 
@@ -89,12 +88,9 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
     """Return the memory of one pipeline rank.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
         rank: Place in the pipeline; ranks of other axes are alike.
 
-    Source: Rajbhandari et al. 2020 (ZeRO), section 5, for what is shared; Korthikanti et al. 2022 for activations.
+    Source: Rajbhandari et al. 2020 (ZeRO), section 5, for shared state; Korthikanti et al. 2022 for activations.
     """
     mine = stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)[rank :: layout.pp]
     return memory_of(shape, layout, recipe, mine, rank)
@@ -102,30 +98,34 @@ def rank_memory(shape: ModelShape, layout: Layout, recipe: Recipe, rank: int) ->
 
 def memory_of(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> RankMemory:
     """Return the memory of a pipeline rank that has stages of so many layers each."""
-    held = held_parameters(shape, layout, recipe, sum(layers), rank)
+    parameters_held = held_parameters(shape, layout, recipe, sum(layers), rank)
     weights, shards = recipe.weight_bytes, layout.shards
     late = layout.shares_late
-    parameters = _shared(held.stored * weights, shards, layout.zero >= 3)
-    gradients = _shared(held.trained * weights, shards, layout.zero >= 2 and not late)
-    optimizer = _shared(held.trained * recipe.state_bytes, shards, layout.zero >= 1)
-    outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(held.trained, layout), recipe.outer)
+    parameters = _shared_bytes(parameters_held.stored * weights, shards, layout.zero >= 3)
+    gradients = _shared_bytes(parameters_held.trained * weights, shards, layout.zero >= 2 and not late)
+    optimizer = _shared_bytes(parameters_held.trained * recipe.state_bytes, shards, layout.zero >= 1)
+    outer = 0 if recipe.outer is None else outer_bytes(outer_numbers(parameters_held.trained, layout), recipe.outer)
     host = 0
     if recipe.offload != "none":
         host, optimizer = optimizer, 0
     if recipe.offload == "all":
         # ZeRO 2 brings its part to the device and gathers the whole there
-        whole = parameters if layout.zero == 2 else 0
-        host += (_shared(gradients, shards, True) if late else gradients) + (
-            _shared(parameters, shards, True) if whole else parameters
+        unsharded = parameters if layout.zero == 2 else 0
+        host += (_shared_bytes(gradients, shards, True) if late else gradients) + (
+            _shared_bytes(parameters, shards, True) if unsharded else parameters
         )
-        parameters, gradients = whole, gradients if late else 0
+        parameters, gradients = unsharded, gradients if late else 0
         host, outer = host + outer, 0
     worst = worst_moment(
         shape,
         layout,
         recipe,
         RankShare(
-            held.stored, held.trained, sum(layers), _kept(shape, layout, recipe, layers, rank), rank == layout.pp - 1
+            parameters_held.stored,
+            parameters_held.trained,
+            sum(layers),
+            _kept_bytes(shape, layout, recipe, layers, rank),
+            rank == layout.pp - 1,
         ),
     )
     return RankMemory(
@@ -180,13 +180,17 @@ def _in_flight(schedule: str, num_ranks: int, microbatches: int, chunks: int) ->
     return tuple(most_in_flight(order) for order in orders(schedule, num_ranks, microbatches, chunks))
 
 
-def _kept(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
+def _kept_bytes(shape: ModelShape, layout: Layout, recipe: Recipe, layers: tuple[int, ...], rank: int) -> int:
     """Bytes that the microbatches in flight keep in the blocks of a rank."""
-    held = in_flight(layout, recipe.microbatches, rank)
+    microbatches = in_flight(layout, recipe.microbatches, rank)
     block = block_bytes(shape, layout, recipe)
     # with several stages a rank, those that are held are spread over them as evenly as the schedule does
-    return held * block * max(layers) if len(layers) == 1 else round(held * block * sum(layers) / len(layers))
+    return (
+        microbatches * block * max(layers)
+        if len(layers) == 1
+        else round(microbatches * block * sum(layers) / len(layers))
+    )
 
 
-def _shared(size: int, shards: int, is_shared: bool) -> int:
+def _shared_bytes(size: int, shards: int, is_shared: bool) -> int:
     return -(-size // shards) if is_shared else size

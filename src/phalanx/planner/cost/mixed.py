@@ -9,8 +9,8 @@ from phalanx.planner.cluster.hardware import Cluster, Device
 from phalanx.planner.cluster.links import all_reduce
 from phalanx.planner.cost.estimate import Estimate, machine_of, totals_of
 from phalanx.planner.cost.memory import RankMemory, memory_of, rank_parameters
-from phalanx.planner.cost.partition import Fits, placements, uneven
-from phalanx.planner.cost.schedule import StageTimes, Timeline, simulate
+from phalanx.planner.cost.partition import Fits, rank_placements, uneven_layers
+from phalanx.planner.cost.schedule import StageTimes, Timeline, simulate_step
 from phalanx.planner.cost.step import StepTime
 from phalanx.planner.layout import Layout
 from phalanx.planner.model.activations import boundary_bytes, microbatch_tokens
@@ -51,14 +51,14 @@ def place(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster) -
     flops = forward_flops(shape, recipe.sequence_length)
     costs = [float(flops.block + flops.scores)] * shape.layers
     costs[-1] += flops.head
-    speeds = {kind: _speed(cluster, kind, recipe) for kind in set(kinds)}
+    speeds = {kind: _device_speed(cluster, kind, recipe) for kind in set(kinds)}
     best: tuple[float, StageDevices] | None = None
-    for order in placements(kinds, lambda kind: device_of(cluster, kind).memory_bytes):
-        fits = _fits(shape, layout, recipe, cluster, order)
-        layers = uneven(costs, [speeds[kind] for kind in order], fits)
+    for order in rank_placements(kinds, lambda kind: device_of(cluster, kind).memory_bytes):
+        fits = _fits_memory(shape, layout, recipe, cluster, order)
+        layers = uneven_layers(costs, [speeds[kind] for kind in order], fits)
         if layers is None:
             continue
-        pace = _pace(shape, recipe, layers, [speeds[kind] for kind in order])
+        pace = _slowest_pace(shape, recipe, layers, [speeds[kind] for kind in order])
         if best is None or pace < best[0]:
             best = (pace, StageDevices(order, layers))
     return None if best is None else best[1]
@@ -72,14 +72,14 @@ def estimate_mixed(
     placed: StageDevices,
     tokens: float | None = None,
 ) -> Estimate:
-    """Estimate a placed pipeline; its figures are those of `estimate`, the memory that of the tightest rank."""
+    """Estimate a placed pipeline; its figures have the meaning of `estimate`, its memory is the tightest rank's."""
     devices = [device_of(cluster, kind) for kind in placed.devices]
     times = mixed_times(shape, layout, recipe, cluster, placed)
     played = mixed_timeline(shape, layout, recipe, cluster, placed, recipe.microbatches)
     busy = max(time.forward + time.inputs + time.weights for time in times) * recipe.microbatches
-    data, update = _exchange(shape, layout, recipe, cluster, placed)
+    data, update = _exchange_seconds(shape, layout, recipe, cluster, placed)
     step = StepTime(busy, 0.0, 0.0, played.length_s - busy, data, update, 0.0, 0.0, 0.0)
-    tight, memory = _tightest(shape, layout, recipe, cluster, placed)
+    tight, memory = _tightest_memory(shape, layout, recipe, cluster, placed)
     per_s = recipe.tokens / step.total
     peak = sum(device.peak_flops(recipe.precision) or 0.0 for device in devices) * layout.dp
     used = [(device, layout.dp) for device in devices]
@@ -100,13 +100,13 @@ def estimate_mixed(
 def mixed_times(
     shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
 ) -> list[StageTimes]:
-    """Return what one microbatch takes in each stage."""
+    """Return the seconds of one microbatch in each stage."""
     tokens = microbatch_tokens(layout, recipe)
     flops = forward_flops(shape, recipe.sequence_length)
     again = backward_factor(recipe.checkpointing) - 2.0
     times = []
     for stage, (kind, layers) in enumerate(zip(placed.devices, placed.layers, strict=True)):
-        speed = _speed(cluster, kind, recipe)
+        speed = _device_speed(cluster, kind, recipe)
         blocks = layers * tokens * (flops.block + flops.scores) / speed
         head = tokens * flops.head / speed if stage == len(placed.layers) - 1 else 0.0
         times.append(StageTimes(blocks + head, blocks * (1 + again) + head, blocks + head))
@@ -120,14 +120,14 @@ def mixed_timeline(
     times = mixed_times(shape, layout, recipe, cluster, placed)
     link = link_of(cluster, "between")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
-    return simulate(layout.schedule, layout.pp, microbatches, times, link.latency_s, transfer)
+    return simulate_step(layout.schedule, layout.pp, microbatches, times, link.latency_s, transfer)
 
 
-def _speed(cluster: Cluster, kind: str, recipe: Recipe) -> float:
+def _device_speed(cluster: Cluster, kind: str, recipe: Recipe) -> float:
     return machine_of(cluster, device_of(cluster, kind), recipe.precision).flops_per_s
 
 
-def _fits(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, order: tuple[str, ...]) -> Fits:
+def _fits_memory(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, order: tuple[str, ...]) -> Fits:
     limits = [device_of(cluster, kind).memory_bytes * cluster.usable_memory for kind in order]
 
     @cache
@@ -137,14 +137,14 @@ def _fits(shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, o
     return lambda stage, first, end: needed(stage, end - first) <= limits[stage]
 
 
-def _pace(shape: ModelShape, recipe: Recipe, layers: tuple[int, ...], speeds: list[float]) -> float:
+def _slowest_pace(shape: ModelShape, recipe: Recipe, layers: tuple[int, ...], speeds: list[float]) -> float:
     flops = forward_flops(shape, recipe.sequence_length)
     work = [count * (flops.block + flops.scores) for count in layers]
     work[-1] += flops.head
     return max(cost / speed for cost, speed in zip(work, speeds, strict=True))
 
 
-def _exchange(
+def _exchange_seconds(
     shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
 ) -> tuple[float, float]:
     """Return seconds of the slowest exchange of gradients, none of it hidden, and of the slowest update."""
@@ -161,7 +161,7 @@ def _exchange(
     return data, update
 
 
-def _tightest(
+def _tightest_memory(
     shape: ModelShape, layout: Layout, recipe: Recipe, cluster: Cluster, placed: StageDevices
 ) -> tuple[Device, RankMemory]:
     if len(placed.devices) != layout.pp:

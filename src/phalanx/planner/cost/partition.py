@@ -15,19 +15,19 @@ def balanced(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     Raises:
         ValueError: There are fewer layers than stages.
     """
-    found = uneven(costs, [1.0] * num_stages)
-    if found is None:
+    partition = uneven_layers(costs, [1.0] * num_stages)
+    if partition is None:
         raise ValueError(f"partition: {len(costs)} layers for {num_stages} stages; lower the stages")
-    return found
+    return partition
 
 
-def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = None) -> tuple[int, ...] | None:
+def uneven_layers(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = None) -> tuple[int, ...] | None:
     """Return layers per stage, so that the slowest stage is as fast as can be.
 
     Args:
         costs: Work of each layer, in any one unit.
         speeds: Work that the rank of each stage does in a second, in the order of the pipeline.
-        fits: Which stages fit into their rank's memory; left out, all do.
+        fits: Tells which stages fit into their rank's memory; None: all do.
 
     Returns:
         At least one layer each, contiguous; of equally fast ones the most even in seconds. None when nothing fits.
@@ -40,7 +40,7 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
     # best[stage, end] is the slowest stage, then the sum of squares, of the first stages over the first layers
     @cache
     def best(stage: int, end: int) -> tuple[float, float, int] | None:
-        found: tuple[float, float, int] | None = None
+        shortest: tuple[float, float, int] | None = None
         for first in range(stage, end) if stage else range(1):
             if end <= first or (fits is not None and not fits(stage, first, end)):
                 continue
@@ -49,9 +49,9 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
                 continue
             seconds = (sums[end] - sums[first]) / speeds[stage]
             option = (max(before[0], seconds), before[1] + seconds**2, first)
-            if found is None or option[:2] < found[:2]:
-                found = option
-        return found
+            if shortest is None or option[:2] < shortest[:2]:
+                shortest = option
+        return shortest
 
     if num_layers < num_stages or best(num_stages - 1, num_layers) is None:
         return None
@@ -61,7 +61,7 @@ def uneven(costs: Sequence[float], speeds: Sequence[float], fits: Fits | None = 
         ends.append(place[2] if place is not None else 0)
     ends.append(0)
     ends.reverse()
-    return tuple(end - first for first, end in pairwise(ends))
+    return tuple(stop - first for first, stop in pairwise(ends))
 
 
 def slowest(counts: Sequence[int], costs: Sequence[float], speeds: Sequence[float]) -> float:
@@ -79,17 +79,17 @@ MOST_PLACES = 120
 """Orders of a pool that are all tried; beyond, ranks stand in the order of their memory."""
 
 
-def placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tuple[str, ...]]:
+def rank_placements(kinds: Sequence[str], memory: Callable[[str], float]) -> list[tuple[str, ...]]:
     """Return the orders in which a pool's ranks can stand in a pipeline, equal devices not told apart.
 
     Args:
-        kinds: Device of each rank.
+        kinds: Device kind of each rank.
         memory: Bytes of a device; where there are too many orders only the one with the most memory first is
             returned, because the first stages of 1F1B hold the most microbatches.
     """
     if _num_orders(kinds) > MOST_PLACES:
         return [tuple(sorted(kinds, key=lambda kind: (-memory(kind), kind)))]
-    return _distinct(tuple(sorted(kinds)))
+    return _distinct_orders(tuple(sorted(kinds)))
 
 
 def _num_orders(kinds: Sequence[str]) -> int:
@@ -99,14 +99,14 @@ def _num_orders(kinds: Sequence[str]) -> int:
     return number
 
 
-def _distinct(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _distinct_orders(kinds: tuple[str, ...]) -> list[tuple[str, ...]]:
     if len(set(kinds)) == len(kinds):
         return list(permutations(kinds))
     if not kinds:
         return [()]
-    found = []
+    orders = []
     for kind in sorted(set(kinds)):
         rest = list(kinds)
         rest.remove(kind)
-        found += [(kind, *others) for others in _distinct(tuple(rest))]
-    return found
+        orders += [(kind, *others) for others in _distinct_orders(tuple(rest))]
+    return orders

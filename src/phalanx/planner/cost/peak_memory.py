@@ -1,4 +1,4 @@
-"""The peak memory of a rank: what it holds beside its state at the moments of a step that can be the worst."""
+"""The peak memory of a rank: its memory beside its state, at the moments of a step that can be the worst."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class TransientMemory:
     """Bytes at one moment, beside weights, gradients and optimizer state that are there all the time.
 
     Attributes:
-        activations: What is kept for backward passes, and what the one at work has made.
+        activations: Bytes stored for backward passes, and made by the current one.
         buffers: Gathered weights, gradients that are not where they belong yet, copies.
     """
 
@@ -38,8 +38,7 @@ class RankShare:
 
     Attributes:
         parameters: Before ZeRO shares them, frozen ones too.
-        trained: Those that have gradients.
-        layers: Its blocks.
+        layers: Number of blocks on this rank.
         kept: Bytes that all microbatches in flight keep in these blocks.
         has_head: Whether it takes the loss.
     """
@@ -54,18 +53,19 @@ class RankShare:
 def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> TransientMemory:
     """Return the moment of a step at which most is held.
 
-    The loss, with all logits; the backward pass of a block, with what has been kept in others; and the end, when what
-    lies around the blocks is summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer from which they are
-    summed until the next block's are, and a block's parameters are fetched while the one behind it is at work. In a
-    pipeline gradients are whole until its last microbatch, and parameters from one pass back to the next pass ahead.
-    What was gathered last in a forward pass stays in its buffer as well until the next one gathers. What is frozen is
-    gathered and has no gradient. Islands are joined when nothing is kept any more, tensor by tensor.
+    The moments are: the loss, with all logits; the backward pass of a block, with the stored activations of others; and
+    the end, when gradients around the blocks are summed as one. Gradients that ZeRO 2 and 3 share lie in the buffer
+    from which they are summed until the next block's are, and a block's parameters are fetched while the block behind
+    it is at work. In a pipeline gradients are whole until its last microbatch, and parameters from one backward pass to
+    the next forward pass. The last gathered block of a forward pass stays in its buffer as well until the next pass
+    gathers. Frozen parameters are gathered and have no gradient. Islands are joined when no activations are stored any
+    more, tensor by tensor.
 
     Source: torch's DistributedDataParallel and ``fully_shard`` (2.13); their allocations bind the engine.
     """
-    own = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
+    split = (-(-shape.layer_split // layout.tp) + shape.layer_whole) * recipe.weight_bytes
     thin = 0 if recipe.adapter is None else adapter_numbers(shape, recipe.adapter, layout.tp) * recipe.weight_bytes
-    block, trained = own + thin, own if recipe.adapter is None else thin
+    block, trained = split + thin, split if recipe.adapter is None else thin
     around = share.parameters * recipe.weight_bytes - share.layers * block
     table = -(-shape.head_matrix // layout.tp) * recipe.weight_bytes
     # the head's own gradient is whole before it is added to what other microbatches and the embedding gave
@@ -76,8 +76,8 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     gathers = (layout.zero >= 3 and layout.shards > 1) or (recipe.offload == "all" and layout.zero != 2)
     fetched, held_around = (block, around) if gathers else (0, 0)
     working = peak_bytes(shape, layout, recipe)
-    one = block_bytes(shape, layout, recipe)
-    lasting = _lasting(shape, layout, recipe, share)
+    block_size = block_bytes(shape, layout, recipe)
+    lasting = _lasting_buffers(shape, layout, recipe, share)
     loss = head_bytes(shape, layout, recipe) if share.has_head else 0
     # the largest matrix of a block, before it is added
     added = trained // 3
@@ -88,18 +88,18 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
             held_around + (3 if shares else 2) * fetched + (head if shares else 0) + (0 if shares else added),
         ),
         TransientMemory(
-            max(0, share.kept - one) + working,
+            max(0, share.kept - block_size) + working,
             held_around + 2 * fetched + (head + 2 * trained if shares else added),
         ),
         TransientMemory(0, held_around + (2 * summed if shares else head)),
     ]
     if late:
         # parameters are whole from the end of a backward pass on, when its own microbatch is no longer kept
-        whole = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
-        others = max(0, share.kept - share.layers * one // layout.stages_per_rank)
-        moments.append(TransientMemory(others + working, whole))
+        parameters = share.parameters * recipe.weight_bytes if layout.zero >= 3 else 0
+        others = max(0, share.kept - share.layers * block_size // layout.stages_per_rank)
+        moments.append(TransientMemory(others + working, parameters))
         # what lies around the blocks is the first that is summed, while all others are whole still
-        moments.append(TransientMemory(0, whole + summed + -(-summed // layout.shards)))
+        moments.append(TransientMemory(0, parameters + summed + -(-summed // layout.shards)))
     has_buckets = (
         layout.zero < 2 and layout.shards > 1 and (layout.pp == 1 or not SCHEDULES[layout.schedule].splits_backward)
     )
@@ -114,7 +114,7 @@ def worst_moment(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankS
     return TransientMemory(worst.activations, worst.buffers + lasting)
 
 
-def _lasting(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
+def _lasting_buffers(shape: ModelShape, layout: Layout, recipe: Recipe, share: RankShare) -> int:
     """Bytes of buffers that are there at all of these moments."""
     size = 0
     if layout.zero == 2 and layout.shards > 1 and recipe.offload != "all":

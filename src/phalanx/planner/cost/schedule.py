@@ -11,9 +11,8 @@ class StageTimes:
     """Seconds that one microbatch takes in one stage.
 
     Attributes:
-        forward: Forward pass.
         inputs: Backward pass down to the inputs.
-        weights: The weights' gradients.
+        weights: Seconds of the gradients of weights.
     """
 
     forward: float
@@ -43,7 +42,6 @@ class Timeline:
 
     Attributes:
         slots: All work, each rank's in its order.
-        num_ranks: Of the pipeline.
     """
 
     slots: tuple[Slot, ...]
@@ -65,7 +63,7 @@ class Timeline:
         return 1.0 - self.busy_s / (self.num_ranks * self.length_s)
 
 
-def simulate(
+def simulate_step(
     schedule: str,
     num_ranks: int,
     num_microbatches: int,
@@ -77,11 +75,9 @@ def simulate(
 
     Args:
         schedule: One of ``layout.SCHEDULES``.
-        num_ranks: Of the pipeline.
-        num_microbatches: Of the step.
         times: One entry per stage; a multiple of `num_ranks`.
-        latency_s: From the end of sending until the next stage has the result.
-        transfer_s: How long sending one result keeps the link from the next one; the rank goes on working.
+        latency_s: Seconds from the end of sending until the next stage has the result.
+        transfer_s: Seconds that sending one result occupies the link; the rank goes on working.
     """
     every = orders(schedule, num_ranks, num_microbatches, len(times) // num_ranks)
     return play(every, times, latency_s, transfer_s)
@@ -90,7 +86,7 @@ def simulate(
 def play(
     every: Sequence[Order], times: Sequence[StageTimes], latency_s: float = 0.0, transfer_s: float = 0.0
 ) -> Timeline:
-    """Play the orders of all ranks through: each does its next piece of work as soon as what it needs is there.
+    """Play the orders of all ranks through: each does its next piece of work as soon as its inputs are there.
 
     Raises:
         ValueError: The orders wait for each other.
@@ -100,26 +96,26 @@ def play(
     links: dict[tuple[int, bool], float] = {}
     slots: list[list[Slot]] = [[] for _ in every]
     clocks = [0.0] * len(every)
-    left = sum(len(order) for order in every)
-    while left:
-        before = left
+    remaining = sum(len(order) for order in every)
+    while remaining:
+        before = remaining
         for rank, order in enumerate(every):
             while len(slots[rank]) < len(order):
                 work = order[len(slots[rank])]
-                ready = _ready(work, ended, arrived, len(times))
+                ready = _ready_time(work, ended, arrived, len(times))
                 if ready is None:
                     break
                 start = max(clocks[rank], ready)
-                end = start + times[work.stage].of(work.kind)
-                slots[rank].append(Slot(rank, work, start, end))
-                ended[work] = clocks[rank] = end
+                stop = start + times[work.stage].of(work.kind)
+                slots[rank].append(Slot(rank, work, start, stop))
+                ended[work] = clocks[rank] = stop
                 link = (work.stage, work.kind == "forward")
                 if work.kind != "weights":
-                    links[link] = max(end, links.get(link, 0.0)) + transfer_s
+                    links[link] = max(stop, links.get(link, 0.0)) + transfer_s
                     arrived[work] = links[link] + latency_s
-                left -= 1
-        if left == before:
-            raise ValueError(f"schedule: {left} pieces of work wait for each other")
+                remaining -= 1
+        if remaining == before:
+            raise ValueError(f"schedule: {remaining} pieces of work wait for each other")
     return Timeline(tuple(slot for row in slots for slot in row), len(every))
 
 
@@ -131,15 +127,15 @@ def bubble_formula(num_ranks: int, num_microbatches: int, chunks: int = 1) -> fl
     return (num_ranks - 1) / (chunks * num_microbatches + num_ranks - 1)
 
 
-def _ready(work: Work, ended: dict[Work, float], arrived: dict[Work, float], num_stages: int) -> float | None:
+def _ready_time(work: Work, ended: dict[Work, float], arrived: dict[Work, float], num_stages: int) -> float | None:
     """Return when everything is there that a piece of work needs; None when something has not been done yet."""
     stage, microbatch = work.stage, work.microbatch
     if work.kind == "forward":
         return arrived.get(Work("forward", stage - 1, microbatch)) if stage else 0.0
     if work.kind == "weights":
         return ended.get(Work("inputs", stage, microbatch))
-    own = ended.get(Work("forward", stage, microbatch))
-    if own is None or stage == num_stages - 1:
-        return own
+    forward_end = ended.get(Work("forward", stage, microbatch))
+    if forward_end is None or stage == num_stages - 1:
+        return forward_end
     behind = arrived.get(Work("backward", stage + 1, microbatch), arrived.get(Work("inputs", stage + 1, microbatch)))
-    return None if behind is None else max(own, behind)
+    return None if behind is None else max(forward_end, behind)

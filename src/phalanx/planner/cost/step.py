@@ -1,4 +1,4 @@
-"""Seconds of one step, by what they go to."""
+"""Seconds of one step, by their cause."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -14,7 +14,7 @@ from phalanx.planner.cost.exchanging import (
     vocabulary_exchange,
 )
 from phalanx.planner.cost.memory import stage_layers
-from phalanx.planner.cost.schedule import StageTimes, Timeline, bubble_formula, simulate
+from phalanx.planner.cost.schedule import StageTimes, Timeline, bubble_formula, simulate_step
 from phalanx.planner.cost.shared_cores import play_sharing
 from phalanx.planner.guard.finding import Verification
 from phalanx.planner.layout import Layout
@@ -36,9 +36,8 @@ class StepTime:
         compute: Forward and backward of the slowest stage.
         tensor: Exchange between tensor parallel ranks, in the way of the computation.
         context: The same between context parallel ranks.
-        bubble: Waiting in the pipeline, for other stages, for what they send, and for a core.
+        bubble: Waiting in the pipeline: for other stages, for messages, and for a core.
         data: Exchange of gradients and parameters that no computation hides.
-        optimizer: Its update.
         offload: Traffic to the host's memory.
         verification: Audits that do not fit into the bubble.
         hidden: Exchange that goes on beside the computation.
@@ -78,11 +77,8 @@ def step_time(
     """Estimate one step.
 
     Args:
-        shape: The model.
-        layout: A valid one.
-        recipe: How it is trained.
-        machine: What it runs on.
-        guard: What is verified; None verifies nothing.
+        layout: Layout that `why_not` accepts.
+        guard: Verification of workers; None verifies nothing.
         exact: Play the pipeline through; else take the formula for equal stages, which is much quicker.
     """
     alone = _with_a_core_each(shape, layout, recipe, machine, exact=exact)
@@ -93,8 +89,8 @@ def step_time(
         alone = _sharing_cores(alone, work, crowd, shared)
     if guard is None:
         return alone
-    whole = alone.compute + alone.tensor + alone.context + alone.bubble
-    return replace(alone, verification=guard.extra_time(alone.bubble / whole) * whole)
+    total = alone.compute + alone.tensor + alone.context + alone.bubble
+    return replace(alone, verification=guard.extra_time(alone.bubble / total) * total)
 
 
 def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
@@ -102,17 +98,17 @@ def work_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Mac
     busy = machine.at_work()
     times, _ = stage_times(shape, layout, recipe, busy)
     step = _with_a_core_each(shape, layout, recipe, busy, exact=False)
-    passes = _work(times) * recipe.microbatches * layout.world / layout.pp
+    passes = _total_work_seconds(times) * recipe.microbatches * layout.world / layout.pp
     return passes + (step.data + step.optimizer + step.outer) * layout.world
 
 
 def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, *, exact: bool) -> StepTime:
     times, per_block = stage_times(shape, layout, recipe, machine)
-    busy = recipe.microbatches * _slowest(times, layout.pp)
-    whole = busy
+    busy = recipe.microbatches * _slowest_rank_seconds(times, layout.pp)
+    total = busy
     if layout.pp > 1:
-        whole = (_played if exact else _quick)(shape, layout, recipe, machine, times)
-    layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
+        total = (_played_seconds if exact else _quick_seconds)(shape, layout, recipe, machine, times)
+    layers = max(sum(_layers_per_stage(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
     tensor = per_block.tensor * layers * recipe.microbatches
     context = per_block.context * layers * recipe.microbatches
     data, hidden = data_exchange(shape, layout, recipe, machine, busy - tensor - context)
@@ -121,11 +117,11 @@ def _with_a_core_each(shape: ModelShape, layout: Layout, recipe: Recipe, machine
         tensor=tensor,
         context=context,
         # without a pipeline both are the same but for rounding
-        bubble=max(0.0, whole - busy),
+        bubble=max(0.0, total - busy),
         data=data,
-        optimizer=_update(shape, layout, recipe, machine),
-        outer=_outer(shape, layout, recipe, machine),
-        offload=_offload(shape, layout, recipe, machine),
+        optimizer=_update_seconds(shape, layout, recipe, machine),
+        outer=_outer_step_seconds(shape, layout, recipe, machine),
+        offload=_offload_seconds(shape, layout, recipe, machine),
         verification=0.0,
         hidden=hidden + per_block.hidden * layers * recipe.microbatches,
     )
@@ -138,9 +134,8 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
     of them work, whichever is longer.
 
     Args:
-        alone: With a core for each.
-        work: The same without waiting.
-        crowd: How many ranks share a core.
+        alone: Times with a core for each rank.
+        crowd: Number of ranks that share a core.
         shared: Seconds of the pipeline with its cores shared; 0 without a pipeline.
     """
     alone = replace(alone, outer=max(alone.outer, crowd * work.outer))
@@ -152,9 +147,13 @@ def _sharing_cores(alone: StepTime, work: StepTime, crowd: float, shared: float)
             data=max(alone.data, crowd * work.data),
             optimizer=alone.optimizer * crowd,
         )
-    own, said = alone.compute + alone.optimizer, alone.tensor + alone.context + alone.data
+    computing, exchanging = alone.compute + alone.optimizer, alone.tensor + alone.context + alone.data
     least = work.tensor + work.context + work.data
-    stretched = (max(own + said, crowd * (own + least)) - crowd * own) / said if said else 0.0
+    stretched = (
+        (max(computing + exchanging, crowd * (computing + least)) - crowd * computing) / exchanging
+        if exchanging
+        else 0.0
+    )
     return replace(
         alone,
         compute=alone.compute * crowd,
@@ -173,16 +172,16 @@ def timeline(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
     times, _ = stage_times(shape, layout, recipe, machine)
     link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
-    return simulate(layout.schedule, layout.pp, shown, times, link.latency_s, transfer)
+    return simulate_step(layout.schedule, layout.pp, shown, times, link.latency_s, transfer)
 
 
 def stage_times(
     shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine
 ) -> tuple[list[StageTimes], Exchanges]:
-    """Return what one microbatch takes in each stage, exchanges inside a block included, and these exchanges."""
+    """Return the seconds of one microbatch in each stage, with exchanges inside a block, and of these exchanges."""
     tokens = microbatch_tokens(layout, recipe)
     flops = forward_flops(shape, recipe.sequence_length)
-    ahead, back, weights = _passes(shape, layout, recipe, machine)
+    ahead, back, weights = _pass_seconds(shape, layout, recipe, machine)
     head = tokens * flops.head / ((machine.head_flops_per_s or machine.flops_per_s) * layout.tp)
     again = backward_factor(recipe.checkpointing) - 2.0
     exchanges = block_exchanges(shape, layout, recipe, machine)
@@ -190,7 +189,7 @@ def stage_times(
     fixed = machine.microbatch_s / 2 if layout.pp > 1 else 0.0
     around = vocabulary_exchange(shape, layout, recipe, machine)
     cut = layout.tp if shape.vocab % layout.tp == 0 else 1
-    counts = _layers(shape, layout, recipe)
+    counts = _layers_per_stage(shape, layout, recipe)
     times = []
     for stage, layers in enumerate(counts):
         is_last = stage == len(counts) - 1
@@ -210,7 +209,7 @@ def stage_times(
     return times, exchanges
 
 
-def _passes(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float, float]:
+def _pass_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> tuple[float, float, float]:
     """Seconds of one block and microbatch: forward, back to the inputs, and the weights' gradients."""
     tokens, flops = microbatch_tokens(layout, recipe), forward_flops(shape, recipe.sequence_length)
     products, scores = (tokens * part / (machine.flops_per_s * layout.tp) for part in (flops.block, flops.scores))
@@ -225,17 +224,19 @@ def _passes(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine)
     return ahead + thin, back + thin, max(0.0, weights - products) + thin
 
 
-def _layers(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
+def _layers_per_stage(shape: ModelShape, layout: Layout, recipe: Recipe) -> tuple[int, ...]:
     return stage_layers(shape, recipe.sequence_length, layout.pp * layout.stages_per_rank)
 
 
-def _played(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
-    """Seconds of a pipeline that is played through; what is not shown repeats the slowest stage's pace."""
+def _played_seconds(
+    shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]
+) -> float:
+    """Return the seconds of a simulated pipeline; other microbatches repeat the slowest stage's pace."""
     link = link_of_axis(layout, "pp", machine, "send")
     transfer = boundary_bytes(shape, layout, recipe) / link.bytes_per_s
     played = _num_played(layout, recipe)
-    length = simulate(layout.schedule, layout.pp, played, times, link.latency_s, transfer).length_s
-    pace = max(_slowest(times, layout.pp), layout.stages_per_rank * transfer)
+    length = simulate_step(layout.schedule, layout.pp, played, times, link.latency_s, transfer).length_s
+    pace = max(_slowest_rank_seconds(times, layout.pp), layout.stages_per_rank * transfer)
     return length + (recipe.microbatches - played) * pace
 
 
@@ -244,12 +245,12 @@ def _shared_length(shape: ModelShape, layout: Layout, recipe: Recipe, machine: M
     if layout.pp == 1:
         return 0.0
     times, _ = stage_times(shape, layout, recipe, machine)
-    pace = _work(times) * machine.crowd(layout.world) / layout.pp
+    pace = _total_work_seconds(times) * machine.crowd(layout.world) / layout.pp
     if not exact:
         return recipe.microbatches * pace
     played = _num_played(layout, recipe)
     length = _play_crowded(shape, layout, recipe, machine, played).length_s
-    return length + (recipe.microbatches - played) * max(pace, _slowest(times, layout.pp))
+    return length + (recipe.microbatches - played) * max(pace, _slowest_rank_seconds(times, layout.pp))
 
 
 def _play_crowded(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, played: int) -> Timeline:
@@ -267,29 +268,31 @@ def _num_played(layout: Layout, recipe: Recipe) -> int:
     return played - played % layout.pp if SCHEDULES[layout.schedule].chunks > 1 else played
 
 
-def _slowest(times: list[StageTimes], ranks: int) -> float:
+def _slowest_rank_seconds(times: list[StageTimes], ranks: int) -> float:
     """Seconds of one microbatch on the rank that has most to do."""
-    return max(_work(times[rank::ranks]) for rank in range(ranks))
+    return max(_total_work_seconds(times[rank::ranks]) for rank in range(ranks))
 
 
-def _work(times: list[StageTimes]) -> float:
+def _total_work_seconds(times: list[StageTimes]) -> float:
     """Seconds of one microbatch in all stages together."""
     return sum(time.forward + time.inputs + time.weights for time in times)
 
 
-def _quick(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]) -> float:
+def _quick_seconds(
+    shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine, times: list[StageTimes]
+) -> float:
     bubble = bubble_formula(layout.pp, recipe.microbatches, layout.stages_per_rank)
     # zero-bubble H1 waits a third of what 1F1B does where forward and both backwards take equally long
     bubble = bubble / (3 - 2 * bubble) if SCHEDULES[layout.schedule].splits_backward else bubble
     link = link_of_axis(layout, "pp", machine, "send")
     size = boundary_bytes(shape, layout, recipe)
     # a link that is slower than the stages sets the pace
-    busy = recipe.microbatches * _slowest(times, layout.pp)
-    whole = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
-    return whole + 2 * (layout.pp - 1) * send(size, link)
+    busy = recipe.microbatches * _slowest_rank_seconds(times, layout.pp)
+    total = max(busy / (1 - bubble), recipe.microbatches * layout.stages_per_rank * size / link.bytes_per_s)
+    return total + 2 * (layout.pp - 1) * send(size, link)
 
 
-def _update(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def _update_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to read and write weights, gradients and state once; bound by memory, not by arithmetic."""
     if machine.memory_bytes_per_s is None or recipe.offload != "none":
         return 0.0
@@ -298,21 +301,21 @@ def _update(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine)
     return moved / machine.memory_bytes_per_s
 
 
-def _offload(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+def _offload_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
     """Seconds to bring gradients to the host and parameters back, and with ``all`` parameters for both passes."""
     if recipe.offload == "none" or machine.host_bytes_per_s is None:
         return 0.0
-    held = most_held(shape, layout, recipe)
-    passes = 2 * recipe.microbatches * held.stored
-    number = held.trained + (held.trained if recipe.offload == "optimizer" else passes)
+    parameters = most_held(shape, layout, recipe)
+    passes = 2 * recipe.microbatches * parameters.stored
+    number = parameters.trained + (parameters.trained if recipe.offload == "optimizer" else passes)
     return number / (layout.shards if layout.zero else 1) * recipe.weight_bytes / machine.host_bytes_per_s
 
 
-def _outer(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
-    """Seconds of a step that joining islands takes on average: the exchange, and what is moved in a rank's memory."""
+def _outer_step_seconds(shape: ModelShape, layout: Layout, recipe: Recipe, machine: Machine) -> float:
+    """Return the seconds per step of joining islands, on average: the exchange, and copies in a rank's memory."""
     if recipe.outer is None or layout.islands == 1:
         return 0.0
-    layers = max(sum(_layers(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
+    layers = max(sum(_layers_per_stage(shape, layout, recipe)[rank :: layout.pp]) for rank in range(layout.pp))
     numbers = outer_numbers(most_held(shape, layout, recipe).trained, layout)
     link = link_of_axis(layout, "island", machine)
     seconds = outer_seconds(numbers, num_tensors(shape, recipe, layers), layout, recipe.outer, link)

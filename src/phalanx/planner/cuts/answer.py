@@ -20,9 +20,8 @@ class PricedCut:
 
     Attributes:
         depth: Blocks that the client runs.
-        recipe: With the number of microbatches that is best for it.
-        cost: What a step costs.
-        leak: What the host recovers.
+        recipe: Recipe with the number of microbatches that is best for this cut.
+        leak: Share that the host recovers.
         reason: Why it cannot be used; None where it can.
     """
 
@@ -58,11 +57,8 @@ class CutAnswer:
 
     Attributes:
         model: Its name or path, for people.
-        shape: Its sizes.
-        recipe: As it was asked.
         parties: A client, the enclave and the link between them.
-        leaks: What the leaks rest on.
-        cuts: Every one, by depth.
+        leaks: Table that the leaks come from.
     """
 
     model: str
@@ -75,11 +71,11 @@ class CutAnswer:
     @property
     def usable(self) -> list[PricedCut]:
         """The cuts that can be used: the fastest first, of equally fast ones that with the least in the enclave."""
-        found = [cut for cut in self.cuts if cut.reason is None]
-        return sorted(found, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
+        fitting = [cut for cut in self.cuts if cut.reason is None]
+        return sorted(fitting, key=lambda cut: (cut.cost.step_s, cut.cost.enclave_bytes))
 
     def require(self, depth: int | None = None) -> PricedCut:
-        """Return the best cut, or the one that was asked for.
+        """Return the best cut, or the requested one.
 
         Raises:
             ConfigError: It cannot be used; the message names the nearest that can, or says why none can.
@@ -88,18 +84,22 @@ class CutAnswer:
         if depth is None:
             if usable:
                 return usable[0]
-            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._reasons()}").about(code="PHX-C020")
+            raise ConfigError(f"plan: no cut of {self.model} can be used: {self._describe_reasons()}").about(
+                code="PHX-C020"
+            )
         if not 0 <= depth < len(self.cuts):
             raise ConfigError(
                 f"--cut {depth}: {self.model} has {len(self.cuts)} layers; give 1 to {len(self.cuts) - 1}, "
                 "so that both sides have one at least"
             )
-        found = self.cuts[depth]
-        if found.reason is None:
-            return found
+        chosen_cut = self.cuts[depth]
+        if chosen_cut.reason is None:
+            return chosen_cut
         near = min(usable, key=lambda cut: (abs(cut.depth - depth), cut.cost.step_s), default=None)
-        hint = f"the nearest cut that works is {near.depth}" if near else f"no other cut works: {self._reasons()}"
-        raise ConfigError(f"--cut {depth}: {found.reason}; {hint}")
+        hint = (
+            f"the nearest cut that works is {near.depth}" if near else f"no other cut works: {self._describe_reasons()}"
+        )
+        raise ConfigError(f"--cut {depth}: {chosen_cut.reason}; {hint}")
 
     def as_json(self) -> dict[str, Any]:
         """Return question, assumptions and answer as one JSON object."""
@@ -119,7 +119,7 @@ class CutAnswer:
             "refused": [{"cut": cut.depth, "reason": cut.reason} for cut in self.cuts if cut.reason is not None],
         }
 
-    def _reasons(self) -> str:
+    def _describe_reasons(self) -> str:
         # the first and the last cut are limited by different sides
         ends = (self.cuts[min(1, len(self.cuts) - 1)], self.cuts[-1])
         return "; ".join(dict.fromkeys(f"cut {cut.depth}: {cut.reason}" for cut in ends))
@@ -134,18 +134,18 @@ def ask_cuts(model: str, shape: ModelShape, recipe: Recipe, parties: Parties, le
     wrong = why_not(Layout(), shape, replace(recipe, microbatches=1))
     if wrong is not None:
         raise ConfigError(f"plan: {wrong}")
-    cuts = tuple(_judge(shape, recipe, parties, leaks, depth) for depth in range(shape.layers))
+    cuts = tuple(_judge_cut(shape, recipe, parties, leaks, depth) for depth in range(shape.layers))
     return CutAnswer(model, shape, recipe, parties, leaks, cuts)
 
 
-def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> PricedCut:
-    """Take the number of microbatches that is fastest among those that fit, else the one that needs least."""
+def _judge_cut(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable, depth: int) -> PricedCut:
+    """Choose the number of microbatches that is fastest among the ones that fit, else the one that needs least."""
     leak = leaks.at(shape, depth, parties.mode)
     options = []
-    for number in _divisors(recipe.sequences):
+    for number in _divisors_of(recipe.sequences):
         variant = replace(recipe, microbatches=number)
         cost = cost_of(shape, variant, parties, depth)
-        reason = _unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
+        reason = _why_unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
         options.append(PricedCut(depth, variant, cost, leak, reason))
     usable = [option for option in options if option.reason is None]
     if usable:
@@ -153,7 +153,7 @@ def _judge(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakTable
     return min(options, key=lambda option: option.cost.enclave_bytes)
 
 
-def _unsplit(front: int, back: int, parties: Parties) -> str | None:
+def _why_unsplit(front: int, back: int, parties: Parties) -> str | None:
     if front < 1:
         return "the client has no block, and the engine gives it one at least"
     if back < parties.min_back:
@@ -180,5 +180,5 @@ def _too_large(side: str, needed: int, machine: PartyMachine) -> str | None:
     return f"the {side} needs {needed / GIB:.3g} GiB, {machine.usable_bytes / GIB:.3g} are usable"
 
 
-def _divisors(number: int) -> list[int]:
+def _divisors_of(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -26,13 +26,13 @@ class Cost:
     """The cost of a step at one cut.
 
     Attributes:
-        client_bytes: The front's weights, and what one of its blocks works with.
-        enclave_bytes: The back's weights, adapters with their optimizer, and what the backward pass needs.
+        client_bytes: Bytes of the front's weights, and of the working memory of one block.
+        enclave_bytes: Bytes of the back's weights, of adapters with their optimizer, and of the backward pass.
         wire_bytes: Activations and labels of a step, all clients together.
         client_s: Seconds of one client's front, a microbatch.
         wire_s: Seconds on the link, a microbatch.
         enclave_s: Seconds of the back, forward and backward, a microbatch.
-        step_s: Of the whole step, the three working at the same time on different microbatches.
+        step_s: Seconds of the whole step; the three parties work at the same time on different microbatches.
     """
 
     client_bytes: int
@@ -45,13 +45,10 @@ class Cost:
 
 
 def cost_of(shape: ModelShape, recipe: Recipe, parties: Parties, depth: int) -> Cost:
-    """Return what a cut costs.
+    """Return the cost of a cut.
 
     Args:
-        shape: The model.
-        recipe: Batch and precision.
         parties: A client, the enclave and the link between them.
-        depth: Blocks before the cut.
 
     Raises:
         ConfigError: The link is not known.
@@ -95,5 +92,5 @@ def _enclave_bytes(shape: ModelShape, recipe: Recipe, parties: Parties, back: in
     # a tied head is a copy of the embedding here
     weights = (back * shape.layer + shape.final + shape.head_matrix) * recipe.weight_bytes
     adapters = back * adapter_numbers(shape, parties.adapter_rank) * ADAPTER_BYTES
-    kept = back * block_bytes(shape, _ALONE, recipe) + peak_bytes(shape, _ALONE, recipe)
-    return weights + adapters + kept + head_bytes(shape, _ALONE, recipe)
+    activations = back * block_bytes(shape, _ALONE, recipe) + peak_bytes(shape, _ALONE, recipe)
+    return weights + adapters + activations + head_bytes(shape, _ALONE, recipe)

@@ -22,7 +22,6 @@ class LeakRow(StrictModel):
     """One cut of a leak table.
 
     Attributes:
-        depth: Blocks before it.
         chance: Share of tokens that is recovered without seeing anything.
         plaintext: Share that the best attack recovers from plaintext.
         sealed: The same from sealed frames.
@@ -50,8 +49,8 @@ class Leak:
     Attributes:
         seen: Share of tokens that the host recovers in the mode that is planned.
         opened: Share that it recovers where it sees plaintext: what rests on the guard.
-        chance: Share without seeing anything.
-        basis: How it is known.
+        chance: Share that a guess would recover.
+        basis: ``measured``, or the estimate that replaces a measurement.
     """
 
     seen: float
@@ -61,7 +60,7 @@ class Leak:
 
     @property
     def beyond_chance(self) -> float:
-        """What the host gains by looking."""
+        """The host's gain over guessing."""
         return max(0.0, self.seen - self.chance)
 
 
@@ -69,9 +68,8 @@ class LeakTable(StrictModel):
     """A leak table as ``phalanx reproduce leaks --json`` writes it, the parts that a plan needs.
 
     Attributes:
-        model: Which was measured.
-        command: What measured it.
-        commit: Of the code that did.
+        model: Name of the measured model.
+        commit: Commit of the measuring code.
         rows: A line for each cut.
     """
 
@@ -91,8 +89,8 @@ class LeakTable(StrictModel):
         place = float(depth) if is_same else depth * model.layers / shape.layers
         before = [row for row in self.rows if row.depth <= place]
         behind = [row for row in self.rows if row.depth >= place]
-        near = [max(before, key=_depth)] if before else []
-        near += [min(behind, key=_depth)] if behind else []
+        near = [max(before, key=_row_depth)] if before else []
+        near += [min(behind, key=_row_depth)] if behind else []
         basis: Basis = "measured" if any(row.depth == depth for row in near) else "between measured cuts"
         return Leak(
             seen=max(getattr(row, mode) for row in near),
@@ -106,32 +104,32 @@ def read_leaks(path: Path | None) -> LeakTable:
     """Read a leak table.
 
     Args:
-        path: What ``phalanx reproduce leaks --json`` wrote; None takes the one that is shipped.
+        path: Output of ``phalanx reproduce leaks --json``; None reads the shipped table.
 
     Raises:
         InputError: It cannot be read, or holds no cut that was measured in plaintext and sealed.
     """
-    where = str(path) if path is not None else _PACKAGED
+    place = str(path) if path is not None else _PACKAGED
     try:
-        text = _text(path)
+        text = _read_text(path)
         data = json.loads(text)
     except OSError as exc:
-        raise InputError(f"{where}: cannot be read ({exc.strerror}); write it with phalanx reproduce leaks") from exc
+        raise InputError(f"{place}: cannot be read ({exc.strerror}); write it with phalanx reproduce leaks") from exc
     except (ValueError, RecursionError) as exc:
-        raise InputError(f"{where}: is not valid JSON: {exc}") from exc
-    return _table(data, where)
+        raise InputError(f"{place}: is not valid JSON: {exc}") from exc
+    return _parse_table(data, place)
 
 
-def _text(path: Path | None) -> str:
+def _read_text(path: Path | None) -> str:
     if path is not None:
         return path.read_text(encoding="utf-8")
     return resources.files("phalanx.planner").joinpath("data", _PACKAGED).read_text(encoding="utf-8")
 
 
-def _table(data: Any, where: str) -> LeakTable:
+def _parse_table(data: Any, where: str) -> LeakTable:
     try:
-        lines = [line for line in data["summary"] if None not in (line["plaintext"], line["sealed"])]
-        rows = tuple(LeakRow(**{key: line[key] for key in LeakRow.model_fields}) for line in lines)
+        lines = [row for row in data["summary"] if None not in (row["plaintext"], row["sealed"])]
+        rows = tuple(LeakRow(**{key: row[key] for key in LeakRow.model_fields}) for row in lines)
         model = LeakModel(**{key: data["model"][key] for key in LeakModel.model_fields})
         return LeakTable(model=model, command=data["command"], commit=data["commit"], rows=rows)
     except (KeyError, TypeError, ValidationError) as exc:
@@ -141,5 +139,5 @@ def _table(data: Any, where: str) -> LeakTable:
         ) from exc
 
 
-def _depth(row: LeakRow) -> int:
+def _row_depth(row: LeakRow) -> int:
     return row.depth

@@ -42,16 +42,15 @@ class Parties(StrictModel):
     """The parties that a cut is proposed for.
 
     Attributes:
-        title: Its name in words.
-        mode: How tensors cross: ``sealed``, or ``plaintext``, where the host of the back part sees them.
+        mode: Transport of tensors: ``sealed``, or ``plaintext``, where the host of the back part sees them.
         client: Runs the frozen front; one of several equal ones.
         enclave: Runs the back, with adapters and head.
         wire: Precision in which activations cross.
-        clients: How many share the sequences of a step.
+        clients: Number of clients that share the sequences of a step.
         link: Between a client and the enclave's machine: a known link, or latency and bandwidth.
         max_leak: Share of tokens beyond chance that the host may recover.
-        adapter_rank: Of LoRA on queries and values in the back.
-        min_back: Blocks that stay with the enclave at least: what is not there is not adapted.
+        adapter_rank: Rank of LoRA on queries and values in the back.
+        min_back: Minimum number of blocks in the enclave: other blocks have no adapter.
     """
 
     title: str = ""
@@ -85,7 +84,7 @@ def parties_here(machine: Cluster) -> Parties:
     """Return client and enclave as two ranks of one machine, loopback between them.
 
     Args:
-        machine: Of two ranks.
+        machine: Machine of 2 ranks.
     """
     device = machine.devices[machine.pools[0].device]
     side = PartyMachine(memory_gib=device.memory_gib, tflops=(device.fp32_tflops or 0.0) * machine.efficiency)

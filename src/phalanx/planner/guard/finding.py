@@ -22,7 +22,7 @@ class Verification:
     Attributes:
         audit_rate: q: the share of microbatches recomputed forward and backward to the inputs.
         step_audit_rate: p: how often a whole step is recomputed, weight gradients included.
-        owner_audit_rate: How often the owner redoes a whole step itself.
+        owner_audit_rate: Share of steps that the owner recomputes as a whole.
     """
 
     audit_rate: float
@@ -38,7 +38,7 @@ class Verification:
         """Share of a step's time that is added when audits fill the pipeline's idle time first.
 
         Args:
-            bubble: Idle share of the unguarded step; what is recomputed fits in there, what is fixed does not.
+            bubble: Idle share of the unguarded step; recomputation fits in there, fixed costs do not.
         """
         recomputed = self.extra_compute - FIXED_SHARE
         busy = 1.0 - bubble
@@ -60,7 +60,6 @@ class GuardCosts:
         fixed_share: Signatures, digests, commitments and upkeep, as a share of the unguarded run.
         doubted_honest: Honest weight gradients that the screen doubts, the most of any measured model.
         found_gross: Gross lies about a weight gradient that it doubts, the least of any measured model and lie.
-        sources: Raw results by figure.
     """
 
     audited_share: float
@@ -86,13 +85,12 @@ class AuditRates:
 
     Attributes:
         stages: K, the owner's first and last one included.
-        microbatches: M.
+        microbatches: Microbatches of a step, M.
         audit_rate: q: ceil(q M) microbatches of each stage and step are recomputed.
         step_audit_rate: p: how often the shadow recomputes a whole step.
         owner_audit_rate: r: how often the owner does.
         gradient_screen: Whether an audited microbatch screens the claimed weight gradient.
-        states_agree: Whether holder and shadow both make each update and compare what it leads to.
-        reach: How many steps a conviction goes back at least.
+        reach: Minimum number of steps that a conviction goes back.
         kept_every: Steps from one state that the owner keeps to the next; 0 where it keeps none.
     """
 
@@ -102,7 +100,6 @@ class AuditRates:
     step_audit_rate: float
     owner_audit_rate: float
     gradient_screen: bool
-    states_agree: bool = True
     reach: int = 0
     kept_every: int = 0
 
@@ -113,7 +110,7 @@ class AuditRates:
 
     @property
     def whole(self) -> float:
-        """How likely a step of one stage is recomputed as a whole, by its shadow or by the owner."""
+        """Chance that a step of one stage is recomputed as a whole, by its shadow or by the owner."""
         return 1.0 - (1.0 - self.step_audit_rate) * (1.0 - self.owner_audit_rate)
 
 
@@ -122,7 +119,6 @@ class DetectionOdds:
     """The odds that one kind of lie is found.
 
     Attributes:
-        lie: Which.
         probability: That a step with such a lie is found to be wrong before it is applied.
         expected_steps: Attacked steps until then, in the mean; None without audits.
         certain_steps: Attacked steps within which it is found with a probability of 99.9 %.
@@ -143,17 +139,15 @@ class GuardPrice:
     Attributes:
         extra_compute: Share of the unguarded run's work, of all parties together.
         bytes_per_number: Bytes a step for each number that is trained in other hands.
-        memory_per_number: Bytes of memory for each trained number at each copy of its stage, to go back with.
         disk_per_number: Bytes on the owner's disk for each trained number and kept state.
     """
 
     extra_compute: float
     bytes_per_number: float
-    memory_per_number: float
     disk_per_number: float
 
 
-def missed(drawn: int, wrong: int, microbatches: int) -> float:
+def miss_probability(drawn: int, wrong: int, microbatches: int) -> float:
     """Probability that none of `drawn` microbatches is one of the wrong ones, which their author chose at random."""
     return math.comb(microbatches - wrong, drawn) / math.comb(microbatches, drawn)
 
@@ -161,29 +155,27 @@ def missed(drawn: int, wrong: int, microbatches: int) -> float:
 def findings(watch: AuditRates, costs: GuardCosts) -> list[DetectionOdds]:
     """Every kind of lie of a stage in other hands; the screen's share is that of the least found gross lie."""
     shared = 1.0 - watch.whole
-    few = 1.0 - missed(watch.drawn, 1, watch.microbatches) * shared
+    few = 1.0 - miss_probability(watch.drawn, 1, watch.microbatches) * shared
     gross = 1.0 - (1.0 - (costs.found_gross if watch.gradient_screen else 0.0)) * shared
     half = watch.microbatches // 2 or 1
     chances = {
         "messages of every microbatch": 1.0,
         f"messages of {half} of {watch.microbatches} microbatches": 1.0
-        - missed(watch.drawn, half, watch.microbatches) * shared,
+        - miss_probability(watch.drawn, half, watch.microbatches) * shared,
         f"messages of 1 of {watch.microbatches} microbatches": few,
         "weight gradient, gross (sign, largest numbers, ten times)": gross,
         "weight gradient, subtle": watch.whole,
-        "optimizer or state": 1.0 if watch.states_agree else watch.owner_audit_rate,
+        "optimizer or state": 1.0,
         "anything, holder and shadow in league": watch.owner_audit_rate,
         "anything, all workers in league": watch.owner_audit_rate,
     }
-    return [_finding(lie, chance, watch.reach) for lie, chance in chances.items()]
+    return [_detection_odds(lie, chance, watch.reach) for lie, chance in chances.items()]
 
 
-def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
-    """What it costs, from shares that were measured.
+def price_guard(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_bytes: float) -> GuardPrice:
+    """Return the cost of verification, from measured shares.
 
     Args:
-        watch: The rates.
-        costs: What was measured.
         untrusted_share: Work of the stages in other hands, as a share of the model's.
         upkeep_bytes: Bytes a step and trained number that keep a shadow fresh.
     """
@@ -198,12 +190,11 @@ def price(watch: AuditRates, costs: GuardCosts, untrusted_share: float, upkeep_b
         bytes_per_number=upkeep_bytes
         + state * watch.owner_audit_rate
         + (state / watch.kept_every if watch.kept_every else 0.0),
-        memory_per_number=2 * state if watch.reach and not watch.kept_every else 0.0,
         disk_per_number=state if watch.kept_every else 0.0,
     )
 
 
-def _finding(lie: str, probability: float, reach: int) -> DetectionOdds:
+def _detection_odds(lie: str, probability: float, reach: int) -> DetectionOdds:
     if probability <= 0.0:
         return DetectionOdds(lie, 0.0, None, None, is_undone=False)
     certain = 1 if probability >= CERTAINTY else math.ceil(math.log(1.0 - CERTAINTY) / math.log1p(-probability))

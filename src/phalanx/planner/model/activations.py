@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from phalanx.planner.layout import Layout
-from phalanx.planner.model.adapter import Adapter, adapted
+from phalanx.planner.model.adapter import Adapter, adapted_linears
 from phalanx.planner.model.families import FAMILIES, Feed
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
@@ -16,7 +16,7 @@ class SavedPerToken:
     Attributes:
         stream: Inputs of norms, in the precision of the residual stream.
         whole: Outputs of norms, which every tensor parallel rank has unless it is sequence parallel.
-        split: What lies between the matrix products, shared by the tensor parallel ranks.
+        split: Numbers between the matrix products, shared by the tensor parallel ranks.
         scores: Attention's probabilities, shared likewise; 0 with a fused kernel.
     """
 
@@ -27,7 +27,7 @@ class SavedPerToken:
 
 
 def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
-    """Count what one block keeps for each token, without dropout.
+    """Count the numbers that one block stores for each token, without dropout.
 
     Source: what autograd saves in transformers' blocks, which a test counts; for GPT-2 with a fused activation it is
     Korthikanti et al. 2022, section 4.1, less its dropout masks: 16 numbers for each column of the stream. Of families
@@ -36,7 +36,7 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
     hidden, queries = shape.hidden, shape.heads * shape.head_dim
     # an RMS norm is composed: it keeps its input, the normalised input and its output
     facts = FAMILIES[shape.family]
-    stream, whole = facts.norms * (2 if facts.composed_norm else 1) * hidden, facts.norms * hidden
+    stream, width = facts.norms * (2 if facts.composed_norm else 1) * hidden, facts.norms * hidden
     fused = recipe.fused_attention and shape.fused
     # a fused kernel keeps one number a head; without one, keys and values are repeated for the heads that share them
     attention = 2 * queries + 2 * shape.kv_heads * shape.head_dim + shape.heads if fused else 4 * queries
@@ -44,7 +44,7 @@ def kept_numbers(shape: ModelShape, recipe: Recipe) -> SavedPerToken:
         attention += (2 if facts.composed_norm else 1) * (queries + shape.kv_heads * shape.head_dim)
     scores = 0 if fused else shape.heads * recipe.sequence_length
     saved = shape.ffn_saved - (shape.ffn_composed if recipe.fused_activation else 0)
-    everything = SavedPerToken(stream, whole, attention + saved * shape.ffn, scores)
+    everything = SavedPerToken(stream, width, attention + saved * shape.ffn, scores)
     if recipe.adapter is None:
         return everything
     return beside_frozen(everything, shape, recipe.adapter, is_fused=fused, inner=saved)
@@ -60,7 +60,7 @@ def block_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
 
 
 def peak_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    """Bytes beyond `block_bytes` while the backward pass is in one block: what it computed again, and its gradients."""
+    """Return the bytes beyond `block_bytes` in the backward pass of one block: recomputed tensors and gradients."""
     tokens = microbatch_tokens(layout, recipe)
     widest = max(shape.ffn // layout.tp, shape.hidden)
     again = max(0, _working_bytes(shape, layout, recipe) - block_bytes(shape, layout, recipe))
@@ -80,16 +80,16 @@ def microbatch_tokens(layout: Layout, recipe: Recipe) -> int:
 
 
 def boundary_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    """Bytes of what one stage sends to the next for one microbatch."""
+    """Return the bytes that one stage sends to the next for one microbatch."""
     share = layout.tp if recipe.sequence_parallel else 1
     return microbatch_tokens(layout, recipe) * shape.hidden * recipe.stream_bytes // share
 
 
 def _working_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
-    kept = kept_numbers(shape, recipe)
+    saved = kept_numbers(shape, recipe)
     between = layout.tp if recipe.sequence_parallel else 1
-    split = (kept.split + kept.scores) / layout.tp
-    numbers = kept.stream * recipe.stream_bytes / between + (kept.whole / between + split) * recipe.inner_bytes
+    split = (saved.split + saved.scores) / layout.tp
+    numbers = saved.stream * recipe.stream_bytes / between + (saved.whole / between + split) * recipe.inner_bytes
     return round(microbatch_tokens(layout, recipe) * numbers)
 
 
@@ -100,12 +100,12 @@ def _product_bytes(shape: ModelShape, layout: Layout, recipe: Recipe) -> int:
     inner = 2 * queries + 2 * shared + shape.ffn * (2 if shape.gated else 1)
     inner += kept_numbers(shape, recipe).scores
     # the two products that end in the stream are whole on every rank until they are summed
-    whole = 2 * shape.hidden
+    widths_sum = 2 * shape.hidden
     if recipe.adapter is not None:
-        thin = adapted(shape, recipe.adapter)
-        inner += sum(one.outputs for one in thin)
-        whole += recipe.adapter.rank * len(thin)
-    products = round(tokens * (inner / layout.tp + whole) * recipe.inner_bytes)
+        thin = adapted_linears(shape, recipe.adapter)
+        inner += sum(linear.outputs for linear in thin)
+        widths_sum += recipe.adapter.rank * len(thin)
+    products = round(tokens * (inner / layout.tp + widths_sum) * recipe.inner_bytes)
     return _stream_bytes(shape, layout, recipe) + products
 
 
@@ -122,18 +122,15 @@ _DROPPED = 2
 def beside_frozen(
     kept: SavedPerToken, shape: ModelShape, adapter: Adapter, *, is_fused: bool, inner: int
 ) -> SavedPerToken:
-    """Return what is left of what a block keeps.
+    """Return the stored numbers of a block whose weights are frozen.
 
-    What a frozen matrix multiplies is kept for its gradient alone, and so is not; but for what an adapter multiplies as
-    well, and for what something else needs: a fused kernel its own result, relu likewise. A norm's frozen scale needs
-    its input and not what it scales.
+    The input of a frozen matrix is stored for its gradient alone, and so is dropped; except the input of an adapter,
+    and tensors with another use: a fused kernel needs its own result, relu likewise. A norm's frozen scale needs its
+    input and not the scaled tensor.
 
     Args:
-        kept: With all weights trained.
-        shape: The model.
-        adapter: What is trained instead.
-        is_fused: Attention is one kernel.
-        inner: Tensors of the MLP's inner width among what is kept.
+        kept: Stored numbers with all weights trained.
+        inner: Number of stored tensors that have the MLP's inner width.
     """
     widths: dict[Feed, int] = {
         "first": shape.hidden,
@@ -142,9 +139,9 @@ def beside_frozen(
         "inner": shape.ffn if inner > 1 else 0,
     }
     needed: dict[Feed, int] = dict.fromkeys(widths, 0)
-    targets = adapted(shape, adapter)
-    for one in targets:
-        needed[one.feed] = needed[one.feed] + _DROPPED * one.inputs if adapter.drops else widths[one.feed]
+    targets = adapted_linears(shape, adapter)
+    for linear in targets:
+        needed[linear.feed] = needed[linear.feed] + _DROPPED * linear.inputs if adapter.drops else widths[linear.feed]
     return replace(
         kept,
         stream=_NORMS * shape.hidden,

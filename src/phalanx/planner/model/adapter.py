@@ -1,4 +1,4 @@
-"""Low-rank adapters beside frozen matrices: what they add to a block, and which of them can be asked for."""
+"""Low-rank adapters beside frozen matrices: their size in a block, and the supported ones."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,10 +13,7 @@ class Linear:
     """One matrix of a block.
 
     Attributes:
-        name: In the block.
-        feed: What it multiplies.
-        inputs: Their width.
-        outputs: Width of the product.
+        outputs: Width of the matrix's product.
     """
 
     name: str
@@ -30,7 +27,7 @@ class Linear:
         return self.feed in ("mixed", "inner")
 
 
-def linears(shape: ModelShape) -> tuple[Linear, ...]:
+def linears_of(shape: ModelShape) -> tuple[Linear, ...]:
     """Return the matrices of one block, in the order of the module."""
     return tuple(
         Linear(name, feed, shape.inputs(feed), shape.outputs(out))
@@ -40,8 +37,8 @@ def linears(shape: ModelShape) -> tuple[Linear, ...]:
 
 def block_tensors(shape: ModelShape) -> int:
     """Return how many tensors the parameters of one block are; a bias counts for all columns or for none."""
-    matrices = linears(shape)
-    biases = sum(not one.is_row for one in matrices) if shape.layer_split > shape.layer_matrix else 0
+    matrices = linears_of(shape)
+    biases = sum(not linear.is_row for linear in matrices) if shape.layer_split > shape.layer_matrix else 0
     return len(matrices) + biases + shape.layer_whole // shape.hidden
 
 
@@ -53,8 +50,8 @@ class PlannedPrompt:
     """Virtual tokens before the text, and what makes embeddings of them, where the model embeds.
 
     Attributes:
-        tokens: So many rows are longer.
-        encoder: What makes their embeddings.
+        tokens: Number of virtual tokens; rows become longer by it.
+        encoder: Network that makes their embeddings.
         encoder_size: Width of its hidden layers; that of the model where there is none.
     """
 
@@ -63,19 +60,24 @@ class PlannedPrompt:
     encoder_size: int | None = None
 
     def numbers(self, hidden: int) -> int:
-        """Return what is trained of it beside a model of this width."""
+        """Return the number of trained parameters beside a model of this width."""
         inner = self.encoder_size or hidden
         table = self.tokens * hidden
         if self.encoder == "none":
             return table
         if self.encoder == "mlp":
-            return table + _linear(hidden, inner) + _linear(inner, inner) + _linear(inner, hidden)
+            return (
+                table
+                + _linear_parameters(hidden, inner)
+                + _linear_parameters(inner, inner)
+                + _linear_parameters(inner, hidden)
+            )
         # two layers in both directions, the second one behind both of the first
         gates = sum(2 * 4 * inner * (inputs + inner + 2) for inputs in (hidden, 2 * inner))
-        return table + gates + _linear(2 * inner, 2 * inner) + _linear(2 * inner, hidden)
+        return table + gates + _linear_parameters(2 * inner, 2 * inner) + _linear_parameters(2 * inner, hidden)
 
 
-def _linear(inputs: int, outputs: int) -> int:
+def _linear_parameters(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
@@ -84,11 +86,11 @@ class Adapter:
     """Two thin matrices beside each of some frozen ones; only they are trained.
 
     Attributes:
-        rank: Their inner dimension.
+        rank: Inner dimension of the matrices.
         targets: Names of matrices, or the ends of their names; empty for a family's usual ones.
         drops: Some of their inputs are dropped at random.
         dora: The size of each output's weights is trained too.
-        virtual_tokens: Keys and values of so many are trained instead, before those of each block's own tokens.
+        virtual_tokens: Number of trained keys and values before the keys and values of each block's tokens.
         prompt: Trained instead, before the text.
     """
 
@@ -100,7 +102,7 @@ class Adapter:
     prompt: PlannedPrompt | None = None
 
 
-def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
+def adapted_linears(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     """Return the matrices of a block that have an adapter.
 
     Raises:
@@ -108,34 +110,35 @@ def adapted(shape: ModelShape, adapter: Adapter) -> tuple[Linear, ...]:
     """
     if adapter.virtual_tokens or adapter.prompt is not None:
         return ()
-    there, wanted = linears(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
-    for target in wanted:
-        if not any(_is_meant(one, target) for one in there):
+    matrices, targets = linears_of(shape), adapter.targets or FAMILIES[shape.family].adapter_targets
+    for target in targets:
+        if not any(_is_meant(linear, target) for linear in matrices):
             raise ConfigError(
                 f"model.adapter.targets: found {target!r}; the matrices of {shape.family} are "
-                f"{', '.join(one.name for one in there)}"
+                f"{', '.join(linear.name for linear in matrices)}"
             )
-    return tuple(one for one in there if any(_is_meant(one, target) for target in wanted))
+    return tuple(linear for linear in matrices if any(_is_meant(linear, target) for target in targets))
 
 
 def adapter_numbers(shape: ModelShape, adapter: Adapter, tp: int = 1) -> int:
-    """Return what is trained of one block on one tensor parallel rank: A whole, B's part and sizes of its own columns.
+    """Count the trained numbers of a block on a tensor parallel rank: A whole, B's part and sizes of its own columns.
 
     Of virtual tokens it is the keys and values of the rank's own heads.
     """
     per_output = adapter.rank + adapter.dora
     virtual = 2 * adapter.virtual_tokens * -(-shape.kv_heads // tp) * shape.head_dim
     return virtual + sum(
-        adapter.rank * one.inputs + per_output * -(-one.outputs // tp) for one in adapted(shape, adapter)
+        adapter.rank * linear.inputs + per_output * -(-linear.outputs // tp)
+        for linear in adapted_linears(shape, adapter)
     )
 
 
 def why_not_adapted(shape: ModelShape, adapter: Adapter, tp: int) -> str | None:
     """Say why tensor parallel ranks cannot have these adapters; None where they can."""
-    stray = [one.name for one in adapted(shape, adapter) if one.is_row]
+    stray = [linear.name for linear in adapted_linears(shape, adapter) if linear.is_row]
     if tp == 1 or not stray:
         return None
-    columns = ", ".join(one.name for one in linears(shape) if not one.is_row)
+    columns = ", ".join(linear.name for linear in linears_of(shape) if not linear.is_row)
     return (
         f"tp={tp}: adapters on {', '.join(stray)}, of whose inputs each rank has a part, are not cut; take {columns}, "
         "or set tp to 1"

@@ -18,9 +18,8 @@ class Flops:
     """Operations for one token, forward only, all ranks together.
 
     Attributes:
-        block: Matrices of one block.
+        block: Operations of the matrices of one block.
         scores: Attention's scores and mixing in one block; not halved for the causal mask.
-        head: The head.
     """
 
     block: int
@@ -67,5 +66,5 @@ def backward_factor(checkpointing: Checkpointing) -> float:
 
 
 def utilization(tokens_per_s: float, flops_per_token: float, num_devices: int, peak_flops: float) -> float:
-    """Model FLOPs utilization: useful operations over what the devices could do. Source: Chowdhery et al. 2022."""
+    """Return model FLOPs utilization: useful operations over the devices' peak. Source: Chowdhery et al. 2022."""
     return tokens_per_s * flops_per_token / (num_devices * peak_flops)

@@ -73,8 +73,8 @@ class ConfigKeys:
 
     def may_hold(self, name: str, word: str) -> bool:
         """Return whether a list may hold a word: transformers itself makes one that is missing."""
-        found = self._config.get(name)
-        return not isinstance(found, list | tuple) or word in found
+        value = self._config.get(name)
+        return not isinstance(value, list | tuple) or word in value
 
     def saved(self, name: str, default: str) -> int:
         """Return how many inner tensors the activation function named there keeps; the most for an unknown one."""

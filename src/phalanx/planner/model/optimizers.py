@@ -1,4 +1,4 @@
-"""The table of optimizers: what each is told, and what it keeps; ranks, configs and planner read it."""
+"""The table of optimizers: their settings and their state; ranks, configs and planner read it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,13 +18,14 @@ class OptimizerFacts:
 
     Attributes:
         torch_class: Its class in ``torch.optim``; in `phalanx.optimizers.few_bits` where torch has none.
-        settings: Keys of ``[optimizer]`` that it is told, under torch's names; those of others mean nothing to it.
-        names: Of all that it keeps, for some parameter or other.
-        moments: What it keeps for a parameter of some shape, in fp32 but for those of `in_bytes`.
-        fused: Where torch has one kernel for a step: for all parameters, for those that no copies share, or nowhere.
+        settings: Keys of ``[optimizer]`` that reach it, under torch's names; other keys have no effect.
+        names: Names of all state tensors, for any parameter.
+        moments: Returns the state's shapes for a parameter of some shape, in fp32 but for the names in `in_bytes`.
+        fused: Whether torch has one kernel for a step: for all parameters, for the ones that no copies share, or
+            nowhere.
         counts_steps: Whether it keeps the number of its steps beside that.
-        in_bytes: Names of what it keeps in a byte a number.
-        is_whole: Whether what it keeps is of whole tensors, and of no use to ranks that have slices.
+        in_bytes: Names of state tensors that take one byte a number.
+        is_whole: Whether its state is of whole tensors, and of no use to ranks that have slices.
     """
 
     torch_class: str
@@ -39,17 +40,17 @@ class OptimizerFacts:
     @property
     def bytes_per_parameter(self) -> int:
         """Of a large matrix, where a row, a column and a scale of many numbers count nothing."""
-        kept = self.moments((_MANY, _MANY)).items()
+        state = self.moments((_MANY, _MANY)).items()
         return (
-            sum((1 if name in self.in_bytes else _NUMBER_BYTES) * math.prod(shape) for name, shape in kept) // _MANY**2
+            sum((1 if name in self.in_bytes else _NUMBER_BYTES) * math.prod(shape) for name, shape in state) // _MANY**2
         )
 
 
-def _whole(*names: str) -> Callable[[Shape], dict[str, Shape]]:
+def _whole_moments(*names: str) -> Callable[[Shape], dict[str, Shape]]:
     return lambda shape: dict.fromkeys(names, shape)
 
 
-def _factored(shape: Shape) -> dict[str, Shape]:
+def _factored_moments(shape: Shape) -> dict[str, Shape]:
     """A row and a column in the place of a matrix. Source: Shazeer and Stern 2018 (Adafactor), section 3."""
     if len(shape) < 2:
         return {"variance": shape}
@@ -70,13 +71,13 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
         torch_class="AdamW",
         settings=("lr", "betas", "eps"),
         names=("exp_avg", "exp_avg_sq"),
-        moments=_whole("exp_avg", "exp_avg_sq"),
+        moments=_whole_moments("exp_avg", "exp_avg_sq"),
     ),
     "sgd": OptimizerFacts(
         torch_class="SGD",
         settings=("lr", "momentum"),
         names=("momentum_buffer",),
-        moments=_whole("momentum_buffer"),
+        moments=_whole_moments("momentum_buffer"),
         # torch's fused kernel has no rule for tensors that copies share
         fused="unshared",
         counts_steps=False,
@@ -85,7 +86,7 @@ OPTIMIZERS: dict[str, OptimizerFacts] = {
         torch_class="Adafactor",
         settings=("lr",),
         names=("row_var", "col_var", "variance"),
-        moments=_factored,
+        moments=_factored_moments,
         fused="never",
         is_whole=True,
     ),
@@ -107,21 +108,21 @@ def moment_names(kind: str) -> tuple[str, ...]:
 
 
 def moment_shapes(kind: str, shape: Sequence[int]) -> dict[str, Shape]:
-    """What an optimizer keeps for a parameter.
+    """Return the shapes of an optimizer's state for a parameter.
 
     Args:
-        kind: As in ``[optimizer]``.
-        shape: Of the whole parameter.
+        kind: Name in ``[optimizer]``.
+        shape: Shape of the whole parameter.
     """
     return OPTIMIZERS[kind].moments(tuple(shape))
 
 
 def is_in_bytes(name: str) -> bool:
-    """Whether an optimizer keeps what has this name in a byte a number; all else is float32."""
-    return any(name in line.in_bytes for line in OPTIMIZERS.values())
+    """Tell whether an optimizer stores the state of this name in a byte a number; all else is float32."""
+    return any(name in facts.in_bytes for facts in OPTIMIZERS.values())
 
 
 def foreign_settings(kind: str) -> tuple[str, ...]:
     """Keys of ``[optimizer]`` that are told to other optimizers and mean nothing to this one."""
-    every = dict.fromkeys(name for line in OPTIMIZERS.values() for name in line.settings)
+    every = dict.fromkeys(name for facts in OPTIMIZERS.values() for name in facts.settings)
     return tuple(name for name in every if name not in OPTIMIZERS[kind].settings)

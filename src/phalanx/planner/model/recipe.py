@@ -1,4 +1,4 @@
-"""The recipe of a training, whatever the layout: batch, precision, what is kept and where."""
+"""The recipe of a training, whatever the layout: batch, precision, checkpointing and offloading."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,8 +22,8 @@ class Outer:
     """Islands of copies step by themselves, and are joined every so many steps.
 
     Attributes:
-        every: Steps.
-        islands: How many there are; None makes every data parallel copy one.
+        every: Number of steps between two joins.
+        islands: Number of islands; None makes every data parallel copy one.
         rounds: Numbers are sent between islands as bytes.
     """
 
@@ -37,20 +37,19 @@ class Recipe:
     """One way to train.
 
     Attributes:
-        sequences: Of one optimizer step, all ranks together.
-        sequence_length: Tokens of a sequence.
+        sequences: Sequences of one optimizer step, all ranks together.
         microbatches: Equal parts into which each data parallel rank cuts its sequences.
         precision: ``bf16`` and ``fp16`` keep 16-bit weights and gradients beside an fp32 master copy; ``autocast``
             keeps fp32 weights and computes in bf16.
         optimizer: A key of `OPTIMIZERS`; its state is in fp32.
-        checkpointing: What is computed again in the backward pass: ``selective`` all but the products of matrices and
-            attention, ``full`` every block.
-        offload: What lies in the host's memory: the optimizer's state, or parameters and gradients too.
+        checkpointing: Recomputation in the backward pass: ``selective`` all but the products of matrices and attention,
+            ``full`` every block.
+        offload: State in the host's memory: the optimizer's state, or parameters and gradients too.
         sequence_parallel: Tensor parallel ranks share what lies between the matrix products as well.
         fused_attention: A kernel that keeps no scores, where the family has one.
         fused_activation: GPT-2's activation by one kernel, as in engine `parallel`; else as transformers composes it.
-        adapter: What is trained beside frozen weights; None trains all of them.
-        outer: How islands are joined; None joins gradients in every step.
+        adapter: Adapter beside frozen weights; None trains all weights.
+        outer: Joins of islands; None joins gradients in every step.
     """
 
     sequences: int

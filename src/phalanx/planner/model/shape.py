@@ -11,18 +11,13 @@ class ModelShape:
 
     Attributes:
         family: The hub's ``model_type``; the reader of a config fills it in.
-        layers: Blocks.
         hidden: Width of the residual stream.
-        heads: Query heads.
-        kv_heads: Key and value heads.
-        head_dim: Width of a head.
         ffn: Inner width of an MLP.
-        vocab: Rows of the embedding.
         max_positions: Longest sequence in tokens; None where positions are computed.
         gated: The MLP has a gate: three matrices instead of two.
         tied: The head shares the embedding's matrix.
         ffn_saved: Tensors of the MLP's inner width that a block keeps for its backward pass.
-        ffn_composed: Of them, those that are there because the activation function is composed of many kernels.
+        ffn_composed: Part of `ffn_saved` that is there because the activation function is composed of many kernels.
         fused: The family can run an attention kernel that keeps no scores.
         layer_matrix: Parameters of one block's matrices.
         layer_split: Parameters of one block that tensor parallel shares: matrices and biases of columns.
@@ -62,13 +57,13 @@ class ModelShape:
     windows: bool = False
 
     def inputs(self, feed: str) -> int:
-        """Width of what a matrix of a block multiplies, by `families.facts.Feed`."""
+        """Return the input width of a matrix of a block, by `families.facts.Feed`."""
         return {"first": self.hidden, "mixed": self.heads * self.head_dim, "second": self.hidden, "inner": self.ffn}[
             feed
         ]
 
     def outputs(self, width: str) -> int:
-        """Width of what a matrix of a block gives, by `families.facts.Width`."""
+        """Return the output width of a matrix of a block, by `families.facts.Width`."""
         queries, shared = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "all": queries + 2 * shared,

@@ -43,7 +43,7 @@ class PlanAnswer:
         if self.best is not None:
             return self.best
         question = self.question
-        reasons = [found.reason for found in self.ranking.refused]
+        reasons = [refused.reason for refused in self.ranking.refused]
         asked = question.fixed
         if asked is not None:
             other = nearest(asked, question.shape, question.recipe)
@@ -51,24 +51,24 @@ class PlanAnswer:
             raise ConfigError(f"plan: {asked}: {reasons[0]}{hint}").about(code="PHX-C020")
         raise ConfigError(
             f"plan: none of {len(reasons):,} layouts of {_any_of(question.counts)} devices can be used:\n"
-            + ("\n".join(causes(self.ranking.refused)) or "  there are no devices")
+            + ("\n".join(refusal_causes(self.ranking.refused)) or "  there are no devices")
         ).about(code="PHX-C020")
 
     def pipeline(self) -> tuple[Estimate, Timeline] | None:
         """Return the best layout that has a pipeline, with a step of it played through; None without one."""
         question = self.question
-        for found in self.ranking.valid:
-            if found.layout.pp == 1:
+        for estimated in self.ranking.valid:
+            if estimated.layout.pp == 1:
                 continue
-            if found.devices is not None and found.layers is not None:
-                placed = StageDevices(found.devices, found.layers)
-                shown = min(found.recipe.microbatches, _SHOWN_MICROBATCHES)
-                return found, mixed_timeline(
-                    question.shape, found.layout, found.recipe, question.cluster, placed, shown
+            if estimated.devices is not None and estimated.layers is not None:
+                placed = StageDevices(estimated.devices, estimated.layers)
+                shown = min(estimated.recipe.microbatches, _SHOWN_MICROBATCHES)
+                return estimated, mixed_timeline(
+                    question.shape, estimated.layout, estimated.recipe, question.cluster, placed, shown
                 )
             device = device_of(question.cluster, question.cluster.pools[0].device)
-            machine = machine_of(question.cluster, device, found.recipe.precision)
-            return found, timeline(question.shape, found.layout, found.recipe, machine, _SHOWN_MICROBATCHES)
+            machine = machine_of(question.cluster, device, estimated.recipe.precision)
+            return estimated, timeline(question.shape, estimated.layout, estimated.recipe, machine, _SHOWN_MICROBATCHES)
         return None
 
     def as_json(self) -> dict[str, Any]:
@@ -87,9 +87,9 @@ class PlanAnswer:
             "tokens": question.tokens,
             "guard": None if question.guard is None else asdict(question.guard),
             "by": question.by,
-            "assumptions": assumptions(question.cluster),
-            "rows": [found.row() for found in self.ranking.valid],
-            "refused": [{"layout": str(found.layout), "reason": found.reason} for found in self.ranking.refused],
+            "assumptions": list_assumptions(question.cluster),
+            "rows": [estimated.row() for estimated in self.ranking.valid],
+            "refused": [{"layout": str(refused.layout), "reason": refused.reason} for refused in self.ranking.refused],
         }
 
 
@@ -99,10 +99,10 @@ def ask(question: Question) -> PlanAnswer:
     Raises:
         ConfigError: The cluster has too few devices, or the peak of one is not known.
     """
-    there = question.cluster.num_devices
+    num_devices = question.cluster.num_devices
     for number in question.counts:
-        if not 1 <= number <= there:
-            raise ConfigError(f"--gpus {number}: the cluster has {there} devices; give 1 to {there}")
+        if not 1 <= number <= num_devices:
+            raise ConfigError(f"--gpus {number}: the cluster has {num_devices} devices; give 1 to {num_devices}")
     rankings = [
         rank(
             question.shape,
@@ -120,25 +120,25 @@ def ask(question: Question) -> PlanAnswer:
     return PlanAnswer(question, merged(rankings, question.by))
 
 
-def causes(refused: Sequence[RefusedLayout]) -> list[str]:
+def refusal_causes(refused: Sequence[RefusedLayout]) -> list[str]:
     """Return a line for each cause, the most frequent first: how many layouts it rules out, and one of them.
 
     Reasons that differ in their numbers alone have one cause.
     """
     groups: dict[str, list[RefusedLayout]] = {}
-    for found in refused:
-        groups.setdefault(_NUMBER.sub("N", found.reason), []).append(found)
+    for layout in refused:
+        groups.setdefault(_NUMBER.sub("N", layout.reason), []).append(layout)
     ordered = sorted(groups.values(), key=len, reverse=True)
     lines = [f"  {len(group):,}: {group[0].reason} ({group[0].layout})" for group in ordered[:_SHOWN_CAUSES]]
-    left = sum(map(len, ordered[_SHOWN_CAUSES:]))
-    return [*lines, f"  {left:,}: other causes"] if left else lines
+    num_others = sum(map(len, ordered[_SHOWN_CAUSES:]))
+    return [*lines, f"  {num_others:,}: other causes"] if num_others else lines
 
 
 def _any_of(counts: tuple[int, ...]) -> str:
     return " or ".join(str(number) for number in counts)
 
 
-def assumptions(cluster: Cluster) -> dict[str, Any]:
+def list_assumptions(cluster: Cluster) -> dict[str, Any]:
     """Return what figures of a cluster rest on: devices, links, shares, and where each comes from."""
     devices = {pool.device: device_of(cluster, pool.device) for pool in cluster.pools}
     links = {side: link_of(cluster, side).model_dump() for side in sides(cluster)}

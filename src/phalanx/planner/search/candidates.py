@@ -15,21 +15,20 @@ def candidates(world: int, per_node: int, outer: Outer | None, own: Layout | Non
     as well, so that parameters stay inside; other numbers of groups are judged where a caller asks for them.
 
     Args:
-        world: Ranks.
-        per_node: How many of them a node has.
-        outer: How islands are joined; None where there are none.
+        per_node: Number of ranks on each node.
+        outer: Joins of islands; None where there are none.
         own: One that is to be among them, if it has so many ranks.
     """
-    found: dict[Layout, None] = {}
+    unique: dict[Layout, None] = {}
     for bare in layouts(world):
         layout = in_islands(bare, outer)
-        found[layout] = None
+        unique[layout] = None
         replicas = _groups_of_a_node(layout, per_node)
         if replicas > 1:
-            found[replace(layout, replicas=replicas)] = None
+            unique[replace(layout, replicas=replicas)] = None
     if own is not None and own.world == world:
-        found[own] = None
-    yield from found
+        unique[own] = None
+    yield from unique
 
 
 def in_islands(layout: Layout, outer: Outer | None) -> Layout:
@@ -40,15 +39,15 @@ def in_islands(layout: Layout, outer: Outer | None) -> Layout:
 
 
 def why_not_apart(layout: Layout, outer: Outer | None) -> str | None:
-    """Say why a layout's islands are not those of a recipe; None where they are."""
+    """Say why a layout's islands differ from the recipe's; None where they agree."""
     if outer is None:
         if layout.islands == 1:
             return None
         return f"islands={layout.islands}: nothing says when they are joined; plan a run file with [parallel.outer]"
     if layout.dp == 1:
         return "outer joins islands of data parallel copies, and dp=1; raise dp"
-    wanted = in_islands(layout, outer).islands
-    return None if layout.islands == wanted else f"islands={layout.islands}: the run file has {wanted}; leave it out"
+    islands = in_islands(layout, outer).islands
+    return None if layout.islands == islands else f"islands={layout.islands}: the run file has {islands}; leave it out"
 
 
 def _groups_of_a_node(layout: Layout, per_node: int) -> int:
@@ -56,6 +55,8 @@ def _groups_of_a_node(layout: Layout, per_node: int) -> int:
     near, copies = layout.tp * layout.cp, layout.dp // layout.islands
     if layout.zero < SHARED_GRADIENTS or near * copies <= per_node:
         return 1
-    fitting = (one for one in range(2, copies + 1) if copies % one == 0 and near * copies // one <= per_node)
+    fitting = (
+        divisor for divisor in range(2, copies + 1) if copies % divisor == 0 and near * copies // divisor <= per_node
+    )
     replicas = next(fitting, 1)
     return replicas if layout.cp * copies > replicas else 1

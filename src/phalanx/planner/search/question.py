@@ -23,13 +23,10 @@ class Question:
 
     Attributes:
         model: Its name or path, for people.
-        shape: Its sizes.
-        recipe: How it is trained.
-        cluster: Where.
-        counts: How many of its devices, each number a choice.
-        tokens: Of the whole training; None where it is not known.
-        guard: What is verified; None inside one trust domain.
-        by: What counts as best.
+        counts: Choices of the number of devices.
+        tokens: Tokens of the training; None where it is not known.
+        guard: Verification; None inside one trust domain.
+        by: Measure by which layouts are ranked.
         fixed: The only layout to judge; None judges all.
         own: The run file's layout, which is judged as well; None where it has none.
     """
@@ -50,9 +47,9 @@ class Question:
 
         Args:
             layout: The only one to judge, such as ``dp=2,tp=2``; its ranks are then the devices. None judges all.
-            by: What counts as best.
-            gpus: How many devices, each number a choice; none keeps them.
-            tokens: Of the whole training; None keeps their number.
+            by: Measure by which layouts are ranked.
+            gpus: Choices of the number of devices; an empty sequence changes nothing.
+            tokens: Tokens of the training; None changes nothing.
 
         Raises:
             ConfigError: An axis, its number or the merit is not known.
@@ -67,8 +64,8 @@ class Question:
         counts = tuple(gpus) or self.counts if fixed is None else (fixed.world,)
         if fixed is not None and set(gpus) - {fixed.world}:
             raise ConfigError(f"--layout {layout} has {fixed.world} ranks, not --gpus {max(gpus)}; leave --gpus out")
-        found = self.tokens if tokens is None else tokens
-        return replace(self, by=cast(By, by), fixed=fixed, counts=counts, tokens=found)
+        num_tokens = self.tokens if tokens is None else tokens
+        return replace(self, by=cast(By, by), fixed=fixed, counts=counts, tokens=num_tokens)
 
 
 def about_model(
@@ -78,11 +75,8 @@ def about_model(
 
     Args:
         model: A config.json, its directory, or a known model.
-        cluster: Where.
-        sequences: Of a step.
-        sequence_length: Tokens of a sequence.
-        precision: One of a recipe's.
-        offload: Likewise.
+        precision: Precision of a `Recipe`.
+        offload: Offloading of a `Recipe`.
 
     Raises:
         ConfigError: There is no such model, or the precision or a number is wrong.

@@ -5,7 +5,7 @@ from typing import Any
 
 import tomli_w
 
-from phalanx.errors import InputError
+from phalanx.errors import InputError, writing_cure
 from phalanx.planner.cluster.catalog import known_configs
 from phalanx.planner.cost.estimate import Estimate
 from phalanx.planner.model.recipe import Recipe
@@ -20,7 +20,6 @@ def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
     """Write a run file.
 
     Args:
-        path: Where.
         data: The run file that was planned for, or what stands in for it; every section is kept but those for guards
             between domains.
         found: The layout to write into ``[parallel]``, with its microbatches and checkpointing.
@@ -31,23 +30,23 @@ def write_run(path: Path, data: dict[str, Any], found: Estimate) -> None:
     try:
         path.write_text(run_text(data, found), encoding="utf-8")
     except OSError as exc:
-        raise InputError(f"{path}: cannot be written ({exc.strerror}); free or allow it") from exc
+        raise InputError(f"{path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
 
 
 def run_text(data: dict[str, Any], found: Estimate) -> str:
     """Return a run file as TOML text; for its arguments see `write_run`."""
-    kept = {key: value for key, value in data.items() if key not in _UNTRUSTED}
-    kept["train"] = {**kept.get("train", {}), "microbatches": found.recipe.microbatches}
-    kept["model"] = {key: value for key, value in kept.get("model", {}).items() if key != "activation_checkpointing"}
-    before = kept.get("parallel") or {}
-    kept["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
+    run = {key: value for key, value in data.items() if key not in _UNTRUSTED}
+    run["train"] = {**run.get("train", {}), "microbatches": found.recipe.microbatches}
+    run["model"] = {key: value for key, value in run.get("model", {}).items() if key != "activation_checkpointing"}
+    before = run.get("parallel") or {}
+    run["parallel"] = {**found.layout.section(), **{key: before[key] for key in _KEPT if key in before}}
     if found.layout.replicas > 1:
-        kept["parallel"]["replicas"] = found.layout.replicas
+        run["parallel"]["replicas"] = found.layout.replicas
     if found.recipe.sequence_parallel:
-        kept["parallel"]["sequence_parallel"] = True
+        run["parallel"]["sequence_parallel"] = True
     if found.recipe.checkpointing != "none":
-        kept["parallel"]["activation_checkpointing"] = found.recipe.checkpointing
-    return f"# {found.layout}, as phalanx plan chose it: {found.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(kept)}"
+        run["parallel"]["activation_checkpointing"] = found.recipe.checkpointing
+    return f"# {found.layout}, as phalanx plan chose it: {found.tokens_per_s:.4g} tokens/s\n\n{tomli_w.dumps(run)}"
 
 
 def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
@@ -55,12 +54,12 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
 
     Args:
         model: A config.json, its directory, or the name of a known model.
-        recipe: How it is trained; the weights of a run are in fp32, whatever it computes in.
-        tokens: Of the whole training; None is one step.
+        recipe: Training recipe; the weights of a run are in fp32, whatever it computes in.
+        tokens: Tokens of the training; None is one step.
     """
     steps = max(1, round((tokens or 0.0) / recipe.tokens))
     return {
-        "model": {**_origin(model), "from_scratch": True},
+        "model": {**_model_origin(model), "from_scratch": True},
         "data": {
             "sources": [{"kind": "python_manual"}, {"kind": "python_docstrings"}],
             "tokenizer": {"kind": "bpe", "vocab_size": 2048},
@@ -75,9 +74,9 @@ def new_run(model: str, recipe: Recipe, tokens: float | None) -> dict[str, Any]:
     }
 
 
-def _origin(model: str) -> dict[str, Any]:
-    known = known_configs()
-    if model in known:
-        return {"architecture": known[model]}
+def _model_origin(model: str) -> dict[str, Any]:
+    shipped = known_configs()
+    if model in shipped:
+        return {"architecture": shipped[model]}
     path = Path(model)
     return {"path": str(path if path.is_dir() else path.parent)}

@@ -4,7 +4,7 @@ SumTerms                     what a round is about, signed by the server
 SumClient, SumServer         one side each of one round: messages in, messages out, no I/O
 EnteredRounds                no round twice
 
-The protocol, against which adversary it holds, and what it does not hide: docs/secure_aggregation.md.
+The protocol, its adversary and its limits: docs/secure_aggregation.md.
 """
 
 from phalanx.security.aggregate.client import ExpectedRound, MaskedDeposit, SumClient, SumPhase

@@ -1,4 +1,4 @@
-"""Sealed boxes with shares: what a client deals to a neighbour, through a server that must not read it."""
+"""Sealed boxes with shares, which a client sends to a neighbour through a server that must not read them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.masks import agree, derived
+from phalanx.security.aggregate.masks import agree_secret, derived
 from phalanx.security.aggregate.messages import ShareBox, SumRefusal, share_digest
 from phalanx.security.aggregate.shamir import SHARE_BYTES, split_secret
 from phalanx.security.aggregate.terms import SumTerms
@@ -31,9 +31,8 @@ def deal_shares(
 
     Args:
         secrets: Both, 32 bytes each.
-        holders: The neighbours' numbers.
         threshold: Shares that give a secret back.
-        fresh: Draws random bytes.
+        fresh: ``fresh(n)`` returns n random bytes.
     """
     key, seed = (split_secret(secret, list(holders.values()), threshold, fresh) for secret in secrets)
     return {name: SharePair(key[number].hex(), seed[number].hex()) for name, number in holders.items()}
@@ -45,14 +44,13 @@ def seal_box(
     """Seal a neighbour's shares.
 
     Args:
-        terms: Of the round.
-        adverts: Digest of the adverts.
         ends: Names of dealer and holder.
         keys: The dealer's private box key, the holder's public one in hex.
-        shares: The holder's.
     """
     dealer, holder = ends
-    cipher = _cipher(terms, (dealer, keys[0].public_key().public_bytes_raw().hex()), (holder, keys[1]), keys[0], holder)
+    cipher = _open_cipher(
+        terms, (dealer, keys[0].public_key().public_bytes_raw().hex()), (holder, keys[1]), keys[0], holder
+    )
     return ShareBox(
         terms=terms.digest,
         sender=dealer,
@@ -73,7 +71,7 @@ def open_box(terms: SumTerms, box: ShareBox, private: X25519PrivateKey, dealer_k
     dealer = (box.sender, dealer_key)
     holder = (box.holder, private.public_key().public_bytes_raw().hex())
     try:
-        plain = _cipher(terms, dealer, holder, private, box.sender).decrypt(
+        plain = _open_cipher(terms, dealer, holder, private, box.sender).decrypt(
             _NONCE, bytes.fromhex(box.sealed), box.adverts.encode()
         )
     except InvalidTag as exc:
@@ -89,14 +87,14 @@ def open_box(terms: SumTerms, box: ShareBox, private: X25519PrivateKey, dealer_k
 
 
 def is_share_of(terms: SumTerms, box: ShareBox, kind: str, share: str) -> bool:
-    """Tell whether a share is the one that a box was made with; `kind` is ``key`` or ``seed``."""
+    """Tell whether a share is the share inside a box; `kind` is ``key`` or ``seed``."""
     meant = box.key_share_digest if kind == "key" else box.seed_share_digest
     return share_digest(kind, terms, box.sender, box.holder, share) == meant
 
 
-def _cipher(
+def _open_cipher(
     terms: SumTerms, dealer: tuple[str, str], holder: tuple[str, str], private: X25519PrivateKey, other: str
 ) -> AESGCM:
     public = holder[1] if other == holder[0] else dealer[1]
-    secret = agree(private, (other, public))
+    secret = agree_secret(private, (other, public))
     return AESGCM(derived(secret, "aggregate-box/1", [terms.digest, dealer, holder]))

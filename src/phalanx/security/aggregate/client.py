@@ -25,7 +25,7 @@ from phalanx.security.crypto import Identity, Peer, digest_hex
 
 
 class SumPhase(IntEnum):
-    """What a client waits for."""
+    """The message that a client waits for."""
 
     TERMS = 0
     ADVERTS = 1
@@ -37,14 +37,12 @@ class SumPhase(IntEnum):
 
 @dataclass(frozen=True)
 class ExpectedRound:
-    """What a client knows of a round from elsewhere, and takes no party's word for.
+    """A client's facts about a round from elsewhere, for which it takes no party's word.
 
     Attributes:
-        run: Name of the run.
         run_digest: Digest of its run file.
-        model_digest: Digest of what the values are relative to.
-        length: Values of a client.
-        server: Signs the terms.
+        model_digest: Digest of the model that the values are relative to.
+        length: Number of values per client.
         roster: All that may be in a cohort, by name: certified by the run's authority.
         minimum: Clients that a sum must have at least for this client to take part.
     """
@@ -58,19 +56,19 @@ class ExpectedRound:
     minimum: int
 
     def check(self, terms: SumTerms, name: str) -> None:
-        """Return when the terms are those of this round, and protect the client of this name.
+        """Raise unless the terms belong to this round and protect the client of this name.
 
         Raises:
             AggregationError: They are not.
         """
         for field in ("run", "run_digest", "model_digest", "length"):
-            if (found := getattr(terms, field)) != (expected := getattr(self, field)):
+            if (value := getattr(terms, field)) != (expected := getattr(self, field)):
                 raise AggregationError(
-                    SumRefusal.FOREIGN_TERMS, f"terms: {field} is {str(found)[:80]}, expected {str(expected)[:80]}"
+                    SumRefusal.FOREIGN_TERMS, f"terms: {field} is {str(value)[:80]}, expected {str(expected)[:80]}"
                 )
         for member in terms.cohort:
-            known = self.roster.get(member.name)
-            if known is None or known.public_key.hex() != member.key:
+            entry = self.roster.get(member.name)
+            if entry is None or entry.public_key.hex() != member.key:
                 raise AggregationError(SumRefusal.FOREIGN_PARTY, f"terms: {member.name} has not the key of the roster")
         if name not in terms.names:
             raise AggregationError(SumRefusal.NOT_INCLUDED, f"terms: {name} is not in the cohort")
@@ -83,10 +81,9 @@ class ExpectedRound:
 
 @dataclass(frozen=True)
 class MaskedDeposit:
-    """What a client sends in the third phase.
+    """A client's message of the third phase.
 
     Attributes:
-        message: The signed statement.
         values: The masked values, 4 bytes each, little-endian.
     """
 
@@ -98,16 +95,14 @@ class SumClient:
     """One client in one round.
 
     Args:
-        identity: Signs its messages.
-        expected: What it knows of the round.
         rounds: Its book of rounds, kept on disk.
         fresh: Draws random bytes; another one than the system's generator is for test vectors.
 
     Guarantees:
-        The server, with fewer than a third of the cohort, learns of this client's values no more than a sum over
-        `minimum` clients of which it does not know at least the other honest ones. Each mask covers one vector: keys
-        are drawn for this object, and a round is entered once, in whatever process.
-        Does not protect what the sum itself tells, nor against a server that adds up wrongly.
+        The server, with fewer than a third of the cohort, learns no more of this client's values than a sum over at
+        least `minimum` clients, in which it knows the values of colluding clients alone. Each mask covers one vector:
+        keys are drawn for this object, and a round is entered once, in whatever process. The sum itself is not
+        protected, and a server that adds wrongly is not detected.
 
     Source: Bonawitz et al. 2017; Bell et al. 2020. What differs: docs/secure_aggregation.md.
     """
@@ -135,19 +130,19 @@ class SumClient:
             RollbackError: The round cannot be written down.
         """
         self._check_phase(SumPhase.TERMS)
-        said = m.read_terms(terms, self._expected.server)
-        self._expected.check(said, self._name)
-        self._rounds.enter(said.run, said.round)
-        self._terms = said
-        self._peers = {member.name: Peer.from_hex(member.name, member.key) for member in said.cohort}
+        round_terms = m.read_terms(terms, self._expected.server)
+        self._expected.check(round_terms, self._name)
+        self._rounds.enter(round_terms.run, round_terms.round)
+        self._terms = round_terms
+        self._peers = {member.name: Peer.from_hex(member.name, member.key) for member in round_terms.cohort}
         self._box_key, self._mask_key = (X25519PrivateKey.from_private_bytes(self._fresh(32)) for _ in range(2))
         self._seed = self._fresh(32)
         advert = m.Advert(
-            terms=said.digest,
+            terms=round_terms.digest,
             sender=self._name,
             box_key=self._box_key.public_key().public_bytes_raw().hex(),
             mask_key=self._mask_key.public_key().public_bytes_raw().hex(),
-            seed_digest=m.seed_digest(said, self._name, self._seed),
+            seed_digest=m.seed_digest(round_terms, self._name, self._seed),
         )
         self._own_advert = m.signed(advert, self._identity)
         self.phase = SumPhase.ADVERTS
@@ -171,9 +166,9 @@ class SumClient:
                 are not among them as it sent them.
         """
         self._check_phase(SumPhase.ADVERTS)
-        terms, heard = self._terms, self._read(adverts, m.Adverts).adverts
-        bodies = {(body := m.check_signed(one, terms, self._peers)).sender: body for one in heard}
-        if [one.body.sender for one in heard] != sorted(bodies):
+        terms, heard = self._terms, self._read_message(adverts, m.Adverts).adverts
+        bodies = {(body := m.check_signed(message, terms, self._peers)).sender: body for message in heard}
+        if [message.body.sender for message in heard] != sorted(bodies):
             raise AggregationError(SumRefusal.MALFORMED, "adverts: expected each sender once, in order")
         if self._own_advert not in heard:
             raise AggregationError(SumRefusal.NOT_INCLUDED, "adverts: this client's own is not there as it sent it")
@@ -201,9 +196,9 @@ class SumClient:
         """Take the neighbours' shares; return this client's values, clipped, rounded and masked.
 
         Args:
-            delivery: Names of those that shared, and the boxes for this client.
+            delivery: Names of the clients that shared, and the boxes for this client.
             values: ``[length]``, finite.
-            weight: From 1 to the terms' `max_weight`.
+            weight: 1 to the terms' `max_weight`.
             noise: Integers of the ring, ``[length]``, that are added before the masks: this client's share of the
                 noise of the sum, fresh for it; None for none.
 
@@ -213,8 +208,8 @@ class SumClient:
         """
         self._check_phase(SumPhase.DELIVERY)
         terms = self._terms
-        heard = self._read(delivery, m.ShareDelivery)
-        shares = self._open(heard)
+        heard = self._read_message(delivery, m.ShareDelivery)
+        shares = self._open_delivery(heard)
         scale = self._checked_scale(values, weight)
         if noise is not None and (noise.shape != values.shape or noise.dtype != np.int64 or weight != 1):
             raise AggregationError(
@@ -248,8 +243,8 @@ class SumClient:
                 among them.
         """
         self._check_phase(SumPhase.DEPOSITS)
-        terms, heard = self._terms, self._read(deposits, m.Deposits).deposits
-        bodies = [m.check_signed(one, terms, self._peers) for one in heard]
+        terms, heard = self._terms, self._read_message(deposits, m.Deposits).deposits
+        bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         if any(body.view != self._view for body in bodies):
             raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client saw other keys or other names of sharers")
         included = {body.sender: body.payload for body in bodies}
@@ -268,11 +263,11 @@ class SumClient:
         """Take the words of the others; return the shares that take the masks off this sum.
 
         Raises:
-            AggregationError: Fewer than the threshold gave their word for what this client gave it for.
+            AggregationError: Fewer clients than the threshold consented to the list that this client consented to.
         """
         self._check_phase(SumPhase.CONSENTS)
-        terms, heard = self._terms, self._read(consents, m.Consents).consents
-        bodies = [m.check_signed(one, terms, self._peers) for one in heard]
+        terms, heard = self._terms, self._read_message(consents, m.Consents).consents
+        bodies = [m.check_signed(message, terms, self._peers) for message in heard]
         check_consents(terms, self._included, self._included_digest, bodies)
         release = m.ShareRelease(
             terms=terms.digest,
@@ -285,13 +280,13 @@ class SumClient:
         self._shares = {}
         return m.encoded(m.signed(release, self._identity))
 
-    def _open(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
-        """Check a delivery and open its boxes, which must be those of all neighbours that shared."""
+    def _open_delivery(self, delivery: m.ShareDelivery) -> dict[str, SharePair]:
+        """Check a delivery and open its boxes; every neighbour that shared must have sent exactly one."""
         terms, sharers = self._terms, delivery.sharers
         if list(sharers) != sorted(set(sharers)) or not set(sharers) <= self._adverts.keys():
             raise AggregationError(SumRefusal.MALFORMED, "delivery: expected names out of the adverts, once, in order")
         check_view(terms, self._graph, self._name, sharers)
-        boxes = [m.check_signed(one, terms, self._peers) for one in delivery.boxes]
+        boxes = [m.check_signed(message, terms, self._peers) for message in delivery.boxes]
         due = [name for name in self._graph[self._name] if name in set(sharers)]
         if [box.sender for box in boxes] != due or any(box.holder != self._name for box in boxes):
             raise AggregationError(SumRefusal.MALFORMED, "delivery: expected the box of each neighbour that shared")
@@ -313,7 +308,7 @@ class SumClient:
             raise AggregationError(SumRefusal.BAD_INPUT, "values: one is NaN, infinite or too large to square")
         return terms.encoding.scale_for(norm)
 
-    def _read(self, data: bytes, kind: type[m.Message]) -> m.Message:
+    def _read_message(self, data: bytes, kind: type[m.Message]) -> m.Message:
         return m.decoded(data, kind, len(self._terms.cohort))
 
     def _check_phase(self, due: SumPhase) -> None:

@@ -27,7 +27,6 @@ class RingEncoding:
     Attributes:
         clients: Most of them that are summed.
         clip: Bound of the norm of a client's values.
-        max_weight: Largest weight.
     """
 
     clients: int
@@ -53,23 +52,23 @@ class RingEncoding:
 
         Args:
             values: Part of a client's values.
-            scale: Of `scale_for` over all of them.
+            scale: Scale from `scale_for` over all values.
             weight: Up to `max_weight`.
             random: One uniform word a value; ``floor(x + word / 2^32)`` has the mean x.
-            out: As long as the values.
+            out: Result, as long as the values.
         """
         exact = np.multiply(values, scale, dtype=np.float64)
         exact += np.multiply(random, 2.0**-32, dtype=np.float64)
         np.floor(exact, out=exact)
         # a rounding error of the product must not exceed the bound by one
         np.clip(exact, -self.levels, self.levels, out=exact)
-        whole = out.view(np.int32)
-        np.copyto(whole, exact, casting="unsafe")
+        integers = out.view(np.int32)
+        np.copyto(integers, exact, casting="unsafe")
         if weight != 1:
-            whole *= np.int32(weight)
+            integers *= np.int32(weight)
 
     def mean(self, total: Words, weight: int) -> NDArray[np.float32]:
-        """Return the weighted mean of the clients' values from the sum of what they sent, without its last element."""
+        """Return the weighted mean of the clients' values, given the sum of their messages without its last element."""
         return (total.view(np.int32) * (self.step / weight)).astype(np.float32)
 
 
@@ -77,12 +76,12 @@ def norm_of(values: Values) -> float:
     """Return the Euclidean norm; NaN or infinite where a value is."""
     squares = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for chunk in chunks(len(values)):
+        for chunk in chunk_slices(len(values)):
             part = values[chunk].astype(np.float64)
             squares += float(np.dot(part, part))
     return math.sqrt(squares)
 
 
-def chunks(length: int) -> Iterator[slice]:
+def chunk_slices(length: int) -> Iterator[slice]:
     """Yield the slices that a vector is worked on in."""
     return (slice(start, min(start + CHUNK, length)) for start in range(0, length, CHUNK))

@@ -29,7 +29,7 @@ class Degree(NamedTuple):
 
     Attributes:
         neighbours: Clients that it shares a mask with, and that keep shares of its secrets.
-        shares: Of these so many must be in the sum, and so many shares give a secret back.
+        shares: Threshold: so many shares recover a secret, and so many clients must be in the sum.
     """
 
     neighbours: int
@@ -51,7 +51,6 @@ def degree_of(count: int, minimum: int) -> Degree:
     """Return the numbers for a cohort.
 
     Args:
-        count: Clients.
         minimum: Clients that the smallest sum which the server can learn must have.
     """
     complete = Degree(count - 1, threshold_of(count) - 1)
@@ -60,17 +59,17 @@ def degree_of(count: int, minimum: int) -> Degree:
     low, high = 1, (count - 1) // 2
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if _sparse(count, minimum, 2 * middle) else (middle + 1, high)
-    return _sparse(count, minimum, 2 * low) or complete
+        low, high = (low, middle) if _sparse_degree(count, minimum, 2 * middle) else (middle + 1, high)
+    return _sparse_degree(count, minimum, 2 * low) or complete
 
 
 def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, tuple[str, ...]]:
     """Return the neighbours of each client; the relation is symmetric.
 
     Args:
-        names: The whole cohort.
+        names: Names of the whole cohort.
         seed: Digest over what all of them signed.
-        minimum: As for `degree_of`.
+        minimum: Fewest clients in a sum, as in `degree_of`.
     """
     order = sorted(names, key=lambda name: hashlib.sha256(seed + name.encode("ascii")).digest())
     count, degree = len(order), degree_of(len(order), minimum).neighbours
@@ -80,11 +79,11 @@ def neighbours_of(names: Sequence[str], seed: bytes, minimum: int) -> dict[str, 
     return {name: tuple(sorted(order[(i + step) % count] for step in steps)) for i, name in enumerate(order)}
 
 
-def _sparse(count: int, minimum: int, degree: int) -> Degree | None:
+def _sparse_degree(count: int, minimum: int, degree: int) -> Degree | None:
     """Return the numbers for a degree, or None where a round would end too seldom."""
     shares = _most_colluding_neighbours(count, degree) + minimum - 1
     alive = threshold_of(count) - 1
-    lost = sum(_ways(count - 1, alive, degree, few) for few in range(min(shares, degree + 1)))
+    lost = sum(_count_ways(count - 1, alive, degree, few) for few in range(min(shares, degree + 1)))
     ends = shares <= degree and lost * count << _LIVENESS_BITS <= comb(count - 1, degree)
     return Degree(degree, shares) if ends else None
 
@@ -93,12 +92,12 @@ def _most_colluding_neighbours(count: int, degree: int) -> int:
     """Return how many neighbours of any one client collude, but for the chance of the bound."""
     colluding, more = most_colluding(count), 0
     for number in range(min(colluding, degree), 0, -1):
-        more += _ways(count - 1, colluding, degree, number)
+        more += _count_ways(count - 1, colluding, degree, number)
         if more * count << _PRIVACY_BITS > comb(count - 1, degree):
             return number
     return 0
 
 
-def _ways(others: int, marked: int, drawn: int, found: int) -> int:
+def _count_ways(others: int, marked: int, drawn: int, found: int) -> int:
     """Count the sets of `drawn` of all others in which `found` are marked."""
     return comb(marked, found) * comb(others - marked, drawn - found) if found <= drawn else 0

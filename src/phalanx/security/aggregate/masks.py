@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from phalanx.config import canonical_json
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunks
+from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, Values, Words, chunk_slices
 from phalanx.security.aggregate.messages import SumRefusal
 from phalanx.security.crypto import in_domain
 
@@ -32,7 +32,7 @@ class Mask(NamedTuple):
 
     Attributes:
         key: 32 bytes, used for this stream alone.
-        is_added: It is subtracted otherwise.
+        is_added: False where the mask is subtracted.
     """
 
     key: bytes
@@ -62,7 +62,6 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
     """Return the mask that two clients share, as the first of them by name adds and the other subtracts it.
 
     Args:
-        terms: Digest of the terms.
         own: Name and private mask key of one.
         other: Name and public mask key of the other, in hex.
 
@@ -71,7 +70,7 @@ def pair_key(terms: str, own: tuple[str, X25519PrivateKey], other: tuple[str, st
     """
     public = own[1].public_key().public_bytes_raw().hex()
     ends = sorted([(own[0], public), other])
-    secret = agree(own[1], other)
+    secret = agree_secret(own[1], other)
     return Mask(derived(secret, "aggregate-mask/1", [terms, *ends]), own[0] < other[0])
 
 
@@ -80,7 +79,7 @@ def self_mask(terms: str, name: str, seed: bytes) -> Mask:
     return Mask(derived(seed, "aggregate-self-mask/1", [terms, name]), True)
 
 
-def agree(private: X25519PrivateKey, other: tuple[str, str]) -> bytes:
+def agree_secret(private: X25519PrivateKey, other: tuple[str, str]) -> bytes:
     """Return the secret of a private and another client's public key.
 
     Raises:
@@ -103,7 +102,7 @@ def derived(secret: bytes, domain: str, about: Sequence[object]) -> bytes:
 def add_masks(total: Words, masks: Sequence[Mask]) -> None:
     """Add masks to a vector in place."""
     streams = [(KeyStream(mask.key), mask.is_added) for mask in masks]
-    for chunk in chunks(len(total)):
+    for chunk in chunk_slices(len(total)):
         part = total[chunk]
         for stream, is_added in streams:
             (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
@@ -121,21 +120,19 @@ def masked_values(
 
     Args:
         values: ``[length]``.
-        encoding: Of the round.
-        scale_and_weight: Of `RingEncoding.scale_for`, and the client's weight.
+        scale_and_weight: Scale from `RingEncoding.scale_for`, and the client's weight.
         rounding_key: 32 random bytes, used here alone.
-        masks: All of the client's.
         noise: Integers of the ring that are added to the rounded values; None for none.
     """
     scale, weight = scale_and_weight
     streams = [(KeyStream(mask.key), mask.is_added) for mask in masks]
     rounding, out = KeyStream(rounding_key), np.empty(len(values) + 1, np.uint32)
     out[-1] = weight
-    for chunk in chunks(len(out)):
-        part, given = out[chunk], values[chunk]
-        encoding.round_into(given, scale, weight, rounding.words(len(given)), part[: len(given)])
+    for chunk in chunk_slices(len(out)):
+        part, chunk_values = out[chunk], values[chunk]
+        encoding.round_into(chunk_values, scale, weight, rounding.words(len(chunk_values)), part[: len(chunk_values)])
         if noise is not None:
-            part[: len(given)] += noise[chunk].astype(np.uint32)
+            part[: len(chunk_values)] += noise[chunk].astype(np.uint32)
         for stream, is_added in streams:
             (np.add if is_added else np.subtract)(part, stream.words(len(part)), out=part)
     return out

@@ -54,9 +54,8 @@ class SumMessage(StrictModel):
     """A body that a client signs.
 
     Attributes:
-        kind: Of the message; a signature for one kind is none for another.
+        kind: Kind of the message; the signature covers it.
         terms: Digest of the round's terms.
-        sender: The client.
     """
 
     kind: str
@@ -70,7 +69,7 @@ class Advert(SumMessage):
     Attributes:
         box_key: X25519 public key for the boxes with shares.
         mask_key: X25519 public key that makes the masks.
-        seed_digest: Of the seed of its own mask.
+        seed_digest: Digest of the seed of the client's own mask.
     """
 
     kind: Literal["advert"] = "advert"
@@ -84,10 +83,9 @@ class ShareBox(SumMessage):
 
     Attributes:
         adverts: Digest of the adverts that the client saw.
-        holder: The neighbour.
         sealed: Both shares, for the holder alone.
-        key_share_digest: Of the share of the client's private mask key.
-        seed_share_digest: Of the share of its seed.
+        key_share_digest: Digest of the share of the client's private mask key.
+        seed_share_digest: Digest of the share of the client's seed.
     """
 
     kind: Literal["box"] = "box"
@@ -102,8 +100,8 @@ class Deposit(SumMessage):
     """A client's statement about the masked values that it sends beside it.
 
     Attributes:
-        view: Digest of the adverts and of the names of those that shared, as this client saw them.
-        payload: Digest of the values.
+        view: Digest of the adverts and of the sharers' names that this client received.
+        payload: Digest of the encoded values.
     """
 
     kind: Literal["deposit"] = "deposit"
@@ -126,9 +124,9 @@ class ShareRelease(SumMessage):
     """The shares that take the masks off.
 
     Attributes:
-        included: As in the consent.
-        key_shares: Of the mask keys of neighbours that shared and are not in the sum.
-        seed_shares: Of the seeds of neighbours in the sum.
+        included: The clients of the sum, as in the consent.
+        key_shares: Shares of the mask keys of neighbours that shared and are not in the sum.
+        seed_shares: Shares of the seeds of neighbours in the sum.
     """
 
     kind: Literal["release"] = "release"
@@ -205,9 +203,7 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
     """Read a message that must be in its one form.
 
     Args:
-        data: What arrived.
-        kind: What is due.
-        clients: Of the cohort; bounds the bytes.
+        clients: Clients of the cohort; bounds the size of the message.
 
     Raises:
         AggregationError: It is longer than such a message can be, or anything else.
@@ -218,9 +214,9 @@ def decoded(data: bytes, kind: type[Message], clients: int = MOST_CLIENTS) -> Me
         message = kind.model_validate_json(data)
         is_canonical = encoded(message) == data
     except ValidationError as exc:
-        found = exc.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, found["loc"]))[:80]
-        raise AggregationError(SumRefusal.MALFORMED, f"{kind.__name__}: {place}: {found['msg'][:200]}") from exc
+        error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, error["loc"]))[:80]
+        raise AggregationError(SumRefusal.MALFORMED, f"{kind.__name__}: {place}: {error['msg'][:200]}") from exc
     if not is_canonical:
         raise AggregationError(SumRefusal.MALFORMED, f"{kind.__name__}: is not in canonical form")
     return message
@@ -287,11 +283,11 @@ def digest_of(domain: str, *parts: object) -> str:
 
 def adverts_digest(terms: SumTerms, adverts: Sequence[SignedMessage[Advert]]) -> str:
     """Return the digest of all adverts."""
-    return digest_of("aggregate-adverts/1", terms.digest, [one.model_dump(mode="json") for one in adverts])
+    return digest_of("aggregate-adverts/1", terms.digest, [advert.model_dump(mode="json") for advert in adverts])
 
 
 def view_digest(terms: SumTerms, adverts: str, sharers: Sequence[str]) -> str:
-    """Return the digest of what a client saw before it masked its values."""
+    """Return the digest of the adverts and sharers that a client received before it masked its values."""
     return digest_of("aggregate-view/1", terms.digest, adverts, list(sharers))
 
 
@@ -301,12 +297,12 @@ def included_digest(terms: SumTerms, view: str, payloads: dict[str, str]) -> str
 
 
 def share_digest(kind: str, terms: SumTerms, dealer: str, holder: str, share: str) -> str:
-    """Return the digest by which a share that is given out is known to be the one that was dealt."""
+    """Return the digest that binds a share to its dealer and its holder."""
     return digest_of("aggregate-share/1", kind, terms.digest, dealer, holder, share)
 
 
 def seed_digest(terms: SumTerms, name: str, seed: bytes) -> str:
-    """Return the digest by which a seed is known to be the one that a client meant."""
+    """Return the digest that binds a seed to the client that drew it."""
     return digest_of("aggregate-seed/1", terms.digest, name, seed.hex())
 
 

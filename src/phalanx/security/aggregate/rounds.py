@@ -5,7 +5,7 @@ from typing import Protocol
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate.messages import SumRefusal
-from phalanx.security.crypto import digest_hex, locked, read_number, write_number
+from phalanx.security.crypto import digest_hex, lock_file, read_number, write_number
 
 
 class EnteredRounds(Protocol):
@@ -13,10 +13,6 @@ class EnteredRounds(Protocol):
 
     def enter(self, run: str, number: int) -> None:
         """Write down that the client enters a round.
-
-        Args:
-            run: Name of the run.
-            number: Of the round.
 
         Raises:
             AggregationError: It has entered this round, or a later one.
@@ -39,7 +35,7 @@ class RoundFile:
     def enter(self, run: str, number: int) -> None:
         """As `EnteredRounds` says."""
         path = self._directory / f"round-{digest_hex(run.encode())[:32]}.json"
-        with locked(path):
+        with lock_file(path):
             last = read_number(path, "round") or 0
             if number <= last:
                 raise AggregationError(

@@ -25,7 +25,7 @@ from phalanx.security.crypto import Identity, Peer, digest_hex
 
 
 class ServerPhase(IntEnum):
-    """What a server collects."""
+    """The messages that a server collects."""
 
     ADVERTS = 0
     BOXES = 1
@@ -42,10 +42,9 @@ class SumResult:
     Attributes:
         total: The sum of the clients' encoded values times weights, exact, ``[length]``.
         weight: The sum of their weights.
-        encoding: Of the round.
         contributors: The clients in the sum.
         dropped: The other clients of the cohort.
-        liars: Clients that gave out another share than they were dealt, with what they did.
+        liars: Clients that released a share other than their dealt one, with a description of the fault.
     """
 
     total: NDArray[np.int32]
@@ -63,10 +62,6 @@ class SumResult:
 class SumServer:
     """The server's side of one round.
 
-    Args:
-        terms: What is asked of the clients.
-        identity: Signs the terms.
-
     Attributes:
         invitation: The signed terms, for every client of the cohort.
 
@@ -74,9 +69,9 @@ class SumServer:
     left empty where a carrier proves none.
 
     Guarantees:
-        The total is the exact sum over those that gave their word; a wrong share is known by the digest that its
+        The total is the exact sum over the clients that consented; a wrong share does not match the digest that its
         dealer signed, is left out, and its sender named. Values of at most the third that the threshold allows may be
-        missing. Does not know whether a client's values make sense.
+        missing. Whether a client's values make sense is not checked.
     """
 
     def __init__(self, terms: SumTerms, identity: Identity) -> None:
@@ -96,7 +91,7 @@ class SumServer:
         Raises:
             AggregationError: They are malformed, of another round, not signed by it, or a second time there.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts, bringer)
+        message, body = self._read_message(data, m.SignedMessage[m.Advert], ServerPhase.ADVERTS, self._adverts, bringer)
         self._adverts[body.sender] = message
         return body.sender
 
@@ -106,7 +101,7 @@ class SumServer:
         Raises:
             AggregationError: Fewer came than the threshold.
         """
-        self._close(ServerPhase.ADVERTS, self._adverts)
+        self._close_phase(ServerPhase.ADVERTS, self._adverts)
         ordered = tuple(self._adverts[name] for name in sorted(self._adverts))
         self._adverts_digest = m.adverts_digest(self.terms, ordered)
         self._graph = self.terms.neighbours(self._adverts_digest)
@@ -120,7 +115,7 @@ class SumServer:
         """
         self._check_phase(ServerPhase.BOXES)
         heard = m.decoded(data, m.Boxes, len(self.terms.cohort)).boxes
-        bodies = [m.check_signed(one, self.terms, self._peers) for one in heard]
+        bodies = [m.check_signed(message, self.terms, self._peers) for message in heard]
         senders = {body.sender for body in bodies}
         if len(senders) != 1 or not senders <= self._adverts.keys() or senders & self._boxes.keys():
             raise AggregationError(SumRefusal.MALFORMED, "boxes: expected those of one client that sent keys, once")
@@ -131,16 +126,16 @@ class SumServer:
             raise AggregationError(SumRefusal.MALFORMED, f"{sender}: expected a box for each neighbour", culprit=sender)
         if any(body.adverts != self._adverts_digest for body in bodies):
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{sender}: saw other keys", culprit=sender)
-        self._boxes[sender] = {one.body.holder: one for one in heard}
+        self._boxes[sender] = {message.body.holder: message for message in heard}
         return sender
 
     def deliveries(self) -> dict[str, bytes]:
-        """Close the phase; return what each client that shared is sent.
+        """Close the phase; return the delivery of each client that shared.
 
         Raises:
             AggregationError: Fewer shared than the threshold.
         """
-        self._close(ServerPhase.BOXES, self._boxes)
+        self._close_phase(ServerPhase.BOXES, self._boxes)
         self._sharers = tuple(sorted(self._boxes))
         self._view = m.view_digest(self.terms, self._adverts_digest, self._sharers)
         return {
@@ -160,7 +155,9 @@ class SumServer:
             AggregationError: The statement is malformed, of another view or not signed; or the values are others than
                 it says.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits, bringer)
+        message, body = self._read_message(
+            data, m.SignedMessage[m.Deposit], ServerPhase.DEPOSITS, self._deposits, bringer
+        )
         if body.sender not in self._boxes or body.view != self._view:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: saw others than this round's sharers")
         if values.dtype != np.uint32 or values.shape != self._total.shape or not values.flags.c_contiguous:
@@ -179,7 +176,7 @@ class SumServer:
         Raises:
             AggregationError: Too few are left for a sum that any client would agree to.
         """
-        self._close(ServerPhase.DEPOSITS, self._deposits)
+        self._close_phase(ServerPhase.DEPOSITS, self._deposits)
         self._included = {name: self._deposits[name].body.payload for name in sorted(self._deposits)}
         check_included(self.terms, self._graph, self._sharers, self._included)
         self._included_digest = m.included_digest(self.terms, self._view, self._included)
@@ -196,7 +193,9 @@ class SumServer:
         Raises:
             AggregationError: It is not for this sum, or not signed by a client in it.
         """
-        message, body = self._heard(data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents, bringer)
+        message, body = self._read_message(
+            data, m.SignedMessage[m.Consent], ServerPhase.CONSENTS, self._consents, bringer
+        )
         if body.sender not in self._included or body.included != self._included_digest:
             raise AggregationError(SumRefusal.OTHER_VIEW, f"{body.sender}: gave its word for another sum")
         self._consents[body.sender] = message
@@ -208,7 +207,7 @@ class SumServer:
         Raises:
             AggregationError: Fewer came than the threshold.
         """
-        self._close(ServerPhase.CONSENTS, self._consents)
+        self._close_phase(ServerPhase.CONSENTS, self._consents)
         return m.encoded(m.Consents(consents=tuple(self._consents[name] for name in sorted(self._consents))))
 
     def take_release(self, data: bytes, bringer: str = "") -> str:
@@ -231,14 +230,14 @@ class SumServer:
         """Take the masks off and return the sum; the last step.
 
         Raises:
-            AggregationError: Too few right shares came, or those of a client, named as culprit, give
-                another secret than it said.
+            AggregationError: Fewer right shares than the threshold arrived, or the shares of a client, named as
+                culprit, give a secret other than its digest.
         """
         self._check_phase(ServerPhase.RELEASES)
         liars: dict[str, str] = {}
         masks: list[Mask] = []
         for name in self._sharers:
-            secret = self._secret(name, "seed" if name in self._included else "key", liars)
+            secret = self._recover_secret(name, "seed" if name in self._included else "key", liars)
             masks += self._masks_left(name, secret)
         add_masks(self._total, [mask.opposite for mask in masks])
         self.phase = ServerPhase.NOTHING
@@ -252,7 +251,7 @@ class SumServer:
         return SumResult(total, weight, self.terms.encoding, tuple(self._included), dropped, liars)
 
     def _masks_left(self, name: str, secret: bytes) -> list[Mask]:
-        """Return the masks that a client left in the sum: its own, or those that its neighbours share with it."""
+        """Return the masks that a client left in the sum: its own, or the ones that it shares with its neighbours."""
         terms, advert = self.terms.digest, self._adverts[name].body
         if name in self._included:
             if m.seed_digest(self.terms, name, secret) != advert.seed_digest:
@@ -264,14 +263,14 @@ class SumServer:
         others = [(other, self._adverts[other].body.mask_key) for other in self._graph[name] if other in self._included]
         return [pair_key(terms, (name, private), other).opposite for other in others]
 
-    def _secret(self, dealer: str, kind: str, liars: dict[str, str]) -> bytes:
+    def _recover_secret(self, dealer: str, kind: str, liars: dict[str, str]) -> bytes:
         """Return a client's secret from the shares that are, by its own signed digests, those it dealt."""
         shares: dict[int, bytes] = {}
         for holder in self._graph[dealer]:
             release = self._releases.get(holder)
-            given = None if release is None else getattr(release, f"{kind}_shares").get(dealer)
-            if given is not None and is_share_of(self.terms, self._boxes[dealer][holder].body, kind, given):
-                shares[self.terms.names.index(holder) + 1] = bytes.fromhex(given)
+            share = None if release is None else getattr(release, f"{kind}_shares").get(dealer)
+            if share is not None and is_share_of(self.terms, self._boxes[dealer][holder].body, kind, share):
+                shares[self.terms.names.index(holder) + 1] = bytes.fromhex(share)
             elif release is not None:
                 liars[holder] = f"gave out another share of {dealer} than it was dealt"
         needed = self.terms.degree.shares
@@ -284,7 +283,7 @@ class SumServer:
             raise _bad_dealer(dealer)
         return secret
 
-    def _heard(
+    def _read_message(
         self,
         data: bytes,
         kind: type[m.SignedMessage[m.Body]],
@@ -300,7 +299,7 @@ class SumServer:
             raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{body.sender}: sent this before")
         return message, body
 
-    def _close(
+    def _close_phase(
         self,
         phase: ServerPhase,
         came: Sequence[str] | dict[str, m.SignedMessage[m.Body]] | dict[str, dict[str, m.SignedMessage[m.ShareBox]]],

@@ -21,8 +21,8 @@ def split_secret(
     Args:
         secret: 32 bytes.
         holders: Their numbers, from 1, each once.
-        threshold: From 1 to the number of holders.
-        fresh: Draws random bytes.
+        threshold: 1 to the number of holders.
+        fresh: ``fresh(n)`` returns n random bytes.
 
     Raises:
         ValueError: Numbers, threshold or secret are not as said.
@@ -41,8 +41,8 @@ def combine_shares(shares: Mapping[int, bytes]) -> bytes | None:
     """Return the secret that these shares lie on, or None where their polynomial's value at 0 has more than 32 bytes.
 
     Args:
-        shares: As many as the threshold, by the number of the holder. Of shares that were not made together the answer
-            is as random as they are: the caller compares it with a digest or a public key.
+        shares: At least the threshold, by number of the holder. Shares of different secrets give a random result: the
+            caller compares it with a digest or a public key.
     """
     secret = sum(
         weight * int.from_bytes(share, "big")

@@ -23,7 +23,6 @@ class CohortMember(StrictModel):
     """A client of a cohort.
 
     Attributes:
-        name: Party name.
         key: Its Ed25519 public key.
     """
 
@@ -32,18 +31,17 @@ class CohortMember(StrictModel):
 
 
 class SumTerms(StrictModel):
-    """The terms of one round; what is not written here is computed from them in the same way by all.
+    """The terms of one round; everything else is computed from them in the same way by all parties.
 
     Attributes:
-        run: Name of the run.
         run_digest: Digest of the run file.
-        model_digest: Digest of what the clients' values are relative to.
+        model_digest: Digest of the model that the clients' values are relative to.
         round: Number of the round, from 1; a client takes part in each once.
         cohort: All clients that may take part, by name.
-        length: Values of a client.
+        length: Number of values per client.
         clip: Bound of the Euclidean norm of a client's values.
         max_weight: Largest weight of a client.
-        bits: Of the ring.
+        bits: Bits of the ring's elements.
         minimum: Clients that a sum must have at least.
     """
 
@@ -60,7 +58,7 @@ class SumTerms(StrictModel):
     minimum: Annotated[int, Field(ge=LEAST_CONTRIBUTORS, le=MOST_CLIENTS)]
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_sizes(self) -> Self:
         names = [member.name for member in self.cohort]
         if names != sorted(set(names)):
             raise ValueError("cohort: expected each name once, in order")
@@ -100,7 +98,7 @@ class SumTerms(StrictModel):
 
     @property
     def encoding(self) -> RingEncoding:
-        """How values become elements of the ring."""
+        """The encoding of values as elements of the ring."""
         return RingEncoding(len(self.cohort), self.clip, self.max_weight)
 
     @cached_property

@@ -31,23 +31,21 @@ def check_included(terms: SumTerms, graph: Graph, sharers: Collection[str], incl
     """Return when a sum over these clients hides each of them.
 
     Args:
-        terms: Of the round.
-        graph: Neighbours of each client.
         sharers: All clients that sent keys and shares.
         included: The clients in the sum.
 
     Raises:
         AggregationError: It does not.
     """
-    found = frozenset(included)
-    if not found <= set(sharers):
+    names = frozenset(included)
+    if not names <= set(sharers):
         raise AggregationError(SumRefusal.OTHER_VIEW, "deposits: a client is said to be in the sum that never shared")
-    if len(found) < terms.threshold:
+    if len(names) < terms.threshold:
         raise AggregationError(
-            SumRefusal.TOO_FEW, f"{len(found)} of {len(terms.cohort)} clients in the sum, {terms.threshold} are needed"
+            SumRefusal.TOO_FEW, f"{len(names)} of {len(terms.cohort)} clients in the sum, {terms.threshold} are needed"
         )
-    for name in found:
-        _check_neighbours(terms, graph, name, found)
+    for name in names:
+        _check_neighbours(terms, graph, name, names)
 
 
 def check_consents(
@@ -72,8 +70,8 @@ def check_consents(
 
 
 def _check_neighbours(terms: SumTerms, graph: Graph, name: str, present: frozenset[str]) -> None:
-    found = sum(neighbour in present for neighbour in graph[name])
-    if found < terms.degree.shares:
+    num_present = sum(neighbour in present for neighbour in graph[name])
+    if num_present < terms.degree.shares:
         raise AggregationError(
-            SumRefusal.TOO_FEW, f"{name}: {found} of its neighbours are here, {terms.degree.shares} are needed"
+            SumRefusal.TOO_FEW, f"{name}: {num_present} of its neighbours are here, {terms.degree.shares} are needed"
         )

@@ -1,4 +1,4 @@
-"""The audit log: what a run decided and why, in signed and chained lines that cannot be changed unnoticed."""
+"""The audit log: decisions of a run and their reasons, in signed, chained lines that cannot change unnoticed."""
 
 from phalanx.security.audit.head import HeadEntry, KnownHead, read_head
 from phalanx.security.audit.leaves import LEAVES_FILE, LeafBatch, read_batch

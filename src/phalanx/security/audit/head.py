@@ -22,7 +22,6 @@ class HeadEntry(StrictModel):
     """A head inside something that is signed as a whole.
 
     Attributes:
-        num_events: Number of lines.
         digest: Digest of the last one.
     """
 
@@ -52,7 +51,6 @@ class KnownHead:
     """A head that a log must contain.
 
     Attributes:
-        head: The head.
         where: The place or party that knows it, for messages.
     """
 
@@ -62,26 +60,25 @@ class KnownHead:
 
 def sign_head(identity: Identity, run: str, head: LogHead) -> dict[str, Any]:
     """Return a signed head, as JSON data, that every holder of the owner's public key can check."""
-    said = {"run": run, "num_events": head.num_events, "digest": head.digest}
-    return {**said, "signature": identity.sign(in_domain(_DOMAIN, canonical_json(said))).hex()}
+    statement = {"run": run, "num_events": head.num_events, "digest": head.digest}
+    return {**statement, "signature": identity.sign(in_domain(_DOMAIN, canonical_json(statement))).hex()}
 
 
 def read_head(found: Any, peer: Peer, run: str | None, where: str) -> LogHead:
     """Check a signed head.
 
     Args:
-        found: JSON data.
         peer: The party that must have signed it.
         run: The run that it must be of; None accepts any.
-        where: Its place, for messages.
+        where: Place of the data, for error messages.
 
     Raises:
         AuditLogError: It is malformed, of another run, or not signed by `peer`.
     """
     try:
         signed = SignedHead.model_validate(found)
-        said = signed.model_dump(exclude={"signature"})
-        peer.verify(bytes.fromhex(signed.signature), in_domain(_DOMAIN, canonical_json(said)))
+        statement = signed.model_dump(exclude={"signature"})
+        peer.verify(bytes.fromhex(signed.signature), in_domain(_DOMAIN, canonical_json(statement)))
     except (ValidationError, SignatureError) as exc:
         raise AuditLogError(f"{where}: holds no head of an audit log that {peer.name!r} signed") from exc
     if run is not None and signed.run != run:
@@ -102,12 +99,7 @@ def keep_head(path: Path, signed: dict[str, Any]) -> None:
 
 
 class KnownHeads:
-    """A comparison of a log, line by line, with the heads that others know.
-
-    Args:
-        path: The log, for messages.
-        known: The heads.
-    """
+    """A comparison of a log, line by line, with the heads that others know."""
 
     def __init__(self, path: Path, known: Iterable[KnownHead]) -> None:
         self._path = path
@@ -120,10 +112,10 @@ class KnownHeads:
             AuditLogError: A known head has another line in its place.
         """
         while self._waiting and self._waiting[0].head.num_events <= head.num_events:
-            one = self._waiting.pop(0)
-            if one.head.num_events == head.num_events and one.head.digest != head.digest:
+            expected = self._waiting.pop(0)
+            if expected.head.num_events == head.num_events and expected.head.digest != head.digest:
                 raise AuditLogError(
-                    f"{self._path}: line {head.num_events} is not the one that {one.where} knows; "
+                    f"{self._path}: line {head.num_events} is not the one that {expected.where} knows; "
                     "put back the log that belongs to it"
                 )
 
@@ -134,11 +126,12 @@ class KnownHeads:
             AuditLogError: A known head is of a later line.
         """
         if self._waiting:
-            one = self._waiting[-1]
-            missing = one.head.num_events - num_events
+            expected = self._waiting[-1]
+            missing = expected.head.num_events - num_events
             raise AuditLogError(
                 f"{self._path}: {'line' if missing == 1 else 'lines'} {num_events + 1}"
-                f"{'' if missing == 1 else f' to {one.head.num_events}'} {'is' if missing == 1 else 'are'} missing: "
-                f"the log ends after {num_events} events, {one.where} knows {one.head.num_events}; "
+                f"{'' if missing == 1 else f' to {expected.head.num_events}'} "
+                f"{'is' if missing == 1 else 'are'} missing: "
+                f"the log ends after {num_events} events, {expected.where} knows {expected.head.num_events}; "
                 "put the whole log back"
             )

@@ -23,16 +23,16 @@ def merkle_root(leaves: Sequence[bytes]) -> str:
 
     Source: RFC 6962, section 2.1, with BLAKE3 in the place of SHA-256.
     """
-    return _root([bytes.fromhex(digest_hex(_LEAF, leaf)) for leaf in leaves]).hex()
+    return _merkle_root([bytes.fromhex(digest_hex(_LEAF, leaf)) for leaf in leaves]).hex()
 
 
-def _root(digests: Sequence[bytes]) -> bytes:
+def _merkle_root(digests: Sequence[bytes]) -> bytes:
     if not digests:
         return bytes.fromhex(digest_hex())
     if len(digests) == 1:
         return digests[0]
-    left = 1 << ((len(digests) - 1).bit_length() - 1)
-    return bytes.fromhex(digest_hex(_NODE, _root(digests[:left]), _root(digests[left:])))
+    split = 1 << ((len(digests) - 1).bit_length() - 1)
+    return bytes.fromhex(digest_hex(_NODE, _merkle_root(digests[:split]), _merkle_root(digests[split:])))
 
 
 LEAVES_FILE = "steps.jsonl"
@@ -48,10 +48,10 @@ class LeafBatch:
     """Leaves that were written together, as a line of the audit log names them.
 
     Attributes:
-        root: Of the Merkle tree over them.
-        leaves: How many there are.
-        offset: Where the first of them begins in the file.
-        size_bytes: Of all of them, with a newline after each.
+        root: Root of the Merkle tree over the leaves.
+        leaves: Number of leaves in the batch.
+        offset: Byte offset of the first leaf in the file.
+        size_bytes: Size of all leaves, with a newline after each.
     """
 
     root: str
@@ -78,8 +78,8 @@ class LeafFile(Closeable):
 
     Args:
         path: The file; created where missing.
-        size_bytes: Where the last batch ends that the audit log knows. What is behind it was on its way when the
-            process died, and is cut off when more is written.
+        size_bytes: End of the last batch that the audit log names. Bytes behind it were being written when the process
+            died, and are cut off at the next write.
 
     Raises:
         AuditLogError: The file is shorter than that.
@@ -90,19 +90,16 @@ class LeafFile(Closeable):
         self._path = path
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            found = os.fstat(self._fd).st_size
+            size = os.fstat(self._fd).st_size
         except OSError as exc:
             raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
-        if found < size_bytes:
+        if size < size_bytes:
             os.close(self._fd)
-            raise AuditLogError(f"{path}: has {found} bytes, the audit log names {size_bytes}; put the whole file back")
+            raise AuditLogError(f"{path}: has {size} bytes, the audit log names {size_bytes}; put the whole file back")
         self._size_bytes = size_bytes
 
     def append(self, leaves: Sequence[bytes]) -> LeafBatch:
         """Write leaves; the line of the audit log that names them comes after.
-
-        Args:
-            leaves: Canonical JSON, without newlines.
 
         Raises:
             AuditLogError: They are too large.

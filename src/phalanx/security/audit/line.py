@@ -29,7 +29,6 @@ class LogHead:
     """The end of a log; kept elsewhere, it shows a tail that was cut off.
 
     Attributes:
-        num_events: Number of lines.
         digest: Digest of the last line, or of the run's name where there is none.
     """
 
@@ -45,10 +44,8 @@ class Line:
         sequence: Number of the event, from 0.
         time: RFC 3339, UTC.
         run: The run it belongs to.
-        kind: What happened.
-        body: Its details.
         head: The log's head once this line is written.
-        size_bytes: Length with the newline.
+        size_bytes: Length in bytes, with the newline.
     """
 
     sequence: int
@@ -71,7 +68,7 @@ def next_head(head: LogHead, line: bytes) -> LogHead:
 
 
 def signed_part(event: dict[str, Any]) -> bytes:
-    """Return what a line's signature covers: all of it but the signature."""
+    """Return the signed part of a line: everything but the signature."""
     return in_domain("log/1", canonical_json({key: event[key] for key in event if key != "signature"}))
 
 
@@ -80,7 +77,7 @@ def walk(file: BinaryIO, path: Path, peer: Peer, run: str | None) -> Iterator[Li
 
     Args:
         file: The log, open at its start.
-        path: Its name in errors.
+        path: Name of the log in error messages.
         peer: The party that must have signed each line.
         run: The run that each line must belong to; that of the first line if None.
 

@@ -70,14 +70,14 @@ class AuditLog(Closeable):
             raise DiskError(f"{path}: cannot be opened ({exc.strerror})") from exc
         try:
             self._lock_file()
-            self._resume(KnownHeads(path, known))
+            self._resume_log(KnownHeads(path, known))
         except (AuditLogError, DiskError):
             self._let_go()
             raise
 
     @property
     def head(self) -> LogHead:
-        """Where the log ends now; `verify_log` compares a log with it."""
+        """Present end of the log; `verify_log` compares a log with it."""
         return self._head
 
     @property
@@ -96,7 +96,6 @@ class AuditLog(Closeable):
         """Write one event.
 
         Args:
-            kind: What happened.
             body: JSON data about it; never a key, prompt or tensor value.
 
         Raises:
@@ -105,16 +104,16 @@ class AuditLog(Closeable):
         """
         # a line that is written but not counted would be followed by another one of its number
         with self._lock, uninterrupted():
-            line = self._seal(kind, body)
-            self._write(line + b"\n")
-            self._advance(kind, next_head(self._head, line))
+            entry = self._sign_entry(kind, body)
+            self._write_bytes(entry + b"\n")
+            self._advance_head(kind, next_head(self._head, entry))
 
     def append_step(self, body: dict[str, Any], leaves: Sequence[bytes]) -> None:
         """Write the leaves of one step beside the log, and the event `step` with their Merkle root.
 
         Args:
-            body: Which step it is; gets the keys of `LeafBatch`.
-            leaves: Canonical JSON, without newlines.
+            body: Details of the step; the keys of `LeafBatch` are added.
+            leaves: Canonical JSON of each leaf, without newlines.
 
         Raises:
             AuditLogError, DiskError: As `append`; or the leaves are too large, or cannot be written.
@@ -170,12 +169,12 @@ class AuditLog(Closeable):
         except OSError as exc:
             raise AuditLogError(f"{self._path}: is open elsewhere; a log has one writer") from exc
 
-    def _advance(self, kind: str, head: LogHead) -> None:
+    def _advance_head(self, kind: str, head: LogHead) -> None:
         self._head = head
         self.public_lines.take(kind, head.digest)
         self._digests.append(bytes.fromhex(head.digest))
 
-    def _resume(self, known: KnownHeads) -> None:
+    def _resume_log(self, known: KnownHeads) -> None:
         try:
             size_bytes = os.fstat(self._fd).st_size
             partial = self._partial_line(size_bytes)
@@ -200,22 +199,22 @@ class AuditLog(Closeable):
             lines = walk(file, self._path, self._identity.public, self._run)
             checked_bytes = 0
             while checked_bytes < complete_bytes:
-                line = next(lines, None)
-                if line is None:
+                entry = next(lines, None)
+                if entry is None:
                     raise AuditLogError(f"{self._path}: became shorter while it was read")
-                known.see(line.head)
-                self._advance(line.kind, line.head)
-                if line.kind == STEP:
-                    batch = LeafBatch.of(line)
+                known.see(entry.head)
+                self._advance_head(entry.kind, entry.head)
+                if entry.kind == STEP:
+                    batch = LeafBatch.of(entry)
                     self._leaves_end = batch.offset + batch.size_bytes
-                checked_bytes += line.size_bytes
+                checked_bytes += entry.size_bytes
         known.end(self._head.num_events)
 
     def _partial_line(self, size_bytes: int) -> bytes:
         tail = os.pread(self._fd, MAX_LINE_BYTES, max(0, size_bytes - MAX_LINE_BYTES))
         return tail[tail.rfind(b"\n") + 1 :]
 
-    def _seal(self, kind: str, body: dict[str, Any]) -> bytes:
+    def _sign_entry(self, kind: str, body: dict[str, Any]) -> bytes:
         event = {
             "sequence": self._head.num_events,
             "time": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
@@ -226,16 +225,16 @@ class AuditLog(Closeable):
         }
         try:
             event["signature"] = self._identity.sign(signed_part(event)).hex()
-            line = canonical_json(event)
+            entry = canonical_json(event)
             # what a reader would refuse must not be written: numeric keys, 65-bit integers, deep nesting
-            parse_canonical(line)
+            parse_canonical(entry)
         except (TypeError, ValueError, RecursionError) as exc:
             raise AuditLogError(f"{self._path}: the body of {kind!r} is no JSON data: {exc}") from exc
-        if len(line) >= MAX_LINE_BYTES:
-            raise AuditLogError(f"{self._path}: {kind!r} takes {len(line)} bytes, at most {MAX_LINE_BYTES} fit a line")
-        return line
+        if len(entry) >= MAX_LINE_BYTES:
+            raise AuditLogError(f"{self._path}: {kind!r} takes {len(entry)} bytes, at most {MAX_LINE_BYTES} fit a line")
+        return entry
 
-    def _write(self, data: bytes) -> None:
+    def _write_bytes(self, data: bytes) -> None:
         if self._fd < 0:
             raise AuditLogError(f"{self._path}: is closed")
         start = os.fstat(self._fd).st_size

@@ -27,7 +27,6 @@ class PublicLine(StrictModel):
 
     Attributes:
         number: Its number among these, from 1.
-        digest: Of the line.
     """
 
     number: Annotated[int, Field(ge=1, le=2**53)]
@@ -39,7 +38,6 @@ class PublicHead(StrictModel):
 
     Attributes:
         run: The run of the log.
-        last: The last public line.
         forced: The last one that was on the disk for certain; None where none was.
         boot: Name of the boot of the owner's machine, hashed with the run: as long as it lasts, `last` is there too.
         signature: The owner's, over all of it.
@@ -63,7 +61,7 @@ class PublicHead(StrictModel):
         """The last line that the log must still have, after whatever honest crash; None where it need have none.
 
         Args:
-            boot: Of the owner's machine by now, hashed in the same way.
+            boot: Name of the current boot of the owner's machine, hashed as in the record.
         """
         return self.last if boot is not None and self.boot == boot else self.forced
 
@@ -96,8 +94,8 @@ class PublicLines:
         self._num_forced = number
 
     def head(self) -> PublicHead | None:
-        """Where the log ends now, as workers are told; None while it has no public line."""
-        last, forced = self._line(len(self._digests)), self._line(self._num_forced)
+        """Present end of the log, for workers; None while it has no public line."""
+        last, forced = self._public_line(len(self._digests)), self._public_line(self._num_forced)
         if last is None:
             return None
         if self._told is None or (self._told.last, self._told.forced) != (last, forced):
@@ -120,16 +118,16 @@ class PublicLines:
         if lack is not None:
             raise CutLogError(f"the audit log {lack}, by this owner's signature")
 
-    def _line(self, number: int) -> PublicLine | None:
+    def _public_line(self, number: int) -> PublicLine | None:
         is_there = 0 < number <= len(self._digests)
         return PublicLine(number=number, digest=self._digests[number - 1]) if is_there else None
 
 
 def lacks(digests: Sequence[str], due: PublicLine | None, where: str) -> str | None:
-    """Say what a log lacks of a line that it must have; None where it lacks nothing.
+    """Describe the missing line of a log that must contain a known line; None where nothing is missing.
 
     Args:
-        digests: Of the log's public lines, in order.
+        digests: Digests of the log's public lines, in order.
         due: The line; None where none must be there.
         where: The place or party that knows of it, for the message.
     """
@@ -141,7 +139,7 @@ def lacks(digests: Sequence[str], due: PublicLine | None, where: str) -> str | N
 
 
 def read_public_head(path: Path, owner: Peer) -> PublicHead:
-    """Read what a worker has kept of a log.
+    """Read a worker's copy of the head of a log.
 
     Raises:
         AuditLogError: The file cannot be read, or holds something else.

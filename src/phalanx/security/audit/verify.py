@@ -16,9 +16,7 @@ class LogSummary:
     """A summary of a whole and honest log.
 
     Attributes:
-        run: The run.
-        num_events: Number of lines.
-        kinds: How often each kind of event occurs.
+        kinds: Number of events of each kind.
         first_time: Time of the first event, RFC 3339; None in an empty log.
         last_time: Time of the last event.
         head: Number of events and digest of the last line.
@@ -44,10 +42,8 @@ def verify_log(
     """Check every line of a log.
 
     Args:
-        path: The file.
         peer: The party that signed it.
-        expected: Where the log must end, as ``summary.json`` says. Without it, a log that was cut off at a line's
-            end looks whole.
+        expected: End of the log as in ``summary.json``. Without it, a log that was cut off at a line's end looks whole.
         run: The run that it must be of; that of the first line if None.
         known: Heads that it must contain.
         visit: Told each line that holds, in order.
@@ -62,13 +58,13 @@ def verify_log(
     heads = KnownHeads(path, known)
     try:
         with path.open("rb") as file:
-            for line in walk(file, path, peer, run):
-                kinds[line.kind] += 1
-                first, last = first or line, line
-                if expected is not None and line.head.num_events == expected.num_events:
-                    _compare(path, line.head, expected)
-                heads.see(line.head)
-                visit(line)
+            for entry in walk(file, path, peer, run):
+                kinds[entry.kind] += 1
+                first, last = first or entry, entry
+                if expected is not None and entry.head.num_events == expected.num_events:
+                    _compare_ends(path, entry.head, expected)
+                heads.see(entry.head)
+                visit(entry)
     except OSError as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc.strerror})") from exc
     num_events = last.head.num_events if last else 0
@@ -89,6 +85,6 @@ def verify_log(
     )
 
 
-def _compare(path: Path, head: LogHead, expected: LogHead) -> None:
+def _compare_ends(path: Path, head: LogHead, expected: LogHead) -> None:
     if head.digest != expected.digest:
         raise AuditLogError(f"{path}: line {head.num_events} is not the line that the log must end with")

@@ -11,7 +11,7 @@ from phalanx.security.crypto.clock import boot_name, steady_now
 from phalanx.security.crypto.counter import (
     MonotonicCounter,
     NotRollbackProofCounter,
-    locked,
+    lock_file,
     read_number,
     write_number,
 )
@@ -60,7 +60,7 @@ __all__ = [
     "issue",
     "load_authority",
     "load_identity",
-    "locked",
+    "lock_file",
     "make_private_directory",
     "make_request",
     "name_of_incarnation",

@@ -28,9 +28,9 @@ def parse_canonical(data: bytes, /) -> dict[str, Any]:
     try:
         # as `JSONDecoder.decode`, without blanks around the value, which are not canonical
         text = data.decode("utf-8")
-        value, end = _DECODER.raw_decode(text)
-        if end != len(text):
-            raise ValueError(f"JSON is followed by something else at character {end}")
+        value, stop = _DECODER.raw_decode(text)
+        if stop != len(text):
+            raise ValueError(f"JSON is followed by something else at character {stop}")
         # brackets inside text count as well, so this can only look too often
         if data.count(b"{") + data.count(b"[") > MAX_DEPTH:
             _check_depth(value)
@@ -94,10 +94,9 @@ def digest_hex(*buffers: bytes | memoryview) -> str:
 
 
 def in_domain(domain: str, data: bytes) -> bytes:
-    """Prefix what is about to be signed, so that a signature made for one purpose is void for another.
+    """Prefix data before it is signed, so that a signature made for one purpose is void for another.
 
     Args:
         domain: Such as ``frame/1``; holds no NUL, so no two pairs (domain, data) give the same bytes.
-        data: What is signed.
     """
     return b"phalanx/" + domain.encode("ascii") + b"\0" + data

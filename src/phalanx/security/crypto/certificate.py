@@ -1,4 +1,4 @@
-"""Phalanx's certificates: what one says, and the checks before any of it is believed."""
+"""Phalanx's certificates: their facts, and the checks before any of them is believed."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +27,6 @@ class CertificateFacts:
     """The facts that one certificate states, believed or not.
 
     Attributes:
-        subject: Common name.
         is_authority: Whether it may issue others.
         peer: The party; None for an authority.
         hosts: Further DNS names and addresses.
@@ -59,7 +58,7 @@ def certificate_facts(pem: bytes, where: str = "certificate") -> CertificateFact
     Raises:
         CertificateError: It is not one X.509 certificate of our form; the message starts with `where`.
     """
-    return _facts(_parse(pem, where), where)
+    return _read_facts(_parse_pem(pem, where), where)
 
 
 def peer_from_certificate(
@@ -68,16 +67,15 @@ def peer_from_certificate(
     """Return the party that a certificate names, after every check.
 
     Args:
-        pem: Certificate of the party.
         authority_pem: Certificate of the one trusted authority.
         now: Time of the check; by `steady_now` if None.
-        where: How errors call the certificate, such as its path.
+        where: Name of the certificate in error messages, such as its path.
 
     Raises:
         CertificateError: Malformed, from another authority, expired, not yet valid, not made for a party, or
             holding a critical extension that is not understood here.
     """
-    certificate = _parse(pem, where)
+    certificate = _parse_pem(pem, where)
     authority = parse_authority(authority_pem, f"authority of {where}", now)
     try:
         certificate.verify_directly_issued_by(authority)
@@ -86,7 +84,7 @@ def peer_from_certificate(
             f"{where}: not signed by {_common_name(authority)!r}; let that authority issue one"
         ).about(code="PHX-V012", file=where, do="let that authority issue one") from exc
     _check_time(certificate, now, where)
-    peer = _facts(certificate, where).peer
+    peer = _read_facts(certificate, where).peer
     if peer is None:
         raise CertificateError(f"{where}: is an authority's, expected a party's")
     _check_party_form(certificate, where)
@@ -94,8 +92,8 @@ def peer_from_certificate(
 
 
 def _check_authority(authority: x509.Certificate, now: datetime | None, where: str) -> None:
-    facts = _facts(authority, where)
-    usage = _extension(authority, x509.KeyUsage, where)
+    facts = _read_facts(authority, where)
+    usage = _read_extension(authority, x509.KeyUsage, where)
     if not facts.is_authority or not usage.key_cert_sign:
         raise CertificateError(f"{where}: is a party's certificate, expected an authority's")
     if not isinstance(authority.public_key(), ec.EllipticCurvePublicKey):
@@ -109,7 +107,7 @@ def fingerprint(pem: bytes, where: str = "certificate") -> str:
     Raises:
         CertificateError: It is not one X.509 certificate.
     """
-    return _parse(pem, where).fingerprint(hashes.SHA256()).hex()
+    return _parse_pem(pem, where).fingerprint(hashes.SHA256()).hex()
 
 
 def parse_authority(pem: bytes, where: str, now: datetime | None = None) -> x509.Certificate:
@@ -118,12 +116,12 @@ def parse_authority(pem: bytes, where: str, now: datetime | None = None) -> x509
     Raises:
         CertificateError: It is malformed, expired or no authority.
     """
-    authority = _parse(pem, where)
+    authority = _parse_pem(pem, where)
     _check_authority(authority, now, where)
     return authority
 
 
-def _parse(pem: bytes, where: str) -> x509.Certificate:
+def _parse_pem(pem: bytes, where: str) -> x509.Certificate:
     # a bundle would leave it open which of its certificates is meant
     if pem.count(b"-----BEGIN") != 1:
         raise CertificateError(f"{where}: expected exactly one PEM certificate")
@@ -133,12 +131,12 @@ def _parse(pem: bytes, where: str) -> x509.Certificate:
         raise CertificateError(f"{where}: is not a readable X.509 certificate") from exc
 
 
-def _facts(certificate: x509.Certificate, where: str) -> CertificateFacts:
-    constraints = _extension(certificate, x509.BasicConstraints, where)
+def _read_facts(certificate: x509.Certificate, where: str) -> CertificateFacts:
+    constraints = _read_extension(certificate, x509.BasicConstraints, where)
     for extension in certificate.extensions:
         if extension.critical and extension.oid not in _UNDERSTOOD:
             raise CertificateError(f"{where}: critical extension {extension.oid.dotted_string} is not understood")
-    peer, hosts = (None, ()) if constraints.ca else _names(certificate, where)
+    peer, hosts = (None, ()) if constraints.ca else _read_names(certificate, where)
     return CertificateFacts(
         subject=_common_name(certificate),
         is_authority=constraints.ca,
@@ -171,8 +169,8 @@ def party_from_names(names: x509.SubjectAlternativeName, where: str) -> tuple[Pe
     return peer, hosts
 
 
-def _names(certificate: x509.Certificate, where: str) -> tuple[Peer, tuple[str, ...]]:
-    return party_from_names(_extension(certificate, x509.SubjectAlternativeName, where), where)
+def _read_names(certificate: x509.Certificate, where: str) -> tuple[Peer, tuple[str, ...]]:
+    return party_from_names(_read_extension(certificate, x509.SubjectAlternativeName, where), where)
 
 
 def _peer_from_uri(uri: str, where: str) -> Peer:
@@ -190,8 +188,8 @@ def _peer_from_uri(uri: str, where: str) -> Peer:
 
 
 def _check_party_form(certificate: x509.Certificate, where: str) -> None:
-    roles = set(_extension(certificate, x509.ExtendedKeyUsage, where))
-    usage = _extension(certificate, x509.KeyUsage, where)
+    roles = set(_read_extension(certificate, x509.ExtendedKeyUsage, where))
+    usage = _read_extension(certificate, x509.KeyUsage, where)
     try:
         key = certificate.public_key()
     except (ValueError, UnsupportedAlgorithm) as exc:
@@ -210,13 +208,13 @@ def _check_time(certificate: x509.Certificate, now: datetime | None, where: str)
             code="PHX-V013", file=where, do="check this machine's clock"
         )
     if moment > certificate.not_valid_after_utc:
-        end = certificate.not_valid_after_utc.isoformat()
-        raise CertificateError(f"{where}: expired at {end}; have a new one made with phalanx pki sign, or issue").about(
-            code="PHX-V013", file=where, do="have a new one made with phalanx pki sign, or issue"
-        )
+        expiry = certificate.not_valid_after_utc.isoformat()
+        raise CertificateError(
+            f"{where}: expired at {expiry}; have a new one made with phalanx pki sign, or issue"
+        ).about(code="PHX-V013", file=where, do="have a new one made with phalanx pki sign, or issue")
 
 
-def _extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:
+def _read_extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:
     try:
         return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound as exc:

@@ -13,7 +13,7 @@ def seconds_since_boot() -> float:
 
 
 def boot_name() -> str | None:
-    """Return what this boot of the machine is called; None where the system does not say.
+    """Return a name of the current boot of the machine; None where the system has no such name.
 
     Two files that one boot has written, one after the other, are both there as long as its name stays the same,
     whether they were forced to disk or not.
@@ -28,7 +28,6 @@ class SteadyClock:
     """A clock that reads the wall clock when it is made and never again.
 
     Args:
-        wall: The time of day.
         elapsed: Seconds of a clock that cannot be set.
 
     Guarantees:

@@ -61,14 +61,14 @@ class NotRollbackProofCounter:
 
     def increment(self) -> int:
         """As `MonotonicCounter` says."""
-        with locked(self._path):
+        with lock_file(self._path):
             count = self.read() + 1
             write_number(self._path, "count", count)
             return count
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def lock_file(path: Path) -> Iterator[None]:
     """Keep other processes from a file, by a lock on a file beside it.
 
     Raises:
@@ -80,13 +80,13 @@ def locked(path: Path) -> Iterator[None]:
     except OSError as exc:
         raise RollbackError(f"{path}: cannot be locked ({exc.strerror})") from exc
     try:
-        _lock(fd, path)
+        _lock_fd(fd, path)
         yield
     finally:
         os.close(fd)
 
 
-def _lock(fd: int, path: Path) -> None:
+def _lock_fd(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
     except OSError as exc:

@@ -66,7 +66,7 @@ def read_private(path: Path, made_by: str = "phalanx pki issues it") -> bytes:
     Raises:
         CertificateError: It is missing, over-long, no plain file, or others have access to it.
     """
-    return _read(path, made_by, private=True)
+    return _read_file(path, made_by, private=True)
 
 
 def read_public(path: Path) -> bytes:
@@ -75,10 +75,10 @@ def read_public(path: Path) -> bytes:
     Raises:
         CertificateError: It is missing, over-long or no plain file.
     """
-    return _read(path, "phalanx pki issues it", private=False)
+    return _read_file(path, "phalanx pki issues it", private=False)
 
 
-def _read(path: Path, made_by: str, *, private: bool) -> bytes:
+def _read_file(path: Path, made_by: str, *, private: bool) -> bytes:
     try:
         # opened first and asked afterwards: what is checked is what is read
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:

@@ -1,4 +1,4 @@
-"""The identity of a party: a name, and an Ed25519 key that signs, or checks, what that name says."""
+"""The identity of a party: a name, and an Ed25519 key that signs, or verifies, the party's statements."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -118,7 +118,6 @@ class Identity:
     """The private half of a party; lives in one process and is never sent or printed.
 
     Attributes:
-        name: Party name.
         signing_key: Ed25519 key that signs messages and log lines.
         tls_key_pem: ECDSA P-256 key for TLS; empty for an identity that never opens a network link.
         certificate_pem: Certificate that binds the name to both keys.

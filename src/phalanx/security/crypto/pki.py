@@ -30,7 +30,7 @@ from phalanx.security.crypto.certificate import (
     peer_from_certificate,
     tls_server_name,
 )
-from phalanx.security.crypto.counter import locked
+from phalanx.security.crypto.counter import lock_file
 from phalanx.security.crypto.files import make_private_directory, read_public, write_private, write_public
 from phalanx.security.crypto.identity import Identity, Peer, check_party_name
 from phalanx.security.crypto.keys import (
@@ -68,11 +68,11 @@ def create_authority(directory: Path, days: int = 365, now: datetime | None = No
     key = new_tls_key()
     # the key file is the lock: the process that creates it first is the one authority here
     write_private(directory / "authority.key", private_pem(key))
-    subject = _name(f"phalanx authority {secrets.token_hex(4)}")
-    start, end = _validity(days, now)
+    subject = _x509_name(f"phalanx authority {secrets.token_hex(4)}")
+    start, expiry = _validity_period(days, now)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     certificate = (
-        _builder(subject, subject, key.public_key(), start, end)
+        _certificate_builder(subject, subject, key.public_key(), start, expiry)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
@@ -91,14 +91,12 @@ def issue(
     """Make keys and certificate of one party in ``directory/name``.
 
     Args:
-        directory: Holds the authority.
-        name: Party name.
         hosts: Further DNS names and addresses for tools other than Phalanx, which goes by the party name.
         days: Validity from `now`, cut to that of the authority.
         now: Time of issue; the clock's if None.
 
     Returns:
-        The new directory.
+        The directory of the party.
 
     Raises:
         CertificateError: Malformed name or host, no authority, or the party has keys already, or was revoked.
@@ -131,13 +129,9 @@ def sign_request(
     """Certify the keys of a party that made them elsewhere, in ``directory/name``, where the certificate stays.
 
     Args:
-        directory: Holds the authority.
-        pem: The request.
-        name: The party that is expected; None for the one that the request names.
-        hosts: As for `issue`; a request itself cannot ask for any.
-        days: As for `issue`.
-        now: As for `issue`.
-        where: How errors call the request, such as its path.
+        name: Name of the expected party; None accepts the name in the request.
+        hosts: Host names, as in `issue`; a request itself cannot ask for any.
+        where: Name of the request in error messages, such as its path.
 
     Returns:
         The directory with the certificate, which holds no key. The same request gives the same certificate until
@@ -157,7 +151,7 @@ def sign_request(
     names = [_general_name(host) for host in hosts]
     period = authority.period(peer.name, days, now)
     home = directory / peer.name
-    with locked(directory / "signing"):
+    with lock_file(directory / "signing"):
         RevokedParties(directory).check(peer.name, peer)
         if not _has_certificate(directory, request, period[0], where):
             make_private_directory(home)
@@ -207,8 +201,8 @@ class _Authority:
         Raises:
             CertificateError: The authority ends before that, or the days are out of bounds.
         """
-        start, end = _validity(days, now)
-        last = min(end, self._certificate.not_valid_after_utc)
+        start, expiry = _validity_period(days, now)
+        last = min(expiry, self._certificate.not_valid_after_utc)
         if last <= start:
             raise CertificateError(f"{self._path}: ends before the certificate of {name} would begin")
         return start, last
@@ -226,7 +220,7 @@ class _Authority:
             x509.UniformResourceIdentifier(party_uri(peer)),
             *hosts,
         ]
-        builder = _builder(_name(peer.name), self._certificate.subject, tls_key, *period)
+        builder = _certificate_builder(_x509_name(peer.name), self._certificate.subject, tls_key, *period)
         certificate = _add_party_extensions(builder, names, self._certificate).sign(self._key, hashes.SHA256())
         return certificate.public_bytes(Encoding.PEM)
 
@@ -248,11 +242,11 @@ def load_identity(directory: Path, now: datetime | None = None) -> Identity:
     Raises:
         CertificateError: A file is missing, malformed, expired, readable by others, or from another set.
     """
-    where = str(directory / CERTIFICATE)
+    place = str(directory / CERTIFICATE)
     certificate_pem = read_public(directory / CERTIFICATE)
     authority_pem = read_public(directory / "authority.pem")
     parse_authority(authority_pem, str(directory / "authority.pem"), now)
-    peer = peer_from_certificate(certificate_pem, authority_pem, now, where)
+    peer = peer_from_certificate(certificate_pem, authority_pem, now, place)
     signing_key = load_signing_key(directory / SIGNING_KEY)
     tls_key = load_tls_key(directory / TLS_KEY)
     if tls_key.public_key() != x509.load_pem_x509_certificate(certificate_pem).public_key():
@@ -276,14 +270,14 @@ def _general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host)
 
 
-def _validity(days: int, now: datetime | None) -> tuple[datetime, datetime]:
+def _validity_period(days: int, now: datetime | None) -> tuple[datetime, datetime]:
     if not 1 <= days <= _MAX_DAYS:
         raise CertificateError(f"days: found {days}, expected 1 to {_MAX_DAYS}")
     start = now or datetime.now(UTC)
     return start - _CLOCK_SKEW, start + timedelta(days=days)
 
 
-def _builder(
+def _certificate_builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -330,6 +324,6 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _name(common_name: str) -> x509.Name:
+def _x509_name(common_name: str) -> x509.Name:
     # RFC 5280 bounds a common name at 64 characters; a party name has at most 63
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])

@@ -35,7 +35,6 @@ class CheckedRequest:
 
     Attributes:
         peer: The party that asks, with its message key.
-        tls_key: Its key for TLS.
         authority: Fingerprint of the only authority that may answer; None for any.
     """
 
@@ -49,7 +48,6 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
 
     Args:
         home: The party's own directory, on its own machine.
-        name: Party name.
         authority: Fingerprint of the authority that is asked; None where it is not known yet.
 
     Raises:
@@ -65,7 +63,7 @@ def make_request(home: Path, name: str, authority: str | None = None) -> bytes:
         x509.DNSName(tls_server_name(name)),
         x509.UniformResourceIdentifier(party_uri(identity.public)),
     ]
-    proof = identity.sign(_proven(identity.public, tls_key.public_key(), authority))
+    proof = identity.sign(_proven_bytes(identity.public, tls_key.public_key(), authority))
     return (
         x509.CertificateSigningRequestBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
@@ -83,9 +81,9 @@ def read_request(pem: bytes, where: str = "request") -> CheckedRequest:
         CertificateError: It is no request of our form, it was altered, its keys are weak, or the sender has not shown
             that it holds both of them; the message starts with `where`.
     """
-    request = _parse(pem, where)
+    request = _parse_request(pem, where)
     key = _tls_key(request, where)
-    extensions = _extensions(request, where)
+    extensions = _read_extensions(request, where)
     if [type(extension.value) for extension in extensions] != [x509.SubjectAlternativeName]:
         raise CertificateError(f"{where}: asks for more or less than a party's names; make it with phalanx pki request")
     peer, hosts = party_from_names(extensions.get_extension_for_class(x509.SubjectAlternativeName).value, where)
@@ -99,7 +97,7 @@ def read_request(pem: bytes, where: str = "request") -> CheckedRequest:
     return CheckedRequest(peer, key, _check_proof(request, peer, key, where))
 
 
-def _parse(pem: bytes, where: str) -> x509.CertificateSigningRequest:
+def _parse_request(pem: bytes, where: str) -> x509.CertificateSigningRequest:
     if len(pem) > MAX_REQUEST_BYTES or pem.count(b"-----BEGIN") != 1:
         raise CertificateError(f"{where}: expected exactly one PEM request of at most {MAX_REQUEST_BYTES} bytes")
     try:
@@ -122,7 +120,7 @@ def _tls_key(request: x509.CertificateSigningRequest, where: str) -> ec.Elliptic
     return key
 
 
-def _extensions(request: x509.CertificateSigningRequest, where: str) -> x509.Extensions:
+def _read_extensions(request: x509.CertificateSigningRequest, where: str) -> x509.Extensions:
     try:
         return request.extensions
     except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType, UnsupportedAlgorithm) as exc:
@@ -135,14 +133,14 @@ def _check_proof(
     """Check that the message key signed for this name, this TLS key and an authority, and return that authority."""
     try:
         values = [attribute.value for attribute in request.attributes if attribute.oid == _PROOF]
-        found = _PROOF_FORM.fullmatch(values[0].decode("ascii")) if len(values) == 1 else None
+        proof = _PROOF_FORM.fullmatch(values[0].decode("ascii")) if len(values) == 1 else None
     except ValueError:
-        found = None
-    if found is None:
+        proof = None
+    if proof is None:
         raise CertificateError(f"{where}: does not show that its sender holds the message key of {peer.name}")
-    authority = None if found["authority"] == "-" else found["authority"]
+    authority = None if proof["authority"] == "-" else proof["authority"]
     try:
-        peer.verify(bytes.fromhex(found["signature"]), _proven(peer, key, authority))
+        peer.verify(bytes.fromhex(proof["signature"]), _proven_bytes(peer, key, authority))
     except SignatureError as exc:
         raise CertificateError(
             f"{where}: the message key of {peer.name} did not sign for this name, TLS key and authority"
@@ -150,7 +148,7 @@ def _check_proof(
     return authority
 
 
-def _proven(peer: Peer, key: ec.EllipticCurvePublicKey, authority: str | None) -> bytes:
+def _proven_bytes(peer: Peer, key: ec.EllipticCurvePublicKey, authority: str | None) -> bytes:
     tls_key = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo).hex()
     return in_domain("certificate-request/1", "\n".join((party_uri(peer), tls_key, authority or "-")).encode("ascii"))
 

@@ -13,7 +13,7 @@ from phalanx.config import StrictModel, printable
 from phalanx.errors import CertificateError
 from phalanx.security.crypto.certificate import certificate_facts
 from phalanx.security.crypto.clock import steady_now
-from phalanx.security.crypto.counter import locked
+from phalanx.security.crypto.counter import lock_file
 from phalanx.security.crypto.files import MAX_FILE_BYTES, read_private, read_public, write_public
 from phalanx.security.crypto.identity import Peer, check_party_name
 
@@ -26,10 +26,9 @@ class Revocation(StrictModel):
     """A certificate that was taken back.
 
     Attributes:
-        party: The name in it.
         message_key: The message key in it, in hex.
         time: Second since 1970 at which it was taken back.
-        reason: What its owner says of it, for people.
+        reason: The owner's explanation, for people.
     """
 
     party: Annotated[str, Field(max_length=63)]
@@ -46,9 +45,6 @@ class _RevokedFile(StrictModel):
 class RevokedParties:
     """The revocations of one authority.
 
-    Args:
-        directory: Of the authority.
-
     Guarantees:
         A list that is there and cannot be read, or that others may read or write, is an error and never an empty list.
         What is on it stays on it.
@@ -64,7 +60,7 @@ class RevokedParties:
         Raises:
             CertificateError: The list cannot be read.
         """
-        return {one.party: one for one in self._read().revoked}
+        return {revocation.party: revocation for revocation in self._read_file().revoked}
 
     def check(self, party: str, keys: Peer | None = None) -> None:
         """Return where neither a name nor the keys that are to have it are revoked.
@@ -72,14 +68,16 @@ class RevokedParties:
         Raises:
             CertificateError: One of them is, or the list cannot be read.
         """
-        for one in self._read().revoked:
-            if party == one.party:
+        for revocation in self._read_file().revoked:
+            if party == revocation.party:
                 raise CertificateError(f"{party} was revoked and stays so; choose another name")
-            if keys is not None and keys.public_key.hex() == one.message_key:
-                raise CertificateError(f"{party} shows the keys of {one.party}, which were revoked; make new ones")
+            if keys is not None and keys.public_key.hex() == revocation.message_key:
+                raise CertificateError(
+                    f"{party} shows the keys of {revocation.party}, which were revoked; make new ones"
+                )
 
     def add(self, party: str, reason: str) -> Revocation:
-        """Revoke the certificate of a party, or return what was said when it was revoked before.
+        """Revoke the certificate of a party, or return its earlier revocation.
 
         Raises:
             CertificateError: It has none, it is the owner, the list is full, or it cannot be read.
@@ -87,15 +85,15 @@ class RevokedParties:
         check_party_name(party)
         if party == _NEVER:
             raise CertificateError(f"{party} cannot be revoked by its own list; make a new authority")
-        with locked(self._path):
-            known = self._read()
-            found = next((one for one in known.revoked if one.party == party), None)
-            if found is None:
-                found = self._new(party, reason)
-                self._write(_RevokedFile(revoked=(*known.revoked, found)))
-            return found
+        with lock_file(self._path):
+            file = self._read_file()
+            revocation = next((entry for entry in file.revoked if entry.party == party), None)
+            if revocation is None:
+                revocation = self._make_revocation(party, reason)
+                self._write_file(_RevokedFile(revoked=(*file.revoked, revocation)))
+            return revocation
 
-    def _new(self, party: str, reason: str) -> Revocation:
+    def _make_revocation(self, party: str, reason: str) -> Revocation:
         path = self._directory / party / "certificate.pem"
         facts = certificate_facts(read_public(path), str(path))
         if facts.peer is None or facts.peer.name != party:
@@ -107,7 +105,7 @@ class RevokedParties:
             reason=printable(reason, LONGEST_REASON),
         )
 
-    def _read(self) -> _RevokedFile:
+    def _read_file(self) -> _RevokedFile:
         if not self._path.exists() and not self._path.is_symlink():
             return _RevokedFile()
         try:
@@ -117,7 +115,7 @@ class RevokedParties:
                 f"{self._path}: is no list of revocations, so nobody is let in; put it back as it was"
             ) from exc
 
-    def _write(self, content: _RevokedFile) -> None:
+    def _write_file(self, content: _RevokedFile) -> None:
         data = json.dumps(content.model_dump(mode="json"), indent=1).encode()
         if len(data) > MAX_FILE_BYTES:
             raise CertificateError(f"{self._path}: is full; make a new authority")

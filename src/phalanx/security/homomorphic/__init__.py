@@ -1,4 +1,4 @@
-"""Homomorphic sums: a server adds up what it cannot read, and a key that it has not opens the sum alone.
+"""Homomorphic sums: a server adds ciphertexts that it cannot read; only the holder of the secret key opens the sum.
 
 For few sites that cannot talk to each other in a round. What the holder of the key can do, and why secure sums are to
 be preferred where sites can talk: docs/privacy.md.

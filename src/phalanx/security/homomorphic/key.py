@@ -32,8 +32,8 @@ class SumKey:
     """A key pair of homomorphic sums.
 
     Attributes:
-        public: What clients encrypt with, and a server adds with.
-        secret: What opens; to be kept in an enclave, or shared and forgotten.
+        public: Public key: clients encrypt with it, and a server adds with it.
+        secret: Secret key: to be kept in an enclave, or shared among a committee and forgotten.
     """
 
     public: bytes
@@ -51,7 +51,7 @@ class KeyCommittee:
 
     Attributes:
         sealed: The secret key, sealed; every member may have it.
-        shares: Of the sealing key, by the member's number from 1; a member gets its own alone.
+        shares: Shares of the sealing key, by the member's number from 1; a member gets its own share alone.
         threshold: Fewer shares tell nothing of the key.
     """
 
@@ -66,7 +66,7 @@ def new_key() -> SumKey:
     Raises:
         ConfigError: TenSEAL is not installed.
     """
-    seal = tenseal()
+    seal = load_tenseal()
     context = seal.context(
         seal.SCHEME_TYPE.BFV, poly_modulus_degree=RING, plain_modulus=MODULUS, coeff_mod_bit_sizes=_COEFFICIENTS
     )
@@ -80,9 +80,9 @@ def split_key(key: SumKey, members: Sequence[int], threshold: int) -> KeyCommitt
     """Share a secret key among a committee; the caller forgets the key.
 
     Args:
-        key: Whole.
+        key: Key with its secret half.
         members: Their numbers, from 1.
-        threshold: From 2 to the number of members.
+        threshold: 2 to the number of members.
 
     Raises:
         ConfigError: One member could open everything alone.
@@ -98,9 +98,9 @@ def join_key(public: bytes, sealed: bytes, shares: Mapping[int, bytes]) -> SumKe
     """Put a secret key together.
 
     Args:
-        public: Of the pair.
-        sealed: Of `KeyCommittee`.
-        shares: As many as the threshold.
+        public: Public key of the pair.
+        sealed: Sealed secret key from `KeyCommittee`.
+        shares: Shares of at least the threshold's number of members.
 
     Raises:
         AggregationError: The shares are too few, of another key, or altered.
@@ -125,9 +125,9 @@ def context_of(data: bytes, *, secret: bool) -> Any:
     if len(data) > _MOST_BYTES:
         raise AggregationError(SumRefusal.MALFORMED, f"key: {len(data)} bytes, at most {_MOST_BYTES} are expected")
     try:
-        context = tenseal().context_from(data)
+        context = load_tenseal().context_from(data)
         has_secret = context.has_secret_key()
-        probe = tenseal().bfv_vector(context, [MODULUS - 1])
+        probe = load_tenseal().bfv_vector(context, [MODULUS - 1])
         is_ours = probe.size() == 1 and context.has_public_key()
     except (ValueError, RuntimeError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "key: is not one of TenSEAL's for BFV") from exc
@@ -137,7 +137,7 @@ def context_of(data: bytes, *, secret: bool) -> Any:
     return context
 
 
-def tenseal() -> Any:
+def load_tenseal() -> Any:
     """Return TenSEAL's module.
 
     Raises:

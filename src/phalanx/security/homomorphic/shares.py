@@ -26,10 +26,10 @@ def share_out(whole: NDArray[np.int64], keepers: int) -> list[NDArray[np.int64]]
     """Return shares that add up to integers modulo `MODULUS`; any of them but one are uniform and independent.
 
     Args:
-        whole: Of `rounded`.
-        keepers: How many shares there are, two or more.
+        whole: Integers from `rounded`.
+        keepers: Number of shares, two or more.
     """
-    drawn = [_uniform(len(whole)) for _ in range(keepers - 1)]
+    drawn = [_draw_integers(len(whole)) for _ in range(keepers - 1)]
     return [*drawn, (whole - sum(drawn, np.zeros_like(whole))) % MODULUS]
 
 
@@ -37,14 +37,13 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
     """Put the opened sums of all keepers' shares together.
 
     Args:
-        terms: Of the sum, with any keeper's key.
-        clients: Those in it.
+        terms: Terms of the sum, with the key of any keeper.
         sums: ``[length]`` each, modulo `MODULUS`; one a keeper.
 
     Raises:
         AggregationError: What comes out is no sum of values within the clip: a keeper opened another one, or lies.
     """
-    if any(one.shape != (terms.length,) or one.dtype != np.int64 for one in sums):
+    if any(total.shape != (terms.length,) or total.dtype != np.int64 for total in sums):
         raise AggregationError(SumRefusal.MALFORMED, f"sums: expected {terms.length} integers of each keeper")
     total = sum(sums[1:], sums[0]) % MODULUS
     total = np.where(total > MODULUS // 2, total - MODULUS, total)
@@ -59,14 +58,14 @@ def join_sums(terms: HomomorphicTerms, clients: tuple[str, ...], sums: Sequence[
     return EncryptedSum(clients, total, (total * (step / len(clients))).astype(np.float32))
 
 
-def _uniform(count: int) -> NDArray[np.int64]:
+def _draw_integers(count: int) -> NDArray[np.int64]:
     """Draw integers below `MODULUS` from the system's generator, by way of AES-256."""
-    stream, found = KeyStream(os.urandom(32)), np.zeros(0, np.int64)
+    stream, accepted = KeyStream(os.urandom(32)), np.zeros(0, np.int64)
     parts: list[NDArray[np.int64]] = []
     missing = count
     while missing > 0:
-        words = stream.words(min(CHUNK, missing + 64)).astype(np.int64) & _WORD
-        found = words[words < MODULUS][:missing]
-        parts.append(found)
-        missing -= len(found)
-    return np.concatenate(parts) if parts else found
+        candidates = stream.words(min(CHUNK, missing + 64)).astype(np.int64) & _WORD
+        accepted = candidates[candidates < MODULUS][:missing]
+        parts.append(accepted)
+        missing -= len(accepted)
+    return np.concatenate(parts) if parts else accepted

@@ -18,7 +18,7 @@ from phalanx.config import StrictModel, canonical_json
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import LEAST_CONTRIBUTORS, SumRefusal, Values
 from phalanx.security.crypto import digest_hex, in_domain
-from phalanx.security.homomorphic.key import MODULUS, RING, SumKey, context_of, tenseal
+from phalanx.security.homomorphic.key import MODULUS, RING, SumKey, context_of, load_tenseal
 
 _SLOTS = RING - 1
 _MOST_CLIENTS = 100
@@ -28,15 +28,13 @@ _LENGTH_BYTES, _LONGEST_SIZE = 4, 8
 
 @dataclass(frozen=True)
 class HomomorphicTerms:
-    """The terms of one sum, which every ciphertext is bound to by name; clients sign what they send elsewhere.
+    """The terms of one sum; every ciphertext is bound to them. Ciphertexts are signed elsewhere.
 
     Attributes:
-        run: Name of the run.
-        round: Its number.
         key: Digest of the public key.
         clients: All that may be in the sum, by name.
         minimum: Clients that a sum has at least.
-        length: Values of each.
+        length: Number of values per client.
         clip: Bound of the Euclidean norm of a client's values.
 
     Raises:
@@ -84,10 +82,9 @@ class HomomorphicTerms:
 
 @dataclass(frozen=True)
 class EncryptedSum:
-    """What a sum says once it is open.
+    """The contents of an opened sum.
 
     Attributes:
-        clients: Those in it.
         total: The exact sum of their integers, int64 ``[length]``.
         mean: The mean of their values, float32 ``[length]``.
     """
@@ -101,13 +98,10 @@ def encrypt(public: bytes, terms: HomomorphicTerms, name: str, values: Values) -
     """Return one client's values, clipped, rounded and encrypted.
 
     Args:
-        public: The key.
-        terms: Of the sum.
-        name: Of the client.
         values: ``[length]``, finite.
 
     Raises:
-        AggregationError: Key or values are not those of the terms.
+        AggregationError: Key or values do not fit the terms.
     """
     return encrypt_integers(public, terms, name, rounded(terms, values))
 
@@ -116,7 +110,7 @@ def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
     """Return a client's values, clipped, as integers within the terms' levels.
 
     Raises:
-        AggregationError: They are not those of the terms.
+        AggregationError: The values do not fit the terms.
     """
     if values.shape != (terms.length,) or values.dtype not in (np.float32, np.float64) or not np.isfinite(values).all():
         raise AggregationError(
@@ -124,25 +118,22 @@ def rounded(terms: HomomorphicTerms, values: Values) -> NDArray[np.int64]:
         )
     norm = float(np.linalg.norm(values.astype(np.float64)))
     scale = min(1.0, terms.clip / norm if norm else 1.0) * terms.levels / terms.clip
-    whole: NDArray[np.int64] = np.clip(np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels).astype(
-        np.int64
-    )
-    return whole
+    integers: NDArray[np.int64] = np.clip(
+        np.rint(values.astype(np.float64) * scale), -terms.levels, terms.levels
+    ).astype(np.int64)
+    return integers
 
 
 def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: NDArray[np.int64]) -> bytes:
     """Return a client's integers, encrypted.
 
     Args:
-        public: The key.
-        terms: Of the sum.
-        name: Of the client.
         whole: ``[length]``, modulo `MODULUS`.
 
     Raises:
-        AggregationError: Key or client are not those of the terms.
+        AggregationError: Key or client do not fit the terms.
     """
-    context = _context(public, terms, secret=False)
+    context = _load_context(public, terms, secret=False)
     if name not in terms.clients:
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: is not in the terms")
     blocks = []
@@ -150,54 +141,51 @@ def encrypt_integers(public: bytes, terms: HomomorphicTerms, name: str, whole: N
         part = np.zeros(RING, np.int64)
         part[: len(whole[start : start + _SLOTS])] = whole[start : start + _SLOTS]
         part[_SLOTS] = 1
-        blocks.append(tenseal().bfv_vector(context, part.tolist()).serialize())
-    return _packed(terms, (name,), blocks)
+        blocks.append(load_tenseal().bfv_vector(context, part.tolist()).serialize())
+    return _pack_blocks(terms, (name,), blocks)
 
 
 def check_part(public: bytes, terms: HomomorphicTerms, name: str, part: bytes) -> None:
-    """Return when a ciphertext is one client's and could be added; what is in it stays unseen.
+    """Raise unless a ciphertext belongs to this client and can be added; its plaintext stays unseen.
 
     Raises:
         AggregationError: It is malformed, of other terms or of another client.
     """
-    context = _context(public, terms, secret=False)
-    said, blocks = _unpacked(terms, part)
-    if said != (name,):
+    context = _load_context(public, terms, secret=False)
+    names, blocks = _unpack_blocks(terms, part)
+    if names != (name,):
         raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name}: sent a ciphertext of other clients")
     for block in blocks:
-        _vector(context, block)
+        _load_vector(context, block)
 
 
 def add_up(public: bytes, terms: HomomorphicTerms, parts: Sequence[bytes]) -> bytes:
     """Return the encrypted sum of what clients sent; the server needs no secret.
 
     Args:
-        public: The key.
-        terms: Of the sum.
-        parts: Of `encrypt`, one a client.
+        parts: One ciphertext from `encrypt` per client.
 
     Raises:
         AggregationError: One is malformed, of other terms, or there twice; or they are too few.
     """
-    context = _context(public, terms, secret=False)
+    context = _load_context(public, terms, secret=False)
     names: list[str] = []
     totals: list[Any] = []
     for part in parts:
-        said, blocks = _unpacked(terms, part)
-        vectors = [_vector(context, block) for block in blocks]
-        names += said
-        totals = vectors if not totals else [one.add_(other) for one, other in zip(totals, vectors, strict=True)]
+        part_names, blocks = _unpack_blocks(terms, part)
+        vectors = [_load_vector(context, block) for block in blocks]
+        names += part_names
+        totals = vectors if not totals else [vector.add_(other) for vector, other in zip(totals, vectors, strict=True)]
     _check_names(terms, names)
-    return _packed(terms, tuple(sorted(names)), [one.serialize() for one in totals])
+    return _pack_blocks(terms, tuple(sorted(names)), [vector.serialize() for vector in totals])
 
 
 def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> EncryptedSum:
     """Open a sum.
 
     Args:
-        key: Whole.
-        terms: Of the sum.
-        total: Of `add_up`.
+        key: Key with its secret half.
+        total: Ciphertext from `add_up`.
 
     Raises:
         AggregationError: The sum is of too few clients, of another key or of other terms, or was altered.
@@ -206,24 +194,24 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
         What is returned is a sum of so many ciphertexts as it names clients. That they are those clients' the server
         alone says: a server that puts one client's ciphertext three times into a sum is not found out here.
     """
-    context = _context(key.secret, terms, secret=True, public=key.public)
-    names, blocks = _unpacked(terms, total)
+    context = _load_context(key.secret, terms, secret=True, public=key.public)
+    names, blocks = _unpack_blocks(terms, total)
     _check_names(terms, list(names))
-    opened = np.array([_vector(context, block).decrypt() for block in blocks], np.int64)
+    opened = np.array([_load_vector(context, block).decrypt() for block in blocks], np.int64)
     if opened.shape != (terms.blocks, RING) or (opened[:, _SLOTS] != len(names)).any():
         raise AggregationError(
             SumRefusal.BAD_INPUT,
             f"sum: does not open to {len(names)} clients' values; it is of another key, or altered",
         )
-    whole = opened[:, :_SLOTS].reshape(-1)[: terms.length]
+    integers = opened[:, :_SLOTS].reshape(-1)[: terms.length]
     step = terms.clip / terms.levels
-    return EncryptedSum(tuple(names), whole, (whole * (step / len(names))).astype(np.float32))
+    return EncryptedSum(tuple(names), integers, (integers * (step / len(names))).astype(np.float32))
 
 
-def _context(data: bytes, terms: HomomorphicTerms, *, secret: bool, public: bytes | None = None) -> Any:
-    found = digest_hex(data if public is None else public)
-    if found != terms.key:
-        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"key: is {found[:16]}, the terms say {terms.key[:16]}")
+def _load_context(data: bytes, terms: HomomorphicTerms, *, secret: bool, public: bytes | None = None) -> Any:
+    digest = digest_hex(data if public is None else public)
+    if digest != terms.key:
+        raise AggregationError(SumRefusal.FOREIGN_TERMS, f"key: is {digest[:16]}, the terms say {terms.key[:16]}")
     return context_of(data, secret=secret)
 
 
@@ -234,9 +222,9 @@ def _check_names(terms: HomomorphicTerms, names: Sequence[str]) -> None:
         raise AggregationError(SumRefusal.TOO_FEW, f"sum: {len(names)} clients, expected {terms.minimum} at least")
 
 
-def _vector(context: Any, block: bytes) -> Any:
+def _load_vector(context: Any, block: bytes) -> Any:
     try:
-        vector = tenseal().bfv_vector_from(context, block)
+        vector = load_tenseal().bfv_vector_from(context, block)
         size = vector.size()
     except (ValueError, RuntimeError, TypeError) as exc:
         raise AggregationError(SumRefusal.MALFORMED, "ciphertext: cannot be read with this key") from exc
@@ -245,12 +233,12 @@ def _vector(context: Any, block: bytes) -> Any:
     return vector
 
 
-def _packed(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
-    header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(one) for one in blocks]})
+def _pack_blocks(terms: HomomorphicTerms, names: Sequence[str], blocks: Sequence[bytes]) -> bytes:
+    header = canonical_json({"terms": terms.digest, "clients": list(names), "sizes": [len(block) for block in blocks]})
     return len(header).to_bytes(_LENGTH_BYTES, "big") + header + b"".join(blocks)
 
 
-def _unpacked(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
+def _unpack_blocks(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], list[bytes]]:
     """Return names and ciphertexts; every size is checked before it is used."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "big")
     if length > _MOST_HEADER + _LONGEST_SIZE * terms.blocks:
@@ -259,15 +247,16 @@ def _unpacked(terms: HomomorphicTerms, data: bytes) -> tuple[tuple[str, ...], li
         header = _Header.model_validate_json(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
     except ValidationError as exc:
         raise AggregationError(SumRefusal.MALFORMED, "encrypted values: the header is malformed") from exc
-    sizes, at = header.sizes, _LENGTH_BYTES + length
-    if len(sizes) != terms.blocks or len(data) != at + sum(sizes):
+    sizes, body_start = header.sizes, _LENGTH_BYTES + length
+    if len(sizes) != terms.blocks or len(data) != body_start + sum(sizes):
         raise AggregationError(
-            SumRefusal.MALFORMED, f"encrypted values: {len(data)} bytes, expected {at + sum(sizes)} in {terms.blocks}"
+            SumRefusal.MALFORMED,
+            f"encrypted values: {len(data)} bytes, expected {body_start + sum(sizes)} in {terms.blocks}",
         )
     if header.terms != terms.digest:
         raise AggregationError(SumRefusal.FOREIGN_TERMS, "encrypted values: are of other terms")
-    edges = np.cumsum([at, *sizes]).tolist()
-    return header.clients, [data[start:end] for start, end in itertools.pairwise(edges)]
+    edges = np.cumsum([body_start, *sizes]).tolist()
+    return header.clients, [data[start:stop] for start, stop in itertools.pairwise(edges)]
 
 
 class _Header(StrictModel):

@@ -30,11 +30,11 @@ _MOST_ASKS = 20
 
 @dataclass(frozen=True)
 class JoinAnswer:
-    """What an invited machine is told when it is certified.
+    """The owner's message to an invited machine that is certified.
 
     Attributes:
         owner: ``host:port`` of the owner during the run.
-        asks: What it will be asked to do, in lines for people; claims of the owner.
+        asks: Tasks that the machine will be asked to do, in lines for people; claims of the owner.
         own_host: The address of this machine on the way to the owner.
         skew_s: Seconds that this machine's clock is ahead of the owner's.
         needs_mib: Memory that the largest stage takes; 0 where the owner does not say.
@@ -51,13 +51,13 @@ class JoinAnswer:
 
 @dataclass(frozen=True)
 class JoinOffer:
-    """What an invited machine says of itself; to the owner all but the address is a claim for people.
+    """An invited machine's description of itself; to the owner all but the address is a claim for people.
 
     Attributes:
-        port: Where it will be reached, and where an `OpenDoor` answers now.
+        port: Port at which the machine will be reached; an `OpenDoor` answers there now.
         advertise: The name or address beside it; None for the one by which it reaches the owner.
         free_mib: Memory that it can give to stages; None where it does not know.
-        gflops: What its processor did on a stage's kernels, in billions of operations a second.
+        gflops: Measured speed of its processor on a stage's kernels, in billions of operations a second.
     """
 
     port: int
@@ -69,41 +69,40 @@ class JoinOffer:
         """Return it as part of the question."""
         host = self.advertise or own_host
         claims = {"free_mib": self.free_mib, "gflops": self.gflops}
-        known = {name: value for name, value in claims.items() if value is not None}
-        return {"reach": f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", **known}
+        claims_made = {name: value for name, value in claims.items() if value is not None}
+        return {"reach": f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}", **claims_made}
 
 
 def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinAnswer:
-    """Make keys in a directory, or take those that are there, and have them certified.
+    """Make keys in a directory, or reuse existing ones, and have them certified.
 
     The first connection checks no certificate and asks for the authority's, which the fingerprint in the token proves;
     the second one trusts that authority alone, and only there the secret is told.
 
     Args:
-        token: The invitation.
         home: Directory of the keys; gets ``certificate.pem`` and ``authority.pem`` beside them.
-        offer: Where this machine will be reached, which the owner tries first; left out, it does not.
+        offer: Address at which this machine will be reached; the owner probes it first. None skips the probe.
 
     Raises:
         PeerGoneError: Nothing listens at the address.
         PeerLostError: No whole answer came.
         PeerRefusedError: The owner refuses, and why; or another than the owner answers.
-        CertificateError: Another authority answers, what came does not fit these keys, or a clock is wrong.
+        CertificateError: Another authority answers, the answer does not fit these keys, or a clock is wrong.
         FrameError: The answer is malformed.
     """
-    with _connect(token.address, None, None) as stranger:
-        authority = text(_ask(stranger, {"ask": "authority"}), "authority").encode()
+    with _connect_tls(token.address, None, None) as stranger:
+        authority = text(_ask_owner(stranger, {"ask": "authority"}), "authority").encode()
     if not hmac.compare_digest(fingerprint(authority, f"authority at {token.address}"), token.authority):
         raise CertificateError(
             f"{token.address}: has another authority than the token names; something else listens there, or somebody "
             "stands between"
         )
     request = make_request(home, token.name, token.authority)
-    with _connect(token.address, authority, _OWNER) as connection:
+    with _connect_tls(token.address, authority, _OWNER) as connection:
         _check_owner(connection, authority, token.address)
         own_host = str(connection.getsockname()[0])
         question = {"name": token.name, "secret": token.secret, "request": request.decode("ascii")}
-        answer = _ask(connection, question | ({} if offer is None else offer.said(own_host)))
+        answer = _ask_owner(connection, question | ({} if offer is None else offer.said(own_host)))
     if "refused" in answer:
         raise PeerRefusedError(f"the owner at {token.address} refuses: {printable(text(answer, 'refused'))}")
     certificate = text(answer, "certificate").encode()
@@ -114,10 +113,10 @@ def enrol(token: JoinToken, home: Path, offer: JoinOffer | None = None) -> JoinA
     write_public(home / "certificate.pem", certificate)
     # refuses a certificate of other keys than those that were made here
     load_identity(home)
-    return _terms(answer, token, own_host)
+    return _read_terms(answer, token, own_host)
 
 
-def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
+def _read_terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswer:
     port, needs_mib = answer.get("port"), answer.get("needs_mib", 0)
     owners_time, asks = answer.get("time"), answer.get("asks")
     if not (_is_number(port) and _is_number(owners_time) and _is_number(needs_mib)) or not isinstance(asks, list):
@@ -130,7 +129,7 @@ def _terms(answer: dict[str, Any], token: JoinToken, own_host: str) -> JoinAnswe
             f"this machine's clock is {abs(skew_s)} s {'ahead of' if skew_s > 0 else 'behind'} the owner's; set it and "
             "join again, with the same token"
         )
-    lines = tuple(printable(line) for line in asks[:_MOST_ASKS] if isinstance(line, str))
+    lines = tuple(printable(text) for text in asks[:_MOST_ASKS] if isinstance(text, str))
     host = token.address.rpartition(":")[0]
     return JoinAnswer(f"{host}:{port}", lines, own_host, skew_s, needs_mib, answer.get("run", ""))
 
@@ -139,7 +138,7 @@ def _is_number(value: object) -> TypeGuard[int]:
     return type(value) is int
 
 
-def _connect(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:
+def _connect_tls(address: str, authority: bytes | None, party: str | None) -> ssl.SSLSocket:
     host, port = split_address(address)
     try:
         plain = socket.create_connection((host, port), timeout=EXCHANGE_S)
@@ -165,6 +164,6 @@ def _check_owner(connection: ssl.SSLSocket, authority: bytes, address: str) -> N
         raise PeerRefusedError(f"{address}: {peer.name!r} answers, expected {_OWNER!r}")
 
 
-def _ask(connection: ssl.SSLSocket, question: dict[str, Any]) -> dict[str, Any]:
+def _ask_owner(connection: ssl.SSLSocket, question: dict[str, Any]) -> dict[str, Any]:
     send_line(connection, question)
     return receive_line(connection, time.monotonic() + EXCHANGE_S)

@@ -26,12 +26,7 @@ class OpenDoor:
     """The port at which a machine will be reached, open for knocks while it asks to be certified.
 
     Args:
-        bind: Address to listen on.
         port: The port; 0 takes any free one.
-        secret: Of the token.
-
-    Attributes:
-        port: Where it listens.
 
     Raises:
         TransportError: The port cannot be listened on.
@@ -50,18 +45,18 @@ class OpenDoor:
         self._lobby: Lobby | None = None
 
     def __enter__(self) -> Self:
-        self._lobby = Lobby(self._listener, self._answer, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S)
+        self._lobby = Lobby(self._listener, self._answer_knock, max_visitors=_MAX_VISITORS, max_stay_s=_KNOCK_S)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._lobby is not None:
             self._lobby.close()
 
-    def _answer(self, visitor: Visitor) -> None:
+    def _answer_knock(self, visitor: Visitor) -> None:
         # another that knocks gets an answer that proves nothing to it, and keeps nobody from the door
         with contextlib.suppress(OSError, TransportError):
-            line = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
-            nonce = text(line, "knock", 2 * _NONCE_BYTES)
+            message = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
+            nonce = text(message, "knock", 2 * _NONCE_BYTES)
             send_line(visitor.connection, {"answer": _answer_to(nonce, self._secret)})
 
 
@@ -70,10 +65,10 @@ def knock(address: str, secret: str) -> str | None:
 
     Args:
         address: ``host:port`` that the machine named.
-        secret: Of its token.
+        secret: Secret of the machine's token.
 
     Returns:
-        None when it answers; else what the machine is to be told, which does not tell what else listens there.
+        None when the machine answers; else a message for the machine, which does not tell what else listens there.
 
     Raises:
         ConfigError: The address is malformed.

@@ -25,7 +25,7 @@ def server_context(home: Path) -> ssl.SSLContext:
 
 
 def client_context(authority_pem: bytes | None) -> ssl.SSLContext:
-    """Return TLS 1.3 that trusts one authority; with None it trusts every server, and may only carry what is public."""
+    """Return a TLS 1.3 context that trusts one authority; with None it trusts every server, for public data only."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     if authority_pem is None:
@@ -52,8 +52,8 @@ def receive_line(connection: socket.socket, deadline: float) -> dict[str, Any]:
     """Return the one object that the other end sends.
 
     Args:
-        connection: Open, after its handshake.
-        deadline: Of `time.monotonic`; dribbling does not lengthen it.
+        connection: Open TLS connection, after its handshake.
+        deadline: Time of `time.monotonic`; a slow sender does not lengthen it.
 
     Raises:
         PeerLostError: Nothing whole came in time.

@@ -18,8 +18,6 @@ class Visitor:
     """A connection.
 
     Attributes:
-        connection: As it was accepted.
-        host: Its address, for people.
         is_known: Whether it has shown a secret; it then keeps its place until it ends.
     """
 
@@ -34,7 +32,6 @@ class Lobby:
     Args:
         listener: Listens already; closed by `close`.
         serve: Serves one connection and does not close it; errors of ours and of sockets are its own business.
-        max_visitors: Connections at once.
         max_stay_s: A visitor is cut off after so many seconds, known or not.
 
     Guarantees:
@@ -52,7 +49,7 @@ class Lobby:
         self._changed = threading.Condition()
         self._closed = threading.Event()
         listener.settimeout(_LOOK_S)
-        self._thread = threading.Thread(target=self._accept, name="lobby", daemon=True)
+        self._thread = threading.Thread(target=self._accept_visitors, name="lobby", daemon=True)
         self._thread.start()
 
     def know(self, visitor: Visitor) -> None:
@@ -61,17 +58,17 @@ class Lobby:
             visitor.is_known = True
 
     def close(self) -> None:
-        """Take no more connections, cut strangers off, and finish with those that are known."""
+        """Take no more connections, cut unknown visitors off, and finish with the known ones."""
         self._closed.set()
         self._thread.join()
         self._listener.close()
         with self._changed:
             for visitor in self._visitors:
                 if not visitor.is_known:
-                    _cut(visitor.connection)
+                    _cut_connection(visitor.connection)
             self._changed.wait_for(lambda: not self._visitors, self._max_stay_s)
 
-    def _accept(self) -> None:
+    def _accept_visitors(self) -> None:
         while not self._closed.is_set():
             try:
                 connection, address = self._listener.accept()
@@ -82,29 +79,29 @@ class Lobby:
                 self._closed.wait(_LOOK_S)
                 continue
             visitor = Visitor(connection, str(address[0]))
-            if self._enter(visitor):
-                threading.Thread(target=self._host, args=(visitor,), daemon=True).start()
+            if self._admit_visitor(visitor):
+                threading.Thread(target=self._host_visitor, args=(visitor,), daemon=True).start()
             else:
                 connection.close()
 
-    def _enter(self, visitor: Visitor) -> bool:
+    def _admit_visitor(self, visitor: Visitor) -> bool:
         """Give a visitor a place, that of another one where all are taken."""
         with self._changed:
             if len(self._visitors) >= self._max_visitors:
                 strangers = [other for other in self._visitors if not other.is_known]
                 if not strangers:
                     return False
-                crowds = Counter(_neighbourhood(other.host) for other in strangers)
+                crowds = Counter(_address_block(other.host) for other in strangers)
                 crowded = max(crowds.values())
-                leaving = next(other for other in strangers if crowds[_neighbourhood(other.host)] == crowded)
+                leaving = next(other for other in strangers if crowds[_address_block(other.host)] == crowded)
                 self._visitors.remove(leaving)
-                _cut(leaving.connection)
+                _cut_connection(leaving.connection)
             self._visitors.append(visitor)
             return True
 
-    def _host(self, visitor: Visitor) -> None:
+    def _host_visitor(self, visitor: Visitor) -> None:
         # each read has a timeout of its own, so that only this bounds one that comes byte by byte
-        timer = threading.Timer(self._max_stay_s, _cut, (visitor.connection,))
+        timer = threading.Timer(self._max_stay_s, _cut_connection, (visitor.connection,))
         timer.daemon = True
         timer.start()
         try:
@@ -118,7 +115,7 @@ class Lobby:
                 self._changed.notify_all()
 
 
-def _neighbourhood(host: str) -> str:
+def _address_block(host: str) -> str:
     """Return an IPv4 address, or the part of an IPv6 address that a household shares."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -129,7 +126,7 @@ def _neighbourhood(host: str) -> str:
     return str(int(address) >> _HOST_BITS)
 
 
-def _cut(connection: socket.socket) -> None:
+def _cut_connection(connection: socket.socket) -> None:
     # that of a TLS socket would take away what the thread that reads from it works with
     with contextlib.suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)

@@ -22,7 +22,7 @@ from phalanx.security.crypto import (
     digest_hex,
     fingerprint,
     load_authority,
-    locked,
+    lock_file,
     make_private_directory,
     read_private,
     read_request,
@@ -49,7 +49,6 @@ class Invitations:
     """The invitations to the runs of one authority.
 
     Args:
-        directory: Of the authority.
         now: Time of day; may be set for tests.
 
     Guarantees:
@@ -64,49 +63,46 @@ class Invitations:
     def invite(self, name: str, address: str, lasts: timedelta) -> JoinToken:
         """Make a token for a party; an earlier one for the same name is void from now on.
 
+        One that is certified already is invited to a further run so: its own keys alone are let in with the token.
+
         Raises:
-            CertificateError: No authority, a malformed name, or it is certified already, or was revoked.
+            CertificateError: No authority, a malformed name, or one that was revoked.
             ConfigError: The address is malformed.
         """
         check_party_name(name)
         authority = fingerprint(load_authority(self._directory / "authority.pem"))
         RevokedParties(self._directory).check(name)
-        if (self._directory / name / "certificate.pem").exists():
-            raise CertificateError(
-                f"{name} is certified already and needs no invitation: it joins with the keys that it has; choose "
-                f"another name, or move {self._directory / name} away if its keys are lost"
-            )
         token = JoinToken.new(name, address, authority, self._now() + lasts)
-        with self._locked():
-            self._write(name, _Entry(secret_digest=secret_digest(token.secret), expires=token.expires))
+        with self._lock_entries():
+            self._write_entry(name, _Entry(secret_digest=secret_digest(token.secret), expires=token.expires))
         return token
 
     def open_names(self) -> list[str]:
-        """Names of those that are invited and have not come yet."""
+        """Return the names of invited parties that have not come yet."""
         if not self._home.is_dir():
             return []
         names = sorted(path.stem for path in self._home.glob("*.json"))
-        entries = {name: self._read(name) for name in names}
-        return [name for name, one in entries.items() if one is not None and self._is_open(one)]
+        entries = {name: self._read_entry(name) for name in names}
+        return [name for name, entry in entries.items() if entry is not None and self._is_open(entry)]
 
     def revoke(self, name: str, reason: str) -> tuple[bool, Revocation | None]:
-        """Take back what a party was given: its unused invitation, and its certificate.
+        """Revoke the unused invitation of a party, and its certificate.
 
         Returns:
-            Whether there was an open invitation, and what the list of revocations says now; None without a certificate.
+            Whether there was an open invitation, and the revocation of the certificate; None without a certificate.
 
         Raises:
             CertificateError: It has neither, is the owner, or the list of revocations cannot be read or written.
         """
         check_party_name(name)
-        with self._locked():
-            entry = self._read(name)
+        with self._lock_entries():
+            entry = self._read_entry(name)
             was_open = entry is not None and self._is_open(entry)
             is_certified = (self._directory / name / "certificate.pem").exists()
             if not (was_open or is_certified):
                 raise CertificateError(f"{name} is neither invited nor certified in {self._directory}")
             if entry is not None:
-                self._write(name, entry.model_copy(update={"taken_back": True}))
+                self._write_entry(name, entry.model_copy(update={"taken_back": True}))
             return was_open, RevokedParties(self._directory).add(name, reason) if is_certified else None
 
     def admit(self, name: str, secret: str, request: bytes) -> Path:
@@ -119,10 +115,10 @@ class Invitations:
 
         Raises:
             PeerRefusedError: Wrong, used, expired or taken back.
-            CertificateError: The request is not what it should be; the invitation stays open.
+            CertificateError: The request is malformed or does not fit; the invitation stays open.
         """
-        with self._locked():
-            entry = self._valid(name, secret)
+        with self._lock_entries():
+            entry = self._valid_entry(name, secret)
             keys = digest_hex(read_request(request, f"request of {name}").peer.public_key)
             if entry.used_by not in (None, keys):
                 raise PeerRefusedError(
@@ -130,7 +126,7 @@ class Invitations:
                     f"owner at once: somebody else is {name}"
                 )
             home = sign_request(self._directory, request, name=name, where=f"request of {name}")
-            self._write(name, entry.model_copy(update={"used_by": keys}))
+            self._write_entry(name, entry.model_copy(update={"used_by": keys}))
             return home
 
     def check(self, name: str, secret: str) -> None:
@@ -139,14 +135,14 @@ class Invitations:
         Raises:
             PeerRefusedError: As `admit`.
         """
-        with self._locked():
-            self._valid(name, secret)
+        with self._lock_entries():
+            self._valid_entry(name, secret)
 
-    def _valid(self, name: str, secret: str) -> _Entry:
+    def _valid_entry(self, name: str, secret: str) -> _Entry:
         check_party_name(name)
-        entry = self._read(name)
-        kept = _NO_SUCH if entry is None else entry.secret_digest
-        is_right = hmac.compare_digest(kept, secret_digest(secret))
+        entry = self._read_entry(name)
+        digest = _NO_SUCH if entry is None else entry.secret_digest
+        is_right = hmac.compare_digest(digest, secret_digest(secret))
         if entry is None or not is_right:
             raise PeerRefusedError("this token is not valid here: it is wrong, or a newer one has replaced it")
         if entry.taken_back:
@@ -165,11 +161,11 @@ class Invitations:
     def _home(self) -> Path:
         return self._directory / "invitations"
 
-    def _locked(self) -> "contextlib.AbstractContextManager[None]":
+    def _lock_entries(self) -> "contextlib.AbstractContextManager[None]":
         make_private_directory(self._home)
-        return locked(self._home / "all")
+        return lock_file(self._home / "all")
 
-    def _read(self, name: str) -> _Entry | None:
+    def _read_entry(self, name: str) -> _Entry | None:
         path = self._home / f"{name}.json"
         if not path.exists():
             return None
@@ -178,6 +174,6 @@ class Invitations:
         except ValidationError as exc:
             raise CertificateError(f"{path}: is no invitation; remove it and invite again") from exc
 
-    def _write(self, name: str, entry: _Entry) -> None:
+    def _write_entry(self, name: str, entry: _Entry) -> None:
         # the writer of public files makes 0600 as well, and replaces what is there at once
         write_public(self._home / f"{name}.json", json.dumps(entry.model_dump()).encode())

@@ -30,8 +30,8 @@ class JoinTerms:
     """The terms under which a machine joins.
 
     Attributes:
-        port: Where the owner listens during the run.
-        asks: What the machine is asked to do, in lines for people.
+        port: Port at which the owner listens during the run.
+        asks: Tasks of the machine, in lines for people.
         needs_mib: Memory of the largest stage with all that the guard asks of it; 0 where that is not known.
         run: The run file that every party of a split agrees to; empty for a worker, which needs none.
     """
@@ -46,14 +46,11 @@ class EnrolmentServer(Closeable):
     """The endpoint that gives invited machines their certificates, in threads of its own.
 
     Args:
-        directory: Of the authority, with the owner's identity in ``owner``.
+        directory: Directory of the authority, with the owner's identity in ``owner``.
         invitations: The register that admits or refuses.
-        terms: What it tells those that come.
+        terms: Terms that each joining machine receives.
         say: Takes a line about each that came or was refused; called from other threads.
-        clock: Monotonic seconds.
-
-    Attributes:
-        port: Where it listens.
+        clock: Returns the time in monotonic seconds.
 
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten
@@ -96,15 +93,15 @@ class EnrolmentServer(Closeable):
                 code="PHX-T002", key="--port", found=f"{bind}:{port}", do="end what listens there, or choose another"
             ) from exc
         self.port = listener.getsockname()[1]
-        self._lobby = Lobby(listener, self._serve, max_visitors=_MAX_VISITORS, max_stay_s=EXCHANGE_S)
+        self._lobby = Lobby(listener, self._serve_visitor, max_visitors=_MAX_VISITORS, max_stay_s=EXCHANGE_S)
         return self
 
     def close(self) -> None:
-        """Take no more connections, and finish with those that are being answered."""
+        """Take no more connections, and finish with the connections that are being answered."""
         if self._lobby is not None:
             self._lobby.close()
 
-    def _serve(self, visitor: Visitor) -> None:
+    def _serve_visitor(self, visitor: Visitor) -> None:
         deadline = time.monotonic() + EXCHANGE_S
         try:
             visitor.connection.settimeout(EXCHANGE_S)
@@ -113,25 +110,25 @@ class EnrolmentServer(Closeable):
                 # the wrapper has taken the socket over, and it alone can be cut off in its handshake
                 visitor.connection = secure
                 secure.do_handshake()
-                send_line(secure, self._answer(receive_line(secure, deadline), visitor))
+                send_line(secure, self._answer_question(receive_line(secure, deadline), visitor))
         except (OSError, ssl.SSLError, ValueError, PhalanxError):
             # a caller that speaks another language, or has gone, needs no answer
             return
 
-    def _answer(self, question: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
+    def _answer_question(self, question: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
         if question == {"ask": "authority"}:
             return {"authority": self._authority}
         try:
             name, secret = text(question, "name", 63), text(question, "secret", 64)
             request = text(question, "request").encode()
             self._invitations.check(name, secret)
-            self._know(visitor)
-            self._knock(question, name, secret)
+            self._keep_visitor(visitor)
+            self._probe_address(question, name, secret)
             home = self._invitations.admit(name, secret, request)
         except (PeerRefusedError, CertificateError, FrameError, ConfigError) as exc:
             self._tell_refusal(printable(f"a caller at {visitor.host} is refused: {exc}"))
             return {"refused": str(exc)}
-        self._say(f"{name} has made its keys at {visitor.host} and is certified{_claims(question)}")
+        self._say(f"{name} has made its keys at {visitor.host} and is certified{_describe_machine(question)}")
         return {
             "certificate": read_public(home / "certificate.pem").decode("ascii"),
             "time": int(steady_now().timestamp()),
@@ -141,11 +138,11 @@ class EnrolmentServer(Closeable):
             **({"run": self._terms.run} if self._terms.run else {}),
         }
 
-    def _know(self, visitor: Visitor) -> None:
+    def _keep_visitor(self, visitor: Visitor) -> None:
         if self._lobby is not None:
             self._lobby.know(visitor)
 
-    def _knock(self, question: dict[str, Any], name: str, secret: str) -> None:
+    def _probe_address(self, question: dict[str, Any], name: str, secret: str) -> None:
         if "reach" not in question:
             return
         with self._lock:
@@ -167,11 +164,11 @@ class EnrolmentServer(Closeable):
         self._say(line)
 
 
-def _claims(question: dict[str, Any]) -> str:
-    """Return what a caller says of its machine, for people; a claim, on which nothing rests."""
-    words = (("free_mib", "{:,} MiB free for stages"), ("gflops", "{:,} GFLOP/s on one stage's kernels"))
-    said = [text.format(question[key]) for key, text in words if _is_count(question.get(key))]
-    return f"; it says that it has {' and '.join(said)}" if said else ""
+def _describe_machine(question: dict[str, Any]) -> str:
+    """Return a caller's description of its machine, for people; a claim, on which nothing rests."""
+    templates = (("free_mib", "{:,} MiB free for stages"), ("gflops", "{:,} GFLOP/s on one stage's kernels"))
+    statements = [text.format(question[key]) for key, text in templates if _is_count(question.get(key))]
+    return f"; it says that it has {' and '.join(statements)}" if statements else ""
 
 
 def _is_count(value: object) -> bool:

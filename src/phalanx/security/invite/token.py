@@ -1,4 +1,4 @@
-"""The token: what a machine must know to join, in one line.
+"""The token: everything that a machine must know to join, in one line.
 
 ``phx1-`` and base64url of: four bytes of a checksum, then JSON in canonical form.
 """
@@ -32,7 +32,7 @@ class JoinToken:
         name: Party name that the invited machine will have.
         address: ``host:port`` where its request is answered.
         authority: Fingerprint of the authority; the server must have a certificate of it.
-        secret: What shows that a request comes from the invited one; random, 32 bytes in hex.
+        secret: Proves that a request comes from the invited machine; random, 32 bytes in hex.
         expires: Second since 1970 from which on it counts no more.
     """
 
@@ -96,8 +96,13 @@ class JoinToken:
         return _PREFIX + base64.urlsafe_b64encode(raw).decode("ascii").rstrip("=")
 
     @property
+    def digest(self) -> str:
+        """What may be kept of the token: it tells nothing of its secret."""
+        return secret_digest(self.secret)
+
+    @property
     def expires_at(self) -> datetime:
-        """When it ends, UTC."""
+        """End of the token's validity, UTC."""
         return datetime.fromtimestamp(self.expires, UTC)
 
     def __repr__(self) -> str:
@@ -105,7 +110,7 @@ class JoinToken:
 
 
 def secret_digest(secret: str) -> str:
-    """Return what the owner keeps of a secret."""
+    """Return the digest of a secret; the owner stores only this."""
     return digest_hex(in_domain("invitation/1", secret.encode()))
 
 
@@ -115,7 +120,7 @@ def split_address(address: str) -> tuple[str, int]:
     Raises:
         ConfigError: It is not ``host:port``.
     """
-    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if found is None or not 1 <= int(found["port"]) <= 65535:
+    match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ConfigError(f"address {str(address)[:100]!r}: expected host:port, such as owner.example.org:7070")
-    return found["host"].strip("[]"), int(found["port"])
+    return match["host"].strip("[]"), int(match["port"])

@@ -29,43 +29,43 @@ _STANDARD = (0, 1, 2)
 
 
 def main(order: SandboxArguments) -> None:
-    """Split into the process that waits and the one that runs the module."""
+    """Split into a waiting parent process and a child that runs the module."""
     starter = os.pidfd_open(order.starter)
     if os.getppid() != order.starter:
         # it ended before this line, and its number may be another process's by now
         sys.exit(REFUSED_TO_RUN)
-    own, seccomp = os.pidfd_open(os.getpid()), load_library()
+    process, seccomp = os.pidfd_open(os.getpid()), load_library()
     # where the caller has named a directory for temporary files, that is the one
     scratch = None if "TMPDIR" in os.environ else tempfile.mkdtemp(prefix="phalanx-sandbox-")
     namespaces = enter_namespaces()
     become_unreadable()
     child = os.fork()
     if child:
-        _write(order.report_fd, {"pid": child})
+        _write_json(order.report_fd, {"pid": child})
         _keep_only(starter)
-        code = _watch(child, starter)
+        code = _watch_child(child, starter)
         if scratch is not None:
             remove_scratch(scratch)
         os._exit(code)
-    findings = _confine(order, own, seccomp, namespaces, scratch)
+    findings = _confine_process(order, process, seccomp, namespaces, scratch)
     if IsolationReport(findings).missing(order.sandbox.required):
         os._exit(REFUSED_TO_RUN)
-    _run(order)
+    _run_module(order)
 
 
-def _confine(
+def _confine_process(
     order: SandboxArguments, parent: int, seccomp: Any, namespaces: MeasureFinding, scratch: str | None
 ) -> tuple[MeasureFinding, ...]:
     """Close everything around this process, and report; the order matters: each step needs what later ones close."""
     dies, unreadable = die_with(parent), find_unreadable()
     shows_own = namespaces.holds and mount_own_processes()
     writable = (*order.sandbox.writable, *(_own_scratch(scratch) if shows_own and scratch else ()))
-    found = [namespaces, dies, unreadable, find_secret_memory(), keep_from_swap(), *give_up_rights()]
+    findings = [namespaces, dies, unreadable, find_secret_memory(), keep_from_swap(), *give_up_rights()]
     _keep_only(order.report_fd, *order.program.inherited)
-    found.append(restrict_files(order.sandbox.readable, writable, python_needs(with_processes=shows_own)))
-    found.append(refuse_system_calls(seccomp))
-    report = IsolationReport(tuple(found))
-    _write(order.report_fd, report.to_json())
+    findings.append(restrict_files(order.sandbox.readable, writable, python_needs(with_processes=shows_own)))
+    findings.append(refuse_system_calls(seccomp))
+    report = IsolationReport(tuple(findings))
+    _write_json(order.report_fd, report.to_json())
     os.close(order.report_fd)
     return report.findings
 
@@ -79,19 +79,19 @@ def _own_scratch(path: str) -> tuple[str, ...]:
     return (path,)
 
 
-def _run(order: SandboxArguments) -> None:
+def _run_module(order: SandboxArguments) -> None:
     sys.argv = [order.program.module, *order.program.arguments]
     runpy.run_module(order.program.module, run_name="__main__", alter_sys=True)
 
 
-def _watch(child: int, starter: int) -> int:
+def _watch_child(child: int, starter: int) -> int:
     """Wait for the child, or end it when the starter ends or says so; return an exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
-    ended, both = os.pidfd_open(child), select.poll()
-    both.register(ended, select.POLLIN)
-    both.register(starter, select.POLLIN)
-    if any(fd == starter for fd, _ in both.poll()):
+    ended, poller = os.pidfd_open(child), select.poll()
+    poller.register(ended, select.POLLIN)
+    poller.register(starter, select.POLLIN)
+    if any(fd == starter for fd, _ in poller.poll()):
         os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
@@ -107,7 +107,7 @@ def _keep_only(*kept: int) -> None:
         previous = fd
 
 
-def _write(fd: int, value: dict[str, Any]) -> None:
+def _write_json(fd: int, value: dict[str, Any]) -> None:
     os.write(fd, json.dumps(value).encode() + b"\n")
 
 

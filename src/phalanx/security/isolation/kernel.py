@@ -19,41 +19,41 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def prctl(option: int, value: int = 0) -> int:
+def set_process_property(option: int, value: int = 0) -> int:
     """Set or ask for a property of this process.
 
     Raises:
         OSError: The kernel refuses.
     """
-    return _checked(_libc.prctl(option, *(ctypes.c_ulong(one) for one in (value, 0, 0, 0))), "prctl")
+    return _check_result(_libc.prctl(option, *(ctypes.c_ulong(argument) for argument in (value, 0, 0, 0))), "prctl")
 
 
-def unshare(flags: int) -> None:
+def unshare_namespaces(flags: int) -> None:
     """Give this process namespaces of its own; it must have one thread.
 
     Raises:
         OSError: The kernel refuses.
     """
-    _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int) -> None:
+def mount_filesystem(source: str | None, target: str, kind: str | None, flags: int) -> None:
     """Mount a file system, or change how one is shared.
 
     Raises:
         OSError: The kernel refuses.
     """
     names = (None if name is None else name.encode() for name in (source, target, kind))
-    _checked(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
+    _check_result(_libc.mount(*names, ctypes.c_ulong(flags), None), f"mount {target}")
 
 
-def unmount(target: str) -> None:
-    """Detach what was mounted last on a directory; the kernel removes it when no process uses it any more.
+def unmount_filesystem(target: str) -> None:
+    """Detach the topmost mount of a directory; the kernel removes it when no process uses it any more.
 
     Raises:
         OSError: The kernel refuses, or nothing is mounted there.
     """
-    _checked(_libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
+    _check_result(_libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
 
 
 def lock_memory() -> None:
@@ -62,7 +62,7 @@ def lock_memory() -> None:
     Raises:
         OSError: The kernel refuses.
     """
-    _checked(_libc.mlockall(ctypes.c_int(_LOCK_CURRENT | _LOCK_FUTURE | _LOCK_ON_FAULT)), "mlockall")
+    _check_result(_libc.mlockall(ctypes.c_int(_LOCK_CURRENT | _LOCK_FUTURE | _LOCK_ON_FAULT)), "mlockall")
 
 
 def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | None) -> int:
@@ -71,39 +71,39 @@ def system_call(number: int, *arguments: int | ctypes.Array[ctypes.c_char] | Non
     Raises:
         OSError: The kernel refuses, or is too old to know it (ENOSYS).
     """
-    wide = (ctypes.c_long(one) if isinstance(one, int) else one for one in arguments)
-    return _checked(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
+    wide = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
+    return _check_result(_libc.syscall(ctypes.c_long(number), *wide), f"system call {number}")
 
 
 def drop_capabilities() -> None:
-    """Give up every right beyond those of the user, for good.
+    """Give up every right beyond the rights of the user, for good.
 
     Raises:
         OSError: The kernel refuses.
     """
-    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    set_process_property(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     capability = 0
     while True:
         try:
-            if prctl(PR_CAPBSET_READ, capability):
+            if set_process_property(PR_CAPBSET_READ, capability):
                 _drop_from_bounding_set(capability)
         except OSError:
             # beyond the last one that this kernel has
             break
         capability += 1
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _checked(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _check_result(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def _drop_from_bounding_set(capability: int) -> None:
     try:
-        prctl(PR_CAPBSET_DROP, capability)
+        set_process_property(PR_CAPBSET_DROP, capability)
     except PermissionError:
         # only a process that may set capabilities can shrink the set; without new privileges it gains nothing
         return
 
 
-def _checked(result: int, what: str) -> int:
+def _check_result(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""Files: nothing can be opened but what is named, by Landlock.
+"""Files: only named paths can be opened, by Landlock.
 
 Source: Linux, Documentation/userspace-api/landlock.rst.
 """
@@ -27,13 +27,13 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def python_needs(*, with_processes: bool) -> tuple[str, ...]:
-    """Return what the interpreter reads while it imports modules and counts cores.
+    """Return the paths that the interpreter reads while it imports modules and counts cores.
 
     Args:
         with_processes: Whether /proc shows the sandbox's own processes only, and may be read.
     """
-    own = (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM, *(("/proc",) if with_processes else ()))
-    return tuple(dict.fromkeys(one for one in own if os.path.isabs(one) and os.path.exists(one)))
+    paths = (sys.prefix, sys.base_prefix, *sys.path, *_SYSTEM, *(("/proc",) if with_processes else ()))
+    return tuple(dict.fromkeys(path for path in paths if os.path.isabs(path) and os.path.exists(path)))
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Iterable[str]) -> MeasureFinding:
@@ -42,42 +42,42 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], system: Ite
     Args:
         readable: May be read; each must exist.
         writable: May be written, made and removed as well; each must exist.
-        system: May be read.
+        system: Paths that may be read.
     """
     try:
         version = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, None, 0, _ASK_VERSION)
     except OSError as exc:
-        return _lacking(f"the kernel has no Landlock ({exc.strerror}); build it in and name it in lsm=")
+        return _lacking_finding(f"the kernel has no Landlock ({exc.strerror}); build it in and name it in lsm=")
     if version < _OLDEST:
-        return _lacking(f"Landlock of version {version}, expected {_OLDEST} or later (Linux 6.2)")
-    every = _rights(version)
+        return _lacking_finding(f"Landlock of version {version}, expected {_OLDEST} or later (Linux 6.2)")
+    every = _file_rights(version)
     try:
-        ruleset = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, *_described(version, every), 0)
+        ruleset = kernel.system_call(kernel.LANDLOCK_CREATE_RULESET, *_describe_ruleset(version, every), 0)
         try:
             reading = _EXECUTE | _READ_FILE | _READ_DIRECTORY
             for path in (*system, *readable):
-                _allow(ruleset, path, reading)
+                _allow_path(ruleset, path, reading)
             for path in writable:
-                _allow(ruleset, path, every & ~_EXECUTE)
+                _allow_path(ruleset, path, every & ~_EXECUTE)
             for path in _DEVICES:
-                _allow(ruleset, path, _READ_FILE | _WRITE_FILE)
+                _allow_path(ruleset, path, _READ_FILE | _WRITE_FILE)
             kernel.system_call(kernel.LANDLOCK_RESTRICT_SELF, ruleset, 0)
         finally:
             os.close(ruleset)
     except OSError as exc:
-        return _lacking(f"{exc.filename or 'Landlock'}: {exc.strerror}; every path of the sandbox must exist")
+        return _lacking_finding(f"{exc.filename or 'Landlock'}: {exc.strerror}; every path of the sandbox must exist")
     return MeasureFinding(
         Measure.FILES, True, f"Landlock of version {version}: what Python needs and what the sandbox names"
     )
 
 
-def _rights(version: int) -> int:
+def _file_rights(version: int) -> int:
     """All rights about files that this version can take away."""
-    known = 15 if version < _IOCTL_DEVICE_SINCE else 16
-    return (1 << known) - 1
+    num_rights = 15 if version < _IOCTL_DEVICE_SINCE else 16
+    return (1 << num_rights) - 1
 
 
-def _described(version: int, rights: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
+def _describe_ruleset(version: int, rights: int) -> tuple[ctypes.Array[ctypes.c_char], int]:
     network = 0b11 if version >= _NETWORK_SINCE else 0
     scopes = 0b11 if version >= _SCOPES_SINCE else 0
     fields = 1 + (version >= _NETWORK_SINCE) + (version >= _SCOPES_SINCE)
@@ -85,7 +85,7 @@ def _described(version: int, rights: int) -> tuple[ctypes.Array[ctypes.c_char], 
     return ctypes.create_string_buffer(described, len(described)), len(described)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
+def _allow_path(ruleset: int, path: str, rights: int) -> None:
     place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
@@ -98,5 +98,5 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(place)
 
 
-def _lacking(detail: str) -> MeasureFinding:
+def _lacking_finding(detail: str) -> MeasureFinding:
     return MeasureFinding(Measure.FILES, False, detail)

@@ -19,7 +19,7 @@ class SecretMemory(Closeable):
     What Python computes from it lies elsewhere again; it keeps long-lived keys, not everything that was derived.
 
     Args:
-        size: Bytes.
+        size: Size of the memory in bytes.
 
     Raises:
         OSError: The kernel has none to give, or the user may lock no more memory.
@@ -43,7 +43,7 @@ class SecretMemory(Closeable):
 
     @property
     def address(self) -> int:
-        """Where it lies in this process."""
+        """Address in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def close(self) -> None:

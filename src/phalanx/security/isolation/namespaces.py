@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from phalanx.security.isolation.kernel import mount, unmount, unshare
+from phalanx.security.isolation.kernel import mount_filesystem, unmount_filesystem, unshare_namespaces
 from phalanx.security.isolation.report import Measure, MeasureFinding
 
 _MOUNTS, _HOST_NAME, _IPC, _USERS, _PROCESSES, _NETWORK = (
@@ -30,7 +30,7 @@ def enter_namespaces() -> MeasureFinding:
     """
     user, group = os.geteuid(), os.getegid()
     try:
-        unshare(ALL)
+        unshare_namespaces(ALL)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
@@ -51,7 +51,7 @@ def mount_scratch(path: str) -> bool:
         Whether it worked; where it did not, the program has no directory for temporary files.
     """
     try:
-        mount("tmpfs", path, "tmpfs", _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
+        mount_filesystem("tmpfs", path, "tmpfs", _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
     except OSError:
         return False
     return True
@@ -60,20 +60,20 @@ def mount_scratch(path: str) -> bool:
 def remove_scratch(path: str) -> None:
     """Give the memory back, and remove the directory."""
     with contextlib.suppress(OSError):
-        unmount(path)
+        unmount_filesystem(path)
     with contextlib.suppress(OSError):
         Path(path).rmdir()
 
 
 def mount_own_processes() -> bool:
-    """Show no process but those of this namespace under /proc.
+    """Show only the processes of this namespace under /proc.
 
     Returns:
         Whether it worked; where it did not, /proc stays closed to the program.
     """
     try:
-        mount(None, "/", None, _RECURSIVE | _PRIVATE)
-        mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
+        mount_filesystem(None, "/", None, _RECURSIVE | _PRIVATE)
+        mount_filesystem("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES | _NO_PROGRAMS)
     except OSError:
         return False
     return True

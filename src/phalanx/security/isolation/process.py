@@ -18,14 +18,17 @@ def become_unreadable() -> None:
         OSError: The kernel refuses.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+    kernel.set_process_property(kernel.PR_SET_DUMPABLE, 0)
 
 
 def find_unreadable() -> MeasureFinding:
     """Find out whether this process was born unreadable and is not traced; /proc must still be the starter's."""
     try:
-        status = _status()
-        if kernel.prctl(kernel.PR_GET_DUMPABLE) != 0 or resource.getrlimit(resource.RLIMIT_CORE) != (0, 0):
+        status = _read_status()
+        if kernel.set_process_property(kernel.PR_GET_DUMPABLE) != 0 or resource.getrlimit(resource.RLIMIT_CORE) != (
+            0,
+            0,
+        ):
             return MeasureFinding(Measure.UNREADABLE, False, "core dumps could not be switched off")
     except OSError as exc:
         return MeasureFinding(Measure.UNREADABLE, False, f"{exc.filename or 'prctl'}: {exc.strerror}")
@@ -46,7 +49,7 @@ def die_with(parent_fd: int) -> MeasureFinding:
         parent_fd: A pidfd of the parent.
     """
     try:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.set_process_property(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     except OSError as exc:
         return MeasureFinding(Measure.DIES_WITH_STARTER, False, f"prctl: {exc.strerror}")
     # it may have ended before the kernel was asked
@@ -58,29 +61,29 @@ def die_with(parent_fd: int) -> MeasureFinding:
 def give_up_rights() -> tuple[MeasureFinding, MeasureFinding]:
     """Drop all capabilities, and the way to get new ones by starting a program."""
     return (
-        _finding(Measure.NO_CAPABILITIES, kernel.drop_capabilities, "CapEff", "none is left"),
-        _finding(
+        _status_finding(Measure.NO_CAPABILITIES, kernel.drop_capabilities, "CapEff", "none is left"),
+        _status_finding(
             Measure.NO_NEW_PRIVILEGES,
-            lambda: kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1),
+            lambda: kernel.set_process_property(kernel.PR_SET_NO_NEW_PRIVS, 1),
             "NoNewPrivs",
             "programs with the set-user-id bit gain nothing",
         ),
     )
 
 
-def _finding(measure: Measure, act: Callable[[], object], field: str, detail: str) -> MeasureFinding:
+def _status_finding(measure: Measure, act: Callable[[], object], field: str, detail: str) -> MeasureFinding:
     try:
         act()
-        found = int(_status()[field], 16)
+        value = int(_read_status()[field], 16)
     except OSError as exc:
         return MeasureFinding(measure, False, str(exc.strerror))
     except (KeyError, ValueError):
         return MeasureFinding(measure, False, f"/proc/self/status does not show {field}")
-    wanted = 1 if measure == Measure.NO_NEW_PRIVILEGES else 0
-    return MeasureFinding(measure, found == wanted, detail if found == wanted else f"{field} is {found:x}")
+    expected = 1 if measure == Measure.NO_NEW_PRIVILEGES else 0
+    return MeasureFinding(measure, value == expected, detail if value == expected else f"{field} is {value:x}")
 
 
-def _status() -> dict[str, str]:
+def _read_status() -> dict[str, str]:
     lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
-    pairs = (line.partition(":") for line in lines)
+    pairs = (text.partition(":") for text in lines)
     return {name: value.strip() for name, _, value in pairs}

@@ -27,9 +27,7 @@ class MeasureFinding:
     """A finding: whether one measure holds.
 
     Attributes:
-        measure: The measure.
-        holds: Whether it does.
-        detail: How it was brought about, or why it could not be and what to do.
+        detail: How the measure was brought about, or why it could not be and what to do.
     """
 
     measure: Measure
@@ -39,7 +37,7 @@ class MeasureFinding:
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """Every measure with what was found.
+    """Every measure with its finding.
 
     Attributes:
         findings: At most one for each measure; a measure without one does not hold.
@@ -49,19 +47,24 @@ class IsolationReport:
 
     def holds(self, measure: Measure) -> bool:
         """Return whether a measure was seen to hold."""
-        return any(one.measure == measure and one.holds for one in self.findings)
+        return any(finding.measure == measure and finding.holds for finding in self.findings)
 
     def missing(self, required: Iterable[Measure]) -> tuple[MeasureFinding, ...]:
-        """Return the required measures that do not hold, with those that were not reported."""
-        known = {one.measure: one for one in self.findings}
-        asked = (known.get(one, MeasureFinding(one, False, "nothing was reported about it")) for one in required)
-        return tuple(one for one in asked if not one.holds)
+        """Return the required measures that do not hold or were not reported."""
+        by_measure = {finding.measure: finding for finding in self.findings}
+        asked = (
+            by_measure.get(measure, MeasureFinding(measure, False, "nothing was reported about it"))
+            for measure in required
+        )
+        return tuple(finding for finding in asked if not finding.holds)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain data."""
         return {
             "tier": LABEL,
-            "measures": {one.measure.value: {"holds": one.holds, "detail": one.detail} for one in self.findings},
+            "measures": {
+                finding.measure.value: {"holds": finding.holds, "detail": finding.detail} for finding in self.findings
+            },
         }
 
 
@@ -73,5 +76,6 @@ def findings_from_json(value: dict[str, Any]) -> tuple[MeasureFinding, ...]:
     """
     measures = value["measures"]
     return tuple(
-        MeasureFinding(Measure(name), one["holds"] is True, str(one["detail"])) for name, one in measures.items()
+        MeasureFinding(Measure(name), finding["holds"] is True, str(finding["detail"]))
+        for name, finding in measures.items()
     )

@@ -18,7 +18,7 @@ class Program:
         module: Importable where it is started from.
         arguments: Its command line; other processes of the machine can see it.
         inherited: File descriptors that it keeps, under their numbers: sockets, open files.
-        environment: Its variables beside those that Python needs; nothing else of the starter's is handed on.
+        environment: Variables beside the ones that Python needs; the parent's environment is not inherited.
     """
 
     module: str
@@ -45,7 +45,7 @@ class Sandbox:
     @property
     def required(self) -> tuple[Measure, ...]:
         """Measures without which nothing is run."""
-        return tuple(one for one in Measure if one not in self.unsafe_without)
+        return tuple(measure for measure in Measure if measure not in self.unsafe_without)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class SandboxArguments:
     """The arguments of the child, on its command line; none of them is secret.
 
     Attributes:
-        program: Program to run.
         sandbox: Rules that it runs under.
         starter: Process id of the process that waits for it.
         report_fd: File descriptor for the report.
@@ -80,7 +79,7 @@ class SandboxArguments:
             Sandbox(
                 tuple(sandbox["readable"]),
                 tuple(sandbox["writable"]),
-                tuple(Measure(one) for one in sandbox["unsafe_without"]),
+                tuple(Measure(measure) for measure in sandbox["unsafe_without"]),
             ),
             plain["starter"],
             plain["report_fd"],

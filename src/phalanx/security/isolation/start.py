@@ -17,14 +17,13 @@ from phalanx.security.isolation.sandbox import Program, Sandbox, SandboxArgument
 _HANDED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TOKENIZERS_PARALLELISM")
 _STOP_S = 5.0
 _OWN_PLACE = str(Path(__file__).resolve().parents[3])
-"""Where this very package is imported from."""
+"""Directory that this very package is imported from."""
 
 
 class IsolatedProcess(Closeable):
     """A program that runs in a sandbox.
 
     Attributes:
-        report: Which measures hold.
         pid: Its process id, as the starter sees it.
     """
 
@@ -48,7 +47,7 @@ class IsolatedProcess(Closeable):
 
     def close(self) -> None:
         """End it at once if it still runs; closing twice is harmless."""
-        _end(self._outer)
+        _end_process(self._outer)
 
     def __repr__(self) -> str:
         return f"IsolatedProcess(pid={self.pid})"
@@ -62,9 +61,8 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
     environment names a ``TMPDIR``.
 
     Args:
-        program: What to run, with the sockets that it keeps.
-        sandbox: What it may reach, and which measures may be lacking.
-        timeout_s: For the sandbox to be closed; the program's own work is not in it.
+        sandbox: Reachable files and sockets, and the measures that may be missing.
+        timeout_s: Time limit of the confinement; the program's own work does not count.
 
     Raises:
         IsolationError: A measure that is required does not hold, or the child said nothing. No line of the
@@ -81,7 +79,7 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
         outer = subprocess.Popen(  # noqa: S603 - this interpreter, and a module of ours
             [sys.executable, "-P", "-m", "phalanx.security.isolation.inside", order.to_text()],
             stdin=subprocess.DEVNULL,
-            env=_environment(program),
+            env=_build_environment(program),
             pass_fds=(writing, *program.inherited),
         )
     except OSError as exc:
@@ -91,15 +89,15 @@ def start_isolated(program: Program, sandbox: Sandbox, timeout_s: float = 30.0) 
         os.close(writing)
     try:
         with os.fdopen(reading, "rb", buffering=0) as pipe:
-            pid, report = _read(_receive(pipe.fileno(), timeout_s))
-        _check(report, sandbox)
+            pid, report = _read_report(_receive_report(pipe.fileno(), timeout_s))
+        _check_report(report, sandbox)
     except BaseException:
-        _end(outer)
+        _end_process(outer)
         raise
     return IsolatedProcess(outer, report, pid)
 
 
-def _environment(program: Program) -> dict[str, str]:
+def _build_environment(program: Program) -> dict[str, str]:
     handed_on = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     # the working directory may hold anything, and what Python may import it may read
     places = [place for place in sys.path if os.path.isabs(place) and place != os.getcwd()]
@@ -107,12 +105,12 @@ def _environment(program: Program) -> dict[str, str]:
     return {**handed_on, "PYTHONPATH": os.pathsep.join(places), **program.environment}
 
 
-def _receive(fd: int, timeout_s: float) -> bytes:
+def _receive_report(fd: int, timeout_s: float) -> bytes:
     """Read until the child closes its end: before it runs the program, or when it ends."""
     data, limit = b"", time.monotonic() + timeout_s
     while True:
-        left = limit - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        remaining = limit - time.monotonic()
+        if remaining <= 0 or not select.select([fd], [], [], remaining)[0]:
             raise IsolationError(f"isolation: the child did not report within {timeout_s} s")
         chunk = os.read(fd, 65536)
         if not chunk:
@@ -120,23 +118,23 @@ def _receive(fd: int, timeout_s: float) -> bytes:
         data += chunk
 
 
-def _read(data: bytes) -> tuple[int, IsolationReport]:
-    said: dict[str, Any] = {}
+def _read_report(data: bytes) -> tuple[int, IsolationReport]:
+    message: dict[str, Any] = {}
     try:
-        for line in data.splitlines():
-            said |= json.loads(line)
-        return int(said["pid"]), IsolationReport(findings_from_json(said))
+        for row in data.splitlines():
+            message |= json.loads(row)
+        return int(message["pid"]), IsolationReport(findings_from_json(message))
     except (ValueError, KeyError, TypeError) as exc:
         raise IsolationError("isolation: the child ended before it was confined; its error output says why") from exc
 
 
-def _check(report: IsolationReport, sandbox: Sandbox) -> None:
+def _check_report(report: IsolationReport, sandbox: Sandbox) -> None:
     if lacking := report.missing(sandbox.required):
-        reasons = "; ".join(f"{one.measure.value}: {one.detail}" for one in lacking)
+        reasons = "; ".join(f"{finding.measure.value}: {finding.detail}" for finding in lacking)
         raise IsolationError(f"isolation: nothing was run, for what is required does not hold: {reasons}")
 
 
-def _end(outer: "subprocess.Popen[bytes]") -> None:
+def _end_process(outer: "subprocess.Popen[bytes]") -> None:
     if outer.poll() is None:
         outer.terminate()
         try:

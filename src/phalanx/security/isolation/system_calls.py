@@ -1,7 +1,7 @@
 """System calls that the program has no use for and an intruder has, refused by seccomp.
 
-A list of what is refused, not of what is allowed: interpreters and numeric libraries use too many to name, and change
-them with every version. Calls of another architecture's table end the process.
+A list of refused calls, not of allowed ones: interpreters and numeric libraries use too many to name, and change them
+with every version. Calls of another architecture's table end the process.
 
 Source: Linux man-pages, seccomp(2); libseccomp.
 """
@@ -46,7 +46,7 @@ def refuse_system_calls(seccomp: Any) -> MeasureFinding:
     """Refuse them to this process and its children, for good.
 
     Args:
-        seccomp: What `load_library` returned.
+        seccomp: The library from `load_library`.
     """
     if seccomp is None:
         return MeasureFinding(

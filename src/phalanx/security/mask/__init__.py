@@ -1,4 +1,4 @@
-"""Masked offload: products with frozen matrices on a machine that must not see what is multiplied. Loads no torch."""
+"""Masked offload: products with frozen matrices on a machine that must not see the factors. Loads no torch."""
 
 from phalanx.security.mask.fixed_point import (
     worst_error,

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.errors import FixedPointError
-from phalanx.security.mask.ring import HALF, Ring, blocks, centred, to_ring
+from phalanx.security.mask.ring import HALF, Ring, blocks, centred_residues, to_ring
 
 LENGTH = math.isqrt(HALF)
 """Euclidean length that no quantised row and no quantised column exceeds."""
@@ -60,13 +60,12 @@ def encode_columns(weight: Reals, where: str = "weight") -> FixedColumns:
 
     Args:
         weight: ``[inner, columns]``.
-        where: How errors call it.
 
     Raises:
         FixedPointError: It is no float32 matrix, has too large an inner dimension, or holds NaN or infinity.
     """
-    lengths = _lengths(weight, 0, where)
-    scales = _room(len(weight)) / lengths
+    lengths = _vector_lengths(weight, 0, where)
+    scales = _scaled_length(len(weight)) / lengths
     return FixedColumns(np.rint(weight * scales).astype(np.int32), scales)
 
 
@@ -77,18 +76,17 @@ def encode_rows(rows: Reals, bound: float | None = None, where: str = "activatio
         rows: ``[rows, inner]``.
         bound: The Euclidean length that one scale for all rows is chosen for; None gives each row the scale of its
             own length, which is never less accurate and cannot overflow.
-        where: How errors call them.
 
     Raises:
         FixedPointError: They are no float32 matrix, hold NaN or infinity, or a row is longer than `bound`.
     """
-    lengths = _lengths(rows, 1, where)
+    lengths = _vector_lengths(rows, 1, where)
     if bound is not None:
         if not (math.isfinite(bound) and bound > 0):
             raise FixedPointError(f"{where}: the bound is {bound}, expected a positive number")
         _check_bound(lengths, bound, where)
         lengths = np.full(len(rows), bound, np.float64)
-    scales = _room(rows.shape[1]) / lengths
+    scales = _scaled_length(rows.shape[1]) / lengths
     values = np.empty(rows.shape, np.uint32)
     for block in blocks(*rows.shape):
         scaled = rows[block] * scales[block, None]
@@ -101,30 +99,27 @@ def decode(product: Ring, rows: NDArray[np.float64], columns: NDArray[np.float64
 
     Args:
         product: ``[rows, columns]``, elements of Z_p.
-        rows: Scale of each row.
-        columns: Scale of each column.
-        where: How errors call it.
 
     Raises:
         FixedPointError: A number is larger than any product of quantised vectors can be, so it was unmasked with
-            another pad or is not what was asked for; or it is too large for float32.
+            another pad or answers another request; or it is too large for float32.
     """
-    found, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
+    result, row_steps, column_steps = np.empty(product.shape, np.float32), 1 / rows[:, None], 1 / columns
     # most scales are so far from float32's end that no product can be beyond it
     may_overflow = LARGEST * row_steps.max(initial=0.0) * column_steps.max(initial=0.0) >= _MOST_FLOAT32
     for block in blocks(*product.shape):
-        whole = centred(product[block])
-        if max(whole.max(initial=0), -whole.min(initial=0)) > LARGEST:
+        integers = centred_residues(product[block])
+        if max(integers.max(initial=0), -integers.min(initial=0)) > LARGEST:
             raise FixedPointError(
                 f"{where}: a number is beyond {LARGEST}, as no product is; it was not computed from what was sent"
             )
-        scaled = whole * row_steps[block]
+        scaled = integers * row_steps[block]
         scaled *= column_steps
         with np.errstate(over="ignore"):
-            found[block] = scaled
-    if may_overflow and not np.isfinite(found).all():
+            result[block] = scaled
+    if may_overflow and not np.isfinite(result).all():
         raise FixedPointError(f"{where}: a number is too large for float32; scale weights or activations down")
-    return found
+    return result
 
 
 def worst_error(inner: int) -> float:
@@ -134,16 +129,16 @@ def worst_error(inner: int) -> float:
     given, the bound takes the place of the row's length.
     """
     moved = math.sqrt(inner) / 2
-    share = moved / _room(inner)
+    share = moved / _scaled_length(inner)
     return 2 * share + share**2
 
 
 def typical_error(inner: int) -> float:
     """Return the root mean square of the same share, for rounding errors that are evenly spread and independent."""
-    return math.sqrt(2 / 12) / _room(inner)
+    return math.sqrt(2 / 12) / _scaled_length(inner)
 
 
-def _lengths(matrix: Reals, axis: int, where: str) -> NDArray[np.float64]:
+def _vector_lengths(matrix: Reals, axis: int, where: str) -> NDArray[np.float64]:
     """Euclidean lengths along an axis; 1 for vectors of zeros, which any scale serves."""
     if matrix.ndim != 2 or matrix.dtype != np.float32 or not matrix.size:
         raise FixedPointError(f"{where}: got {matrix.dtype} {list(matrix.shape)}, expected a float32 matrix")
@@ -158,7 +153,7 @@ def _lengths(matrix: Reals, axis: int, where: str) -> NDArray[np.float64]:
     return np.where(lengths == 0.0, 1.0, lengths)
 
 
-def _room(inner: int) -> float:
+def _scaled_length(inner: int) -> float:
     """The length to scale to, so that rounding, which adds sqrt(inner) / 2 at most, cannot lead beyond `LENGTH`."""
     return LENGTH * _CARE - math.sqrt(inner) / 2
 

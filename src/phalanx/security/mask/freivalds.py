@@ -22,7 +22,6 @@ class Check(Protocol):
         Args:
             left: ``[rows, inner]``.
             product: ``[rows, columns]``, said to be ``left @ right mod p``.
-            where: How errors call it.
 
         Raises:
             WrongProductError: It is not.
@@ -70,7 +69,7 @@ class ProductCheck:
 
 
 class UnsafeNoCheck:
-    """A check that accepts everything: it shows what a worker can do to unchecked products."""
+    """A check that accepts everything: it shows the damage of a worker whose products are not checked."""
 
     def require(self, left: Ring, product: Ring, where: str) -> None:
         """Accept."""

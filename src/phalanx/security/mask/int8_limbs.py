@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from phalanx.security.mask.ring import P, Ring, balanced_limbs, centred, centred_integers, require_ring
+from phalanx.security.mask.ring import P, Ring, balanced_limbs, centred_integers, centred_residues, require_ring
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +21,11 @@ _MULTIPLE, _FEWEST_ROWS = 8, 17
 class Int8Matrix:
     """A matrix as balanced limbs of 8 bits on a device of torch's.
 
-    The kernel (``torch._int_mm``) wants more than 16 rows and the other two dimensions in multiples of 8: what is
-    missing is filled up with zeros.
+    The kernel (``torch._int_mm``) wants more than 16 rows and the other two dimensions in multiples of 8: the matrix is
+    padded with zeros.
 
     Args:
-        values: As `ring_matrix` takes them.
+        values: Elements of the ring, in a form that `ring_matrix` takes.
         device: Torch's name of the device, such as ``cuda``.
 
     Raises:
@@ -35,27 +35,27 @@ class Int8Matrix:
     def __init__(self, values: ArrayLike, device: str) -> None:
         import torch  # noqa: PLC0415
 
-        whole = centred_integers(values)
-        if len(whole) > MOST_INNER:
-            raise ValueError(f"ring: inner dimension is {len(whole)}, expected at most {MOST_INNER} on {device}")
-        self.shape = (whole.shape[0], whole.shape[1])
+        integers = centred_integers(values)
+        if len(integers) > MOST_INNER:
+            raise ValueError(f"ring: inner dimension is {len(integers)}, expected at most {MOST_INNER} on {device}")
+        self.shape = (integers.shape[0], integers.shape[1])
         self._device = device
-        filled = np.zeros([_filled(size) for size in self.shape], np.int64)
-        filled[: self.shape[0], : self.shape[1]] = whole
-        self._limbs = [torch.from_numpy(one.astype(np.int8)).to(device) for one in balanced_limbs(filled, _BITS)]
+        filled = np.zeros([_padded_size(size) for size in self.shape], np.int64)
+        filled[: self.shape[0], : self.shape[1]] = integers
+        self._limbs = [torch.from_numpy(limb.astype(np.int8)).to(device) for limb in balanced_limbs(filled, _BITS)]
 
     def multiply(self, z: Ring) -> Ring:
         """As `RingMatrix` says."""
         import torch  # noqa: PLC0415
 
         require_ring(z, (None, self.shape[0]))
-        left = torch.zeros((max(len(z), _FEWEST_ROWS), _filled(self.shape[0])), dtype=torch.int32)
-        left[: len(z), : self.shape[0]] = torch.from_numpy(centred(z))
-        total = self._product(_limbs_on_device(left.to(self._device)))
-        found = total[: len(z), : self.shape[1]].to("cpu", torch.int64).numpy()
-        return np.ascontiguousarray(found.astype(np.uint32))
+        padded = torch.zeros((max(len(z), _FEWEST_ROWS), _padded_size(self.shape[0])), dtype=torch.int32)
+        padded[: len(z), : self.shape[0]] = torch.from_numpy(centred_residues(z))
+        total = self._multiply_limbs(_limbs_on_device(padded.to(self._device)))
+        result = total[: len(z), : self.shape[1]].to("cpu", torch.int64).numpy()
+        return np.ascontiguousarray(result.astype(np.uint32))
 
-    def _product(self, left: "list[torch.Tensor]") -> "torch.Tensor":
+    def _multiply_limbs(self, left: "list[torch.Tensor]") -> "torch.Tensor":
         import torch  # noqa: PLC0415
 
         total: Any = 0
@@ -63,8 +63,8 @@ class Int8Matrix:
             # 2^31 is 1 mod p, so no factor is more than 2^30 and no term more than 2^61
             factor = 2 ** (_BITS * (i + j) % 31)
             total = (total + torch._int_mm(a, b).to(torch.int64) * factor) % P
-        found: torch.Tensor = total
-        return found
+        result: torch.Tensor = total
+        return result
 
 
 def _limbs_on_device(values: "torch.Tensor") -> "list[torch.Tensor]":
@@ -78,5 +78,5 @@ def _limbs_on_device(values: "torch.Tensor") -> "list[torch.Tensor]":
     return limbs
 
 
-def _filled(size: int) -> int:
+def _padded_size(size: int) -> int:
     return -(-size // _MULTIPLE) * _MULTIPLE

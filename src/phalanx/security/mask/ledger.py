@@ -28,7 +28,7 @@ class LedgerStore(Protocol):
     """One small record that outlives the process."""
 
     def read(self) -> bytes | None:
-        """Return what was written last; None if nothing ever was."""
+        """Return the bytes that were written last; None if nothing ever was."""
         ...
 
     def write(self, data: bytes) -> None:
@@ -49,7 +49,7 @@ class Record(StrictModel):
     """The record that a store keeps; the key that authenticates it is of one run and one master key.
 
     Attributes:
-        epoch: Of the process that wrote it.
+        epoch: Epoch of the process that wrote the record.
         reserved: All numbers below this one count as used.
         counter: Value of the hardware counter from which on the record holds; 0 where there is none.
     """
@@ -64,8 +64,7 @@ class Ticket:
     """The right to make one pad.
 
     Attributes:
-        epoch: Of the ledger.
-        number: Of the pad; never given out again.
+        number: Number of the pad; never given out again.
         salt: Random bytes of its range.
     """
 
@@ -78,13 +77,11 @@ class PadLedger:
     """A ledger that gives out each pad's number once, through crashes, restarts, rollbacks and forks.
 
     Args:
-        store: Keeps the record.
         master: 32 secret bytes; the record is authenticated with a key made of them.
-        run: The run.
         range_size: Numbers that are written down at once; so many are lost in a restart, and so many pads can a copy
             of this process's memory make again before it is found out.
         counter: A hardware counter of this ledger alone; None leaves rollbacks to the random bytes.
-        fresh: Draws random bytes.
+        fresh: ``fresh(n)`` returns n random bytes.
 
     Raises:
         PadError: There is no record (`begin_ledger` writes the first), it was altered, is of another run, or is older
@@ -105,7 +102,7 @@ class PadLedger:
         self._store, self._run, self._range_size, self._counter = store, run, range_size, counter
         self._fresh, self._pid, self._lock = fresh, os.getpid(), threading.Lock()
         self._mac_key = _mac_key(master, run)
-        last = self._read()
+        last = self._read_record()
         self._next = self._end = last.reserved
         self._last = Record(epoch=last.epoch + 1, reserved=last.reserved, counter=last.counter)
         self._salt, self._is_sound = b"", True
@@ -115,7 +112,7 @@ class PadLedger:
 
         Raises:
             PadError: The next range could not be written down; the hardware counter was raised by another process, or
-                failed; or this process was forked from the one that opened the ledger.
+                failed; or this process was forked from the process that opened the ledger.
             RollbackError: The hardware counter cannot be read or moved.
 
         Guarantees:
@@ -127,15 +124,15 @@ class PadLedger:
             if not self._is_sound:
                 raise PadError("pad ledger: its counter failed; open the ledger again")
             if self._next == self._end:
-                self._reserve()
+                self._reserve_range()
             number = self._next
             self._next += 1
             return Ticket(self._last.epoch, number, self._salt)
 
-    def _reserve(self) -> None:
+    def _reserve_range(self) -> None:
         counter = self._last.counter + 1 if self._counter is not None else 0
         record = Record(epoch=self._last.epoch, reserved=self._end + self._range_size, counter=counter)
-        self._store.write(_sealed(record, self._mac_key))
+        self._store.write(_seal_record(record, self._mac_key))
         if self._counter is not None:
             # where the counter failed, its value is unknown: opening the ledger finds out
             self._is_sound = False
@@ -144,11 +141,11 @@ class PadLedger:
         # only now: whatever failed above leaves this ledger without numbers
         self._last, self._end, self._salt = record, record.reserved, self._fresh(_SALT_BYTES)
 
-    def _read(self) -> Record:
+    def _read_record(self) -> Record:
         data = self._store.read()
         if data is None:
             raise PadError("pad ledger: is missing; bring it back, or begin a new one under a new master key")
-        record = _opened(data, self._mac_key)
+        record = _open_record(data, self._mac_key)
         if self._counter is not None and record.counter < (now := self._counter.read()):
             raise PadError(
                 f"pad ledger: is of counter value {record.counter}, the counter is at {now}: an older ledger was put "
@@ -169,7 +166,7 @@ def begin_ledger(store: LedgerStore, master: bytes, run: str, counter: Monotonic
     if store.read() is not None:
         raise PadError("pad ledger: exists already; open it, or name a new file")
     record = Record(epoch=0, reserved=0, counter=0 if counter is None else counter.read())
-    store.write(_sealed(record, _mac_key(master, run)))
+    store.write(_seal_record(record, _mac_key(master, run)))
 
 
 def derived(secret: bytes, salt: bytes, about: list[str | int]) -> bytes:
@@ -201,21 +198,21 @@ def _mac_key(master: bytes, run: str) -> bytes:
     return derived(master, b"", ["ledger", run])
 
 
-def _sealed(record: Record, key: bytes) -> bytes:
+def _seal_record(record: Record, key: bytes) -> bytes:
     body = record.model_dump(mode="json")
-    return canonical_json({"body": body, "mac": _mac(body, key).hex()})
+    return canonical_json({"body": body, "mac": _record_mac(body, key).hex()})
 
 
-def _opened(data: bytes, key: bytes) -> Record:
+def _open_record(data: bytes, key: bytes) -> Record:
     try:
         envelope = parse_canonical(data)
         body, mac = envelope["body"], bytes.fromhex(envelope["mac"])
-        if not hmac.compare_digest(mac, _mac(body, key)):
+        if not hmac.compare_digest(mac, _record_mac(body, key)):
             raise PadError("pad ledger: was altered, or is of another run or master key; bring the right one back")
         return Record.model_validate(body)
     except (ValueError, KeyError, TypeError, ValidationError) as exc:
         raise PadError("pad ledger: malformed; it is written whole or not at all, so it was altered") from exc
 
 
-def _mac(body: dict[str, object], key: bytes) -> bytes:
+def _record_mac(body: dict[str, object], key: bytes) -> bytes:
     return hmac.digest(key, in_domain("mask-ledger/1", canonical_json(body)), "sha256")

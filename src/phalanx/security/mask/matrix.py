@@ -20,7 +20,7 @@ class RingMatrix(Protocol):
             z: ``[rows, inner]``, elements of Z_p.
 
         Raises:
-            FrameError: `z` is of another type or shape, or holds what is no element of Z_p.
+            FrameError: `z` is of another type or shape, or contains a number that is no element of Z_p.
         """
         ...
 

@@ -14,7 +14,6 @@ class ProductMessage:
     """The name of a product.
 
     Attributes:
-        layer: Name of the layer.
         direction: ``forward`` multiplies with its matrix, ``backward`` with the transpose of it.
     """
 
@@ -27,11 +26,10 @@ class ProductMessage:
 
 @dataclass(frozen=True, eq=False)
 class MaskedMessage:
-    """A message: to a worker what is to be multiplied, and back from it the product.
+    """A message: a masked factor to a worker, or a product back from it.
 
     Attributes:
-        product: Which one.
-        number: Of the pad; an answer has its request's.
+        number: Number of the pad; an answer has its request's.
         values: ``[rows, inner]`` to the worker, ``[rows, columns]`` back, elements of Z_p.
     """
 
@@ -44,7 +42,8 @@ def answered(request: MaskedMessage, answer: MaskedMessage, columns: int) -> Rin
     """Return the numbers of an answer once they have the form that the request asks for.
 
     Raises:
-        FrameError: It answers another request, has another shape or type, or holds what is no element of Z_p.
+        FrameError: The message answers another request, has another shape or type, or contains a number that is no
+            element of Z_p.
     """
     if (answer.product, answer.number) != (request.product, request.number):
         raise FrameError(

@@ -19,14 +19,14 @@ from phalanx.security.mask.matrix import RingMatrix, ring_matrix
 from phalanx.security.mask.message import Direction, MaskedMessage, ProductMessage, answered
 from phalanx.security.mask.pads import PadSource
 from phalanx.security.mask.pool import PadPool
-from phalanx.security.mask.ring import Ring, add, subtract
+from phalanx.security.mask.ring import Ring, add, subtract_mod_p
 
 
 class MaskedWorker:
-    """The untrusted side: multiplies what it is sent with the matrices that it was given.
+    """The untrusted side: multiplies received matrices with its loaded ones.
 
     Args:
-        device: As `ring_matrix` takes it.
+        device: Device, in a form that `ring_matrix` takes.
     """
 
     def __init__(self, device: str = "cpu") -> None:
@@ -69,11 +69,8 @@ class MaskedProduct:
     """The trusted side of one product.
 
     Attributes:
-        product: Which one.
-        weight: The matrix in fixed point; its `values` are what a worker loads.
-        pool: Has the pads.
-        check: Judges answers.
-        bound: As `encode_rows` takes it.
+        weight: Matrix in fixed point; its `values` are loaded by a worker.
+        bound: Bound of the rows, as in `encode_rows`.
     """
 
     product: ProductMessage
@@ -106,12 +103,12 @@ class MaskedProduct:
 
         Raises:
             FrameError: The answer is malformed or to another request.
-            WrongProductError: It is not the product of what was sent.
+            WrongProductError: The answer is not the product of the request.
             FixedPointError: A number is too large for float32.
         """
         values = answered(sent.request, answer, self.weight.values.shape[1])
         self.check.require(sent.request.values, values, f"{self.product}, pad {sent.request.number}")
-        return decode(subtract(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
+        return decode(subtract_mod_p(values, sent.unmask), sent.scales, self.weight.scales, str(self.product))
 
 
 @dataclass(frozen=True)
@@ -133,11 +130,10 @@ def masked_linear(
     """Prepare both directions of a layer.
 
     Args:
-        layer: Its name.
         weight: ``[inner, columns]``, that is, transposed from what torch's linear layers keep.
         rows: Most rows of one request.
         pads: Makes fresh pads for a product; also gives each check its secret vectors.
-        bound: As `encode_rows` takes it, for activations; gradients always have scales of their own rows.
+        bound: Bound of activations, as in `encode_rows`; gradients always have scales of their own rows.
 
     Raises:
         FixedPointError: The weights are no float32 matrix, or hold NaN or infinity.

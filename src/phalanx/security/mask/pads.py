@@ -32,7 +32,7 @@ class Pad:
 
     Attributes:
         number: Tells pads apart; means nothing without the key.
-        shape: (rows, columns).
+        shape: Rows and columns of the matrix.
     """
 
     def __init__(self, number: int, values: Ring) -> None:
@@ -74,9 +74,8 @@ class AesPads:
     share a block of key stream. At most 2^48 blocks are made with one key.
 
     Args:
-        ledger: Gives out numbers.
         master: 32 secret bytes.
-        about: What the pads are for, such as run, layer and direction.
+        about: Purpose of the pads, such as run, layer and direction.
     """
 
     def __init__(self, ledger: PadLedger, master: bytes, about: tuple[str, ...]) -> None:
@@ -87,7 +86,7 @@ class AesPads:
         """As `PadSource` says."""
         _check_size(rows, columns)
         ticket = self._ledger.take()
-        values = uniform(rows * columns, keystream(self.key(ticket), ticket.number))
+        values = draw_elements(rows * columns, keystream(self.key(ticket), ticket.number))
         return Pad(ticket.number, values.reshape(rows, columns))
 
     def key(self, ticket: Ticket) -> bytes:
@@ -116,28 +115,28 @@ class OsPads:
         """As `PadSource` says."""
         _check_size(rows, columns)
         self._next += 1
-        values = uniform(rows * columns, lambda count: np.frombuffer(os.urandom(_WORD_BYTES * count), "<u4"))
+        values = draw_elements(rows * columns, lambda count: np.frombuffer(os.urandom(_WORD_BYTES * count), "<u4"))
         return Pad(self._next - 1, values.reshape(rows, columns))
 
 
-def uniform(count: int, words: Words) -> Ring:
+def draw_elements(count: int, words: Words) -> Ring:
     """Return uniform elements of Z_p, in the order of the words that they come from.
 
     Of each word the lower 31 bits count: 2^31 equally likely values, of which all but p itself are taken, and a
     word that is p is skipped.
     """
-    found = np.empty(count, np.uint32)
+    elements = np.empty(count, np.uint32)
     filled = 0
     while filled < count:
-        end = min(count, filled + _CHUNK)
-        drawn = np.bitwise_and(words(end - filled), P, out=found[filled:end])
+        stop = min(count, filled + _CHUNK)
+        drawn = np.bitwise_and(words(stop - filled), P, out=elements[filled:stop])
         # one in 2^31 words is not taken
         if drawn.max() == P:
-            kept = drawn[drawn != P]
-            end = filled + len(kept)
-            found[filled:end] = kept
-        filled = end
-    return found
+            accepted = drawn[drawn != P]
+            stop = filled + len(accepted)
+            elements[filled:stop] = accepted
+        filled = stop
+    return elements
 
 
 def keystream(key: bytes, number: int) -> Words:

@@ -23,7 +23,6 @@ class PadProduct:
     """A pad and its product.
 
     Attributes:
-        number: Of the pad.
         pad: ``[rows, inner]``, r.
         product: ``[rows, columns]``, ``r W mod p``.
     """
@@ -37,10 +36,8 @@ class PadPool:
     """Pads for one product, each handed out once; may be filled by one thread and taken from by another.
 
     Args:
-        product: Which one.
         weight: ``[inner, columns]`` integers.
-        pads: Makes fresh pads.
-        rows: Of each pad: as many as one request may have; rows that a smaller request leaves are thrown away.
+        rows: Rows of each pad, the largest number that one request may have; unused rows are thrown away.
     """
 
     def __init__(self, product: ProductMessage, weight: NDArray[np.int32], pads: PadSource, rows: int) -> None:
@@ -68,8 +65,8 @@ class PadPool:
     def ask(self) -> MaskedMessage:
         """Make a pad, and the message that asks the second worker for its product.
 
-        A party that sees this message and the first worker's request sees what was masked: send it to the second worker
-        alone, under encryption.
+        A party that sees both this message and the first worker's request sees the plain factor: send it to the second
+        worker alone, under encryption.
 
         Raises:
             PadError: No fresh pad can be made.
@@ -103,8 +100,8 @@ class PadPool:
             raise PadError(f"{self._product}: {rows} rows are to be masked, pads have {self.rows}; make larger pads")
         if not self._ready:
             raise PadError(f"{self._product}: no pad is ready, and nothing is sent without; fill the pool first")
-        found = self._ready.popleft()
-        return PadProduct(found.number, found.pad[:rows], found.product[:rows])
+        product = self._ready.popleft()
+        return PadProduct(product.number, product.pad[:rows], product.product[:rows])
 
     def __repr__(self) -> str:
         return f"PadPool({self._product}, rows={self.rows}, ready={len(self)})"

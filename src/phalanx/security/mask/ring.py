@@ -17,7 +17,7 @@ P = 2**31 - 1
 HALF = P // 2
 """Largest absolute value of a centred residue."""
 LIMIT = 2**53 - P
-"""Largest absolute value that `reduced` takes: the multiple of p next to it is still exact in float64."""
+"""Largest absolute value that `reduce_mod_p` takes: the multiple of p next to it is still exact in float64."""
 MOST_INNER = LIMIT // (2 * HALF)
 """Largest inner dimension of a product of any two matrices: its limbs then have 2 bits."""
 
@@ -35,17 +35,17 @@ class FloatMatrix:
     """A matrix as limbs in float64: one where its columns are small enough, more where they are not.
 
     Args:
-        values: As `ring_matrix` takes them.
+        values: Elements of the ring, in a form that `ring_matrix` takes.
 
     Raises:
         ValueError: As there.
     """
 
     def __init__(self, values: ArrayLike) -> None:
-        whole = centred_integers(values)
-        self.shape = (whole.shape[0], whole.shape[1])
-        self.limb_bits = 0 if _is_exact(whole) else limb_bits(self.shape[0])
-        limbs = balanced_limbs(whole, self.limb_bits) if self.limb_bits else [whole]
+        integers = centred_integers(values)
+        self.shape = (integers.shape[0], integers.shape[1])
+        self.limb_bits = 0 if _is_exact(integers) else limb_bits(self.shape[0])
+        limbs = balanced_limbs(integers, self.limb_bits) if self.limb_bits else [integers]
         if not all(_is_exact(limb) for limb in limbs):
             raise ValueError(f"ring: limbs of {self.limb_bits} bits are not exact at inner dimension {self.shape[0]}")
         self.num_limbs = len(limbs)
@@ -58,11 +58,11 @@ class FloatMatrix:
         product = np.empty((len(z), columns), np.uint32)
         rows = max(8, 4 * _BLOCK // max(inner, 1)) if self._limbs.shape[1] <= _NARROW else _TALL
         for start in range(0, len(z), rows):
-            sums = centred(z[start : start + rows]).astype(np.float64) @ self._limbs
-            product[start : start + rows] = self._joined(sums)
+            sums = centred_residues(z[start : start + rows]).astype(np.float64) @ self._limbs
+            product[start : start + rows] = self._join_limbs(sums)
         return product
 
-    def _joined(self, sums: NDArray[np.float64]) -> Ring:
+    def _join_limbs(self, sums: NDArray[np.float64]) -> Ring:
         """Horner's rule over the limbs, most significant one first."""
         columns = self.shape[1]
         if sums.size <= _FEW:
@@ -70,9 +70,9 @@ class FloatMatrix:
         parts = [sums[:, i * columns : (i + 1) * columns] for i in range(self.num_limbs)]
         total = parts.pop()
         while parts:
-            high = centred(reduced(total)).astype(np.float64)
-            total = high * float(2**self.limb_bits) + reduced(parts.pop())
-        return reduced(total)
+            high = centred_residues(reduce_mod_p(total)).astype(np.float64)
+            total = high * float(2**self.limb_bits) + reduce_mod_p(parts.pop())
+        return reduce_mod_p(total)
 
     def _joined_few(self, sums: NDArray[np.int64]) -> Ring:
         """The same by 64-bit division: slower for each number, and far fewer calls."""
@@ -88,18 +88,17 @@ def require_ring(values: Ring, shape: tuple[int | None, int]) -> None:
     """Check an array that another party sent before anything is computed with it.
 
     Args:
-        values: Anything.
-        shape: What it must have; None takes any number of rows.
+        shape: Required shape; None allows any number of rows.
 
     Raises:
         FrameError: Another type or shape than expected, or a number that is no element of Z_p.
     """
-    found = list(getattr(values, "shape", ()))
-    fits = len(found) == 2 and found[1] == shape[1] and shape[0] in (None, found[0])
+    actual = list(getattr(values, "shape", ()))
+    fits = len(actual) == 2 and actual[1] == shape[1] and shape[0] in (None, actual[0])
     if not isinstance(values, np.ndarray) or values.dtype != np.uint32 or not fits:
         kind = getattr(values, "dtype", type(values).__name__)
         expected = ["any" if size is None else size for size in shape]
-        raise FrameError(f"ring: got {kind} {found}, expected uint32 {expected}".replace("'any'", "any"))
+        raise FrameError(f"ring: got {kind} {actual}, expected uint32 {expected}".replace("'any'", "any"))
     if values.size and values.max() >= P:
         raise FrameError(f"ring: a number is {P} or more, expected elements of Z_p below it")
 
@@ -110,15 +109,15 @@ def centred_integers(values: ArrayLike) -> NDArray[np.int64]:
     Raises:
         ValueError: It is no matrix, holds no integers, or some that are p or more in absolute value.
     """
-    given = np.asarray(values)
-    if given.ndim != 2 or given.dtype.kind not in "iu" or given.shape[0] == 0:
-        raise ValueError(f"ring: got {given.dtype} {list(given.shape)}, expected a matrix of integers")
-    if given.size and (int(given.max()) >= P or int(given.min()) <= -P):
+    array = np.asarray(values)
+    if array.ndim != 2 or array.dtype.kind not in "iu" or array.shape[0] == 0:
+        raise ValueError(f"ring: got {array.dtype} {list(array.shape)}, expected a matrix of integers")
+    if array.size and (int(array.max()) >= P or int(array.min()) <= -P):
         raise ValueError(f"ring: a number is {P} or more in absolute value")
-    whole = given.astype(np.int64)
-    whole -= P * (whole > HALF)
-    whole += P * (whole < -HALF)
-    return whole
+    integers = array.astype(np.int64)
+    integers -= P * (integers > HALF)
+    integers += P * (integers < -HALF)
+    return integers
 
 
 def limb_bits(inner: int) -> int:
@@ -151,7 +150,7 @@ def to_ring(values: NDArray[np.int32]) -> Ring:
     return (values + ((values >> 31) & P)).view(np.uint32)
 
 
-def centred(values: Ring) -> NDArray[np.int32]:
+def centred_residues(values: Ring) -> NDArray[np.int32]:
     """Return the residues between -(p - 1) / 2 and (p - 1) / 2."""
     # bit 30 as the sign of a number of 31 bits; one more, since p is 2^31 - 1
     signed = (values << 1).view(np.int32) >> 1
@@ -166,7 +165,7 @@ def add(a: Ring, b: Ring) -> Ring:
     return total
 
 
-def subtract(a: Ring, b: Ring) -> Ring:
+def subtract_mod_p(a: Ring, b: Ring) -> Ring:
     """Return ``a - b mod p``."""
     # below zero it wraps around to more than 2^31, and adding p wraps it back
     total: Ring = a - b
@@ -174,7 +173,7 @@ def subtract(a: Ring, b: Ring) -> Ring:
     return total
 
 
-def reduced(sums: NDArray[np.float64]) -> Ring:
+def reduce_mod_p(sums: NDArray[np.float64]) -> Ring:
     """Return integers that float64 holds, at most `LIMIT` in absolute value, as elements of Z_p.
 
     The quotient, rounded to the nearest integer, is off by one only where the remainder is within 4 of p / 2. So the
@@ -192,7 +191,7 @@ def reduced(sums: NDArray[np.float64]) -> Ring:
 
 
 def blocks(rows: int, width: int) -> Iterator[slice]:
-    """Cut rows so that what is done to a block stays in the cache; 64-bit numbers take twice that."""
+    """Cut rows into blocks that stay in the cache; 64-bit numbers take twice that."""
     step = max(1, _BLOCK // max(width, 1))
     return (slice(start, start + step) for start in range(0, rows, step))
 

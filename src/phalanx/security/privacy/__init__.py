@@ -13,7 +13,7 @@ NoisySum                 the noise that clients of a secure sum bring
 NoisyRounds              the noisy sums of a run, and what so many of them spend
 epsilon_of_rho           what zero-concentrated differential privacy amounts to
 
-What the guarantee covers, against which adversary, and what it does not: docs/privacy.md.
+The guarantee, its adversary and its limits: docs/privacy.md.
 """
 
 from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for

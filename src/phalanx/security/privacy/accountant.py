@@ -1,4 +1,4 @@
-"""What steps of a Gaussian mechanism on Poisson samples spend, by the accountant PRV of Opacus.
+"""Epsilon of steps of a Gaussian mechanism on Poisson samples, by the accountant PRV of Opacus.
 
 An upper bound by Gopi et al. 2021. A second one, PLD of dp-accounting, is compared with it in tests. Opacus's `gdp` is
 an approximation that can lie below the truth, and is not used.
@@ -38,7 +38,7 @@ class PoissonGaussian:
             return 0.0
         if self.rate == 1:
             return _epsilon_of_normal(math.sqrt(steps) / self.noise_multiplier, delta)
-        accountant = _accountant()
+        accountant = _load_accountant()
         accountant.history = [(self.noise_multiplier, self.rate, steps)]
         with warnings.catch_warnings():
             # the orders of a bound that it begins with could be more, which would save memory alone
@@ -103,9 +103,8 @@ def check_rate(rows: int, batch_size: int, delta: float) -> float:
     """Return the chance of a row to be in a step's sample.
 
     Args:
-        rows: Training rows.
-        batch_size: How many are drawn in the mean.
-        delta: Of the run.
+        rows: Number of rows in the training set.
+        batch_size: Mean number of drawn rows.
 
     Raises:
         ConfigError: There are fewer rows than a batch has, or delta says nothing of so many rows.
@@ -129,7 +128,7 @@ def _epsilon_of_normal(mu: float, delta: float) -> float:
     def spent(epsilon: float) -> float:
         second = -mu / 2 - epsilon / mu
         # the product of a huge and a tiny number, by their logarithms
-        return _normal(mu / 2 - epsilon / mu) - math.exp(min(epsilon + _log_normal(second), 0.0))
+        return _normal_cdf(mu / 2 - epsilon / mu) - math.exp(min(epsilon + _log_normal(second), 0.0))
 
     low, high = 0.0, 1.0
     while spent(high) > delta:
@@ -140,18 +139,18 @@ def _epsilon_of_normal(mu: float, delta: float) -> float:
     return high
 
 
-def _normal(x: float) -> float:
+def _normal_cdf(x: float) -> float:
     return 0.5 * math.erfc(-x / math.sqrt(2))
 
 
 def _log_normal(x: float) -> float:
     if x > _FAR:
-        return math.log(_normal(x))
+        return math.log(_normal_cdf(x))
     # Mills' ratio from below: what is subtracted is not too much
     return -x * x / 2 - math.log(-x * math.sqrt(2 * math.pi)) + math.log1p(-1 / (x * x))
 
 
-def _accountant() -> Any:
+def _load_accountant() -> Any:
     try:
         from opacus.accountants import PRVAccountant  # noqa: PLC0415 - it imports torch
     except ImportError as exc:

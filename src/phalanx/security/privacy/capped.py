@@ -1,4 +1,4 @@
-"""Poisson samples for which a step has a fixed number of places: what is spent where rows beyond them are left out.
+"""Poisson samples for a step with a fixed number of places: the privacy cost where rows beyond them are left out.
 
 A pipeline runs the same number of microbatches in each step. Which rows a sample has decides whether it fits, so rows
 that are left out are no part of what Poisson sampling earns; that a sample does not fit is charged to delta instead.
@@ -18,12 +18,12 @@ class CappedPoissonGaussian(PoissonGaussian):
     """One step's mechanism where rows beyond `places` are left out of the sample.
 
     Attributes:
-        rows: Of which the sample is drawn.
+        rows: Number of rows from which the sample is drawn.
         places: Rows that a step has room for.
 
     Guarantees:
-        As `PoissonGaussian`. Steps in which the sample fits are those of that mechanism; the chance that any does not
-        fit, times ``1 + e^epsilon``, is at most `SPILLED` of delta, or epsilon is infinite.
+        As `PoissonGaussian`. Steps in which the sample fits have that mechanism; the chance that any does not fit,
+        times ``1 + e^epsilon``, is at most `SPILLED` of delta, or epsilon is infinite.
 
     Source: Chua et al. 2024 (scalable DP-SGD: shuffling vs. Poisson subsampling), truncated Poisson batches.
     """
@@ -33,18 +33,17 @@ class CappedPoissonGaussian(PoissonGaussian):
 
     def epsilon(self, steps: int, delta: float) -> float:
         """Return the epsilon that so many steps spend at a delta; an upper bound."""
-        found = super().epsilon(steps, (1 - SPILLED) * delta)
-        chance = spill(self.rows, self.rate, self.places)
-        return found if _is_paid(chance, steps, found, delta) else math.inf
+        epsilon = super().epsilon(steps, (1 - SPILLED) * delta)
+        chance = spill_chance(self.rows, self.rate, self.places)
+        return epsilon if _is_paid(chance, steps, epsilon, delta) else math.inf
 
 
-def spill(rows: int, rate: float, places: int) -> float:
+def spill_chance(rows: int, rate: float, places: int) -> float:
     """Return the chance that a sample has more rows than places; an upper bound.
 
     Args:
-        rows: Of which it is drawn, each by itself.
-        rate: Chance of each.
-        places: At least the mean.
+        rows: Number of rows, each drawn by itself.
+        places: At least the mean number of drawn rows.
     """
     if places >= rows:
         return 0.0
@@ -67,18 +66,16 @@ def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -
     """Return the most rows that a step may draw in the mean, so that samples fit into its places for all of a run.
 
     Args:
-        rows: Of which samples are drawn.
+        rows: Number of rows from which samples are drawn.
         places: Rows that a step has room for.
-        steps: Of the run.
-        epsilon: What the run may spend.
-        delta: Of the run.
+        steps: Number of steps of the run.
 
     Returns:
         0 where not even one row a step is few enough.
     """
 
     def fits(mean: int) -> bool:
-        return _is_paid(spill(rows, mean / rows, places), steps, epsilon, delta)
+        return _is_paid(spill_chance(rows, mean / rows, places), steps, epsilon, delta)
 
     low, high = 0, min(rows, places) + 1
     while high - low > 1:

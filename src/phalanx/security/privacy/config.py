@@ -13,13 +13,13 @@ class PrivacyConfig(StrictModel):
     """Differential privacy of single training rows (DP-SGD).
 
     Attributes:
-        epsilon: What the whole run may spend; it ends before a step that would spend more.
+        epsilon: Budget of the whole run; the run ends before a step that would exceed it.
         delta: The chance that the bound does not hold; below one over the number of training rows.
         clip_norm: Bound of the norm of one row's gradient, all parameters together.
         noise_multiplier: Standard deviation of the noise on a step's sum, in units of `clip_norm`; left out, the least
             one with which `train.steps` steps stay within `epsilon`.
-        clipping: How norms are found: "hooks" keeps the gradient of each row, "ghost" computes their norms alone and
-            runs a second backward pass.
+        clipping: How norms are computed: "hooks" stores the gradient of each row, "ghost" computes their norms alone
+            and runs a second backward pass.
         sampling: "poisson" draws each row of each step by itself, with a secret key, which is what makes one step
             spend little; "order" takes the loader's public order, and each step is accounted as if it had all rows.
         mean_rows: Rows that a step of a pipeline draws in the mean, of the `train.batch_size` for which it has room;

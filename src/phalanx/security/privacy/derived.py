@@ -1,8 +1,7 @@
 """Noise that several parties compute alike: a function of a secret and of the one place where it is added.
 
 Where a stage is audited, its auditor must compute its noise again, so that noise cannot come from the stage's own
-generator. A party with a key can take the noise off; a reader of what the noise was added to cannot tell it from fresh
-noise.
+generator. A party with a key can subtract the noise; without it, nobody can tell it from fresh noise.
 """
 
 import hashlib
@@ -23,7 +22,7 @@ class NoiseSecret:
 
     Guarantees:
         No two epochs, stages, steps or tensors have the same noise, nor have two sessions. A key of one stage and epoch
-        tells nothing of those of others.
+        tells nothing about the keys of others.
     """
 
     def __init__(self, fresh: Callable[[int], bytes] = os.urandom) -> None:
@@ -43,8 +42,6 @@ def noise_stream(key: bytes, step: int, name: str) -> SecureStream:
     """Return the randomness of the noise on one tensor in one step.
 
     Args:
-        key: Of the tensor's stage, in the epoch of the step.
-        step: The optimizer step.
-        name: Of the tensor.
+        key: Key of the tensor's stage, in the epoch of the step.
     """
     return SecureStream(hmac.digest(key, in_domain("privacy-noise/1", canonical_json([step, name])), "sha256"))

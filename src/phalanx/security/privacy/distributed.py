@@ -28,9 +28,9 @@ class NoisySum:
     """A sum with noise, as all its clients know it.
 
     Attributes:
-        clients: Of the cohort.
+        clients: Number of clients in the cohort.
         minimum: Clients that a sum has at least.
-        length: Values of a client.
+        length: Number of values per client.
         noise_multiplier: Standard deviation of the noise of the honest clients together, over the bound of one
             client's values.
 
@@ -69,7 +69,7 @@ class NoisySum:
 
     @property
     def encoding(self) -> RingEncoding:
-        """How values become integers; the clip does not matter for counting."""
+        """The encoding of values as integers; the clip does not matter for counting."""
         return RingEncoding(self.clients, 1.0, self.max_weight)
 
     @property
@@ -113,8 +113,8 @@ class NoisyRounds:
         fewest: Clients of a cohort at least.
         most: Clients of a cohort at most.
         minimum: Clients that a sum has at least.
-        length: Values of a client.
-        noise_multiplier: As of `NoisySum`.
+        length: Number of values per client.
+        noise_multiplier: Noise multiplier, as in `NoisySum`.
 
     Raises:
         ConfigError: A sum of one of these sizes has no noise of an honest client.
@@ -164,22 +164,24 @@ class NoisyRounds:
             ConfigError: No noise is enough.
         """
         low, high = 0, round(_MOST_NOISE * _THOUSAND)
-        if self._with(high).epsilon(steps, delta) > epsilon:
+        if self._with_multiplier(high).epsilon(steps, delta) > epsilon:
             raise ConfigError(
                 f"federated.privacy.epsilon = {epsilon}: no noise keeps {steps} rounds within it; raise it, or take "
                 "fewer rounds"
             )
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self._with(middle).epsilon(steps, delta) <= epsilon else (middle, high)
-        return self._with(high)
+            low, high = (
+                (low, middle) if self._with_multiplier(middle).epsilon(steps, delta) <= epsilon else (middle, high)
+            )
+        return self._with_multiplier(high)
 
     @cached_property
     def rho(self) -> float:
-        """What one sum spends, of zero-concentrated differential privacy, in which what sums spend adds up."""
+        """The rho of one sum in zero-concentrated differential privacy, where the rho of sums add up."""
         return max(self.of(clients).concentrated(1) for clients in range(self.fewest, self.most + 1))
 
-    def _with(self, thousandths: int) -> "NoisyRounds":
+    def _with_multiplier(self, thousandths: int) -> "NoisyRounds":
         return replace(self, noise_multiplier=thousandths / _THOUSAND)
 
 
@@ -187,5 +189,7 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     """Return the epsilon of a mechanism with rho-zero-concentrated differential privacy (Canonne et al. 2020)."""
     orders = 1 + np.exp(np.linspace(-6, 12, 4000))
     # proposition 7, solved for epsilon at each order; the least one holds
-    found = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (orders - 1)
-    return max(0.0, float(found.min()))
+    epsilons = orders * rho + (math.log(1 / delta) + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)) / (
+        orders - 1
+    )
+    return max(0.0, float(epsilons.min()))

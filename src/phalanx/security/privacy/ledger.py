@@ -18,11 +18,11 @@ _GROWTH = 1.25
 
 
 class PrivateMechanism(Protocol):
-    """What every charge of a run pays for, and what so many of them spend."""
+    """The mechanism of every charge of a run, and the epsilon of many charges."""
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise over the bound of what is protected."""
+        """Return the standard deviation of the noise over the clipping bound."""
         ...
 
     @property
@@ -44,8 +44,7 @@ class PastCharges:
     """The charges that a verified log tells.
 
     Attributes:
-        terms: What each of them is for; None where the run has none yet.
-        count: How many there are.
+        terms: Terms that all charges share; None where the run has none yet.
     """
 
     terms: dict[str, Any] | None = None
@@ -75,12 +74,10 @@ class BudgetLedger:
     """The privacy budget of one run, of which every batch takes its part.
 
     Args:
-        log: Of the run, open.
-        step: What each charge pays for.
-        epsilon: What may be spent.
+        log: Open audit log of the run.
         delta: The chance that the bound does not hold.
-        terms: What else the first line says: how rows are drawn and what one is.
-        past: What the log tells of earlier sessions.
+        terms: Other terms of the first line: how rows are drawn, and the protected unit.
+        past: Charges of earlier sessions in the log.
         session: Charges of this session at most.
 
     Raises:
@@ -101,7 +98,7 @@ class BudgetLedger:
     _known: tuple[int, float] = field(default=(0, 0.0), init=False)
 
     def __post_init__(self) -> None:
-        """Compute how much can be paid, and compare the terms with those of earlier sessions."""
+        """Compute the number of affordable charges, and compare the terms with the terms of earlier sessions."""
         self.affordable = self.step.affordable(self.epsilon, self.delta, self.past.count + self.session)
         self.terms = {
             **self.terms,
@@ -111,9 +108,9 @@ class BudgetLedger:
             "delta": self.delta,
         }
         for key, value in self.terms.items() if self.past.terms is not None else ():
-            if (found := (self.past.terms or {}).get(key)) != value:
+            if (charged := (self.past.terms or {}).get(key)) != value:
                 raise ConfigError(
-                    f"[privacy]: {key} is {value}, earlier steps of this run were charged for {found}; "
+                    f"[privacy]: {key} is {value}, earlier steps of this run were charged for {charged}; "
                     "take back what was changed, or begin another run"
                 )
 
@@ -130,9 +127,9 @@ class BudgetLedger:
                 "another one would spend more; the run has to end here"
             )
         if self.past.terms is None:
-            self._write(TERMS, self.terms)
+            self._write_entry(TERMS, self.terms)
         number = self.past.count
-        self._write(CHARGED, {"number": number})
+        self._write_entry(CHARGED, {"number": number})
         return number
 
     def charge_all(self, count: int) -> range:
@@ -153,12 +150,12 @@ class BudgetLedger:
 
     @property
     def num_left(self) -> int:
-        """How many further batches the budget pays for."""
+        """Number of further batches that the budget pays for."""
         return max(0, self.affordable - self.charges)
 
     @property
     def charges(self) -> int:
-        """How many batches were charged."""
+        """Number of charged batches."""
         return self.past.count
 
     @property
@@ -183,6 +180,6 @@ class BudgetLedger:
         """Return what summary and report say."""
         return {**self.terms, "charges": self.charges, "epsilon_spent": self.epsilon_spent}
 
-    def _write(self, kind: str, body: dict[str, Any]) -> None:
+    def _write_entry(self, kind: str, body: dict[str, Any]) -> None:
         self.log.append(kind, body)
         self.past.take(kind, body)

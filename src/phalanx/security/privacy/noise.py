@@ -49,8 +49,8 @@ class SecureStream:
         # from (0, 1], for the logarithm
         radius = np.sqrt(-2.0 * np.log((uniform[:pairs] + 1.0) * 2.0**-53))
         angle = uniform[pairs:] * (2.0 * np.pi * 2.0**-53)
-        both = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
-        parts: NDArray[np.float64] = both[: count * _SUMMANDS].reshape(_SUMMANDS, count)
+        normals = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
+        parts: NDArray[np.float64] = normals[: count * _SUMMANDS].reshape(_SUMMANDS, count)
         total: NDArray[np.float64] = parts.sum(0) / np.sqrt(_SUMMANDS)
         return total
 
@@ -59,9 +59,7 @@ def gaussian_noise(stream: SecureStream, count: int, deviation: float) -> NDArra
     """Return values of normal noise in float32.
 
     Args:
-        stream: Gives the randomness.
-        count: Of the values.
-        deviation: Standard deviation.
+        count: Number of values to draw.
     """
     out = np.empty(count, np.float32)
     for start in range(0, count, _CHUNK):
@@ -78,38 +76,37 @@ def discrete_gaussian(count: int, variance: Fraction, below: Below = secrets.ran
     """Draw integers of a discrete Gaussian.
 
     Args:
-        count: How many.
         variance: The parameter sigma^2, above 0; the variance itself is at most that.
         below: Draws uniform integers; another one than the system's generator is for test vectors.
 
     Guarantees:
-        Each value has exactly the distribution, if `below` is uniform. Time depends on what is drawn.
+        Each value has exactly the distribution, if `below` is uniform. The running time depends on the drawn values.
     """
     if variance <= 0:
         raise ValueError(f"variance {variance}: expected more than 0")
     # floor(sigma) + 1, without a root of a rational being rounded
     scale = math.isqrt(math.floor(variance)) + 1
-    return np.array([_gaussian(variance, scale, below) for _ in range(count)], np.int64)
+    return np.array([_draw_gaussian(variance, scale, below) for _ in range(count)], np.int64)
 
 
-def _gaussian(variance: Fraction, scale: int, below: Below) -> int:
+def _draw_gaussian(variance: Fraction, scale: int, below: Below) -> int:
     while True:
-        value = _laplace(scale, below)
+        value = _draw_laplace(scale, below)
         miss = abs(value) - variance / scale
         if _bernoulli_exp(miss * miss / (2 * variance), below):
             return value
 
 
-def _laplace(scale: int, below: Below) -> int:
+def _draw_laplace(scale: int, below: Below) -> int:
     """Draw an integer x with a chance proportional to ``exp(-|x| / scale)``."""
     while True:
         rest = below(scale)
         if not _bernoulli_exp(Fraction(rest, scale), below):
             continue
-        whole = 0
+        count = 0
         while _bernoulli_exp(Fraction(1), below):
-            whole += 1
-        size, is_negative = rest + scale * whole, below(2) == 1
+            count += 1
+        size, is_negative = rest + scale * count, below(2) == 1
         # zero has one sign only
         if size or not is_negative:
             return -size if is_negative else size
@@ -132,9 +129,9 @@ def poisson_sample(key: bytes, number: int, rows: int, batch_size: int) -> NDArr
 
     Args:
         key: 32 secret bytes. Where an adversary knows them, it knows which step saw a row, and sampling hides nothing.
-        number: Of the charge; each has a sample of its own.
-        rows: How many there are.
-        batch_size: How many are drawn in the mean, at most `rows`.
+        number: Number of the charge; each has a sample of its own.
+        rows: Number of rows in total.
+        batch_size: Mean number of drawn rows, at most `rows`.
 
     Guarantees:
         The chance of a row is the largest multiple of 2^-64 up to ``batch_size / rows``, whatever others are drawn.

@@ -2,8 +2,8 @@
 
     "PHSB" | u8 version | u64 number | 32 salt | u64 size | chunk 0 | tag 0 | chunk 1 | tag 1 | ...
 
-The number is what a monotonic counter gave for this blob alone, so no two blobs have the same one, and a blob is the
-newest exactly if its number is what the counter says.
+The number comes from a monotonic counter and belongs to this blob alone, so no two blobs have the same one, and a blob
+is the newest exactly if its number equals the counter's.
 """
 
 import logging
@@ -19,7 +19,7 @@ from phalanx.errors import CheckpointError, RollbackError
 from phalanx.security.crypto import MonotonicCounter, in_domain
 from phalanx.security.seal.direction import Readable, flat
 from phalanx.security.seal.header import TAG_BYTES, count_chunks
-from phalanx.security.seal.keys import KEY_BYTES, derived_cipher, wipe
+from phalanx.security.seal.keys import KEY_BYTES, derived_cipher, wipe_buffer
 
 _MAGIC, _VERSION = b"PHSB", 1
 _HEADER = struct.Struct(">4sBQ32sQ")
@@ -33,9 +33,7 @@ class BlobPlace:
     """The place that a blob belongs to; it opens nowhere else.
 
     Attributes:
-        run: Name of the run.
         name: Such as ``adapters``.
-        step: Finished steps.
     """
 
     run: str
@@ -78,7 +76,7 @@ class BlobSealer:
         view, salt = flat(data, f"blob {place.name}"), secrets.token_bytes(_SALT_BYTES)
         number = self._counter.increment()
         header = _HEADER.pack(_MAGIC, _VERSION, number, salt, view.nbytes)
-        cipher, about = self._cipher(place, number, salt), _about(place, header)
+        cipher, associated = self._derive_cipher(place, number, salt), _associated_data(place, header)
         chunks = count_chunks(view.nbytes, _CHUNK_BYTES)
         blob = bytearray(_HEADER.size + view.nbytes + TAG_BYTES * chunks)
         blob[: _HEADER.size] = header
@@ -86,16 +84,15 @@ class BlobSealer:
         for index in range(chunks):
             chunk = view[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES]
             start = _HEADER.size + index * (_CHUNK_BYTES + TAG_BYTES)
-            cipher.encrypt_into(_nonce(index), chunk, about, out[start : start + chunk.nbytes + TAG_BYTES])
+            cipher.encrypt_into(_chunk_nonce(index), chunk, associated, out[start : start + chunk.nbytes + TAG_BYTES])
         return blob
 
     def open(self, place: BlobPlace, blob: Readable, *, unsafe_accept_behind: int = 0) -> bytearray:
         """Decrypt the newest state.
 
         Args:
-            place: Where it must belong.
-            blob: The whole blob.
-            unsafe_accept_behind: How many numbers older than the newest it may be; a person's decision after a
+            place: Expected place of the blob.
+            unsafe_accept_behind: How many numbers older than the newest the blob may be; a person's decision after a
                 crash, never a default.
 
         Raises:
@@ -105,13 +102,13 @@ class BlobSealer:
         """
         self._check_open()
         view = flat(blob, f"blob {place.name}")
-        header, number, salt, size = _parse(view, place)
+        header, number, salt, size = _parse_blob(view, place)
         plain = bytearray(size)
-        self._decrypt(place, (header, number, salt), view, plain)
+        self._decrypt_chunks(place, (header, number, salt), view, plain)
         # only of a blob that is ours does the number mean anything
         newest = self._counter.read()
         if not newest - unsafe_accept_behind <= number <= newest:
-            wipe(plain)
+            wipe_buffer(plain)
             cause = (
                 "an older state was put back, or a crash lost the newest"
                 if number < newest
@@ -124,26 +121,34 @@ class BlobSealer:
 
     def close(self) -> None:
         """Forget the key; closing twice is harmless."""
-        wipe(self._key)
+        wipe_buffer(self._key)
         self._key = bytearray()
 
-    def _decrypt(self, place: BlobPlace, head: tuple[bytes, int, bytes], view: memoryview, plain: bytearray) -> None:
+    def _decrypt_chunks(
+        self, place: BlobPlace, head: tuple[bytes, int, bytes], view: memoryview, plain: bytearray
+    ) -> None:
         header, number, salt = head
-        cipher, about, out = self._cipher(place, number, salt), _about(place, header), memoryview(plain)
+        cipher, associated, out = (
+            self._derive_cipher(place, number, salt),
+            _associated_data(place, header),
+            memoryview(plain),
+        )
         chunks, index = count_chunks(len(plain), _CHUNK_BYTES), 0
         try:
             for index in range(chunks):
                 chunk = out[index * _CHUNK_BYTES : (index + 1) * _CHUNK_BYTES]
                 start = _HEADER.size + index * (_CHUNK_BYTES + TAG_BYTES)
-                cipher.decrypt_into(_nonce(index), view[start : start + chunk.nbytes + TAG_BYTES], about, chunk)
+                cipher.decrypt_into(
+                    _chunk_nonce(index), view[start : start + chunk.nbytes + TAG_BYTES], associated, chunk
+                )
         except InvalidTag as exc:
-            wipe(plain)
+            wipe_buffer(plain)
             raise CheckpointError(
                 f"blob {place.name}: chunk {index} of {chunks} does not open: altered, from another run, name or step, "
                 "or sealed for another measurement"
             ) from exc
 
-    def _cipher(self, place: BlobPlace, number: int, salt: bytes) -> AESGCM:
+    def _derive_cipher(self, place: BlobPlace, number: int, salt: bytes) -> AESGCM:
         info = in_domain("seal-blob-key/1", number.to_bytes(8, "big") + place.encoded)
         return derived_cipher(self._key, salt, info)
 
@@ -155,7 +160,7 @@ class BlobSealer:
         return "BlobSealer(...)"
 
 
-def _parse(view: memoryview, place: BlobPlace) -> tuple[bytes, int, bytes, int]:
+def _parse_blob(view: memoryview, place: BlobPlace) -> tuple[bytes, int, bytes, int]:
     if view.nbytes < _HEADER.size:
         raise CheckpointError(f"blob {place.name}: {view.nbytes} bytes, its header alone has {_HEADER.size}")
     magic, version, number, salt, size = _HEADER.unpack_from(view)
@@ -167,9 +172,9 @@ def _parse(view: memoryview, place: BlobPlace) -> tuple[bytes, int, bytes, int]:
     return bytes(view[: _HEADER.size]), number, salt, size
 
 
-def _about(place: BlobPlace, header: bytes) -> bytes:
+def _associated_data(place: BlobPlace, header: bytes) -> bytes:
     return in_domain("seal-blob/1", header + place.encoded)
 
 
-def _nonce(index: int) -> bytes:
+def _chunk_nonce(index: int) -> bytes:
     return index.to_bytes(12, "big")

@@ -40,11 +40,8 @@ class Terms:
     """The terms that client and server agree on before the handshake.
 
     Attributes:
-        run: Name of the run.
         config_digest: SHA-256 of the run's config, 32 bytes.
         attestation: SHA-256 of the attestation result that this channel rests on, 32 bytes, not all zero.
-        client: Party name.
-        server: Party name.
         chunk_bytes: Plain bytes under one authentication tag, up to 8 MiB; from 1 MiB on the cost of a chunk is lost
             in that of its bytes.
     """
@@ -80,7 +77,7 @@ class Context:
     """The context of a channel: terms and one session under them.
 
     Attributes:
-        terms: What both ends agree on.
+        terms: Terms that both ends agreed on.
         session: 16 bytes that the client drew.
         encoded: All of it in one unambiguous way.
     """
@@ -103,5 +100,5 @@ class Context:
             self.session,
         )
         # each field after its length: no two contexts give the same bytes
-        encoded = b"".join(_LENGTH.pack(len(one)) + one for one in fields)
+        encoded = b"".join(_LENGTH.pack(len(field)) + field for field in fields)
         object.__setattr__(self, "encoded", encoded)

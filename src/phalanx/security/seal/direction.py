@@ -50,17 +50,15 @@ class Lane(BoundToProcess):
     """The common part of sender and receiver of one direction in one epoch: its ciphers and its counter.
 
     Args:
-        context: What the channel is about.
-        direction: Of the frames.
         epoch: The sender's; 1 to 2^32 - 1.
         ciphers: One for each purpose, used by no other lane.
         max_chunks: After so many the lane is exhausted.
 
     Attributes:
-        counter: Of the next chunk.
+        counter: Counter of the next chunk.
         lock: Held while the counter is used.
         clock: Seconds; read before and after each call of the cipher. None, and nothing is measured.
-        cipher_seconds: In the cipher alone so far, by that clock.
+        cipher_seconds: Seconds in the cipher alone so far, by that clock.
     """
 
     def __init__(
@@ -86,8 +84,8 @@ class Lane(BoundToProcess):
         """Return the cipher for a purpose.
 
         Raises:
-            SealError: The lane was closed, or this process is a fork of the one that it belongs to, where the
-                same nonces would be used once more.
+            SealError: The lane was closed, or this process is a fork of the process that opened it, where the same
+                nonces would be used once more.
         """
         self.check_process()
         cipher = self._ciphers.get(purpose)
@@ -127,7 +125,7 @@ class Lane(BoundToProcess):
         return self._nonce_prefix + counter.to_bytes(8, "big")
 
     def about(self, header: bytes) -> bytes:
-        """Return what is authenticated with each chunk, but for the chunk's index."""
+        """Return the associated data of each chunk, without the chunk's index."""
         return self._about + header
 
     def close(self) -> None:

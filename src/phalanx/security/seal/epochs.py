@@ -1,7 +1,7 @@
 """Epochs: a number for each start, persisted before anything is sealed under it.
 
-The epoch is what the counter says after it was raised. The file beside it holds the epoch that is about to be taken,
-so that a counter that went back is found, and a file that did. What a crash can leave behind is told from both:
+The epoch is the value of the counter after it was raised. The file beside it holds the epoch that is about to be taken,
+so that a counter that went back is noticed, and a file that did. The state after a crash is derived from both:
 
     file = counter        nothing was going on
     file = counter + 1    a crash between the two writes; that epoch is given up, never used
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from phalanx.errors import RollbackError
-from phalanx.security.crypto import MonotonicCounter, locked, read_number, write_number
+from phalanx.security.crypto import MonotonicCounter, lock_file, read_number, write_number
 from phalanx.security.seal.direction import MAX_EPOCH
 
 _KEY = "epoch"
@@ -36,7 +36,7 @@ class EpochStore:
 
     Args:
         path: The file that `create` made.
-        counter: Used for nothing else.
+        counter: Counter that is used for nothing else.
 
     Guarantees:
         With a counter that cannot be turned back no epoch is given twice, whatever happens to the file, and whenever a
@@ -54,7 +54,7 @@ class EpochStore:
         Raises:
             RollbackError: There is such a file already.
         """
-        with locked(path):
+        with lock_file(path):
             if read_number(path, _KEY) is not None:
                 raise RollbackError(f"{path}: exists already; a party is set up once")
             write_number(path, _KEY, counter.read())
@@ -69,8 +69,8 @@ class EpochStore:
         Raises:
             RollbackError: File or counter went back, are damaged, are used by another process, or at their end.
         """
-        with locked(self._path):
-            epoch = self._settled() + 1
+        with lock_file(self._path):
+            epoch = self._settle_epoch() + 1
             if epoch > MAX_EPOCH:
                 raise RollbackError(
                     f"{self._path}: epoch {epoch} is beyond {MAX_EPOCH}; begin a new session and counter"
@@ -79,22 +79,22 @@ class EpochStore:
             self._move_to(epoch)
             return epoch
 
-    def _settled(self) -> int:
+    def _settle_epoch(self) -> int:
         """Return where both stand, after giving up an epoch that a crash left half-taken."""
-        found, count = read_number(self._path, _KEY), self._counter.read()
-        if found is None:
+        epoch, count = read_number(self._path, _KEY), self._counter.read()
+        if epoch is None:
             raise RollbackError(f"{self._path}: is missing; it was deleted, or this party was never set up")
-        if found < count:
+        if epoch < count:
             raise RollbackError(
-                f"{self._path}: is of epoch {found}, the counter of {count}: an older file was put back"
+                f"{self._path}: is of epoch {epoch}, the counter of {count}: an older file was put back"
             )
-        if found > count + 1:
+        if epoch > count + 1:
             raise RollbackError(
-                f"{self._path}: is of epoch {found}, the counter of {count}: the counter was turned back"
+                f"{self._path}: is of epoch {epoch}, the counter of {count}: the counter was turned back"
             )
-        if found == count + 1:
-            self._move_to(found)
-        return found
+        if epoch == count + 1:
+            self._move_to(epoch)
+        return epoch
 
     def _move_to(self, epoch: int) -> None:
         count = self._counter.increment()

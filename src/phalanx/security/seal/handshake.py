@@ -25,7 +25,7 @@ from phalanx.security.seal.direction import BoundToProcess, Lane
 from phalanx.security.seal.epochs import EpochSource
 from phalanx.security.seal.header import SealRefusal
 from phalanx.security.seal.hello import SALT_BYTES, HandshakeHello, read_hello
-from phalanx.security.seal.keys import derive_ciphers, wipe
+from phalanx.security.seal.keys import derive_ciphers, wipe_buffer
 from phalanx.security.seal.sender import Channel, Receiver, Sender
 
 
@@ -33,8 +33,7 @@ class Offer(BoundToProcess):
     """The client's side, between its hello and the server's reply.
 
     Args:
-        terms: What the client means; it is `terms.client`.
-        identity: Signs the hello.
+        terms: Terms of the client; `terms.client` is its name.
         epochs: Raised here, before anything else.
 
     Attributes:
@@ -63,8 +62,7 @@ class Offer(BoundToProcess):
         """Take the server's reply; a refused one changes nothing, and the right one is accepted once.
 
         Args:
-            reply: What came back.
-            server: The party that must have signed it. Its message key must be the one that the attestation vouches
+            server: Party that must have signed the reply. Its message key must be the key that the attestation vouches
                 for.
             after_epoch: The newest epoch that this side has seen of the server; a machine that was turned back, or
                 a replay, is not newer.
@@ -73,20 +71,20 @@ class Offer(BoundToProcess):
             SealError: It is malformed, for other terms, or no reply to this hello; or the offer was used.
             SignatureError: The server did not sign it.
         """
-        said = self._said
-        _check_name(server.name, said.terms.server)
-        heard = read_hello(reply, said.terms, server)
-        if not hmac.compare_digest(heard.reply_to, _digest(self.hello)) or heard.session != said.session:
+        hello = self._said
+        _check_name(server.name, hello.terms.server)
+        heard = read_hello(reply, hello.terms, server)
+        if not hmac.compare_digest(heard.reply_to, _hello_digest(self.hello)) or heard.session != hello.session:
             raise SealError(SealRefusal.STALE_REPLY, "reply: answers another hello; it is replayed or misdirected")
         _check_newer(heard, after_epoch)
         with self._lock:
             self.check_process()
             if self._private is None:
                 raise SealError(SealRefusal.CLOSED, "offer: was accepted before; its keys are not used twice")
-            secret = _agree(self._private, heard.share)
+            secret = _agree_secret(self._private, heard.share)
             # the keys exist now, and must not come into being a second time
             self._private = None
-        return _channel(secret, (self.hello, reply), Direction.TO_SERVER, said, heard)
+        return _open_channel(secret, (self.hello, reply), Direction.TO_SERVER, hello, heard)
 
 
 def answer(
@@ -98,12 +96,10 @@ def answer(
     old one until a frame does.
 
     Args:
-        hello: What arrived.
-        terms: What the server means; it is `terms.server`.
-        identity: Signs the reply.
+        terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
         client: The party that must have signed the hello.
-        after_epoch: As for `Offer.accept`, of the client.
+        after_epoch: Last epoch of the client that is refused, as in `Offer.accept`.
 
     Returns:
         The reply for the client, and the server's end.
@@ -120,34 +116,34 @@ def answer(
         raise SealError(SealRefusal.MALFORMED, "hello: is a reply")
     _check_newer(heard, after_epoch)
     private = X25519PrivateKey.generate()
-    secret = _agree(private, heard.share)
-    said = HandshakeHello(
+    secret = _agree_secret(private, heard.share)
+    own_hello = HandshakeHello(
         terms,
         heard.session,
         epochs.raise_epoch(),
         secrets.token_bytes(SALT_BYTES),
         private.public_key().public_bytes_raw(),
-        _digest(hello),
+        _hello_digest(hello),
     )
-    reply = said.sign(identity)
-    return reply, _channel(secret, (hello, reply), Direction.TO_CLIENT, said, heard)
+    reply = own_hello.sign(identity)
+    return reply, _open_channel(secret, (hello, reply), Direction.TO_CLIENT, own_hello, heard)
 
 
-def _channel(
+def _open_channel(
     secret: bytearray, hellos: tuple[bytes, bytes], sends: Direction, said: HandshakeHello, heard: HandshakeHello
 ) -> Channel:
     context = Context(said.terms, said.session)
-    transcript = hashlib.sha256(in_domain("seal-handshake/1", b"".join(map(_digest, hellos)))).digest()
+    transcript = hashlib.sha256(in_domain("seal-handshake/1", b"".join(map(_hello_digest, hellos)))).digest()
     receives = Direction.TO_CLIENT if sends is Direction.TO_SERVER else Direction.TO_SERVER
     lanes = [
         Lane(context, direction, epoch, derive_ciphers(secret, transcript, context, direction, epoch))
         for direction, epoch in ((sends, said.epoch), (receives, heard.epoch))
     ]
-    wipe(secret)
+    wipe_buffer(secret)
     return Channel(context, Sender(lanes[0]), Receiver(lanes[1]))
 
 
-def _agree(private: X25519PrivateKey, share: bytes) -> bytearray:
+def _agree_secret(private: X25519PrivateKey, share: bytes) -> bytearray:
     try:
         return bytearray(private.exchange(X25519PublicKey.from_public_bytes(share)))
     except ValueError as exc:
@@ -162,7 +158,7 @@ def _check_newer(heard: HandshakeHello, after_epoch: int) -> None:
         )
 
 
-def _digest(data: bytes) -> bytes:
+def _hello_digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 

@@ -51,14 +51,11 @@ class Header(NamedTuple):
     """The claims of a frame's header.
 
     Attributes:
-        direction: As `Direction`.
+        direction: Number of a `Direction`.
         session: 16 bytes.
-        epoch: The sender's.
-        counter: Of the first chunk.
-        step: Optimizer step.
-        microbatch: Index in the step.
+        counter: Counter of the first chunk.
         chunk_bytes: Plain bytes of each chunk but the last.
-        chunks: How many there are, at least one.
+        chunks: Number of chunks, at least one.
         kind: Description of the tensor, encoded.
     """
 

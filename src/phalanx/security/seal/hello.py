@@ -38,9 +38,7 @@ class HandshakeHello:
     """One side's half of the handshake.
 
     Attributes:
-        terms: What it means.
         session: 16 bytes; the client's choice, repeated by the server.
-        epoch: Its own.
         salt: 32 random bytes, drawn for this handshake.
         share: Its X25519 public key, made for this handshake.
         reply_to: SHA-256 of the client's signed hello in the server's; empty in the client's.
@@ -70,9 +68,9 @@ def read_hello(data: bytes, terms: Terms, peer: Peer) -> HandshakeHello:
     if len(data) > MAX_HELLO_BYTES:
         raise SealError(SealRefusal.MALFORMED, f"hello: {len(data)} bytes, at most {MAX_HELLO_BYTES}")
     try:
-        whole = parse_canonical(data)
-        _check_keys(whole, {"body": dict, "signature": str}, "hello")
-        body, signature = whole["body"], _from_hex(whole["signature"], 64, "signature")
+        message = parse_canonical(data)
+        _check_keys(message, {"body": dict, "signature": str}, "hello")
+        body, signature = message["body"], _from_hex(message["signature"], 64, "signature")
         _check_keys(body, _TYPES, "hello")
     except ValueError as exc:
         raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc
@@ -109,9 +107,11 @@ def _from_json(body: dict[str, Any], terms: Terms) -> HandshakeHello:
     except ValueError as exc:
         raise SealError(SealRefusal.MALFORMED, f"hello: {exc}") from exc
     for name, reason in _WRONG_TERMS.items():
-        found, expected = raw.get(name, body[name]), getattr(terms, name)
-        if found != expected:
-            raise SealError(reason, f"hello: its {name} is {_short(found)}, expected {_short(expected)}")
+        value, expected = raw.get(name, body[name]), getattr(terms, name)
+        if value != expected:
+            raise SealError(
+                reason, f"hello: its {name} is {_shorten_value(value)}, expected {_shorten_value(expected)}"
+            )
     if not 0 < body["epoch"] <= MAX_EPOCH:
         raise SealError(SealRefusal.MALFORMED, f"hello: epoch {body['epoch']}, expected 1 to {MAX_EPOCH}")
     return HandshakeHello(terms, raw["session"], body["epoch"], raw["salt"], raw["share"], reply_to)
@@ -132,6 +132,6 @@ def _from_hex(text: str, size: int, name: str) -> bytes:
     return bytes.fromhex(text)
 
 
-def _short(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = value.hex() if isinstance(value, bytes) else str(value)
     return f"{text[:40]!r}"

@@ -24,11 +24,9 @@ def derive_ciphers(
     """Derive the ciphers of one direction.
 
     Args:
-        secret: 32 bytes or more that both ends share: an X25519 result, or what a TLS exporter gives.
+        secret: 32 bytes or more that both ends share: an X25519 result, or the output of a TLS exporter.
         transcript: 32 bytes, SHA-256 over all that was said to agree on the secret, both ends' fresh salts in it.
         context: Goes into every key: another run, config, attestation, party or session gives unrelated keys.
-        direction: Of the frames.
-        epoch: The sender's.
 
     Returns:
         One cipher for each purpose. No copy of a key stays in Python's memory; that of OpenSSL is cleared
@@ -45,11 +43,11 @@ def derive_ciphers(
 
 
 def key_info(context: Context, direction: Direction, purpose: Purpose, epoch: int) -> bytes:
-    """Return what the key of one lane is bound to beside secret and transcript."""
+    """Return the HKDF info of one lane: everything that its key is bound to beside secret and transcript."""
     return in_domain("seal-key/1", context.encoded + _LANE.pack(direction, purpose, epoch))
 
 
-def wipe(buffer: bytearray | memoryview) -> None:
+def wipe_buffer(buffer: bytearray | memoryview) -> None:
     """Overwrite with zeros; of a memoryview, its elements are bytes."""
     zeros = bytes(min(len(buffer), 2**20))
     for start in range(0, len(buffer), 2**20):
@@ -61,7 +59,7 @@ def cipher_of(key: bytearray) -> AESGCM:
     """Make a cipher and wipe the key that it was made of."""
     if _CIPHERS_COPY_THEIR_KEY:
         cipher = AESGCM(key)
-        wipe(key)
+        wipe_buffer(key)
         return cipher
     return AESGCM(bytes(key))
 
@@ -77,7 +75,7 @@ def _ciphers_copy_their_key() -> bool:
     """Whether a key may be wiped once its cipher exists; one that reads it later would encrypt with zeros."""
     nonce, key = bytes(12), bytearray(b"\x01" * KEY_BYTES)
     cipher = AESGCM(key)
-    wipe(key)
+    wipe_buffer(key)
     return cipher.encrypt(nonce, b"", None) == AESGCM(b"\x01" * KEY_BYTES).encrypt(nonce, b"", None)
 
 

@@ -31,8 +31,8 @@ class ReleasePolicy(StrictModel):
     """The rule.
 
     Attributes:
-        min_clients: So many different clients must have contributed since the last release. Of two, each can
-            take its own share away and see the other's.
+        min_clients: So many different clients must have contributed since the last release. With two, each can subtract
+            its own share and see the other's.
         min_examples: A client counts from so many examples since the last release.
         clip_norm: Bound of the Euclidean norm of what leaves, as its difference from what left before.
         noise_multiplier: Standard deviation of Gaussian noise over `clip_norm`; None is no noise, and then no
@@ -65,10 +65,9 @@ class PermittedRelease:
     """A permitted release; goes into the audit log.
 
     Attributes:
-        number: From 1.
-        num_clients: How many contributed; their names stay inside.
-        clip_norm: As the policy says.
-        noise_std: What was added.
+        number: Number of the release, from 1.
+        num_clients: Number of contributing clients; their names stay inside.
+        noise_std: Standard deviation of the added noise.
         policy_digest: SHA-256 of the policy.
     """
 
@@ -82,11 +81,10 @@ class PermittedRelease:
 class ReleaseGate:
     """The gate that permits releases, and counts the clients that contributed since the last one.
 
-    Only what came since then counts: two releases with one client's step between them would show that step.
+    Only contributions since then count: two releases with one client's step between them would show that step.
 
     Args:
-        policy: The rule.
-        state: What `state` gave, out of a sealed blob; None at the beginning of a run.
+        state: Earlier `state`, out of a sealed blob; None at the beginning of a run.
 
     Raises:
         ReleaseRefusedError: The state is malformed.
@@ -97,7 +95,7 @@ class ReleaseGate:
         self._examples: dict[str, int] = {}
         self._num_releases = 0
         if state is not None:
-            self._restore(state)
+            self._restore_state(state)
 
     def contributed(self, client: str, num_examples: int) -> None:
         """Note that a verified step used examples of a client.
@@ -105,7 +103,7 @@ class ReleaseGate:
         Raises:
             ReleaseRefusedError: That is no party name, or no positive number.
         """
-        self._examples[_checked_name(client)] = self._examples.get(client, 0) + _positive(num_examples)
+        self._examples[_checked_name(client)] = self._examples.get(client, 0) + _check_positive(num_examples)
 
     def permit(self, update: ReleaseRequest) -> PermittedRelease:
         """Let one update out, and begin to count anew.
@@ -156,7 +154,7 @@ class ReleaseGate:
                 ReleaseRefusal.NOT_NOISED, f"release: noise of {update.noise_std:.6g}, promised are {promised:.6g}"
             )
 
-    def _restore(self, state: Mapping[str, Any]) -> None:
+    def _restore_state(self, state: Mapping[str, Any]) -> None:
         if state.keys() != {"examples", "num_releases", "policy"} or not isinstance(state["examples"], dict):
             raise ReleaseRefusedError(
                 ReleaseRefusal.MALFORMED, "release state: expected examples, num_releases and policy"
@@ -165,7 +163,7 @@ class ReleaseGate:
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: was kept under another policy")
         if type(state["num_releases"]) is not int or state["num_releases"] < 0:
             raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release state: num_releases is no number")
-        self._examples = {_checked_name(name): _positive(num) for name, num in state["examples"].items()}
+        self._examples = {_checked_name(name): _check_positive(num) for name, num in state["examples"].items()}
         self._num_releases = state["num_releases"]
 
 
@@ -176,7 +174,7 @@ def _checked_name(name: Any) -> str:
         raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, "release: a client's name is no party name") from exc
 
 
-def _positive(number: Any) -> int:
+def _check_positive(number: Any) -> int:
     if type(number) is not int or number < 1:
         raise ReleaseRefusedError(ReleaseRefusal.MALFORMED, f"release: {number!r:.40} examples, expected 1 or more")
     return number

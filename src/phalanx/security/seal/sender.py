@@ -10,7 +10,7 @@ from phalanx.errors import SealError
 from phalanx.security.seal.context import Context
 from phalanx.security.seal.direction import LaneEnd, Readable, Writable, flat, frame_size
 from phalanx.security.seal.header import TAG_BYTES, Header, SealRefusal, parse_header
-from phalanx.security.seal.keys import wipe
+from phalanx.security.seal.keys import wipe_buffer
 from phalanx.security.seal.tensor import TensorKind
 
 
@@ -43,11 +43,8 @@ class Sender(LaneEnd):
         """Encrypt a tensor from its own memory into a frame; the only pass over its bytes.
 
         Args:
-            kind: What it is.
-            step: Optimizer step.
-            microbatch: Index in the step.
             data: Contiguous memory of exactly ``kind.size_bytes``.
-            frame: Of exactly `frame_size` bytes; does not overlap with `data`.
+            frame: Exactly `frame_size` bytes; does not overlap with `data`.
 
         Raises:
             SealError: A size or number is wrong, or the lane is exhausted, closed or forked. Where nothing
@@ -68,17 +65,17 @@ class Sender(LaneEnd):
             lane.check_room(header.chunks)
             lane.counter += header.chunks
             try:
-                about, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
                 out[:position] = encoded
                 for index in range(header.chunks):
                     chunk = plain[index * chunk_bytes : (index + 1) * chunk_bytes]
-                    end = position + chunk.nbytes + TAG_BYTES
-                    nonce, extra = lane.nonce(header.counter + index), about + index.to_bytes(4, "big")
+                    stop = position + chunk.nbytes + TAG_BYTES
+                    nonce, extra = lane.nonce(header.counter + index), associated + index.to_bytes(4, "big")
                     started = clock() if clock is not None else 0.0
-                    cipher.encrypt_into(nonce, chunk, extra, out[position:end])
+                    cipher.encrypt_into(nonce, chunk, extra, out[position:stop])
                     if clock is not None:
                         lane.cipher_seconds += clock() - started
-                    position = end
+                    position = stop
             except BaseException:
                 # the receiver waits for counters that are gone
                 lane.close()
@@ -86,13 +83,7 @@ class Sender(LaneEnd):
 
 
 class ClaimedContents(NamedTuple):
-    """The contents that a frame claims; nothing of it is authenticated before the frame opens.
-
-    Attributes:
-        kind: The tensor.
-        step: Optimizer step.
-        microbatch: Index in the step.
-    """
+    """The contents that a frame claims; nothing of it is authenticated before the frame opens."""
 
     kind: TensorKind
     step: int
@@ -106,27 +97,27 @@ class Receiver(LaneEnd):
         lane: Used by no other object.
 
     Guarantees:
-        A refused frame changes nothing: the one that is due is still accepted afterwards. Nothing of a refused
-        frame is left in the buffer. Safe to use from several threads.
+        A refused frame changes nothing: the due frame is still accepted afterwards. Nothing of a refused frame is left
+        in the buffer. Safe to use from several threads.
     """
 
     def announced(self, frame: Readable) -> ClaimedContents:
-        """Read what the next frame claims to be, where a shape is not known before.
+        """Read the claimed contents of the next frame, where a shape is not known before.
 
-        The caller compares it with what it allows, and then opens the frame as exactly that. A tensor that is
+        The caller compares them with its own limits, and then opens the frame as exactly that. A tensor that is
         announced is never larger than its frame.
 
         Raises:
             SealError: The frame is malformed, or not the next one of this lane.
         """
         view = flat(frame, "frame")
-        found, _ = parse_header(view)
-        kind = TensorKind.parse(found.kind)
+        header, _ = parse_header(view)
+        kind = TensorKind.parse(header.kind)
         with self._lane.lock:
-            due = self._lane.header(kind, found.step, found.microbatch)
-        _compare(found, due)
+            due = self._lane.header(kind, header.step, header.microbatch)
+        _compare_headers(header, due)
         _explain_size(view.nbytes, frame_size(kind, due.chunk_bytes))
-        return ClaimedContents(kind, found.step, found.microbatch)
+        return ClaimedContents(kind, header.step, header.microbatch)
 
     def open(self, frame: Readable, kind: TensorKind, step: int, microbatch: int) -> bytearray:
         """Return the plain tensor; as `open_into` with a new buffer."""
@@ -138,7 +129,6 @@ class Receiver(LaneEnd):
         """Decrypt the frame that is due into memory of the caller; the only pass over its bytes.
 
         Args:
-            frame: What arrived.
             kind: The tensor that is due.
             step: The step that is due.
             microbatch: The microbatch that is due.
@@ -157,36 +147,38 @@ class Receiver(LaneEnd):
             encoded = header.encode()
             size = len(encoded) + kind.size_bytes + TAG_BYTES * header.chunks
             if view.nbytes != size or view[: len(encoded)] != encoded:
-                _explain(view, header, size)
+                _explain_refusal(view, header, size)
             lane.check_room(header.chunks)
             try:
-                about, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
+                associated, chunk_bytes, position = lane.about(encoded), header.chunk_bytes, len(encoded)
                 for index in range(header.chunks):
                     chunk = out[index * chunk_bytes : (index + 1) * chunk_bytes]
-                    end = position + chunk.nbytes + TAG_BYTES
-                    nonce, extra = lane.nonce(header.counter + index), about + index.to_bytes(4, "big")
+                    stop = position + chunk.nbytes + TAG_BYTES
+                    nonce, extra = lane.nonce(header.counter + index), associated + index.to_bytes(4, "big")
                     started = clock() if clock is not None else 0.0
-                    cipher.decrypt_into(nonce, view[position:end], extra, chunk)
+                    cipher.decrypt_into(nonce, view[position:stop], extra, chunk)
                     if clock is not None:
                         lane.cipher_seconds += clock() - started
-                    position = end
+                    position = stop
             except InvalidTag as exc:
-                wipe(out)
+                wipe_buffer(out)
                 raise SealError(
                     SealRefusal.ALTERED, f"frame {header.counter}: chunk {index} of {header.chunks} does not open"
                 ) from exc
             except BaseException:
-                wipe(out)
+                wipe_buffer(out)
                 raise
             lane.counter += header.chunks
 
 
-def _explain(frame: memoryview, due: Header, size: int) -> NoReturn:
-    """Raise the reason for which a frame is not the one that is due."""
-    found, _ = parse_header(frame)
-    _compare(found, due)
-    if found != due:
-        raise SealError(SealRefusal.OTHER_TENSOR, f"frame: holds {_named(found)}, due is {_named(due)}")
+def _explain_refusal(frame: memoryview, due: Header, size: int) -> NoReturn:
+    """Raise the reason for which a frame is not the due frame."""
+    header, _ = parse_header(frame)
+    _compare_headers(header, due)
+    if header != due:
+        raise SealError(
+            SealRefusal.OTHER_TENSOR, f"frame: holds {_describe_header(header)}, due is {_describe_header(due)}"
+        )
     _explain_size(frame.nbytes, size)
     raise SealError(SealRefusal.MALFORMED, "frame: is not the one that is due")
 
@@ -198,7 +190,7 @@ def _explain_size(found: int, due: int) -> None:
         raise SealError(SealRefusal.TOO_LONG, f"frame: {found} bytes, expected {due}")
 
 
-def _compare(found: Header, due: Header) -> None:
+def _compare_headers(found: Header, due: Header) -> None:
     if found.session != due.session:
         raise SealError(SealRefusal.FOREIGN_SESSION, "frame: belongs to another session than this channel")
     if found.direction != due.direction:
@@ -215,19 +207,13 @@ def _compare(found: Header, due: Header) -> None:
         raise SealError(SealRefusal.OUT_OF_ORDER, f"frame: number {found.counter} is too early, due is {due.counter}")
 
 
-def _named(header: Header) -> str:
+def _describe_header(header: Header) -> str:
     kind = TensorKind.parse(header.kind)
     return f"{kind} of step {header.step}, microbatch {header.microbatch}, {header.chunks} x {header.chunk_bytes} bytes"
 
 
 class Channel(Closeable):
-    """One end of a channel in one pair of epochs.
-
-    Attributes:
-        context: What it is about.
-        sender: Seals what this side sends.
-        receiver: Opens what the other side sends.
-    """
+    """One end of a channel in one pair of epochs."""
 
     def __init__(self, context: Context, sender: Sender, receiver: Receiver) -> None:
         self.context, self.sender, self.receiver = context, sender, receiver

@@ -23,7 +23,7 @@ class ChainHead:
     """The head of a chain.
 
     Attributes:
-        num_frames: How many frames are in it.
+        num_frames: Number of frames in the chain.
         digest: Over all of them, in order.
     """
 
@@ -44,8 +44,8 @@ class ChainHead:
 
 def first_head(context: Context, direction: Direction, epoch: int) -> ChainHead:
     """Return the head of a direction in which nothing has crossed yet."""
-    about = context.encoded + bytes([direction]) + epoch.to_bytes(4, "big")
-    return ChainHead(0, digest_hex(in_domain("seal-transcript/1", about)))
+    associated = context.encoded + bytes([direction]) + epoch.to_bytes(4, "big")
+    return ChainHead(0, digest_hex(in_domain("seal-transcript/1", associated)))
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,6 @@ class TranscriptStatement:
 
     Attributes:
         party: The party that states it.
-        run: Name of the run.
-        session: Hex.
         to_server: Head of the frames to the server.
         to_client: Head of the frames to the client.
     """
@@ -72,7 +70,6 @@ class Transcript:
 
     Args:
         channel: The channel; each pair of epochs has a transcript of its own.
-        identity: This side.
     """
 
     def __init__(self, channel: Channel, identity: Identity) -> None:
@@ -131,7 +128,7 @@ def read_statement(data: bytes, peer: Peer) -> TranscriptStatement:
     """
     try:
         body, signature = _taken_apart(parse_canonical(data))
-        statement = _statement(body)
+        statement = _read_statement(body)
     except ValueError as exc:
         raise TranscriptError(f"statement: is malformed: {exc}") from exc
     if statement.party != peer.name:
@@ -172,7 +169,7 @@ def _taken_apart(whole: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     return whole["body"], bytes.fromhex(whole["signature"])
 
 
-def _statement(body: dict[str, Any]) -> TranscriptStatement:
+def _read_statement(body: dict[str, Any]) -> TranscriptStatement:
     if body.keys() != {"party", "run", "session", "to_server", "to_client"}:
         raise ValueError(f"its keys are {sorted(body)[:10]}")
     if not all(type(body[name]) is str for name in ("party", "run", "session")):

@@ -19,10 +19,9 @@ class AppraisalResult:
     """Evidence that passed.
 
     Attributes:
-        claims: What it proves.
         binding: Nonce, TLS key, run and role that it is bound to; None where plain report data was expected.
         appraised_at: The clock of the appraisal.
-        policy_digest: Of the policy that it passed.
+        policy_digest: Digest of the policy that the evidence passed.
     """
 
     claims: Claims
@@ -60,9 +59,8 @@ def appraise(evidence: Evidence, policy: Policy, expected: Expected, now: dateti
     """Appraise one piece of evidence, offline.
 
     Args:
-        evidence: As it came; nothing in it is believed before its signature holds.
-        policy: Reference values, roots, revocation.
-        expected: What the verifier chose and knows: nonce, TLS key, run, role.
+        evidence: Received evidence; nothing in it is believed before its signature holds.
+        expected: Values that the verifier chose and knows: nonce, TLS key, run, role.
         now: The verifier's clock, with a time zone.
 
     Raises:
@@ -103,17 +101,15 @@ def appraise_together(
     All must carry the same binding: a GPU's report for another nonce or key could be another machine's.
 
     Args:
-        parts: One of each kind.
+        parts: One piece of evidence of each kind.
         required: Kinds that must be among them.
-        policy: As in `appraise`.
         expected: The one nonce and key of all.
-        now: As in `appraise`.
 
     Raises:
         RefusedEvidenceError: One is refused, a required one is absent, or a kind is there twice.
     """
     pieces = tuple(parts)
-    kinds = [one.kind for one in pieces]
+    kinds = [piece.kind for piece in pieces]
     missing = sorted(set(required) - set(kinds))
     if missing or not pieces or len(set(kinds)) != len(kinds):
         raise RefusedEvidenceError(
@@ -121,4 +117,4 @@ def appraise_together(
             f"evidence of {', '.join(kinds) or 'nothing'}; expected one of each kind, {', '.join(missing) or 'none'} "
             "is missing",
         )
-    return tuple(appraise(one, policy, expected, now) for one in pieces)
+    return tuple(appraise(piece, policy, expected, now) for piece in pieces)

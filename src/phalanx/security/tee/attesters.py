@@ -33,7 +33,7 @@ def find_kind(root: Path = Path("/")) -> str:
     for kind, path in (("nitro", nsm.DEVICE), ("sgx", gramine.FOLDER / "quote"), ("tpm", _TPM_DEVICE)):
         if (root / path).exists():
             return kind
-    looked_for = ", ".join(str(one) for one in (tsm.REPORTS, nsm.DEVICE, gramine.FOLDER, _TPM_DEVICE))
+    looked_for = ", ".join(str(path) for path in (tsm.REPORTS, nsm.DEVICE, gramine.FOLDER, _TPM_DEVICE))
     raise NoEvidenceError(f"this machine offers no evidence, or not to this user: none of {looked_for} is there")
 
 
@@ -50,10 +50,10 @@ def open_attester(
 
     Args:
         kind: One of `ATTESTED_KINDS`.
-        endorsements: What goes along with the evidence.
+        endorsements: Named documents that are sent with the evidence.
         tpm: Address of the TPM, for ``tpm``.
-        pcrs: What a TPM quotes.
-        root: Of the file system, where devices and pseudo-files are looked for.
+        pcrs: PCRs that a TPM quotes.
+        root: Root of the file system, where devices and pseudo-files are looked up.
 
     Raises:
         NoEvidenceError: There is no such kind.

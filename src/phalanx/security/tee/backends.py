@@ -39,13 +39,13 @@ def backend_of(kind: str) -> Backend:
     Raises:
         RefusedEvidenceError: Nothing does.
     """
-    found = BACKENDS.get(kind)
-    if found is None:
-        known = f"known: {', '.join(BACKENDS)}"
+    backend = BACKENDS.get(kind)
+    if backend is None:
+        choices = f"known: {', '.join(BACKENDS)}"
         reason = _UNSUPPORTED.get(kind)
-        detail = f"kind {kind[:40]!r}; {known}" if reason is None else f"kind {kind!r} {reason}; {known}"
+        detail = f"kind {kind[:40]!r}; {choices}" if reason is None else f"kind {kind!r} {reason}; {choices}"
         raise RefusedEvidenceError(Reason.UNKNOWN_KIND, detail)
-    return found
+    return backend
 
 
 def inspect_evidence(evidence: Evidence) -> Mapping[str, str]:

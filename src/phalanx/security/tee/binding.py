@@ -25,7 +25,7 @@ class Binding:
         nonce: 32 random bytes that the verifier chose for this one appraisal.
         tls_key: SHA-256 over the SubjectPublicKeyInfo of the attester's TLS key, 32 bytes.
         run: Digest of the run's config, 32 bytes.
-        role: What the attester is in the run, such as ``server``.
+        role: Role of the attester in the run, such as ``server``.
     """
 
     nonce: bytes
@@ -65,7 +65,7 @@ Expected = Binding | RawReportData
 
 
 def check_report_data(found: bytes, expected: Expected) -> None:
-    """Check that evidence carries what the verifier expects.
+    """Check that evidence carries the report data that the verifier expects.
 
     Raises:
         RefusedEvidenceError: It carries something else.
@@ -74,20 +74,22 @@ def check_report_data(found: bytes, expected: Expected) -> None:
         if not hmac.compare_digest(found, expected.data):
             raise RefusedEvidenceError(
                 Reason.WRONG_NONCE,
-                f"report data {_short(found)}, expected {_short(expected.data)}; ask for evidence with a fresh nonce",
+                f"report data {_shorten_bytes(found)}, expected {_shorten_bytes(expected.data)}; "
+                "ask for evidence with a fresh nonce",
             )
         return
     # a field shorter than the digest can hold no binding, so it must not be cut to fit
-    wanted = expected.digest().ljust(len(found), b"\0")
-    if not hmac.compare_digest(found, wanted):
+    expected_bytes = expected.digest().ljust(len(found), b"\0")
+    if not hmac.compare_digest(found, expected_bytes):
         raise RefusedEvidenceError(
             Reason.WRONG_BINDING,
-            f"report data {_short(found)} is not made of this nonce, TLS key, run and role; expected {_short(wanted)}",
+            f"report data {_shorten_bytes(found)} is not made of this nonce, TLS key, run and role; "
+            f"expected {_shorten_bytes(expected_bytes)}",
         )
 
 
 def check_statement(stated: Binding | None, expected: Expected) -> None:
-    """Compare what the attester says it bound with what the verifier expects, to name the one that is wrong.
+    """Compare the attester's stated binding with the expected one, to name the wrong part.
 
     The statement is not signed and proves nothing: `check_report_data` does.
 
@@ -100,15 +102,17 @@ def check_statement(stated: Binding | None, expected: Expected) -> None:
         raise RefusedEvidenceError(Reason.WRONG_NONCE, "made for another nonce; it is stale, replayed or relayed")
     if stated.tls_key != expected.tls_key:
         raise RefusedEvidenceError(
-            Reason.WRONG_KEY, f"bound to TLS key {_short(stated.tls_key)}, expected {_short(expected.tls_key)}"
+            Reason.WRONG_KEY,
+            f"bound to TLS key {_shorten_bytes(stated.tls_key)}, expected {_shorten_bytes(expected.tls_key)}",
         )
     if stated.run != expected.run:
         raise RefusedEvidenceError(
-            Reason.WRONG_RUN, f"bound to run {_short(stated.run)}, expected {_short(expected.run)}; compare run files"
+            Reason.WRONG_RUN,
+            f"bound to run {_shorten_bytes(stated.run)}, expected {_shorten_bytes(expected.run)}; compare run files",
         )
     if stated.role != expected.role:
         raise RefusedEvidenceError(Reason.WRONG_ROLE, f"bound to role {stated.role!r}, expected {expected.role!r}")
 
 
-def _short(data: bytes) -> str:
+def _shorten_bytes(data: bytes) -> str:
     return f"{data.hex()[:16]}... ({len(data)} bytes)" if len(data) > 8 else data.hex() or "nothing"

@@ -18,14 +18,13 @@ class Claims:
     """The claims that one piece of evidence proves.
 
     Attributes:
-        kind: Of the evidence.
         measurements: Hex by name; the names are the kind's, such as ``launch``, ``mrtd``, ``pcr0``.
-        report_data: What the attester had the hardware sign.
-        expires: When the first certificate or collateral that was used ends.
+        report_data: Data that the attester had the hardware sign.
+        expires: Earliest end of a certificate or collateral that was used.
         tcb: Versions of firmware and microcode, or the vendor's word for them.
         debug_off: Whether the evidence proves that debugging is off; some kinds do not say.
-        device: Which chip or module, in hex or text; empty where the evidence does not say.
-        notes: What was not checked, in sentences.
+        device: Id of the chip or module, in hex or text; empty where the evidence has none.
+        notes: Sentences about checks that were omitted.
     """
 
     kind: str
@@ -57,9 +56,9 @@ class Reference(StrictModel):
         for name, accepted in value.items():
             if not accepted:
                 raise ValueError(f"{name}: no accepted value, so nothing could pass; give one or leave the name out")
-            for one in accepted:
-                if one != one.lower() or not one or len(one) % 2 or set(one) - set("0123456789abcdef"):
-                    raise ValueError(f"{name}: {one[:24]!r} is not lowercase hex")
+            for digest in accepted:
+                if digest != digest.lower() or not digest or len(digest) % 2 or set(digest) - set("0123456789abcdef"):
+                    raise ValueError(f"{name}: {digest[:24]!r} is not lowercase hex")
         return value
 
 
@@ -69,7 +68,7 @@ class Backend:
 
     Attributes:
         reference: Class of its reference values.
-        appraise: Checks signatures, chain, TCB and mode; returns what is proven.
+        appraise: Checks signatures, chain, TCB and mode; returns the proven claims.
         inspect: Reads measurements out of evidence without appraising it.
         packaged_roots: File names in ``roots/``.
         needs_roots: Whether nothing of the kind can pass without a pinned root.
@@ -96,8 +95,10 @@ def check_measurements(found: Mapping[str, str], reference: Reference, revoked: 
     for name, accepted in reference.measurements.items():
         value = found.get(name, "")
         if value not in accepted:
-            known = f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
+            description = (
+                f"{value[:16]}..." if value else f"absent; the evidence has {', '.join(sorted(found)) or 'none'}"
+            )
             raise RefusedEvidenceError(
                 Reason.WRONG_MEASUREMENT,
-                f"{name} is {known}; the policy accepts {', '.join(f'{one[:16]}...' for one in accepted)}",
+                f"{name} is {description}; the policy accepts {', '.join(f'{digest[:16]}...' for digest in accepted)}",
             )

@@ -49,11 +49,9 @@ class Token:
 
     Attributes:
         issuer: Party name of the verifier.
-        kind: Of the evidence.
-        measurements: Hex by name.
+        measurements: Measurements in hex, by name.
         binding: Nonce, TLS key, run and role.
-        policy_digest: Of the policy that the evidence passed.
-        expires: When the token ends.
+        policy_digest: Digest of the policy that the evidence passed.
     """
 
     issuer: str
@@ -72,7 +70,6 @@ def issue_token(
     Args:
         result: Bound to a TLS key.
         verifier: Signs, with its message key.
-        now: Time of issue.
         lifetime: Cut to ten minutes, and to the end of the first certificate or collateral.
 
     Raises:
@@ -82,12 +79,12 @@ def issue_token(
         raise RefusedEvidenceError(
             Reason.WRONG_BINDING, "the evidence is bound to no TLS key, so no token says anything about a peer"
         )
-    end = min(now + min(lifetime, MAX_LIFETIME), result.claims.expires)
-    if end <= now:
-        raise RefusedEvidenceError(Reason.EXPIRED, f"the evidence's certificates ended at {end}")
+    expires = min(now + min(lifetime, MAX_LIFETIME), result.claims.expires)
+    if expires <= now:
+        raise RefusedEvidenceError(Reason.EXPIRED, f"the evidence's certificates ended at {expires}")
     claims: dict[int, Any] = {
         _ISSUER: verifier.name,
-        _EXPIRES: math.floor(end.timestamp()),
+        _EXPIRES: math.floor(expires.timestamp()),
         _ISSUED: math.floor(now.timestamp()),
         _CONFIRMATION: {_KEY_ID: result.binding.tls_key},
         _NONCE: result.binding.nonce,
@@ -106,13 +103,13 @@ def issue_token(
 
 
 def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -> Token:
-    """Check a token and return what it says.
+    """Verify a token and return its contents.
 
     Args:
-        token: As `issue_token` made it.
+        token: Token from `issue_token`.
         verifier: The one verifier that is trusted.
         expected: Nonce, TLS key, run and role that the relying party deals with.
-        now: Its clock.
+        now: Time of the relying party.
 
     Raises:
         RefusedEvidenceError: Malformed, another's, expired, or about another nonce, key, run or role.
@@ -126,23 +123,23 @@ def read_token(token: bytes, verifier: Peer, expected: Binding, now: datetime) -
         verifier.verify(message.signature, message.signed)
     except SignatureError as exc:
         raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{_WHERE}: not signed by {verifier.name}") from exc
-    claims = _claims(message.payload)
-    found = _token(claims)
-    if found.issuer != verifier.name:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{_WHERE}: issued by {found.issuer[:63]!r}")
-    _check_times(claims, found, now)
-    for reason, one, other in (
-        (Reason.WRONG_NONCE, found.binding.nonce, expected.nonce),
-        (Reason.WRONG_KEY, found.binding.tls_key, expected.tls_key),
-        (Reason.WRONG_RUN, found.binding.run, expected.run),
-        (Reason.WRONG_ROLE, found.binding.role, expected.role),
+    claims = _read_claims(message.payload)
+    parsed = _read_token(claims)
+    if parsed.issuer != verifier.name:
+        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{_WHERE}: issued by {parsed.issuer[:63]!r}")
+    _check_times(claims, parsed, now)
+    for reason, actual, other in (
+        (Reason.WRONG_NONCE, parsed.binding.nonce, expected.nonce),
+        (Reason.WRONG_KEY, parsed.binding.tls_key, expected.tls_key),
+        (Reason.WRONG_RUN, parsed.binding.run, expected.run),
+        (Reason.WRONG_ROLE, parsed.binding.role, expected.role),
     ):
-        if one != other:
+        if actual != other:
             raise RefusedEvidenceError(reason, f"{_WHERE}: is about another one than this")
-    return found
+    return parsed
 
 
-def _claims(payload: bytes) -> dict[int, Any]:
+def _read_claims(payload: bytes) -> dict[int, Any]:
     claims = decode(payload, _WHERE)
     if not isinstance(claims, dict) or set(claims) | {_DEBUG_STATUS} != set(_TYPES):
         raise malformed(_WHERE, "its claims are not those of a Phalanx result")
@@ -153,7 +150,7 @@ def _claims(payload: bytes) -> dict[int, Any]:
     return claims
 
 
-def _token(claims: dict[int, Any]) -> Token:
+def _read_token(claims: dict[int, Any]) -> Token:
     measurements, confirmation = claims[_MEASUREMENTS], claims[_CONFIRMATION]
     if not all(isinstance(name, str) and isinstance(value, str) for name, value in measurements.items()):
         raise malformed(_WHERE, "its measurements")

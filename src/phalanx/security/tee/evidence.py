@@ -27,7 +27,7 @@ class Evidence:
         kind: Name in `BACKENDS`, such as ``snp``.
         data: The vendor's own structure, byte for byte.
         endorsements: Certificates and collateral by name; which names there are is the kind's business.
-        statement: What the attester says it bound; unsigned, used only to name what is wrong.
+        statement: The attester's statement about its binding; unsigned, used only to name the wrong part.
     """
 
     kind: str
@@ -41,10 +41,10 @@ class Evidence:
         Raises:
             RefusedEvidenceError: It was not sent.
         """
-        found = self.endorsements.get(name)
-        if found is None:
+        document = self.endorsements.get(name)
+        if document is None:
             raise RefusedEvidenceError(Reason.MISSING_ENDORSEMENT, f"{self.kind}: {name!r} was not sent along")
-        return found
+        return document
 
     def check_names(self, known: set[str]) -> None:
         """Check that no endorsement came along that the appraisal of this kind would not read.
@@ -61,8 +61,8 @@ class Evidence:
         value: dict[str, Any] = {
             "phalanx_evidence": FORMAT,
             "kind": self.kind,
-            "evidence": _encode(self.data),
-            "endorsements": {name: _encode(data) for name, data in self.endorsements.items()},
+            "evidence": _encode_bytes(self.data),
+            "endorsements": {name: _encode_bytes(data) for name, data in self.endorsements.items()},
             "statement": None,
         }
         if (stated := self.statement) is not None:
@@ -94,16 +94,20 @@ def parse_evidence(data: bytes) -> Evidence:
         raise malformed("envelope", "kind must be text and endorsements an object")
     return Evidence(
         kind=kind,
-        data=_decode(value["evidence"], "evidence"),
-        endorsements={name: _decode(one, f"endorsement {name[:40]!r}") for name, one in endorsements.items()},
-        statement=_statement(value["statement"]),
+        data=_decode_text(value["evidence"], "evidence"),
+        endorsements={name: _decode_text(text, f"endorsement {name[:40]!r}") for name, text in endorsements.items()},
+        statement=_read_statement(value["statement"]),
     )
 
 
-def _statement(value: Any) -> Binding | None:
+def _read_statement(value: Any) -> Binding | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or set(value) != _STATED or not all(isinstance(one, str) for one in value.values()):
+    if (
+        not isinstance(value, dict)
+        or set(value) != _STATED
+        or not all(isinstance(value_text, str) for value_text in value.values())
+    ):
         raise malformed("envelope", f"its statement must have the keys {', '.join(sorted(_STATED))}, all text")
     try:
         raw = {name: bytes.fromhex(value[name]) for name in ("nonce", "tls_key", "run")}
@@ -112,11 +116,11 @@ def _statement(value: Any) -> Binding | None:
         raise malformed("envelope", f"its statement: {exc}") from exc
 
 
-def _encode(data: bytes) -> str:
+def _encode_bytes(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _decode(text: Any, where: str) -> bytes:
+def _decode_text(text: Any, where: str) -> bytes:
     if not isinstance(text, str):
         raise malformed("envelope", f"{where} must be base64 text")
     try:
@@ -124,6 +128,6 @@ def _decode(text: Any, where: str) -> bytes:
     except (binascii.Error, ValueError) as exc:
         raise malformed("envelope", f"{where} is not base64") from exc
     # the last character of base64 has spare bits: two texts must not stand for one evidence
-    if _encode(data) != text:
+    if _encode_bytes(data) != text:
         raise malformed("envelope", f"{where} is not in the one form of base64")
     return data

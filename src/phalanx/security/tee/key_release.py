@@ -14,10 +14,9 @@ class KeyRelease:
     """One key in the hands of a relying party that trusts one verifier.
 
     Args:
-        key: What is released.
         verifier: The verifier that signs the tokens.
         run: Digest of the run's config that the key is for.
-        role: What the attester must be in the run.
+        role: Required role of the attester in the run.
         kinds: Kinds of evidence that are good enough; simulated evidence only where it is named.
 
     Guarantees:
@@ -36,22 +35,21 @@ class KeyRelease:
             token: The verifier's, as `issue_token` made it.
             nonce: That the verifier drew for this connection.
             tls_key: Digest of the key that the peer has just proven to hold in the TLS handshake, 32 bytes.
-            now: The clock.
 
         Raises:
             RefusedEvidenceError: The token is not this verifier's, has ended, is about something else, is of a kind
                 that is not good enough, or got the key before.
         """
-        found = read_token(token, self._verifier, Binding(nonce, tls_key, self._run, self._role), now)
-        if found.kind not in self._kinds:
+        claims = read_token(token, self._verifier, Binding(nonce, tls_key, self._run, self._role), now)
+        if claims.kind not in self._kinds:
             raise RefusedEvidenceError(
-                Reason.INSECURE_KIND, f"key: evidence of kind {found.kind[:40]!r}, accepted {', '.join(self._kinds)}"
+                Reason.INSECURE_KIND, f"key: evidence of kind {claims.kind[:40]!r}, accepted {', '.join(self._kinds)}"
             )
-        self._use(found, now)
+        self._use_nonce(claims, now)
         return self._key
 
-    def _use(self, token: Token, now: datetime) -> None:
-        self._used = {nonce: end for nonce, end in self._used.items() if end > now}
+    def _use_nonce(self, token: Token, now: datetime) -> None:
+        self._used = {nonce: expires for nonce, expires in self._used.items() if expires > now}
         if token.binding.nonce in self._used:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "key: was released for this nonce before; draw a new one")
         self._used[token.binding.nonce] = token.expires

@@ -33,7 +33,7 @@ class ExpectedConfig(StrictModel):
         nonce: 32 bytes in hex, drawn by the verifier.
         tls_key: SHA-256 of the attester's TLS key (its SubjectPublicKeyInfo), in hex.
         run: Digest of the run's config, in hex.
-        role: What the attester is in the run.
+        role: Role of the attester in the run.
         report_data: The whole field in hex, for evidence that was made without a binding.
     """
 
@@ -44,7 +44,7 @@ class ExpectedConfig(StrictModel):
     report_data: str | None = None
 
     def expected(self) -> Expected:
-        """Build what the evidence is compared with.
+        """Build the expected values for a comparison with the evidence.
 
         Raises:
             ConfigError: Both forms or neither, or no hex of the right length.
@@ -53,8 +53,8 @@ class ExpectedConfig(StrictModel):
         try:
             if self.report_data is not None and bound == (None, None, None):
                 return RawReportData(bytes.fromhex(self.report_data))
-            if self.report_data is None and all(one is not None for one in bound):
-                nonce, tls_key, run = (bytes.fromhex(one or "") for one in bound)
+            if self.report_data is None and all(value is not None for value in bound):
+                nonce, tls_key, run = (bytes.fromhex(text or "") for text in bound)
                 return Binding(nonce, tls_key, run, self.role)
         except ValueError as exc:
             raise ConfigError(f"expect: {exc}") from exc
@@ -65,18 +65,14 @@ class PolicyConfig(StrictModel):
     """The policy file.
 
     Attributes:
-        expect: For `phalanx enclave appraise`; a run draws its own nonce instead.
+        expect: Expected values for `phalanx enclave appraise`; a run draws its own nonce instead.
         revoked_measurements: Values, in hex, that are refused wherever they appear.
         revoked_certificates: SHA-256 fingerprints, in hex.
         allow_insecure_sim: Whether simulated evidence, which proves nothing, is accepted.
-        snp: AMD SEV-SNP.
-        tdx: Intel TDX.
-        sgx: Intel SGX.
-        nitro: AWS Nitro Enclaves.
         tpm: TPM 2.0.
         nv_gpu: NVIDIA GPUs in confidential mode.
         az_snp_vtpm: Azure's confidential VMs with SEV-SNP.
-        sim: The simulation; NOT SECURE.
+        sim: Reference of the simulation; NOT SECURE.
     """
 
     expect: ExpectedConfig | None = None
@@ -104,11 +100,6 @@ class Policy:
 
     Attributes:
         references: Reference values by kind; a kind that is absent is refused.
-        roots: Pinned roots by kind.
-        crls: Revocation lists by kind.
-        revoked_measurements: Hex.
-        revoked_certificates: Fingerprints in hex.
-        allow_insecure_sim: Whether simulated evidence passes.
         manifest_roots: Pinned roots of the authorities that sign the vendor's reference values, by kind.
         digest: SHA-256 over the config, in hex; empty for one that was built in code.
     """
@@ -128,29 +119,29 @@ class Policy:
         Raises:
             RefusedEvidenceError: The policy has none.
         """
-        found = self.references.get(kind)
-        if found is None:
+        reference = self.references.get(kind)
+        if reference is None:
             raise RefusedEvidenceError(
                 Reason.NO_REFERENCE, f"{kind}: the policy has no reference values, so nothing of it is accepted"
             )
-        return found
+        return reference
 
     def trust(self, kind: str, now: datetime) -> Trust:
         """Return roots, clock and revocation for a kind; its packaged roots where the policy pins none."""
         roots = self.roots.get(kind) or packaged_roots(kind)
-        manifests = self.manifest_roots.get(kind) or _packaged(BACKENDS[kind].manifest_roots)
+        manifests = self.manifest_roots.get(kind) or _read_packaged(BACKENDS[kind].manifest_roots)
         return Trust(roots, now, self.crls.get(kind, ()), self.revoked_certificates, manifest_roots=manifests)
 
 
 def packaged_roots(kind: str) -> tuple[Certificate, ...]:
     """Return the vendor's roots that come with Phalanx; none for some kinds and generations."""
-    return _packaged(BACKENDS[kind].packaged_roots)
+    return _read_packaged(BACKENDS[kind].packaged_roots)
 
 
-def _packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
+def _read_packaged(names: tuple[str, ...]) -> tuple[Certificate, ...]:
     folder = resources.files("phalanx.security.tee") / "roots"
     return tuple(
-        one for name in names for one in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
+        root for name in names for root in read_certificates((folder / name).read_bytes(), f"packaged root {name}")
     )
 
 
@@ -174,15 +165,18 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
     return Policy(
         references=references,
         roots={
-            kind: tuple(one for name in reference.roots for one in _roots(directory, name))
+            kind: tuple(root for name in reference.roots for root in _read_roots(directory, name))
             for kind, reference in references.items()
         },
         manifest_roots={
-            "nv-gpu": tuple(one for name in config.nv_gpu.manifest_roots for one in _roots(directory, name))
+            "nv-gpu": tuple(root for name in config.nv_gpu.manifest_roots for root in _read_roots(directory, name))
         }
         if config.nv_gpu is not None
         else {},
-        crls={kind: tuple(_crl(directory / name) for name in one.crls) for kind, one in references.items()},
+        crls={
+            kind: tuple(_read_crl(directory / name) for name in reference.crls)
+            for kind, reference in references.items()
+        },
         revoked_measurements=frozenset(config.revoked_measurements),
         revoked_certificates=frozenset(config.revoked_certificates),
         allow_insecure_sim=config.allow_insecure_sim,
@@ -192,32 +186,32 @@ def build_policy(config: PolicyConfig, directory: Path) -> Policy:
 
 def files_of(config: PolicyConfig) -> tuple[str, ...]:
     """Return the names of the files that a policy needs beside it; roots that stand in the policy itself are none."""
-    found: list[str] = []
+    files: list[str] = []
     for kind in config.kinds:
         reference = getattr(config, kind.replace("-", "_"))
         roots = (*reference.roots, *getattr(reference, "manifest_roots", ()))
-        found += [one for one in roots if not one.startswith(_PEM)]
-        found += reference.crls
-    return tuple(found)
+        files += [root for root in roots if not root.startswith(_PEM)]
+        files += reference.crls
+    return tuple(files)
 
 
-def _roots(directory: Path, given: str) -> tuple[Certificate, ...]:
+def _read_roots(directory: Path, given: str) -> tuple[Certificate, ...]:
     """Read roots from a file, or from the PEM text that stands in its place."""
-    where = "roots" if given.startswith(_PEM) else str(directory / given)
+    place = "roots" if given.startswith(_PEM) else str(directory / given)
     try:
-        return read_certificates(given.encode() if given.startswith(_PEM) else _read(directory / given), where)
+        return read_certificates(given.encode() if given.startswith(_PEM) else _read_file(directory / given), place)
     except RefusedEvidenceError as exc:
-        raise ConfigError(f"{where}: {exc.detail}; expected the vendor's root certificates") from exc
+        raise ConfigError(f"{place}: {exc.detail}; expected the vendor's root certificates") from exc
 
 
-def _crl(path: Path) -> RevocationList:
+def _read_crl(path: Path) -> RevocationList:
     try:
-        return parse_crl(_read(path), str(path))
+        return parse_crl(_read_file(path), str(path))
     except RefusedEvidenceError as exc:
         raise ConfigError(f"{path}: {exc.detail}; expected a revocation list in DER") from exc
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""RA-TLS: evidence inside a TLS certificate, so that the handshake proves what the evidence is bound to.
+"""RA-TLS: evidence inside a TLS certificate, so that the handshake proves the binding of the evidence.
 
 The extension is that of the TCG's DICE conceptual message wrapper; in it a CBOR array of media type, envelope and the
 mark "evidence".
@@ -61,13 +61,11 @@ def make_certificate(
 
     Args:
         key: The TLS key that the evidence is bound to.
-        name: Common name.
         evidence: Made for the verifier's nonce and this key.
         now: Begin of validity, five minutes less.
-        lifetime: Until it ends.
 
     Returns:
-        PEM.
+        PEM of the certificate.
     """
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     wrapped = encode([MEDIA_TYPE, evidence.to_bytes(), _EVIDENCE])

@@ -30,9 +30,6 @@ class Attester(Protocol):
 class Verifier:
     """A verifier draws nonces and appraises evidence; each nonce is good for one appraisal, and for two minutes.
 
-    Args:
-        policy: What passes.
-
     Guarantees:
         Evidence for a nonce that this object did not draw, has judged before or drew too long ago is refused.
         Any number of threads may use it.
@@ -56,9 +53,7 @@ class Verifier:
         """Appraise evidence for a nonce of this verifier, which is used up whatever the result.
 
         Args:
-            evidence: As it came.
             binding: The nonce, and the key, run and role that this verifier knows by itself.
-            now: Its clock.
 
         Raises:
             RefusedEvidenceError: As `appraise`; `wrong_nonce` for a nonce that is not open.

@@ -30,8 +30,7 @@ class SimAttester:
     """Attester of the simulation.
 
     Args:
-        identity: Signs.
-        measurement: What is said to run.
+        measurement: Claimed measurement of the program.
     """
 
     kind = "sim"
@@ -49,9 +48,7 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
     """Make simulated evidence, signed by a key that any party could have.
 
     Args:
-        identity: Signs.
-        measurement: What is said to run.
-        binding: What it is bound to.
+        measurement: Claimed measurement of the program.
         debug: Whether it says that it is in debug mode.
     """
     body: dict[str, Any] = {
@@ -65,15 +62,15 @@ def make_sim_evidence(identity: Identity, measurement: bytes, binding: Binding, 
 
 
 def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Claims:
-    """Check simulated evidence in every way but the one that counts: nothing stands behind its key.
+    """Run every check on simulated evidence, though its key has no hardware behind it.
 
     Raises:
         RefusedEvidenceError: As `appraise`.
     """
     del reference, trust
     evidence.check_names(set())
-    body = _body(evidence.data)
-    signature, key = _hex(body.pop("signature")), _hex(body["key"])
+    body = _read_body(evidence.data)
+    signature, key = _decode_hex(body.pop("signature")), _decode_hex(body["key"])
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signature, in_domain(_DOMAIN, canonical_json(body)))
     except InvalidSignature as exc:
@@ -85,7 +82,7 @@ def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     return Claims(
         kind="sim",
         measurements={"code": body["measurement"]},
-        report_data=_hex(body["report_data"]),
+        report_data=_decode_hex(body["report_data"]),
         expires=datetime.max.replace(tzinfo=UTC),
         device=body["key"],
         notes=("NOT SECURE: a simulation proves nothing",),
@@ -94,10 +91,10 @@ def appraise_sim(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 def inspect_sim(evidence: Evidence) -> Mapping[str, str]:
     """Read the measurement without appraising anything."""
-    return {"code": _body(evidence.data)["measurement"]}
+    return {"code": _read_body(evidence.data)["measurement"]}
 
 
-def _body(data: bytes) -> dict[str, Any]:
+def _read_body(data: bytes) -> dict[str, Any]:
     try:
         body = parse_canonical(data)
     except ValueError as exc:
@@ -105,11 +102,11 @@ def _body(data: bytes) -> dict[str, Any]:
     if set(body) != _KEYS or not isinstance(body["debug"], bool):
         raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
     for name in _KEYS - {"debug"}:
-        _hex(body[name])
+        _decode_hex(body[name])
     return body
 
 
-def _hex(value: Any) -> bytes:
+def _decode_hex(value: Any) -> bytes:
     if not isinstance(value, str) or value != value.lower():
         raise malformed(_WHERE, "a value is not lowercase hex")
     try:

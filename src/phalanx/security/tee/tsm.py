@@ -23,8 +23,8 @@ PROVIDERS = {"sev_guest": "snp", "tdx_guest": "tdx"}
 _REPORT_DATA_BYTES = 64
 _MAX_CERTIFICATES = 16
 _VCEK, _VLEK, _ASK, _ARK, _CRL = (
-    uuid.UUID(one)
-    for one in (
+    uuid.UUID(name)
+    for name in (
         "63da758d-e664-4564-adc5-f4b93be8accd",
         "a8074bc2-a25a-483e-aae6-39c045a0b8a1",
         "4ab7b379-bbac-4fe4-a02f-05aef327c782",
@@ -54,9 +54,9 @@ class TsmAttester:
 
     Args:
         kind: ``snp`` or ``tdx``.
-        root: Of the file system.
-        endorsements: What goes along beside what the host has sent, such as ``collateral``.
-        entries: Where requests are made.
+        root: Root of the file system.
+        endorsements: Named documents that are sent beside the host's own ones, such as ``collateral``.
+        entries: Directory of the request entries.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class TsmAttester:
         try:
             self._entries.make(entry)
             try:
-                return self._read(entry, binding)
+                return self._read_evidence(entry, binding)
             finally:
                 self._entries.remove(entry)
         except OSError as exc:
@@ -89,13 +89,13 @@ class TsmAttester:
                 "machine, configfs mounted, and the rights of root"
             ) from exc
 
-    def _read(self, entry: Path, binding: Binding) -> Evidence:
-        provider = _provider(entry)
+    def _read_evidence(self, entry: Path, binding: Binding) -> Evidence:
+        provider = _read_provider(entry)
         if PROVIDERS.get(provider) != self.kind:
             raise NoEvidenceError(f"{entry}: the kernel's provider is {provider[:40]!r}, which gives no {self.kind}")
         (entry / "inblob").write_bytes(binding.digest().ljust(_REPORT_DATA_BYTES, b"\0"))
         report = (entry / "outblob").read_bytes()
-        sent = _certificates((entry / "auxblob").read_bytes()) if self.kind == "snp" else {}
+        sent = _read_certificates((entry / "auxblob").read_bytes()) if self.kind == "snp" else {}
         # every write raises it: more than one means that the report is about another process's data
         if (generation := (entry / "generation").read_text(encoding="ascii").strip()) != "1":
             raise NoEvidenceError(f"{entry}: generation {generation[:20]}, expected 1; somebody else writes to it")
@@ -108,33 +108,37 @@ def provider_kind(root: Path = Path("/"), entries: ReportEntries = _ENTRIES) -> 
     try:
         entries.make(entry)
         try:
-            return PROVIDERS.get(_provider(entry))
+            return PROVIDERS.get(_read_provider(entry))
         finally:
             entries.remove(entry)
     except OSError:
         return None
 
 
-def _provider(entry: Path) -> str:
+def _read_provider(entry: Path) -> str:
     return (entry / "provider").read_text(encoding="ascii").strip().replace("-", "_")
 
 
-def _certificates(table: bytes) -> dict[str, bytes]:
+def _read_certificates(table: bytes) -> dict[str, bytes]:
     """Read the table of certificates that the host sends along; none where it sends none. Nothing in it is believed."""
     if not any(table):
         return {}
     try:
-        found = _table(table)
+        certificates = _read_table(table)
     except RefusedEvidenceError as exc:
         raise NoEvidenceError(exc.detail) from exc
-    named = {name: found[guid] for guid, name in ((_VCEK, "vcek"), (_VLEK, "vlek"), (_CRL, "crl")) if guid in found}
-    chain = b"".join(_as_pem(found[guid]) for guid in (_ASK, _ARK) if guid in found)
+    named = {
+        name: certificates[guid]
+        for guid, name in ((_VCEK, "vcek"), (_VLEK, "vlek"), (_CRL, "crl"))
+        if guid in certificates
+    }
+    chain = b"".join(_as_pem(certificates[guid]) for guid in (_ASK, _ARK) if guid in certificates)
     return {**named, "chain": chain} if chain else named
 
 
-def _table(data: bytes) -> dict[uuid.UUID, bytes]:
+def _read_table(data: bytes) -> dict[uuid.UUID, bytes]:
     reader = Reader(data, "SNP certificate table")
-    found: dict[uuid.UUID, bytes] = {}
+    certificates: dict[uuid.UUID, bytes] = {}
     for _ in range(_MAX_CERTIFICATES):
         raw, offset, size = reader.take(16), reader.number(4), reader.number(4)
         if not any(raw):
@@ -144,8 +148,8 @@ def _table(data: bytes) -> dict[uuid.UUID, bytes]:
         certificate = part.take(size)
         # written as the digits stand in print; some hosts reverse the first three groups
         for guid in (uuid.UUID(bytes=raw), uuid.UUID(bytes_le=raw)):
-            found[guid] = certificate
-    return found
+            certificates[guid] = certificate
+    return certificates
 
 
 def _as_pem(certificate: bytes) -> bytes:

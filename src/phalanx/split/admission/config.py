@@ -16,13 +16,13 @@ class ClientAdmissionConfig(StrictModel):
     Attributes:
         rule: "mean", over all targets as without this section; or a robust rule, in which every client counts the same.
         byzantine: Clients that may lie; the rule must stand so many, and no more are ever shut out for distance.
-        momentum: Share of a client's earlier gradients in what a robust rule looks at: what is random in a microbatch
-            evens out, and what a client always does stays.
+        momentum: Share of a client's earlier gradients that a robust rule adds before it compares: randomness evens
+            out, a constant bias stays.
         max_norm: Bound of the norm of a client's mean gradient in a step; one that is larger does not count.
         held_out_factor: A client's mean loss on its own held-out texts may be so many times the middle one of all
             clients; while it is larger, the client's microbatches do not count.
-        far: With a robust rule a client's gradient is far when its distance to the result is so many times the middle
-            distance.
+        far: A client's gradient is far when its distance to the result is this many times the median distance, with a
+            robust rule.
         patience: A client is shut out for the rest of the run when it was refused for one reason, or far, so many times
             in a row: in steps that asked it, of held-out losses in measurements.
     """

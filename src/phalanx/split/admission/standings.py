@@ -22,11 +22,8 @@ class ClientRefusal:
     """The refusal of one client's microbatches.
 
     Attributes:
-        client: Party name.
-        step: In which they do not count; of a held-out loss, after so many finished steps.
-        reason: Which check.
-        figure: What was found; NaN where it was no number.
-        bound: What it may be.
+        step: The step in which they do not count; for a held-out loss, the number of finished steps.
+        figure: The measured value; NaN where it was no number.
         is_excluded: Whether the client is shut out with it.
     """
 
@@ -48,12 +45,7 @@ class _Books(StrictModel):
 
 
 class ClientStandings:
-    """The standings of one run's clients.
-
-    Args:
-        clients: Party names.
-        config: Of the run.
-    """
+    """The standings of one run's clients."""
 
     def __init__(self, clients: Sequence[str], config: ClientAdmissionConfig) -> None:
         self._clients, self._config = tuple(clients), config
@@ -76,15 +68,15 @@ class ClientStandings:
         """Judge the norms of clients' gradients of a step; return the clients that pass."""
         passed = []
         for client, norm in norms.items():
-            most = math.inf if self._config.max_norm is None else self._config.max_norm
+            max_norm = math.inf if self._config.max_norm is None else self._config.max_norm
             if not self._take(client, step, "not_finite", norm, math.inf, is_fine=math.isfinite(norm)):
                 continue
-            if self._take(client, step, "over_norm", norm, most, is_fine=norm <= most):
+            if self._take(client, step, "over_norm", norm, max_norm, is_fine=norm <= max_norm):
                 passed.append(client)
         return passed
 
     def judge_distances(self, step: int, distances: Mapping[str, float]) -> None:
-        """Judge how far clients' gradients are from what the robust rule made of all: they count, but are held against.
+        """Judge clients' gradients by their distance to the robust result: far ones count, but are held against them.
 
         A client that is far again and again is shut out, until as many are as may lie: data of clients differ, and
         one of them is always the farthest.
@@ -103,7 +95,7 @@ class ClientStandings:
         self._measured[client] = (total + (loss if math.isfinite(loss) else _NO_NUMBER), count + targets)
 
     def is_measured(self, client: str) -> bool:
-        """Whether sums over all clients have what was measured of this one since the last step.
+        """Whether sums over all clients contain this client's measurements since the last step.
 
         They have not where it is shut out, where the loss of one of its texts is no number, and where its loss is one
         that `judge_measurements` refuses: weights that are chosen by such a sum would be chosen by the client.
@@ -134,8 +126,8 @@ class ClientStandings:
 
     def news(self) -> list[ClientRefusal]:
         """Hand out, once, the refusals since the last call."""
-        found, self._news = self._news, []
-        return found
+        refusals, self._news = self._news, []
+        return refusals
 
     def books(self) -> dict[str, object]:
         """All of it as JSON data, for a sealed state."""
@@ -153,17 +145,17 @@ class ClientStandings:
             CheckpointError: They are of another run, or of one without this section.
         """
         try:
-            found = _Books.model_validate(books, strict=False)
+            state = _Books.model_validate(books, strict=False)
         except ValidationError as exc:
             raise CheckpointError(
                 "sealed state: has no standings of clients, and [split.admission] keeps them"
             ) from exc
-        named = {*found.in_a_row, *found.excluded, *found.suspended, *found.measured}
+        named = {*state.in_a_row, *state.excluded, *state.suspended, *state.measured}
         if not named <= set(self._clients):
             raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which this run does not name")
-        self._in_a_row = {name: dict(found.in_a_row.get(name, {})) for name in self._clients}
-        self._excluded, self._suspended = dict(found.excluded), set(found.suspended)
-        self._measured, self._news = dict(found.measured), []
+        self._in_a_row = {name: dict(state.in_a_row.get(name, {})) for name in self._clients}
+        self._excluded, self._suspended = dict(state.excluded), set(state.suspended)
+        self._measured, self._news = dict(state.measured), []
 
     def _compared(self) -> dict[str, float]:
         """The mean held-out loss of each client that was measured and is not shut out."""
@@ -193,7 +185,7 @@ class ClientStandings:
 
 
 def as_facts(refusal: ClientRefusal) -> dict[str, object]:
-    """A refusal as JSON data: null for what is no finite number."""
+    """Return a refusal as JSON data, with null for numbers that are not finite."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in asdict(refusal).items()

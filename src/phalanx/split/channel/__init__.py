@@ -1,1 +1,1 @@
-"""The channel between client and enclave: tensors, frames, messages, and what is sent again."""
+"""The channel between client and enclave: tensors, frames, messages and repetitions."""

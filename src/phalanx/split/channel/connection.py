@@ -23,9 +23,7 @@ class Connection:
     """One party's end of the connection.
 
     Args:
-        endpoint: Of the party.
-        peer: Name of the enclave.
-        timeout_s: How long an answer may take.
+        timeout_s: Deadline for an answer, in seconds.
         look: Called while waiting; raises where the enclave's process has ended.
         aside: Takes messages that come without being asked for; there are none when left out.
     """
@@ -93,7 +91,7 @@ class Connection:
         return None
 
     def heed(self) -> None:
-        """Take what has come without being asked for; anything else is kept for the call that awaits it.
+        """Take an unrequested message that has arrived; keep any other for the call that awaits it.
 
         Raises:
             PeerLostError: The link has failed.
@@ -117,7 +115,7 @@ class Connection:
             PhalanxError: The enclave refused, with its error; or `PeerLostError`, it is gone or silent; or
                 `FrameError`, it said something else.
         """
-        expected = " or ".join(repr(one.kind) for one in answers)
+        expected = " or ".join(repr(answer.kind) for answer in answers)
         deadline = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline:
             item = self._unheard.popleft() if self._unheard else self._endpoint.receive(_LOOK_EVERY_S)

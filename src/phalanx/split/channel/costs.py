@@ -11,13 +11,11 @@ class Costs(NamedTuple):
     """CPU seconds of one process, or of several, since they began.
 
     Attributes:
-        cpu_s: Of everything.
-        cipher_s: AES-GCM alone, of tensors.
         digest_s: Digests of frames, which transcript and signed headers share, and of other messages.
         framing_s: The rest of packing and unpacking: buffers, headers, nonces, the chain of the transcript.
         signing_s: Signing and checking the transport's headers and receipts. TLS is not in it, nor anywhere but in
             `cpu_s`: it computes in threads of its own.
-        meeting_s: Evidence, appraisals, tokens and keys, and looking whether what was appraised is still accepted.
+        meeting_s: Evidence, appraisals, tokens, keys, and checks whether the appraised party is still accepted.
     """
 
     cpu_s: Seconds = 0.0

@@ -52,8 +52,8 @@ class FramePipe:
         """Pass frames for a party of this end to `handle`, those first that came before it served."""
         with self._lock:
             self._handles[name] = handle
-            early = [one for one in self._early if one[2] == name]
-            self._early = [one for one in self._early if one[2] != name]
+            early = [frames for frames in self._early if frames[2] == name]
+            self._early = [frame for frame in self._early if frame[2] != name]
         for number, sender, receiver, raw in early:
             self._pool.submit(self._answer, handle, number, sender, receiver, raw)
 
@@ -139,20 +139,20 @@ class FramePipe:
 
     def _take(self, size: int) -> memoryview:
         data = bytearray(size)
-        whole = view = memoryview(data)
+        buffer = view = memoryview(data)
         while view:
             count = self._end.recv_into(view)
             if not count:
                 raise EOFError
             view = view[count:]
-        return whole.toreadonly()
+        return buffer.toreadonly()
 
     def _fail(self) -> None:
         with self._lock:
             self._is_closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
-        for one in waiting:
-            one.set_exception(PeerGoneError("the other end of the pipe is closed"))
+        for future in waiting:
+            future.set_exception(PeerGoneError("the other end of the pipe is closed"))
 
 
 class PipeWire:

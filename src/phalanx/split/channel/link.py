@@ -62,11 +62,7 @@ class FrameLink(Protocol):
         """Return the tensor of a frame; of a refused one nothing is left, and the due one is still accepted.
 
         Args:
-            frame: What came.
-            kind: What is due.
-            step: When.
-            microbatch: Of which it is.
-            digest: Of the frame, where this process has made it already; left out, it is made here.
+            digest: Digest of the frame where this process has computed it already; computed here when left out.
 
         Raises:
             SealError: It is not the frame that is due.
@@ -86,11 +82,10 @@ class FrameLink(Protocol):
 class SealedLink:
     """A link that seals from a tensor's memory and opens into it, one pass each; notes every frame in the transcript.
 
-    A frame is digested once at each end: what the transcript notes is what the transport's header around it signs.
+    A frame is digested once at each end: the transcript notes the digest that the transport's header signs.
 
     Args:
         channel: One end, used by no other link.
-        identity: This side.
     """
 
     def __init__(self, channel: Channel, identity: Identity) -> None:
@@ -160,7 +155,7 @@ class PlainLink:
         return frame
 
     def unpack(self, frame: Frame, kind: TensorKind, step: int, microbatch: int, digest: str = "") -> Tensor:
-        """As `FrameLink` says, of a frame that claims to be the one that is due."""
+        """Open a frame that claims to be the due one; see `FrameLink`."""
         header = _PLAIN.pack(_MAGIC, step, microbatch, len(kind.encoded)) + kind.encoded
         view = memoryview(frame)
         if view.nbytes != len(header) + kind.size_bytes or view[: len(header)] != header:

@@ -62,7 +62,7 @@ class EvidenceRequest(SplitMessage):
 
 
 class _BothWays(SplitMessage):
-    """A message with a field for what is appraised on both sides; where only one is, its body is without the field."""
+    """A message with a field for appraisals of both sides; it is left out where only the enclave is appraised."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class ReleaseEnd(SplitMessage):
 
 
 class AskStatement(SplitMessage):
-    """The enclave's word on what has crossed is asked for."""
+    """Ask for the enclave's statement about the frames that have crossed."""
 
     kind: ClassVar[str] = "ask_statement"
 
@@ -270,8 +270,6 @@ class GuardedStep(SplitMessage):
     num_audits: Count
     num_alarms: Count
     verdicts: tuple[Verdict, ...]
-    restarts: Count
-    skipped: tuple[Count, ...]
     steps_redone: Count
 
 
@@ -337,11 +335,11 @@ _KINDS = by_kind(
     )
 )
 _WITH_REASON: dict[str, type[SealError | RefusedEvidenceError | ReleaseRefusedError]] = {
-    one.__name__: one for one in (SealError, RefusedEvidenceError, ReleaseRefusedError)
+    error.__name__: error for error in (SealError, RefusedEvidenceError, ReleaseRefusedError)
 }
 _WITHOUT: dict[str, type[PhalanxError]] = {
-    one.__name__: one
-    for one in (
+    error.__name__: error
+    for error in (
         CheckpointError,
         DataError,
         FixedPointError,

@@ -1,4 +1,4 @@
-"""Frames of microbatches at both ends of a line: what waits, what is sent again after a refusal, and how often."""
+"""Windows of microbatch frames at both ends of a line: waiting frames, repetitions after refusals, bounds."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,8 +19,7 @@ class ReceiveWindow:
     was on its way before it heard of that is of an earlier attempt, and is dropped.
 
     Args:
-        client: Party name.
-        most: So many frames may wait.
+        most: Largest number of waiting frames.
     """
 
     def __init__(self, client: str, most: int) -> None:
@@ -80,8 +79,7 @@ class SendWindow:
     """A client's window: the frames of the step under way, until the feedback says that they were taken.
 
     Args:
-        name: Party name.
-        post: Sends one.
+        post: Sends one frame.
     """
 
     def __init__(self, name: str, post: Callable[[say.Upload, PackedFrame], None]) -> None:
@@ -93,9 +91,9 @@ class SendWindow:
     def send(self, message: say.Upload, frames: Sequence[PackedFrame]) -> None:
         """Send the frames of a microbatch, and keep them."""
         for frame in frames:
-            one = (message.model_copy(update={"attempt": self._attempt}), frame)
-            self._kept.append(one)
-            self._post(*one)
+            sent_frame = (message.model_copy(update={"attempt": self._attempt}), frame)
+            self._kept.append(sent_frame)
+            self._post(*sent_frame)
 
     def settle(self) -> None:
         """All that was sent has been taken."""
@@ -106,7 +104,7 @@ class SendWindow:
         """Send the same bytes again, from the refused frame on.
 
         Raises:
-            FrameError: The enclave asks for what was never sent, or again and again.
+            FrameError: The enclave asks for frames that were never sent, or too often.
         """
         first = asked.taken - self._settled
         # frames are taken in order: an enclave that asks for an earlier one than before only delays

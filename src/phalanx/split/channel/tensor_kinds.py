@@ -25,8 +25,6 @@ class TensorKinds:
     """The tensors of one run.
 
     Attributes:
-        rows: Sequences of a microbatch.
-        seq: Tokens of a sequence.
         hidden: Width of what crosses: the model's, and one more where borders of documents go with it.
         wire: Precision of activations, a key of `WIRE_DTYPES`.
         label_shape: Shape of the labels of so many rows of so many tokens.

@@ -1,4 +1,4 @@
-"""The messages of a run with clients of other owners: turns, and what they came to.
+"""The messages of a run with clients of other owners: turns and their results.
 
     owner                        enclave                        client
       turn(step, draw)  -------->  turn  ---------------------->  sends microbatches, sealed for the enclave
@@ -72,7 +72,7 @@ class AwaitedClients(SplitMessage):
 
 
 class ClientLeft(SplitMessage):
-    """Word of a client that it goes: why, in one of these words, and nothing of what it has seen."""
+    """A client leaves. `reason` is one of a closed set and carries no data."""
 
     kind: ClassVar[str] = "client_left"
     reason: LeaveReason
@@ -91,7 +91,7 @@ class ClientRefused(SplitMessage):
 
 
 class ClientAppraised(SplitMessage):
-    """Word to the owner that a client's evidence has passed: which, by which policy, and what it has measured."""
+    """Tell the owner that a client's evidence has passed: which policy accepted it, and its measured values."""
 
     kind: ClassVar[str] = "client_appraised"
     client: Name
@@ -112,7 +112,7 @@ class ClientEvidenceRefused(SplitMessage):
 
 
 class Conclude(SplitMessage):
-    """The owner's word to all clients that training is over: compare what has crossed, and go."""
+    """Tell all clients that training is over: they compare transcripts and leave."""
 
     kind: ClassVar[str] = "conclude"
 

@@ -21,8 +21,7 @@ class ClientAppraisal:
     """What came of one piece of evidence of a client.
 
     Attributes:
-        client: Its name.
-        result: Of evidence that passed; None of evidence that did not.
+        result: None where the evidence did not pass.
         reason: Why it did not, one of `Reason`; empty where it did.
     """
 
@@ -36,9 +35,8 @@ class ClientAppraiser:
 
     Args:
         terms_of_run: The session that evidence is bound to.
-        policies: By client; one that is not in here is asked for nothing.
-        keys: Of every client that is in there, as `attested_keys` has it.
-        clock: Monotonic seconds.
+        policies: By client; a client without a policy is asked for no evidence.
+        keys: Public key of every client with a policy, from `attested_keys`.
 
     Guarantees:
         A nonce is drawn here, given to one client, and good for one appraisal. `check` refuses a client with a policy
@@ -59,7 +57,7 @@ class ClientAppraiser:
         self._news: list[ClientAppraisal] = []
 
     def ask(self, client: str) -> bytes | None:
-        """Draw the nonce for a client's evidence; the one that it was given before is void. None: nothing is asked."""
+        """Draw the nonce for a client's evidence; an earlier nonce is void. None where the client needs no evidence."""
         verifier = self._verifiers.get(client)
         if verifier is None:
             return None
@@ -67,11 +65,11 @@ class ClientAppraiser:
         return nonce
 
     def judge(self, client: str, evidence: bytes) -> None:
-        """Appraise what a client brings for the nonce that it was given last; the nonce is used up.
+        """Appraise a client's evidence for its last nonce, which is used up.
 
         Args:
             client: The client, as transport and signature have proven it.
-            evidence: As it came; empty where none did.
+            evidence: Empty where the client has sent none.
 
         Raises:
             RefusedEvidenceError: It does not pass, it is missing where it was asked for, or the reverse.
@@ -100,7 +98,9 @@ class ClientAppraiser:
             every_s: Seconds that an appraisal is good for; 0 for any.
         """
         oldest = self._clock() - _CLOCKS_DIFFER * every_s - _ON_THE_WAY_S
-        due = [client for client, at in self._appraised_at.items() if now or (every_s and at < oldest)]
+        due = [
+            client for client, appraised_at in self._appraised_at.items() if now or (every_s and appraised_at < oldest)
+        ]
         for client in due:
             del self._appraised_at[client]
 
@@ -116,9 +116,9 @@ class ClientAppraiser:
             )
 
     def news(self) -> tuple[ClientAppraisal, ...]:
-        """Hand out, once, what has come of evidence so far."""
-        found, self._news = tuple(self._news), []
-        return found
+        """Hand out, once, the results of appraisals so far."""
+        appraisals, self._news = tuple(self._news), []
+        return appraisals
 
     def _appraise(self, verifier: Verifier, client: str, evidence: bytes) -> AppraisalResult:
         nonce = self._asked.pop(client, None)
@@ -138,10 +138,10 @@ def client_policies_of(split: SplitConfig) -> dict[str, Policy]:
     Raises:
         ConfigError: A root in there cannot be read.
     """
-    found: dict[str, Policy] = {}
+    policies: dict[str, Policy] = {}
     for client, config in split.client_policies.items():
         try:
-            found[client] = build_policy(config, Path())
+            policies[client] = build_policy(config, Path())
         except ConfigError as exc:
             raise ConfigError(f"split.client_policies.{client}: {exc}") from exc
-    return found
+    return policies

@@ -41,12 +41,9 @@ class EnclaveHandshake:
     """The enclave's side of the handshake.
 
     Args:
-        identity: The enclave.
-        attester: Makes its evidence.
         terms_of_run: The facts to agree on.
-        epochs: Raised at every handshake.
         clients: The clients of the run.
-        appraiser: Of clients that must bring evidence; left out, none must.
+        appraiser: Appraiser of clients that must bring evidence; None where none must.
     """
 
     def __init__(
@@ -86,9 +83,9 @@ class EnclaveHandshake:
         """Return the reply to a client's hello, and this side's link.
 
         Args:
-            client: As transport and signature have proven it.
+            client: Name that transport and signature have proved.
             token: Its word on this enclave's evidence.
-            hello: Of its side of the channel.
+            hello: The client's side of the channel.
             evidence: Its own; empty where it brings none.
 
         Raises:
@@ -111,14 +108,12 @@ class ClientHandshake:
     """The client's side of the handshake.
 
     Args:
-        identity: The client.
         terms_of_run: The facts to agree on.
-        epochs: Raised at every meeting.
-        policy: Reads what is accepted now.
+        policy: Reads the policy that is accepted now.
         make_evidence: Gives this client's own; None where it has none to give.
 
     Attributes:
-        result: Of the latest appraisal; None before the first one.
+        result: Result of the latest appraisal; None before the first one.
     """
 
     def __init__(
@@ -143,7 +138,7 @@ class ClientHandshake:
         return nonce
 
     def judge(self, evidence: bytes) -> AppraisalResult:
-        """Appraise what came for the nonce that was drawn last; the nonce is used up.
+        """Appraise the evidence for the nonce that was drawn last, which is used up.
 
         Raises:
             RefusedEvidenceError: It does not pass; `reason` says why.
@@ -174,7 +169,7 @@ class ClientHandshake:
         """Return the token and the hello for the enclave, after `judge`.
 
         Args:
-            evidence: What goes along, as `prove` has made it; empty where the enclave has asked for none.
+            evidence: The client's evidence from `prove`; empty where the enclave has asked for none.
 
         Raises:
             RefusedEvidenceError: Nothing was appraised, or its certificates have ended.
@@ -200,7 +195,7 @@ class ClientHandshake:
         return SealedLink(offer.accept(reply, self._terms.enclave), self._identity)
 
     def check_still_accepted(self) -> None:
-        """Compare what was appraised with the policy as it is now.
+        """Compare the appraised evidence with the policy as it is now.
 
         Raises:
             RefusedEvidenceError: A measurement was revoked, or is no reference value any more.

@@ -17,14 +17,9 @@ class EnclavePeer:
     """A client, or the owner.
 
     Args:
-        identity: The party.
-        line: To the enclave.
         handshake: Appraises the enclave; None in a plaintext split, which has no appraisal.
-        clock: Seconds, monotonic.
 
     Attributes:
-        name: Party name.
-        line: To the enclave.
         meeting_s: CPU seconds spent on appraisals, tokens and keys.
     """
 
@@ -58,7 +53,7 @@ class EnclavePeer:
         return None if self._handshake is None else self._handshake.result
 
     def meet(self) -> None:
-        """Appraise the enclave, be appraised where it asks for that, and agree on keys with what was appraised.
+        """Appraise the enclave, be appraised where it asks for that, and agree on keys with the appraised enclave.
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass, or this party's own does not.
@@ -92,7 +87,7 @@ class EnclavePeer:
         self.meeting_s += time.thread_time() - started
 
     def check_trust(self, *, every_s: float, now: bool) -> None:
-        """Look whether what was appraised is still accepted; ask anew when it is time for it.
+        """Check whether the appraised enclave is still accepted; ask for new evidence when it is due.
 
         Args:
             every_s: Seconds that an appraisal is good for; 0 for any.
@@ -110,7 +105,7 @@ class EnclavePeer:
             self.appraise_again()
 
     def compare_transcripts(self, enclave: Peer) -> tuple[bytes, bytes] | None:
-        """Exchange signed statements on what has crossed, and compare them.
+        """Exchange signed statements about the frames that have crossed, and compare them.
 
         Returns:
             This side's and the enclave's; None where nothing is signed.
@@ -131,10 +126,10 @@ class EnclavePeer:
         """Appraise the enclave, and return this party's own evidence for it; empty where it asks for none."""
         # before the enclave's own clock begins: this party is the first to notice that an appraisal is too old
         asked_at = self._clock()
-        told, evidence = self.line.ask(say.EvidenceRequest(nonce=handshake.ask().hex()), say.EvidenceReply)
+        request, evidence = self.line.ask(say.EvidenceRequest(nonce=handshake.ask().hex()), say.EvidenceReply)
         handshake.judge(bytes(evidence))
         self._appraised_at = asked_at
-        return b"" if told.nonce is None else handshake.prove(bytes.fromhex(told.nonce))
+        return b"" if request.nonce is None else handshake.prove(bytes.fromhex(request.nonce))
 
     def close(self) -> None:
         """Forget keys."""

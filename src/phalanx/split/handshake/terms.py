@@ -19,11 +19,10 @@ class HandshakeTerms:
     """The facts on which both sides of a handshake must agree.
 
     Attributes:
-        run: Name of the session.
         config_digest: SHA-256 of the run's config, 32 bytes.
         enclave: The enclave's name and message key.
         keys: Digest of the keys that evidence must be bound to; see `attested_keys`.
-        chunk_bytes: As in `Terms`.
+        chunk_bytes: Bytes of a chunk; see `Terms`.
     """
 
     run: str
@@ -33,25 +32,24 @@ class HandshakeTerms:
     chunk_bytes: int
 
     def terms(self, client: str, token: bytes, evidence: bytes = b"") -> Terms:
-        """Return what a channel with a client is about.
+        """Return the terms of a channel with a client.
 
         Args:
-            client: Its name.
             token: Its word on the evidence of the enclave.
             evidence: Its own; empty where the enclave has asked for none.
         """
         rests_on = hashlib.sha256(token).digest()
         if evidence:
-            both = rests_on + hashlib.sha256(evidence).digest()
-            rests_on = hashlib.sha256(in_domain("both-appraisals/1", both)).digest()
+            appraisals = rests_on + hashlib.sha256(evidence).digest()
+            rests_on = hashlib.sha256(in_domain("both-appraisals/1", appraisals)).digest()
         return Terms(self.run, self.config_digest, rests_on, client, self.enclave.name, self.chunk_bytes)
 
     def binding(self, nonce: bytes) -> Binding:
-        """Return what the enclave's evidence for a client's nonce is bound to."""
+        """Return the binding of the enclave's evidence for a client's nonce."""
         return Binding(nonce, self.keys, self.config_digest, ROLE)
 
     def client_binding(self, nonce: bytes, client_keys: bytes) -> Binding:
-        """Return what a client's evidence for the enclave's nonce is bound to.
+        """Return the binding of a client's evidence for the enclave's nonce.
 
         Where the enclave's evidence names the run, a client's names the run, this session of it and the keys of the
         enclave that asks: evidence that a client has given to another enclave, or in another session, is not this.

@@ -16,9 +16,9 @@ _LIBRARIES = ("torch", "transformers", "peft", "cryptography")
 
 @functools.cache
 def measure_code() -> bytes:
-    """SHA-256 over every source file of Phalanx, the interpreter's version and those of the libraries beneath.
+    """Return the SHA-256 over all source files of Phalanx and the versions of interpreter and libraries.
 
-    Both ends compute it from what they have installed. What the evidence says of it is worth what the tier is worth.
+    Both ends compute it from their installed files. The measurement is worth as much as the tier.
     """
     root = Path(__file__).parents[2]
     total = hashlib.sha256(canonical_json([sys.version, [_version(name) for name in _LIBRARIES]]))
@@ -29,7 +29,7 @@ def measure_code() -> bytes:
 
 
 def policy_of(split: SplitConfig) -> Policy:
-    """Return what a client accepts: the policy file of the run, read now, or this release's own code.
+    """Return the policy that a client accepts: the run's policy file, read now, or this release's own code.
 
     Raises:
         ConfigError: The policy file is missing or malformed, or the tier needs one and there is none.

@@ -20,10 +20,10 @@ class Tier:
 
     Attributes:
         name: A key of `TIERS`.
-        attester: Speaks for it.
+        attester: Signs evidence for it.
         key: 32 bytes for its sealed states.
         counter: Gives the monotonic counter of a purpose: "epoch", "sealed" or "settled".
-        close: Lets go of what it holds.
+        close: Releases its resources.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Tier:
 
 
 def worth(split: SplitConfig) -> str:
-    """Say what a split's guard is worth, in one line."""
+    """Describe in one line what a split's guard protects."""
     if split.mode == "plaintext":
         return "plaintext: NOT SECURE: the enclave's host reads and alters what it likes"
     return TIERS[split.tier]
@@ -42,11 +42,6 @@ def worth(split: SplitConfig) -> str:
 
 def open_tier(split: SplitConfig, directory: Path, identity: Identity) -> Tier:
     """Open what an enclave has at its tier, and make it at the first start.
-
-    Args:
-        split: Names the tier.
-        directory: The enclave's own.
-        identity: The enclave.
 
     Raises:
         CertificateError: The directory is unusable.

@@ -20,8 +20,7 @@ class CountFromStart:
     """A counter that begins at 0, on one of a TPM, which begins above every number that the TPM has ever given.
 
     Args:
-        counter: The TPM's.
-        start: Where it began.
+        start: First number of the counter.
     """
 
     def __init__(self, counter: TpmCounter, start: int) -> None:
@@ -73,7 +72,7 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 
     Args:
         directory: The enclave's own; gets one sealed file.
-        address: Of the TPM.
+        address: Address of the TPM.
 
     Raises:
         TpmError: The TPM is not there, or the machine is in another state than at the first start.

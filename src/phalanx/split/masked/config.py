@@ -43,7 +43,7 @@ class MaskedConfig(StrictModel):
 
 
 class MaskedWorkerConfig(JoiningWorkerConfig):
-    """The config of one worker process: its identity, where the trusted side listens, and what it multiplies on."""
+    """The config of one worker process: its identity, the address of the trusted side, and its device."""
 
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """`cpu` multiplies in float64, `cuda` in limbs of 8 bits."""

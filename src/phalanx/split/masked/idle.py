@@ -80,8 +80,7 @@ def open_masking_client(
 
     Args:
         config: Kind and number of pads.
-        run: The run.
-        worker: Sees masked numbers.
+        worker: Receives masked numbers only.
         second: Makes the pads' products, where the config says so.
         counter: A hardware counter of these pads alone.
 

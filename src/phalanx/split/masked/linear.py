@@ -1,4 +1,4 @@
-"""Frozen linear layers of a model with products that a worker computes, without seeing what they are made of."""
+"""Frozen linear layers of a model with products that a worker computes without seeing its inputs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,13 +20,12 @@ _KINDS: tuple[type[nn.Module], ...] = (nn.Linear, Conv1D)
 class MaskedLinear(nn.Module):
     """A layer in the place of a frozen ``nn.Linear`` or ``Conv1D`` of transformers, equal up to fixed-point rounding.
 
-    The offload client is asked for the product with the weight, and for that of the gradient with its transpose. The
-    bias is added here, and may be trained. The layer keeps no weight: the client has what it needs of it.
+    The offload client computes the product with the weight, and the product of the gradient with its transpose. The
+    bias is added here, and may be trained. The layer keeps no weight: the client has it.
 
     Args:
         layer: The layer that it replaces.
-        name: Of the layer at the client.
-        offload: The offload client.
+        name: Name of the layer at the client.
 
     Raises:
         ModelError: It is no linear layer, its weight is trained, or still on the meta device.
@@ -77,7 +76,8 @@ def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str]
     Args:
         module: Built and filled; changed in place.
         offload: The offload client that makes the products.
-        names: Of the layers to replace, without the ``base_layer`` of adapters; left out, all that can be.
+        names: Names of layers to replace, without the ``base_layer`` of adapters; all that can be replaced when left
+            out.
 
     Returns:
         The names of the layers that were replaced, in the module's order.
@@ -87,25 +87,25 @@ def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str]
         FixedPointError: A weight is NaN or infinite.
         ConfigError: The client has a layer of such a name already.
     """
-    found = dict(_places(module))
+    places_by_name = dict(_places(module))
     if names is None:
-        wanted = [name for name, places in found.items() if _can_be_masked(places[0])]
+        chosen_names = [name for name, places in places_by_name.items() if _can_be_masked(places[0])]
     else:
-        wanted = list(names)
-        missing = [name for name in wanted if name not in found]
+        chosen_names = list(names)
+        missing = [name for name in chosen_names if name not in places_by_name]
         if missing:
             raise ModelError(f"{missing[0]}: is no layer of this module; the names are those of named_modules()")
-    if not wanted:
+    if not chosen_names:
         raise ModelError("this module has no frozen linear layer, so there is nothing to mask; is everything trained?")
-    for name in wanted:
+    for name in chosen_names:
         # all before the first: a module is changed as a whole or not at all
-        _frozen_weight(found[name][0], name)
-    for name in wanted:
-        place = found[name]
+        _frozen_weight(places_by_name[name][0], name)
+    for name in chosen_names:
+        place = places_by_name[name]
         masked = MaskedLinear(place[0], name, offload).train(place[0].training)
         for parent, leaf in place[1]:
             parent.add_module(leaf, masked)
-    return wanted
+    return chosen_names
 
 
 class _MaskedProduct(torch.autograd.Function):

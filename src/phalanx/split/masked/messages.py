@@ -52,7 +52,7 @@ class Load(About):
 
 
 class Numbers(About):
-    """Masked numbers, or their product; a product has the number of what it was asked for with."""
+    """Masked numbers, or their product under the number of the request."""
 
     number: int = Field(ge=0)
     rows: int = Field(ge=1, le=_MOST_ROWS)
@@ -82,7 +82,7 @@ def load_parts(
     parts = []
     for first in range(0, inner, step):
         rows = np.ascontiguousarray(values[first : first + step], dtype="<i2")
-        about = Load(
+        load = Load(
             layer=product.layer,
             direction=product.direction,
             inner=inner,
@@ -90,7 +90,7 @@ def load_parts(
             first=first,
             rows=len(rows),
         )
-        parts.append((about.model_dump(), _bytes_of(rows)))
+        parts.append((load.model_dump(), _bytes_of(rows)))
     return parts
 
 
@@ -100,18 +100,20 @@ def read_load(body: dict[str, Any], payload: memoryview) -> tuple[Load, NDArray[
     Raises:
         FrameError: The frame is anything else.
     """
-    about = _read(Load, body)
-    if about.first + about.rows > about.inner:
-        raise FrameError(f"{about.product}: rows {about.first} to {about.first + about.rows} of {about.inner} came")
-    return about, _numbers(payload, "<i2", about.rows, about.columns, about.product).astype(np.int32)
+    load = _read(Load, body)
+    if load.first + load.rows > load.inner:
+        raise FrameError(f"{load.product}: rows {load.first} to {load.first + load.rows} of {load.inner} came")
+    return load, _numbers(payload, "<i2", load.rows, load.columns, load.product).astype(np.int32)
 
 
 def write_masked(masked: MaskedMessage) -> tuple[dict[str, Any], memoryview]:
     """Return body and payload of masked numbers, or of their product."""
     rows, columns = masked.values.shape
     product = masked.product
-    about = Numbers(layer=product.layer, direction=product.direction, number=masked.number, rows=rows, columns=columns)
-    return about.model_dump(), _bytes_of(np.ascontiguousarray(masked.values, dtype="<u4"))
+    numbers = Numbers(
+        layer=product.layer, direction=product.direction, number=masked.number, rows=rows, columns=columns
+    )
+    return numbers.model_dump(), _bytes_of(np.ascontiguousarray(masked.values, dtype="<u4"))
 
 
 def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
@@ -120,9 +122,9 @@ def read_masked(body: dict[str, Any], payload: memoryview) -> MaskedMessage:
     Raises:
         FrameError: The frame is anything else.
     """
-    about = _read(Numbers, body)
-    values = _numbers(payload, "<u4", about.rows, about.columns, about.product)
-    return MaskedMessage(about.product, about.number, values.astype(np.uint32))
+    numbers = _read(Numbers, body)
+    values = _numbers(payload, "<u4", numbers.rows, numbers.columns, numbers.product)
+    return MaskedMessage(numbers.product, numbers.number, values.astype(np.uint32))
 
 
 def read_refusal(body: dict[str, Any]) -> str:
@@ -140,7 +142,7 @@ _Body = TypeVar("_Body", bound=StrictModel)
 def send(
     endpoint: Endpoint, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[memoryview] = ()
 ) -> None:
-    """Send a frame and forget the receipts of old ones: what was masked is disputed by its check, not by signatures.
+    """Send a frame and forget old receipts: masked products are disputed by their check, not by signatures.
 
     Raises:
         FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.

@@ -1,4 +1,4 @@
-"""The trusted side's offload client: layers hand in what is to be multiplied, workers see masked numbers only."""
+"""The trusted side's offload client: layers hand in their inputs, workers see masked numbers only."""
 
 import contextlib
 import threading
@@ -42,7 +42,7 @@ class OffloadClient(Protocol):
         """Return ``x @ W``, ``[rows, columns]``, for the forward product, ``x @ W^T`` for the backward one.
 
         Args:
-            product: Of a layer that was added.
+            product: Product of a layer that was added.
             x: ``[rows, inner]``.
         """
         ...
@@ -53,17 +53,16 @@ class MaskingClient:
 
     Args:
         worker: Sees masked activations and gradients.
-        pads: Makes fresh pads.
-        config: How many pads, of how many rows, and what to do where none is ready.
+        config: Number and rows of pads, and the behaviour when none is ready.
         second: Makes the pads' products; left out, they are made here.
 
     Raises:
         ConfigError: Both workers have one name, or `config` and `second` contradict each other.
 
     Guarantees:
-        Whatever is asked for again, be it by activation checkpointing or because a step is done again, gets a new pad.
-        Nothing leaves without one. An answer is used only after its check, and what it is used for does not depend on
-        the pad: the same input gives the same result bit for bit.
+        Every request, also one that activation checkpointing or a repeated step causes, gets a new pad. Nothing leaves
+        without one. An answer is used only after its check, and its use does not depend on the pad: the same input
+        gives the same result bit for bit.
     """
 
     def __init__(
@@ -98,14 +97,14 @@ class MaskingClient:
             PadError: No fresh secret can be drawn.
             TransportError: A worker cannot be reached.
         """
-        made = masked_linear(layer, weight, self._rows(weight), self._pads, self._config.bound)
-        if made.forward.product in self._sides:
+        products = masked_linear(layer, weight, self._rows(weight), self._pads, self._config.bound)
+        if products.forward.product in self._sides:
             raise ConfigError(f"{layer}: is at this client already; give each module a name of its own")
-        for side in (made.forward, made.backward):
+        for side in (products.forward, products.backward):
             for worker in (self._worker, self._second):
                 if worker is not None:
                     worker.load(side.product, side.weight.values)
-        self._sides.update({side.product: side for side in (made.forward, made.backward)})
+        self._sides.update({side.product: side for side in (products.forward, products.backward)})
         self.pads_wanted.set()
 
     def multiply(self, product: ProductMessage, x: Reals) -> Reals:
@@ -123,9 +122,9 @@ class MaskingClient:
             return np.empty((0, columns), np.float32)
         rows = side.pool.rows
         sent = self._mask(side, [x[start : start + rows] for start in range(0, len(x), rows)])
-        answers = self._worker.multiply([one.request for one in sent])
-        found = [self._unmask(side, *pair) for pair in zip(sent, answers, strict=True)]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        answers = self._worker.multiply([side.request for side in sent])
+        blocks = [self._unmask(side, *pair) for pair in zip(sent, answers, strict=True)]
+        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def fill(self, count: int) -> int:
         """Make pads until every product has so many ready.
@@ -156,9 +155,9 @@ class MaskingClient:
         return self._sides[product]
 
     def _rows(self, weight: Reals) -> int:
-        """Rows of one request: those of the config, or fewer where request or answer would be too large."""
-        most = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
-        return max(1, min(self._config.rows or MOST_ROWS, most // int(max(weight.shape))))
+        """Return the rows of one request: those of the config, or fewer where request or answer would be too large."""
+        max_numbers = min(worker.most_numbers for worker in (self._worker, self._second) if worker is not None)
+        return max(1, min(self._config.rows or MOST_ROWS, max_numbers // int(max(weight.shape))))
 
     def _mask(self, side: MaskedProduct, parts: Sequence[Reals]) -> list[PendingProduct]:
         with self._taking:

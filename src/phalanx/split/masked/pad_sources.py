@@ -31,7 +31,7 @@ class ProcessMemory:
         self._data: bytes | None = None
 
     def read(self) -> bytes | None:
-        """Return what was written last."""
+        """Return the last written value."""
         return self._data
 
     def write(self, data: bytes) -> None:
@@ -40,11 +40,9 @@ class ProcessMemory:
 
 
 def pad_sources(config: MaskedConfig, run: str, counter: MonotonicCounter | None = None) -> PadSources:
-    """Return what a run file asks for.
+    """Return the pad sources that a run file asks for.
 
     Args:
-        config: Names the kind.
-        run: The run.
         counter: A hardware counter of these pads alone, which shows that a copy of this memory makes pads too.
     """
     return system_pads() if config.pads == "os" else process_pads(run, counter)
@@ -61,9 +59,7 @@ def ledger_pads(ledger: PadLedger, master: bytes, run: str) -> PadSources:
     """Return sources under a key that outlives the process, with a ledger that does as well.
 
     Args:
-        ledger: Open.
         master: The 32 secret bytes that it was begun with.
-        run: The run.
     """
     return lambda product: AesPads(ledger, master, (run, product.layer, product.direction))
 

@@ -39,8 +39,7 @@ class SimulatedWorker:
     """A worker in the trusted side's own process, for tests and for measuring: it hides nothing from any code in it.
 
     Args:
-        name: How errors call it.
-        device: As `ring_matrix` takes it.
+        device: Device; see `ring_matrix`.
     """
 
     def __init__(self, name: str = "simulated worker", device: str = "cpu") -> None:

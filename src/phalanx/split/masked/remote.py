@@ -31,9 +31,6 @@ class RemoteWorker:
 
     Args:
         name: Party name of the worker.
-        endpoint: The trusted side's.
-        answers: Receives from that endpoint.
-        limits: Deadlines and bounds.
         is_alive: Whether its process still runs, as far as that is known here.
     """
 
@@ -98,7 +95,6 @@ def local_masked_workers(
         directory: Gets each worker's file and log.
         identities: Has a directory with certificate and keys for each name.
         transport: Deadlines and bounds; workers let the system choose their ports.
-        threads: Threads of each.
         command: Module and arguments of a worker, without its file; another than the default is for drills only.
     """
     template = MaskedWorkerConfig(identity="", owner="", transport=transport.model_copy(update={"port": 0}))
@@ -146,9 +142,7 @@ class PipedWorkerConfig(StrictModel):
     Attributes:
         identity: Directory with its certificate and keys.
         owner_certificate: PEM of the trusted side.
-        session: Name of the session.
-        device: As in `MaskedWorkerConfig`.
-        transport: Deadlines and bounds.
+        device: Device; see `MaskedWorkerConfig`.
     """
 
     identity: str
@@ -163,7 +157,7 @@ class PipeWires:
 
     Args:
         name: The party at this end.
-        pipes: By the party at the other end.
+        pipes: Pipes by the party at the other end.
     """
 
     address = "pipes"
@@ -200,19 +194,16 @@ def piped_workers(
     """Give the ways to workers that another process has started, and tell them when it is over.
 
     Args:
-        identity: The trusted side.
-        certificates: PEM by worker.
         ends: This side's end of each one's pipe; closed at the end.
         session: Name of the session, the same as in the workers' files.
-        transport: Deadlines and bounds.
 
     Raises:
         CertificateError: A certificate is not of the same authority.
     """
     with contextlib.ExitStack() as stack:
         pipes: dict[str, FramePipe] = {}
-        for name, end in ends.items():
-            pipes[name] = FramePipe(end, transport.max_frame_bytes)
+        for name, socket_end in ends.items():
+            pipes[name] = FramePipe(socket_end, transport.max_frame_bytes)
             stack.callback(pipes[name].close)
         endpoint = stack.enter_context(Endpoint(identity, {}, session, PipeWires(identity.name, pipes), transport))
         for name, pem in certificates.items():

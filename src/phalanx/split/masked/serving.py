@@ -1,4 +1,4 @@
-"""The worker process: it multiplies what it is sent, and knows nothing else."""
+"""The worker process: it multiplies the numbers that it receives, and holds no key to them."""
 
 from typing import Protocol
 
@@ -55,7 +55,6 @@ class ProductService:
 
     Args:
         endpoint: This worker's; it knows no other party than the trusted side.
-        multiplier: Computes the products.
     """
 
     def __init__(self, endpoint: Endpoint, multiplier: Multiplier) -> None:
@@ -88,16 +87,16 @@ class ProductService:
         send(self._endpoint, item.sender, PRODUCT, body, [payload])
 
     def _load(self, item: CheckedFrame) -> None:
-        about, rows = read_load(item.body, item.payload)
-        product = about.product
-        if about.first == 0:
-            self._loading[product], self._filled[product] = np.empty((about.inner, about.columns), np.int32), 0
+        load, rows = read_load(item.body, item.payload)
+        product = load.product
+        if load.first == 0:
+            self._loading[product], self._filled[product] = np.empty((load.inner, load.columns), np.int32), 0
         values = self._loading.get(product)
-        if values is None or values.shape != (about.inner, about.columns) or self._filled[product] != about.first:
-            raise FrameError(f"{product}: rows from {about.first} on came out of order")
-        values[about.first : about.first + about.rows] = rows
-        self._filled[product] = about.first + about.rows
-        if self._filled[product] == about.inner:
+        if values is None or values.shape != (load.inner, load.columns) or self._filled[product] != load.first:
+            raise FrameError(f"{product}: rows from {load.first} on came out of order")
+        values[load.first : load.first + load.rows] = rows
+        self._filled[product] = load.first + load.rows
+        if self._filled[product] == load.inner:
             del self._loading[product], self._filled[product]
             self._multiplier.load(product, values)
 

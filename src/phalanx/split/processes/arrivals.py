@@ -48,6 +48,11 @@ class Arrivals:
                 self._tell(f"{certified} has called")
             return certified
 
+    def missing(self) -> list[str]:
+        """Return the parties that have not called."""
+        with self._lock:
+            return [name for name in self._names if name not in self._came]
+
     def look(self) -> None:
         """Return while every party is the process that it was.
 
@@ -63,16 +68,16 @@ class Arrivals:
         Raises:
             PeerLostError: One has begun anew meanwhile.
         """
-        found: dict[str, JoinedPeer] = {}
-        while len(found) < len(self._names):
+        joined_peers: dict[str, JoinedPeer] = {}
+        while len(joined_peers) < len(self._names):
             for name in self._names:
                 joined = wire.wait_joined(name, _LOOK_EVERY_S)
                 self.look()
                 with self._lock:
                     has_begun = name in self._came
                 if joined is not None and has_begun:
-                    found[name] = joined
-        return found
+                    joined_peers[name] = joined
+        return joined_peers
 
     def _tell(self, line: str) -> None:
         # a caller cannot fill a terminal
@@ -85,10 +90,8 @@ class PipeRelay:
     """The way of signed frames between the network and an enclave behind a sandbox, which reaches one pipe only.
 
     Args:
-        pipe: To the enclave.
-        wire: With the enclave's TLS key.
-        names: The parties.
-        timeout_s: How long the enclave may take for a frame.
+        wire: Wire with the enclave's TLS key.
+        timeout_s: Deadline of the enclave for one frame, in seconds.
     """
 
     def __init__(self, pipe: FramePipe, wire: GrpcWire, names: Sequence[str], timeout_s: float) -> None:

@@ -21,8 +21,7 @@ class ConfinedEnclave:
     """A child process behind namespaces, Landlock and seccomp; a context manager that ends it.
 
     Args:
-        directory: Gets its file.
-        config: What it is started with.
+        directory: Directory for its file.
         end: Its end of the pipe; handed over.
         workers: Its ends of pipes to masked workers; handed over.
     """
@@ -39,29 +38,33 @@ class ConfinedEnclave:
         self._process: IsolatedProcess | None = None
 
     def start(self) -> None:
-        """Start it, and return once it is confined; it says what it says on the starter's output.
+        """Start it, and return once it is confined; its output goes to the starter's.
 
         Raises:
-            IsolationError: The machine cannot give what the tier promises; nothing was run.
+            IsolationError: The machine lacks a measure of the tier; nothing was run.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        path, own = self._directory / "enclave.toml", Path(self._config.directory)
+        path, enclave_directory = self._directory / "enclave.toml", Path(self._config.directory)
         path.write_text(dump_toml(self._config), encoding="utf-8")
-        make_private_directory(own)
+        make_private_directory(enclave_directory)
         model = self._config.model.path
         readable = (str(path.resolve()), self._config.identity, self._config.cache, *((model,) if model else ()))
         handed_over = (self._end, *self._workers.values())
-        named = tuple(f"{name}={end.fileno()}" for name, end in self._workers.items())
+        named = tuple(f"{name}={pipe_end.fileno()}" for name, pipe_end in self._workers.items())
         program = Program(
             "phalanx.split",
             (str(path.resolve()), str(self._end.fileno()), *named),
-            tuple(end.fileno() for end in handed_over),
-            {"OMP_NUM_THREADS": str(self._config.threads), "HOME": str(own), "TMPDIR": str(own)},
+            tuple(pipe_end.fileno() for pipe_end in handed_over),
+            {
+                "OMP_NUM_THREADS": str(self._config.threads),
+                "HOME": str(enclave_directory),
+                "TMPDIR": str(enclave_directory),
+            },
         )
-        self._process = start_isolated(program, Sandbox(readable, (str(own),)), _SECONDS_TO_CLOSE)
+        self._process = start_isolated(program, Sandbox(readable, (str(enclave_directory),)), _SECONDS_TO_CLOSE)
         # the enclave has them now, and must see this side close
-        for end in handed_over:
-            end.close()
+        for pipe_end in handed_over:
+            pipe_end.close()
 
     @property
     def report(self) -> IsolationReport | None:
@@ -105,12 +108,11 @@ def confined_workers(
     """Start workers, give the enclave's end of each one's pipe, and end them whatever happens.
 
     Args:
-        directory: Gets their files.
-        configs: By worker.
-        threads: Of tensor kernels, of each.
+        directory: Directory for their files.
+        threads: Threads of tensor kernels in each worker.
 
     Raises:
-        IsolationError: The machine cannot give what the tier promises; nothing was run.
+        IsolationError: The machine lacks a measure of the tier; nothing was run.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -24,8 +24,6 @@ class LocalEnclave:
 
     Args:
         directory: Gets its file and its log.
-        config: What it is started with.
-        threads: Threads of tensor kernels.
         command: Module and arguments, without the file.
     """
 
@@ -55,8 +53,8 @@ class LocalEnclave:
             PeerLostError: It has ended.
         """
         if self._process is not None and self._process.poll() is not None:
-            how, said = self._process.how_it_ended(), self._process.last_output(_LAST_LINES)
-            raise PeerLostError(f"the enclave ended with {how}: {said}; go on with --resume")
+            how, last_output = self._process.how_it_ended(), self._process.last_output(_LAST_LINES)
+            raise PeerLostError(f"the enclave ended with {how}: {last_output}; go on with --resume")
 
     def close(self) -> None:
         """Give the enclave, which has been told to end, a moment; then kill it."""
@@ -76,25 +74,16 @@ class EnclaveConfig(StrictModel):
 
     Attributes:
         identity: Directory of its keys and certificate.
-        directory: Where it keeps its own key and counters; no other process writes there.
+        directory: Directory for its own key and counters; no other process writes there.
         run: Name of the run, the same after a restart.
-        session: Name of this session.
         config_digest: SHA-256 of the run's config, in hex.
-        addresses: Where owner and clients listen.
+        addresses: Addresses of owner and clients.
         certificates: PEM of owner and clients.
         workers: PEM of masked workers that were started for this enclave; empty where it starts them itself.
-        model: Which model.
-        cache: Where models that are written out are kept.
+        cache: Directory for models that are written out.
         split: Mode, cut, tier and the rest.
-        optimizer: Of what is trained.
         objective: A key of `OBJECTIVES`.
-        classes: Of a classification; 0 of anything else.
-        rows: Sequences of a microbatch.
-        seq: Tokens of a sequence.
-        microbatches: Of a step.
-        steps: Of the run.
-        seed: Of the run.
-        threads: Threads of tensor kernels.
+        classes: Number of classes of a classification; 0 of any other task.
         document_attention: Whether attention stays inside documents.
         passes_turns: Whether clients are processes of others, which the owner asks for turns by way of the enclave.
     """

@@ -26,8 +26,6 @@ def offloaded(
     """Start the workers that multiply for the enclave, where the mode asks for them, and end them whatever happens.
 
     Args:
-        config: Of the enclave.
-        identity: The enclave.
         ends: Pipes to workers that were started for it, where it can start none itself.
 
     Yields:
@@ -43,12 +41,12 @@ def offloaded(
         yield as_it_is
         return
     with contextlib.ExitStack() as stack:
-        found = (
+        opened_workers = (
             piped_workers(identity, config.workers, ends, masked_session(config.session), split.transport)
             if ends
             else _started(config, identity)
         )
-        workers = stack.enter_context(found)
+        workers = stack.enter_context(opened_workers)
         first, second = workers[names[0]], workers[names[1]] if len(names) > 1 else None
         masked = split.masked.for_tokens(config.rows * config.seq)
         offload = stack.enter_context(open_masking_client(masked, config.run, first, second))

@@ -1,4 +1,4 @@
-"""The back part of an enclave: cut from the model, with what trains it and what it takes."""
+"""The back part of an enclave: its modules, its trainer and the tensors that it takes."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class BackPart:
     Attributes:
         whole: Trains it in this process.
         admitting: The same, where admission decides which clients count; None where all do.
-        kinds: What it takes of clients.
+        kinds: Tensors that it takes from clients.
     """
 
     whole: BackTrainer
@@ -32,9 +32,7 @@ def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> B
     """Cut the back part from a model.
 
     Args:
-        config: What the enclave was started with.
-        source: The model.
-        prepare: Changes what is frozen before it is trained.
+        prepare: Changes frozen weights before training.
 
     Raises:
         FrameError: The run trains no adapter.
@@ -53,11 +51,11 @@ def open_back(config: EnclaveConfig, source: ModelSource, prepare: Prepare) -> B
         document_attention=config.document_attention,
     )
     task = task_of(config.objective, config.classes)
-    whole = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
+    trainer = BackTrainer(back, task, config.optimizer, config.steps, config.seed)
     # after the head is there: a masked split has no use for one that is replaced
     prepare(back)
-    wanted = split.admission
-    admitting = None if wanted is None else AdmittingTrainer(whole, split.client_names, wanted)
+    admission = split.admission
+    admitting = None if admission is None else AdmittingTrainer(trainer, split.client_names, admission)
     width = source.hidden_size + config.document_attention
     kinds = TensorKinds(config.rows, config.seq, width, split.wire, task.label_shape, task.num_answers, task.extras)
-    return BackPart(whole, admitting, kinds)
+    return BackPart(trainer, admitting, kinds)

@@ -22,9 +22,6 @@ class PackedMicrobatch:
 
     Attributes:
         what: Whether it is learned from or only measured.
-        step: Finished steps.
-        microbatch: Index in the step.
-        rows: Sequences in it.
         frames: Activations, labels, extra rows by name.
     """
 
@@ -40,7 +37,7 @@ class Feedback:
     """The enclave's feedback on a client's microbatches.
 
     Attributes:
-        norm: Of the whole step's gradient; NaN where the step was not taken, and of what was only measured.
+        norm: Gradient norm of the whole step; NaN where the step was not taken, and for measurements.
         losses: Summed loss and targets of each microbatch of this client, in order.
     """
 
@@ -52,10 +49,7 @@ class SplitClient:
     """One client.
 
     Args:
-        name: Party name.
         front: May be shared by the clients of one process: it is frozen.
-        kinds: What crosses.
-        link: This side's.
     """
 
     def __init__(self, name: str, front: Front, kinds: TensorKinds, link: FrameLink) -> None:
@@ -86,12 +80,12 @@ class SplitClient:
         return PackedMicrobatch(what, step, microbatch, rows, frames)
 
     def _check_extras(self, what: What, extras: Mapping[str, Tensor]) -> None:
-        wanted = sorted(self._kinds.extras) if what == "train" else []
-        if sorted(extras) != wanted:
-            raise DataError(f"extras: the batch has {sorted(extras)}, the objective reads {wanted}")
+        expected_extras = sorted(self._kinds.extras) if what == "train" else []
+        if sorted(extras) != expected_extras:
+            raise DataError(f"extras: the batch has {sorted(extras)}, the objective reads {expected_extras}")
 
     def read(self, frame: Frame, what: What, step: int, microbatch: int, count: int) -> Feedback:
-        """Open what came back for `count` microbatches, the last of which is `microbatch`.
+        """Open the feedback on `count` microbatches, the last of which is `microbatch`.
 
         Raises:
             SealError: It is not the frame that is due.

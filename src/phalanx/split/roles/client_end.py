@@ -1,4 +1,4 @@
-"""A client's end of a session: it sends microbatches, keeps them until they are taken, and reads what comes back."""
+"""A client's end of a session: it sends microbatches, keeps them until they are taken, and reads the feedback."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -31,8 +31,6 @@ class ClientEnd:
     Args:
         party: Has met the enclave before the first microbatch.
         front: May be shared by the clients of one process: it is frozen.
-        kinds: What crosses.
-        timer: Takes the phases.
 
     Attributes:
         enclave_costs: The enclave's, as it told them last.
@@ -74,7 +72,7 @@ class ClientEnd:
             self._sending.send(say.Upload(what=what, microbatch=number, rows=packed.rows), packed.frames)
 
     def losses(self, step: int, mine: Sequence[int], meanwhile: Callable[[], None] = _nothing) -> Feedback:
-        """Wait for what the enclave says of this client's microbatches of a step.
+        """Wait for the enclave's feedback on this client's microbatches of a step.
 
         Raises:
             PhalanxError: As `Connection.hear`.
@@ -83,7 +81,7 @@ class ClientEnd:
         return self._told(lambda frame: side.read(frame, "train", step, mine[-1], len(mine)), meanwhile)
 
     def scores(self, step: int, number: int, rows: int, meanwhile: Callable[[], None] = _nothing) -> HeldOutScores:
-        """Wait for what the enclave says of held-out rows; raises as `losses`."""
+        """Wait for the enclave's feedback on held-out rows; raises as `losses`."""
         side = self._side
         return self._told(lambda frame: side.read_measured(frame, step, number, rows), meanwhile)
 
@@ -105,22 +103,22 @@ class ClientEnd:
             frame = self._hear(meanwhile)
             try:
                 with self._timer.phase("open"):
-                    told = read(frame)
+                    feedback = read(frame)
             except REFUSALS:
                 if attempt == TRIES - 1:
                     raise
                 self._party.line.say(say.Repeat())
             else:
                 self._sending.settle()
-                return told
+                return feedback
         raise FrameError(f"{self._party.name}: no reply opened")
 
     def _hear(self, meanwhile: Callable[[], None]) -> memoryview:
         with self._timer.phase("wait"):
             while True:
-                said, frame = self._party.line.hear_one_of((say.Reply, say.ResendRequest), meanwhile)
-                if isinstance(said, say.Reply):
-                    self.enclave_costs = said.costs
+                answer, frame = self._party.line.hear_one_of((say.Reply, say.ResendRequest), meanwhile)
+                if isinstance(answer, say.Reply):
+                    self.enclave_costs = answer.costs
                     return frame
-                if isinstance(said, say.ResendRequest):
-                    self._sending.send_again(said)
+                if isinstance(answer, say.ResendRequest):
+                    self._sending.send_again(answer)

@@ -31,10 +31,8 @@ class SplitStep:
     """The result of one step.
 
     Attributes:
-        loss: Mean over all targets.
-        num_targets: How many there were.
-        norm: Of the gradient, before clipping.
-        guard: What the guard of middle stages did; None where the enclave has them itself.
+        norm: Gradient norm before clipping.
+        guard: Report of the guard of middle stages; None where the enclave holds them itself.
     """
 
     loss: float
@@ -50,9 +48,7 @@ class SplitDriver(OwnerRequests):
         split: The section of the run file.
         owner: Keeps sealed states and asks for the release.
         clients: In the order of their turns.
-        front: Of all clients: it is frozen.
-        kinds: What crosses.
-        microbatches: Of a step.
+        front: Frozen front part of all clients.
 
     Attributes:
         timer: Phases of the steps, as this process sees them.
@@ -80,7 +76,7 @@ class SplitDriver(OwnerRequests):
     @property
     def costs(self) -> Costs:
         """CPU time of both processes so far, as far as the enclave has told."""
-        heard = max((end.enclave_costs for end in self._ends.values()), key=lambda one: one.cpu_s)
+        heard = max((client_end.enclave_costs for client_end in self._ends.values()), key=lambda one: one.cpu_s)
         total = heard.plus(costs_of(party.link for party in self._clients))
         for party in self.parties:
             total = total.plus(party.line.costs).plus(Costs(meeting_s=party.meeting_s))
@@ -115,11 +111,11 @@ class SplitDriver(OwnerRequests):
             self._send("train", step, number, client_of(number, self._split.client_names), inputs)
         losses: dict[int, tuple[float, int]] = {}
         norm = 0.0
-        for name, end in self._ends.items():
+        for name, client_end in self._ends.items():
             mine = microbatches_of(name, self._microbatches, self._split.client_names)
-            told = end.losses(step, mine, self._send_what_others_are_asked_for)
-            norm = told.norm
-            losses.update(zip(mine, told.losses, strict=True))
+            feedback = client_end.losses(step, mine, self._send_what_others_are_asked_for)
+            norm = feedback.norm
+            losses.update(zip(mine, feedback.losses, strict=True))
         guard = self._hear_of_guard() if self._split.workers_see_hidden_states else None
         if not norm >= 0:
             raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
@@ -133,8 +129,7 @@ class SplitDriver(OwnerRequests):
         """Return what held-out rows come to, with answers in their order.
 
         Args:
-            step: Finished steps.
-            batches: Ids and labels.
+            step: Number of finished steps.
             senders: The client that sends each of them; clients take turns when left out.
 
         Raises:
@@ -146,10 +141,10 @@ class SplitDriver(OwnerRequests):
         for number, (ids, labels) in enumerate(batches):
             name = senders[number] if senders else client_of(number, self._split.client_names)
             self._send("held_out", step, number, name, StepInputs((ids,), (labels,), 0))
-            told = self._ends[name].scores(step, number, ids.shape[0], self._send_what_others_are_asked_for)
-            losses.append(told.loss)
-            count += told.targets
-            answers += told.answers
+            scores = self._ends[name].scores(step, number, ids.shape[0], self._send_what_others_are_asked_for)
+            losses.append(scores.loss)
+            count += scores.targets
+            answers += scores.answers
         # exact, so that it does not matter in which order clients are measured
         return HeldOutScores(math.fsum(losses), count, tuple(answers))
 
@@ -161,8 +156,8 @@ class SplitDriver(OwnerRequests):
         Raises:
             TranscriptError: Two of them do not.
         """
-        found = {party.name: party.compare_transcripts(enclave) for party in self.parties}
-        return {name: both for name, both in found.items() if both is not None}
+        comparisons = {party.name: party.compare_transcripts(enclave) for party in self.parties}
+        return {name: statements for name, statements in comparisons.items() if statements is not None}
 
     def close(self) -> None:
         """Forget keys."""
@@ -176,18 +171,18 @@ class SplitDriver(OwnerRequests):
                 party.check_trust(every_s=self._split.reattest_s, now=is_time)
 
     def _send(self, what: What, step: int, number: int, name: str, inputs: StepInputs) -> None:
-        at = number if what == "train" else 0
-        extras = inputs.extras_of(at)
-        ids = with_marks(inputs.ids[at], extras)
-        self._ends[name].send(what, step, number, ids, inputs.labels[at], without_attention(extras))
+        row_number = number if what == "train" else 0
+        extras = inputs.extras_of(row_number)
+        ids = with_marks(inputs.ids[row_number], extras)
+        self._ends[name].send(what, step, number, ids, inputs.labels[row_number], without_attention(extras))
 
     def _hear_of_guard(self) -> GuardReport:
         with self.timer.phase("wait"):
-            told, _ = self._owner.line.hear(say.GuardedStep)
-        return GuardReport(**{one.name: getattr(told, one.name) for one in fields(GuardReport)})
+            report, _ = self._owner.line.hear(say.GuardedStep)
+        return GuardReport(**{field.name: getattr(report, field.name) for field in fields(GuardReport)})
 
     def _send_what_others_are_asked_for(self) -> None:
-        """One client's reply waits for every client's frames, and for what the enclave asks of the owner meanwhile."""
+        """One client's reply waits for every client's frames, and for the enclave's requests to the owner meanwhile."""
         self._owner.line.heed()
-        for end in self._ends.values():
-            end.send_again_where_asked()
+        for client_end in self._ends.values():
+            client_end.send_again_where_asked()

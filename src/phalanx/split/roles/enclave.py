@@ -52,9 +52,7 @@ class Enclave:
     """The enclave takes frames of all clients and trains one set of adapters.
 
     Args:
-        trainer: The back part.
-        kinds: What crosses.
-        microbatches: Of a step; clients take turns.
+        microbatches: Microbatches of a step; clients take turns.
         clients: Party names, in the order of their turns.
         gate: Counts the clients that have contributed; None where nothing is ever released.
 
@@ -63,8 +61,8 @@ class Enclave:
         admission: Decides which clients count; None where all do.
 
     Guarantees:
-        A frame that is not the one that is due changes nothing, and the one that is due is taken afterwards. Losses
-        of a microbatch go to the client that sent it, and to no other.
+        A frame that is not due changes nothing, and the due one is taken afterwards. Losses of a microbatch go to its
+        sender, and to no other client.
     """
 
     def __init__(
@@ -83,7 +81,7 @@ class Enclave:
         self._parts: dict[tuple[str, What], tuple[torch.Tensor, ...]] = {}
 
     def connect(self, client: str, link: FrameLink) -> None:
-        """Take a client's link; what it was about to send over an earlier one is void.
+        """Take a client's link; frames over an earlier link are void.
 
         Raises:
             FrameError: It is no client of the run.
@@ -123,10 +121,9 @@ class Enclave:
         Args:
             client: The client of the link that it came over.
             what: Whether it is to be learned from, as the carrier says; the frame must agree.
-            microbatch: As the carrier says; the frame must agree.
-            rows: As the carrier says; the frame must agree.
-            frame: What came.
-            digest: Of the frame, as `FrameLink.unpack` takes it.
+            microbatch: Index that the carrier claims; the frame must agree.
+            rows: Rows that the carrier claims; the frame must agree.
+            digest: Digest of the frame; see `FrameLink.unpack`.
 
         Returns:
             Feedback for clients, where this frame completes a step, or a measurement.
@@ -159,11 +156,11 @@ class Enclave:
         return {} if self.trainer.num_learned < self._microbatches else self._finish(rows)
 
     def counts_in_sums(self, client: str) -> bool:
-        """Whether what the last measurement found of a client is in sums over all of them."""
+        """Whether sums over all clients contain the last measurement of this client."""
         return self.admission is None or self.admission.standings.is_measured(client)
 
     def statement(self, client: str) -> bytes:
-        """This side's signed word on what has crossed a client's link."""
+        """Return this side's signed statement about the frames that have crossed a client's link."""
         return self._link(client).statement()
 
     def link_of(self, client: str) -> FrameLink:
@@ -194,7 +191,7 @@ class Enclave:
             mine = microbatches_of(client, self._microbatches, self._clients)
             if not mine:
                 continue
-            numbers = [norm, *(number for at in mine for number in learned[at])]
+            numbers = [norm, *(number for index in mine for number in learned[index])]
             replies[client] = self._reply(client, "train", mine[-1], numbers, step)
             has_counted = self.admission is None or client in self.admission.counted
             if self.gate is not None and math.isfinite(norm) and has_counted:

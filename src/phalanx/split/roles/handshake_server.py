@@ -21,11 +21,7 @@ class HandshakeServer:
     """The enclave's side of all handshakes of one session.
 
     Args:
-        config: What the enclave was started with.
-        identity: The enclave.
-        attester: Makes its evidence.
-        epochs: Raised at every handshake.
-        parties: Owner and clients.
+        attester: Signs its evidence.
 
     Raises:
         ConfigError: A client's policy in the run file is unusable.
@@ -107,15 +103,15 @@ class HandshakeServer:
 
     def news(self) -> Iterator[SplitMessage]:
         """What the owner is to be told of clients' evidence, once."""
-        for one in self._appraiser.news():
-            if one.result is None:
-                yield ask.ClientEvidenceRefused(client=one.client, reason=one.reason)
+        for appraisal in self._appraiser.news():
+            if appraisal.result is None:
+                yield ask.ClientEvidenceRefused(client=appraisal.client, reason=appraisal.reason)
                 continue
-            claims = one.result.claims
+            claims = appraisal.result.claims
             yield ask.ClientAppraised(
-                client=one.client,
+                client=appraisal.client,
                 evidence=claims.kind,
-                policy=digest(self._split.client_policies[one.client]),
+                policy=digest(self._split.client_policies[appraisal.client]),
                 device=claims.device[:500],
                 measurements=dict(claims.measurements),
             )

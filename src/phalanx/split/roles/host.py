@@ -30,10 +30,8 @@ class EnclavePlace:
     """Where an enclave is, and which parties call it.
 
     Attributes:
-        identity: Its keys.
         directory: Its own; gets its file where it is confined.
-        transport: Where it listens.
-        parties: Owner and clients.
+        transport: Address and bounds of its server.
         run: Begins the names of its sessions.
         is_confined: Whether it is a process behind a sandbox, which reaches no network.
     """
@@ -50,9 +48,8 @@ class EnclaveHost:
     """The host of an enclave: it listens, waits for all parties, and serves them.
 
     Args:
-        place: Where, for which parties.
-        make_config: Makes the enclave's file.
-        say: Takes one line.
+        place: Place and parties of the enclave.
+        say: Prints one line.
     """
 
     def __init__(self, place: EnclavePlace, make_config: MakeConfig, say: Callable[[str], None]) -> None:
@@ -80,7 +77,7 @@ class EnclaveHost:
         with contextlib.ExitStack() as stack:
             wire = GrpcWire(place.identity, place.transport)
             stack.callback(wire.close)
-            wire.name_of = arrivals.name_of
+            wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing
             self._say(f"listening at {wire.address} for {', '.join(place.parties)}")
             serve = self._serve_confined if place.is_confined else self._serve_here
             serve(stack, session, wire, arrivals)

@@ -8,11 +8,7 @@ from phalanx.split.handshake.party import EnclavePeer
 
 
 class OwnerRequests:
-    """The owner's requests: it keeps sealed states, and asks for the digest and for the release.
-
-    Args:
-        owner: The owner's end.
-    """
+    """The owner's requests: it keeps sealed states, and asks for the digest and for the release."""
 
     def __init__(self, owner: EnclavePeer) -> None:
         self._owner = owner
@@ -28,8 +24,8 @@ class OwnerRequests:
 
     def keep(self) -> tuple[int, int, memoryview]:
         """Return finished steps, number and bytes of the sealed state."""
-        kept, blob = self._owner.line.ask(say.Keep(), say.SealedState)
-        return kept.step, kept.number, blob
+        state, blob = self._owner.line.ask(say.Keep(), say.SealedState)
+        return state.step, state.number, blob
 
     def settle(self, number: int) -> None:
         """A sealed state is safe: the ones before it are void."""
@@ -41,7 +37,7 @@ class OwnerRequests:
         return weighed.digest
 
     def release(self, step: int) -> tuple[dict[str, object], dict[str, Tensor]]:
-        """Return what was permitted, and the adapters.
+        """Return the permission and the adapters.
 
         Raises:
             ReleaseRefusedError: They stay sealed.

@@ -23,16 +23,16 @@ class ScoreTotals:
     """Held-out scores over all clients.
 
     Attributes:
-        loss: Summed, in nats.
-        targets: How many texts there were.
-        classes: For each class texts of it, texts that were taken for it, and right ones; none of a language model.
+        targets: Number of texts.
+        classes: For each class: its texts, the texts that were taken for it, and the right ones; empty of a language
+            model.
     """
 
     def __init__(self, numbers: Sequence[float]) -> None:
         self.loss, self.targets = numbers[0], _count(numbers[1])
         counts = [_count(number) for number in numbers[2:]]
         self.classes = tuple(
-            (counts[at], counts[at + 1], counts[at + 2]) for at in range(0, len(counts), _CLASS_NUMBERS)
+            (counts[index], counts[index + 1], counts[index + 2]) for index in range(0, len(counts), _CLASS_NUMBERS)
         )
         if not self.classes:
             if not self.loss >= 0 or not self.targets:
@@ -41,13 +41,13 @@ class ScoreTotals:
                     "leaves out a client that sends no numbers"
                 )
             return
-        true, found, right = (sum(column) for column in zip(*self.classes, strict=True))
+        true, predicted, right = (sum(column) for column in zip(*self.classes, strict=True))
         impossible = any(good > min(of_it, taken) for of_it, taken, good in self.classes)
-        is_sum = true == found == self.targets and right <= true and self.loss >= 0 and self.targets
+        is_sum = true == predicted == self.targets and right <= true and self.loss >= 0 and self.targets
         if impossible or not is_sum:
             raise FrameError(
-                f"held-out scores: loss {self.loss} of {self.targets} texts, {true} of a class, {found} taken for one: "
-                "no sum; [split.admission] leaves out a client that sends no numbers"
+                f"held-out scores: loss {self.loss} of {self.targets} texts, {true} of a class, {predicted} taken for "
+                "one: no sum; [split.admission] leaves out a client that sends no numbers"
             )
 
 
@@ -57,11 +57,11 @@ class RemoteLead(OwnerRequests):
     Args:
         split: The section of the run file.
         owner: Its end of the line.
-        num_classes: Of a classification; 0 of a language model.
+        num_classes: Number of classes of a classification; 0 of a language model.
 
     Attributes:
         timer: Phases of the steps, as the owner sees them.
-        commitments: Of each client's data; a claim of the client.
+        commitments: Commitments to each client's data; a claim of the client.
     """
 
     def __init__(self, split: SplitConfig, owner: EnclavePeer, num_classes: int) -> None:
@@ -84,7 +84,7 @@ class RemoteLead(OwnerRequests):
 
     @property
     def bytes_crossed(self) -> Mapping[str, int]:
-        """Bytes on the owner's line so far, both ways; those of clients' lines are theirs to count."""
+        """Return the bytes on the owner's line so far, both ways; clients count their own lines."""
         return {self._owner.name: self._owner.line.bytes_crossed}
 
     def meet(self) -> None:
@@ -123,7 +123,7 @@ class RemoteLead(OwnerRequests):
         return ScoreTotals(self._turn("held_out", step, 0, 2 + _CLASS_NUMBERS * self._num_classes))
 
     def compare_transcripts(self, enclave: Peer) -> dict[str, tuple[bytes, bytes]]:
-        """Have all clients compare what has crossed, and compare what has crossed here.
+        """Have all clients compare transcripts with the enclave, and compare the owner's here.
 
         Returns:
             Both ends' signed statements on the owner's line; clients keep their own.
@@ -132,8 +132,8 @@ class RemoteLead(OwnerRequests):
             TranscriptError: Two statements do not agree.
         """
         self._owner.line.ask(ask.Conclude(), ask.ConcludeReply)
-        both = self._owner.compare_transcripts(enclave)
-        return {} if both is None else {self._owner.name: both}
+        statements = self._owner.compare_transcripts(enclave)
+        return {} if statements is None else {self._owner.name: statements}
 
     def close(self) -> None:
         """Forget keys."""
@@ -141,10 +141,12 @@ class RemoteLead(OwnerRequests):
 
     def _turn(self, what: What, step: int, draw: int, numbers: int) -> list[float]:
         with self.timer.phase("wait"):
-            told, frame = self._owner.line.ask(ask.ClientTurn(what=what, step=step, draw=draw), ask.TurnTotal)
-        if (told.what, told.step) != (what, step):
-            raise FrameError(f"the enclave tells of {told.what} at step {told.step}, asked was {what} at {step}")
-        self._enclave_costs = told.costs
+            turn_total, frame = self._owner.line.ask(ask.ClientTurn(what=what, step=step, draw=draw), ask.TurnTotal)
+        if (turn_total.what, turn_total.step) != (what, step):
+            raise FrameError(
+                f"the enclave tells of {turn_total.what} at step {turn_total.step}, asked was {what} at {step}"
+            )
+        self._enclave_costs = turn_total.costs
         with self.timer.phase("open"):
             total: list[float] = self._owner.link.unpack(frame, TensorKinds.total(what, numbers), step, 0).tolist()
         return total

@@ -1,4 +1,4 @@
-"""The enclave's server: it answers its parties, and lets nothing out but what a message here says."""
+"""The enclave's server: it answers its parties, and its messages define everything that leaves it."""
 
 import contextlib
 import time
@@ -44,11 +44,8 @@ class EnclaveServer:
     """The server of an enclave: messages in, answers out; one thread does it all.
 
     Args:
-        config: What the enclave was started with.
-        identity: The enclave.
-        endpoint: Knows owner and clients.
-        source: The model.
-        prepare: Changes what is frozen in the back part before it is trained.
+        endpoint: Endpoint of the enclave for owner and clients.
+        prepare: Changes frozen weights of the back part before training.
         trains: Makes what trains; the back part in this process when left out.
 
     Raises:
@@ -84,8 +81,8 @@ class EnclaveServer:
             self._turns = ClientTurns(split.client_names, source.files_digest(), config.classes, counts=counts)
             self._enclave.tally = self._turns
         self._gone = ""
-        most = len(part.kinds.parts("train", config.rows)) * config.microbatches
-        self._waiting = {name: ReceiveWindow(name, most) for name in split.client_names}
+        max_waiting = len(part.kinds.parts("train", config.rows)) * config.microbatches
+        self._waiting = {name: ReceiveWindow(name, max_waiting) for name in split.client_names}
         self._replies: dict[str, tuple[say.Reply, PackedFrame]] = {}
         self._is_over, self._is_current = False, False
 
@@ -124,7 +121,7 @@ class EnclaveServer:
             self._tier.close()
 
     def handle(self, item: CheckedFrame) -> None:
-        """Do what one message asks for, or refuse it to its sender."""
+        """Handle one message, or refuse it to its sender."""
         try:
             message = say.parse_message(item.kind, item.body)
             if isinstance(message, _OWNER_ONLY) and item.sender != OWNER:
@@ -166,7 +163,8 @@ class EnclaveServer:
             raise PeerRefusedError(f"{sender}: is no client")
         if self._keeper.has_kept and not self._is_current:
             raise RollbackError(
-                "the enclave has a state to go on from and was given none; --resume from the newest checkpoint"
+                "the enclave has a state of this run to go on from and was given none; --resume from the newest "
+                "checkpoint, or, to begin anew, change the run file or give the enclave another directory"
             )
         self._handshakes.check(sender)
         if self._turns is not None:
@@ -199,10 +197,10 @@ class EnclaveServer:
         self._tell_total()
 
     def _tell_refusals(self) -> None:
-        """Tell the owner, before what the step came to, which clients' microbatches do not count."""
+        """Tell the owner, before the step's result, which clients' microbatches do not count."""
         admission = self._enclave.admission
-        for one in () if admission is None else admission.standings.news():
-            self._post(OWNER, ask.ClientRefused.model_validate(as_facts(one)))
+        for refusal in () if admission is None else admission.standings.news():
+            self._post(OWNER, ask.ClientRefused.model_validate(as_facts(refusal)))
 
     def _give_back(self, message: say.Upload, replies: Replies) -> None:
         for client, frame in replies.items():
@@ -272,7 +270,7 @@ class EnclaveServer:
         return self._turns
 
     def _tell_all_are_ready(self) -> None:
-        """Tell an owner that has met the enclave that all clients have, and what came of their evidence."""
+        """Tell an owner that has met the enclave that all clients have, and the results of their appraisals."""
         self._tell_appraisals()
         if self._turns is not None and self._turns.is_ready and self._owner_link is not None:
             self._post(OWNER, ask.ClientsReady(data=dict(self._turns.commitments)))
@@ -283,11 +281,11 @@ class EnclaveServer:
             self._post(OWNER, word)
 
     def _tell_total(self) -> None:
-        """Tell the owner what a turn has come to over all clients, sealed for it."""
-        found = None if self._turns is None else self._turns.finished()
-        if found is None or self._owner_link is None:
+        """Tell the owner the result of a turn over all clients, sealed for it."""
+        finished = None if self._turns is None else self._turns.finished()
+        if finished is None or self._owner_link is None:
             return
-        turn, numbers = found[0], torch.tensor(found[1], dtype=torch.float64)
+        turn, numbers = finished[0], torch.tensor(finished[1], dtype=torch.float64)
         frame = self._owner_link.pack(TensorKinds.total(turn.what, len(numbers)), turn.step, 0, numbers)
         self._post(OWNER, ask.TurnTotal(what=turn.what, step=turn.step, costs=self._costs()), frame)
 
@@ -313,8 +311,8 @@ class EnclaveServer:
     def _restore(self, sender: str, message: say.Restore, item: CheckedFrame) -> None:
         if message.step:
             tensors, books = self._keeper.open(item.payload, message.step)
-            about = books.pop(_TRAINER, {})
-            self._trainer.check_books(about if isinstance(about, dict) else {})
+            metadata = books.pop(_TRAINER, {})
+            self._trainer.check_books(metadata if isinstance(metadata, dict) else {})
             self._trainer.load_state(self._releasing.load(tensors, books), message.step)
             self._enclave.gate = self._releasing.gate
             self._is_current = True
@@ -325,8 +323,8 @@ class EnclaveServer:
         released, books = self._releasing.state()
         state, step = self._trainer.state(), self._trainer.num_steps
         # as they are once the state is agreed on
-        about = self._trainer.books()
-        books |= {_TRAINER: about} if about else {}
+        metadata = self._trainer.books()
+        books |= {_TRAINER: metadata} if metadata else {}
         blob, number = self._keeper.seal({**state, **released}, books, step)
         self._post(sender, say.SealedState(step=step, number=number), blob)
 

@@ -36,9 +36,8 @@ def serve(
     """Be the enclave until the owner ends the session or a party is gone.
 
     Args:
-        config: What the enclave is started with.
         end: Its end of a pipe to all parties; without one it listens on the network.
-        workers: Its ends of pipes to masked workers; without them it starts those that it needs.
+        workers: The enclave's ends of pipes to masked workers; when left out, it starts the workers that it needs.
         open_trainer: Opens what trains; the whole back part in this process when left out.
 
     Raises:

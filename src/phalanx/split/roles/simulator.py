@@ -50,12 +50,8 @@ class FrameInTransit:
 
     Attributes:
         client: The client of its link.
-        to_enclave: Which way it goes.
-        name: Of the tensor, such as ``cut.train``; any host can read it in the frame's header.
-        step: Finished steps.
-        microbatch: Index in the step.
-        attempt: From 0; above when it was refused before.
-        frame: The bytes.
+        name: Tensor name, such as ``cut.train``; any host can read it in the frame's header.
+        attempt: From 0; higher after refusals.
     """
 
     client: str
@@ -81,10 +77,8 @@ class SimulatedStep:
     """The clients' joint knowledge of a step.
 
     Attributes:
-        loss: Mean over all targets.
-        num_targets: How many there were.
-        norm: Of the gradient, before clipping.
-        bytes_crossed: Of all frames, both ways.
+        norm: Gradient norm before clipping.
+        bytes_crossed: Bytes of all frames, both ways.
     """
 
     loss: float
@@ -110,16 +104,12 @@ class SplitScenario:
     """The parameters of a simulation.
 
     Attributes:
-        source: The model.
         split: Mode, cut, clients and the rest.
-        adapter: What is trained in the back part.
+        adapter: Adapter of the back part.
         optimizer: Learning rate and the rest.
-        rows: Sequences of a microbatch.
-        seq: Tokens of a sequence.
-        microbatches: Of a step; clients take turns.
-        total_steps: For the schedule of the learning rate.
-        seed: Of the adapters' first values and of dropout.
-        attention: Attention kernel.
+        microbatches: Microbatches of a step; clients take turns.
+        total_steps: Steps of the learning-rate schedule.
+        seed: Seed of the adapters' first values and of dropout.
         document_attention: Whether attention stays inside documents.
     """
 
@@ -140,18 +130,14 @@ class SplitSimulator:
     """A whole split run without processes.
 
     Args:
-        scene: Its parameters.
-        task: What the back part learns; next tokens when left out.
+        task: Task of the back part; next-token prediction when left out.
         host: Carries the frames; honest when left out. May be exchanged between steps.
         attester: Makes the enclave's evidence; of the simulated tier when left out.
-        front: Of all clients; when left out, the model's own, as the scene cuts it.
+        front: Front part of all clients; when left out, the scenario cuts it from the model.
 
     Attributes:
-        enclave: The inside.
-        trainer: What trains in it.
-        clients: By name.
-        front: Of all clients.
-        bytes_crossed: Of all frames so far.
+        trainer: Trainer of the back part.
+        bytes_crossed: Bytes of all frames so far.
 
     Raises:
         RefusedEvidenceError: The clients do not accept the enclave's evidence.
@@ -219,9 +205,9 @@ class SplitSimulator:
         norm = 0.0
         for name, frame in replies.items():
             mine = microbatches_of(name, self._scene.microbatches, names)
-            told = self._receive(name, frame, "train", step, mine)
-            norm = told.norm
-            feedback.update(zip(mine, told.losses, strict=True))
+            client_feedback = self._receive(name, frame, "train", step, mine)
+            norm = client_feedback.norm
+            feedback.update(zip(mine, client_feedback.losses, strict=True))
         losses = [feedback[number] for number in sorted(feedback)]
         targets = sum(count for _, count in losses)
         if not norm >= 0:
@@ -231,14 +217,14 @@ class SplitSimulator:
 
     def measure(self, ids: Tensor, labels: Tensor, client: str | None = None) -> HeldOutScores:
         """Return what held-out rows come to, sent by one client; the first when left out."""
-        one = self.clients[client or self._scene.split.client_names[0]]
+        sender = self.clients[client or self._scene.split.client_names[0]]
         step = self.enclave.trainer.num_steps
-        replies = self._send(one, one.pack("held_out", step, 0, ids, labels))
-        crossing = FrameInTransit(one.name, False, "result.held_out", step, 0, 0, bytes(replies[one.name]))
-        return self._carry(crossing, lambda raw: one.read_measured(raw, step, 0, ids.shape[0]))
+        replies = self._send(sender, sender.pack("held_out", step, 0, ids, labels))
+        crossing = FrameInTransit(sender.name, False, "result.held_out", step, 0, 0, bytes(replies[sender.name]))
+        return self._carry(crossing, lambda raw: sender.read_measured(raw, step, 0, ids.shape[0]))
 
     def adapters(self) -> dict[str, Tensor]:
-        """Copies of what is trained, by name: a look inside that only a simulator allows."""
+        """Return copies of the trained tensors, by name; only a simulator gives access to them."""
         return {name: tensor.clone() for name, tensor in self.enclave.trainer.weights()}
 
     @property
@@ -259,7 +245,7 @@ class SplitSimulator:
         return self._carry(crossing, lambda raw: self.clients[name].read(raw, what, step, mine[-1], len(mine)))
 
     def _carry(self, crossing: FrameInTransit, take: Callable[[bytes], _Taken]) -> _Taken:
-        """Let the host have a frame, again and again, until what it lets through is taken."""
+        """Let the host handle a frame, repeatedly, until the receiver takes the result."""
         refusal: SealError | FrameError = FrameError(f"{crossing.client}: {crossing.name} never arrived")
         for attempt in range(TRIES):
             self.bytes_crossed += len(crossing.frame)
@@ -275,7 +261,7 @@ class SplitSimulator:
         keys = attested_keys(inside.public)
         terms_of_run = HandshakeTerms(_RUN, _CONFIG_DIGEST, inside.public, keys, split.chunk_bytes)
         attester = self._attester or SimAttester(inside, measure_code())
-        clients = {one: self._identities[one].public for one in split.client_names}
+        clients = {name: self._identities[name].public for name in split.client_names}
         theirs = EnclaveHandshake(inside, attester, terms_of_run, self._epochs[ENCLAVE], clients)
         ours = ClientHandshake(outside, terms_of_run, self._epochs[name], lambda: policy_of(split))
         ours.judge(theirs.evidence(name, ours.ask()))

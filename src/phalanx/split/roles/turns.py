@@ -26,13 +26,10 @@ _LONG_S = 60.0
 
 
 class ClientTurns:
-    """The turns of one session; it takes messages and figures, and says what is complete.
+    """The turns of one session: it takes messages and figures, and reports complete turns.
 
     Args:
-        clients: Party names.
         model: Digest of the enclave's copy of the model's files; a client with another copy is refused.
-        num_classes: Of a classification.
-        clock: Monotonic seconds.
         counts: Whether the held-out texts of a client are in the sums; asked when all of a turn are measured.
     """
 
@@ -105,7 +102,7 @@ class ClientTurns:
             raise FrameError(f"{client}: was asked for no microbatch of {what!r}")
 
     def stepped(self, norm: float, losses: Sequence[tuple[float, int]]) -> None:
-        """Take what a step came to: its turn is complete, with norm, summed loss and targets."""
+        """Record the result of a step: its turn is complete, with norm, summed loss and targets."""
         self._complete("train", [norm, sum(loss for loss, _ in losses), float(sum(count for _, count in losses))])
 
     def measured(self, client: str, loss: float, targets: int, found: Sequence[int], true: Sequence[int]) -> None:
@@ -113,10 +110,10 @@ class ClientTurns:
         sums = self._sums.setdefault(client, _ClientSums())
         sums.losses.append(loss)
         sums.targets += targets
-        for one, other in zip(found, true, strict=True):
-            sums.classes["found", one] += 1
+        for predicted_class, other in zip(found, true, strict=True):
+            sums.classes["found", predicted_class] += 1
             sums.classes["true", other] += 1
-            sums.classes["right", one] += one == other
+            sums.classes["right", predicted_class] += predicted_class == other
         self._moved = self._clock()
 
     def done(self, client: str, message: ask.TurnDone) -> None:
@@ -136,9 +133,9 @@ class ClientTurns:
             self._complete("held_out", self._totals())
 
     def finished(self) -> tuple[ask.ClientTurn, list[float]] | None:
-        """Hand out, once, the turn that is complete and what it came to."""
-        found, self._finished = self._finished, None
-        return found
+        """Hand out, once, the complete turn and its result."""
+        turn, self._finished = self._finished, None
+        return turn
 
     def conclude(self) -> None:
         """Begin the end.
@@ -191,18 +188,20 @@ class ClientTurns:
         self._waits_for.clear()
 
     def _totals(self) -> list[float]:
-        sums = [found for name, found in self._sums.items() if self._counts_in(name)]
+        sums = [client_sums for name, client_sums in self._sums.items() if self._counts_in(name)]
         # exact, so that it does not matter in which order clients have measured
-        loss = math.fsum(loss for one in sums for loss in one.losses)
+        loss = math.fsum(loss for client_sums in sums for loss in client_sums.losses)
         counts = [
-            sum(one.classes[kind, label] for one in sums) for label in range(self._num_classes) for kind in _COUNTED
+            sum(client_sums.classes[kind, label] for client_sums in sums)
+            for label in range(self._num_classes)
+            for kind in _COUNTED
         ]
-        return [loss, *map(float, (sum(one.targets for one in sums), *counts))]
+        return [loss, *map(float, (sum(client_sums.targets for client_sums in sums), *counts))]
 
 
 @dataclass
 class _ClientSums:
-    """What the held-out rows of one client came to in a turn; classes by what of them is counted."""
+    """Held-out sums of one client in a turn; class counts by kind and label."""
 
     losses: list[float] = field(default_factory=list)
     targets: int = 0
@@ -235,11 +234,9 @@ class TurnTaker:
 
     Args:
         split: The section of the run file.
-        steps: Of the run; a turn of a later one is refused.
+        steps: Steps of the run; turns of later steps are refused.
         party: Its end of the line.
-        end: Sends microbatches.
-        texts: Its own.
-        tell: Takes a step and what this client's microbatches came to.
+        tell: Takes a step and the feedback on this client's microbatches.
 
     Guarantees:
         What it is asked for is which of its texts to train on and when, nothing else: there is no message that asks
@@ -272,7 +269,7 @@ class TurnTaker:
             self._take(message)
 
     def conclude(self, enclave: Peer) -> tuple[bytes, bytes] | None:
-        """Compare what has crossed with the enclave's word, and say so; return both statements.
+        """Compare transcripts with the enclave, log the result, and return both statements.
 
         Raises:
             TranscriptError: Both ends did not see the same frames.

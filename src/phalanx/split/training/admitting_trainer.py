@@ -25,10 +25,9 @@ class AdmittingTrainer:
     Args:
         whole: Computes the gradients, and takes the step.
         clients: Party names, in the order of their turns.
-        config: Which clients count, and how one gradient comes of theirs.
+        config: Rules of admission, and the aggregator of the gradients.
 
     Attributes:
-        standings: Of the clients.
         counted: The clients that the last step was made of.
 
     Guarantees:
@@ -85,7 +84,7 @@ class AdmittingTrainer:
         return self._whole.measure(hidden, labels)
 
     def step(self) -> float:
-        """Take one step with what is made of the clients' gradients that count.
+        """Take one step with the aggregate of the admitted clients' gradients.
 
         Returns:
             The norm of that, before clipping.
@@ -99,8 +98,8 @@ class AdmittingTrainer:
         passed = [name for name in self.standings.judge_norms(step, norms) if self.standings.counts(name)]
         self.counted = frozenset(passed)
         self._losses = [
-            found if client_of(number, self._clients) in self.counted else _UNCOUNTED
-            for number, found in enumerate(self._losses)
+            loss if client_of(number, self._clients) in self.counted else _UNCOUNTED
+            for number, loss in enumerate(self._losses)
         ]
         if not passed:
             raise FailedBatchError(f"step {step}: admission leaves no client's gradient")
@@ -114,7 +113,7 @@ class AdmittingTrainer:
 
     def state(self) -> Mapping[str, Tensor]:
         """Weights and moments of all that is trained, and the clients' earlier gradients."""
-        return {**self._whole.state(), **{f"{_MOMENTUM}{name}": one for name, one in self._momenta.items()}}
+        return {**self._whole.state(), **{f"{_MOMENTUM}{name}": momentum for name, momentum in self._momenta.items()}}
 
     def load_state(self, tensors: Mapping[str, Tensor], num_steps: int) -> None:
         """Go on from a state.
@@ -123,12 +122,14 @@ class AdmittingTrainer:
             CheckpointError: It is another model's.
         """
         self.forget()
-        momenta = {name.removeprefix(_MOMENTUM): one for name, one in tensors.items() if name.startswith(_MOMENTUM)}
+        momenta = {
+            name.removeprefix(_MOMENTUM): momentum for name, momentum in tensors.items() if name.startswith(_MOMENTUM)
+        }
         if not momenta.keys() <= set(self._clients):
             raise CheckpointError(f"sealed state: has gradients of {sorted(momenta)[:5]}, which this run does not name")
-        self._momenta = {name: one.clone() for name, one in momenta.items()}
+        self._momenta = {name: momentum.clone() for name, momentum in momenta.items()}
         self._whole.load_state(
-            {name: one for name, one in tensors.items() if not name.startswith(_MOMENTUM)}, num_steps
+            {name: tensor for name, tensor in tensors.items() if not name.startswith(_MOMENTUM)}, num_steps
         )
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
@@ -164,13 +165,13 @@ class AdmittingTrainer:
             self._momenta[name] = torch.lerp(mean, before, self._config.momentum)
         rows = torch.stack([self._momenta[name] for name in means])
         rule = AGGREGATORS[self._config.rule]
-        most = rule.most_byzantine(len(rows))
-        if most < 0:
+        max_byzantine = rule.most_byzantine(len(rows))
+        if max_byzantine < 0:
             raise FailedBatchError(
                 f"step {step}: admission leaves {len(rows)} clients, too few for {self._config.rule}"
             )
         # those that are shut out are not among the rows; those that were refused once may be honest
-        result = rule(rows, max(0, min(self._config.byzantine - len(self.standings.excluded), most)))
+        result = rule(rows, max(0, min(self._config.byzantine - len(self.standings.excluded), max_byzantine)))
         distances = torch.linalg.vector_norm(rows - result, dim=1).tolist()
         self.standings.judge_distances(step, dict(zip(means, distances, strict=True)))
         return result

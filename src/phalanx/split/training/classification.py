@@ -17,9 +17,7 @@ class HeldOutScores(NamedTuple):
     """The scores of held-out rows.
 
     Attributes:
-        loss: Summed, in nats.
-        targets: How many there were.
-        answers: What the task says to each row; empty where it says nothing.
+        answers: The task's answer to each row; empty where it has none.
     """
 
     loss: float
@@ -29,9 +27,6 @@ class HeldOutScores(NamedTuple):
 
 class Classification:
     """One class a text, from the mean of its tokens' logits; a `SplitTask`.
-
-    Args:
-        num_classes: Two or more.
 
     Raises:
         ModelError: There are fewer.

@@ -36,12 +36,10 @@ def cut_model(num_layers: int, cut: int) -> tuple[StageSpec, StageSpec]:
 
 
 class FrontPart:
-    """Embedding and first layers, frozen and without dropout: what a client runs.
+    """Embedding and first layers, frozen and without dropout, which a client runs.
 
     Args:
-        source: The model.
         cut: Layers that the front has.
-        attention: Attention kernel.
         wire: Precision of what leaves, a key of `WIRE_DTYPES`.
         document_attention: Whether attention stays inside documents; ids come, and hidden states leave, with their
             borders then, as `with_marks` has it.
@@ -111,7 +109,7 @@ def build_back(
 
 
 def all_weights(source: ModelSource, trained: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter of a model, wherever it lies: the frozen ones are those of its files."""
+    """Yield every parameter of a model; the frozen ones are those of its files."""
     named = dict(trained)
     yield from named.items()
     for name in parameter_names(source.hub_config):

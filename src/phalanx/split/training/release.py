@@ -16,11 +16,11 @@ _SLACK = 1e-6
 
 
 class ReleaseMaker:
-    """The maker of releases, which knows what has left.
+    """The maker of releases, which records the released values.
 
     Args:
-        policy: When; None: never.
-        weights: What is trained, as it begins: that is public, as it depends on the seed only.
+        policy: When values may be released; None: never.
+        weights: Initial values of the trained tensors: they depend on the seed only, and are public.
     """
 
     def __init__(self, policy: ReleasePolicy | None, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -39,8 +39,8 @@ class ReleaseMaker:
                 ReleaseRefusal.TOO_FEW_CLIENTS, "release: the run has no [split.release], so adapters stay sealed"
             )
         moved = {name: tensor.double() - self._base[name].double() for name, tensor in weights}
-        found = norm(moved.values())
-        scale = 1.0 if found <= self._policy.clip_norm else self._policy.clip_norm * (1 - _SLACK) / found
+        moved_norm = norm(moved.values())
+        scale = 1.0 if moved_norm <= self._policy.clip_norm else self._policy.clip_norm * (1 - _SLACK) / moved_norm
         moved = {name: tensor * scale for name, tensor in moved.items()}
         noise_std = (self._policy.noise_multiplier or 0.0) * self._policy.clip_norm
         release = self.gate.permit(ReleaseRequest(norm(moved.values()), noise_std))
@@ -69,12 +69,12 @@ class ReleaseMaker:
             CheckpointError: It is another model's.
             ReleaseRefusedError: It was kept under another policy.
         """
-        base = {name.removeprefix(_BASE): one for name, one in tensors.items() if name.startswith(_BASE)}
+        base = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items() if name.startswith(_BASE)}
         if self._policy is not None:
             if base.keys() != self._base.keys():
                 raise CheckpointError("sealed state: what it says to have released is of another model")
             self._base, self.gate = base, ReleaseGate(self._policy, books)
-        return {name: one for name, one in tensors.items() if not name.startswith(_BASE)}
+        return {name: tensor for name, tensor in tensors.items() if not name.startswith(_BASE)}
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

@@ -22,7 +22,7 @@ class SplitTask(Protocol):
         ...
 
     def put_head(self, back: StageModule) -> dict[str, nn.Parameter]:
-        """Give the back part the head that the task needs; return what of it is trained, by canonical name."""
+        """Give the back part the head of the task; return the trained tensors by canonical name."""
         ...
 
     def loss(
@@ -33,7 +33,7 @@ class SplitTask(Protocol):
         Args:
             back: The part behind the cut.
             hidden: ``[rows, seq, hidden]``, float32.
-            labels: As `label_shape` has them.
+            labels: Shape and type as in `label_shape`.
             extras: Rows as `extras` declares them.
 
         Raises:
@@ -90,7 +90,7 @@ class NextToken:
         return HeldOutScores(float(loss), targets)
 
     def num_answers(self, rows: int) -> int:
-        """None: no client is told what comes next."""
+        """Return None: no client learns the next token."""
         del rows
         return 0
 

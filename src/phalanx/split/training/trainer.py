@@ -49,7 +49,7 @@ class SplitTrainer(Protocol):
         ...
 
     def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """Return what a held-out microbatch comes to; nothing changes.
+        """Return the scores of a held-out microbatch; nothing changes.
 
         Raises:
             DataError: The labels do not fit.
@@ -102,17 +102,14 @@ class BackTrainer:
     """The trainer of adapters and head; the same microbatches in the same order give the same bits.
 
     Args:
-        back: From `build_back`.
-        task: Head and loss.
+        back: Module from `build_back`.
         optimizer: Learning rate and the rest.
-        total_steps: Of the run, for the schedule.
-        seed: Of dropout, with step and microbatch.
+        total_steps: Steps of the run, for the schedule.
+        seed: Seed of dropout, together with step and microbatch.
 
     Attributes:
-        back: The module.
-        task: What it is trained on.
-        num_targets: Of the microbatches since the last step.
-        losses: As `SplitTrainer` has them; those of the step under way, once it has begun.
+        num_targets: Targets of the microbatches since the last step.
+        losses: Losses as in `SplitTrainer`; those of the step under way, once it has begun.
 
     Raises:
         ModelError: Nothing is to be trained.
@@ -153,7 +150,7 @@ class BackTrainer:
 
         Args:
             hidden: ``[rows, seq, hidden]``, any float type.
-            labels: As the task has them.
+            labels: Shape and type of the task.
             extras: More rows, as the objective reads them.
 
         Returns:
@@ -175,7 +172,7 @@ class BackTrainer:
 
     @torch.no_grad()
     def measure(self, hidden: Tensor, labels: Tensor) -> HeldOutScores:
-        """Return what a held-out microbatch comes to; nothing changes.
+        """Return the scores of a held-out microbatch; nothing changes.
 
         Raises:
             DataError: The labels do not fit.
@@ -214,7 +211,7 @@ class BackTrainer:
 
     def take_gradient(self) -> Tensor:
         """Return the summed gradient since it was last taken, as one row of values in the order of the names."""
-        row = torch.cat([one.flatten() for one in self._gradients().values()])
+        row = torch.cat([gradient.flatten() for gradient in self._gradients().values()])
         for value in self._trained.values():
             value.grad = None
         return row
@@ -225,7 +222,7 @@ class BackTrainer:
         return {name: part.view_as(value) for (name, value), part in zip(self._trained.items(), parts, strict=True)}
 
     def pass_over(self) -> None:
-        """Count a microbatch of the next step that is not learned: those behind it stay what they are."""
+        """Count a microbatch of the next step that is not learned, so that later ones keep their numbers."""
         self._num_learned += 1
 
     def forget(self) -> None:

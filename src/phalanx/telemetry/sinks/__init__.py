@@ -27,7 +27,7 @@ class SinkLine:
     """One line of the table.
 
     Attributes:
-        config: What a run file says of it.
+        config: Settings of the sink in a run file.
         open: Makes the sink, in its own process.
         check: Refuses what cannot be had, in the owner's.
     """
@@ -37,7 +37,7 @@ class SinkLine:
     check: Callable[[], None]
 
 
-def _needs(package: str) -> Callable[[], None]:
+def _require_package(package: str) -> Callable[[], None]:
     def check() -> None:
         if importlib.util.find_spec(package) is None:
             raise ConfigError(f"needs {package}; install phalanx-train[{package}], or take the section out")
@@ -46,9 +46,9 @@ def _needs(package: str) -> Callable[[], None]:
 
 
 SINKS: dict[str, SinkLine] = {
-    "wandb": SinkLine(WandbConfig, WandbSink, _needs("wandb")),
-    "mlflow": SinkLine(MlflowConfig, MlflowSink, _needs("mlflow")),
-    "trackio": SinkLine(TrackioConfig, TrackioSink, _needs("trackio")),
+    "wandb": SinkLine(WandbConfig, WandbSink, _require_package("wandb")),
+    "mlflow": SinkLine(MlflowConfig, MlflowSink, _require_package("mlflow")),
+    "trackio": SinkLine(TrackioConfig, TrackioSink, _require_package("trackio")),
 }
 
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     SinkConfig = SinkSettings
 else:
     # at run time the table alone says which there are
-    SinkConfig = any_kind({name: line.config for name, line in SINKS.items()}, OwnSinkConfig)
+    SinkConfig = any_kind({name: entry.config for name, entry in SINKS.items()}, OwnSinkConfig)
 
 
 def open_sink(config: SinkConfig) -> Sink:
@@ -72,7 +72,7 @@ def check_sinks(configs: Sequence[SinkConfig]) -> None:
     """Refuse sinks that cannot be had on this machine; nothing is opened or sent.
 
     Raises:
-        ConfigError: Names the section, and the extra that is missing or what the user's own code lacks.
+        ConfigError: Names the section, and the missing extra or the missing part of the user's own code.
     """
     for number, config in enumerate(configs):
         try:

@@ -21,7 +21,7 @@ class MlflowConfig(SinkSettings):
     """MLflow; a password is in the environment (``MLFLOW_TRACKING_PASSWORD``). Needs the extra `mlflow`.
 
     Attributes:
-        uri: Of the tracking server; left out, a folder in the run directory.
+        uri: Address of the tracking server; None for a folder in the run directory.
         experiment: Made where it is not there.
     """
 
@@ -55,29 +55,31 @@ class MlflowSink:
         from mlflow.tracking import MlflowClient  # noqa: PLC0415
 
         self._client = MlflowClient(tracking_uri=self._config.uri or Path(run.directory, "mlruns").resolve().as_uri())
-        there = self._client.get_experiment_by_name(self._config.experiment)
-        experiment = self._client.create_experiment(self._config.experiment) if there is None else there.experiment_id
-        found = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
-        if found:
-            self._run = found[0].info.run_id
+        existing = self._client.get_experiment_by_name(self._config.experiment)
+        experiment = (
+            self._client.create_experiment(self._config.experiment) if existing is None else existing.experiment_id
+        )
+        runs = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
+        if runs:
+            self._run = runs[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
             return
-        made = self._client.create_run(experiment, run_name=run.name, tags={_RUN_TAG: run.id})
-        self._run = made.info.run_id
+        created = self._client.create_run(experiment, run_name=run.name, tags={_RUN_TAG: run.id})
+        self._run = created.info.run_id
         parameters = [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in run.config.items()]
         for first in range(0, len(parameters), _PARAMETERS_AT_ONCE):
             self._client.log_batch(self._run, params=parameters[first : first + _PARAMETERS_AT_ONCE], synchronous=True)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """As `Sink` says."""
-        self._client.log_batch(self._run, metrics=list(_metrics(values, step)), synchronous=True)
+        self._client.log_batch(self._run, metrics=list(_metric_entities(values, step)), synchronous=True)
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""
         self._client.set_terminated(self._run, _STATES[status])
 
 
-def _metrics(values: Mapping[str, float], step: int) -> Iterator[Any]:
+def _metric_entities(values: Mapping[str, float], step: int) -> Iterator[Any]:
     from mlflow.entities import Metric  # noqa: PLC0415 - an extra, in this process alone
 
     now = int(time.time() * 1000)

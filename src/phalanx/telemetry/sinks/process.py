@@ -26,7 +26,7 @@ class SinkOrder(StrictModel):
     Attributes:
         sink: Its section of the run file.
         home: The run file's directory, for a sink of the user's own.
-        run: What the sink is told, as `TrackedRun`.
+        run: Facts of the run, as `TrackedRun`.
     """
 
     sink: dict[str, Any]
@@ -42,15 +42,15 @@ def serve(order: SinkOrder, lines: Any) -> int:
     sink: Sink = open_sink(config)
     sink.begin(TrackedRun(**order.run))
     taken, status = 0, "failed"
-    for line in lines:
-        said = json.loads(line)
-        status = said.get("status", status)
-        if "values" in said:
-            sink.scalars(said["values"], said["step"])
+    for text in lines:
+        message = json.loads(text)
+        status = message.get("status", status)
+        if "values" in message:
+            sink.scalars(message["values"], message["step"])
             taken += 1
-        if "histogram" in said and isinstance(sink, HistogramSink):
-            found = said["histogram"]
-            sink.histogram(Histogram(**{**found, "counts": tuple(found["counts"])}), said["step"])
+        if "histogram" in message and isinstance(sink, HistogramSink):
+            histogram = message["histogram"]
+            sink.histogram(Histogram(**{**histogram, "counts": tuple(histogram["counts"])}), message["step"])
             taken += 1
     sink.end(status)  # type: ignore[arg-type] # our own starter wrote it
     return taken

@@ -1,4 +1,4 @@
-"""The interface of every metrics sink, what it is told of its run, and sinks of the user's own (``file.py:object``)."""
+"""The interface of every metrics sink, the facts of its run, and sinks of the user's own (``file.py:object``)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class SinkSettings(StrictModel):
 
     kind: str
     flush_s: float = Field(default=30.0, gt=0, le=600, allow_inf_nan=False)
-    """How long the end of a run waits for what is still under way to the sink, seconds."""
+    """Seconds that the end of a run waits for values on their way to the sink."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a sink is told of the run.
+    """Facts of the run for a sink.
 
     Attributes:
         id: Random name of the run, the same after a resume.
@@ -50,7 +50,7 @@ class Sink(Protocol):
         ...
 
     def end(self, status: RunStatus) -> None:
-        """Send what is left, and close the run."""
+        """Send the queued values, and close the run."""
         ...
 
 
@@ -74,15 +74,15 @@ class OwnSinkConfig(SinkSettings):
 
 
 def own_sink(kind: str, found: Any, config: OwnSinkConfig) -> Sink:
-    """Make a sink of what a reference names.
+    """Make a sink from a reference.
 
     Raises:
         ConfigError: It is no sink.
     """
     check_own_sink(kind, found)
-    made = found(**config.options)
-    check_methods(kind, made, _EXPECTED, ("begin", "scalars", "end"))
-    sink: Sink = made
+    instance = found(**config.options)
+    check_methods(kind, instance, _EXPECTED, ("begin", "scalars", "end"))
+    sink: Sink = instance
     return sink
 
 

@@ -24,7 +24,7 @@ class TrackioConfig(SinkSettings):
 
     Attributes:
         project: The database's name; ``trackio show --project NAME`` opens it.
-        space: Of the hub, as ``user/name``, and then private; left out, nothing leaves this machine.
+        space: Space of the hub, as ``user/name``, which is then private; None: nothing leaves this machine.
     """
 
     kind: Literal["trackio"] = "trackio"
@@ -67,8 +67,8 @@ class TrackioSink:
         import numpy as np  # noqa: PLC0415 - in this process alone
         import trackio  # noqa: PLC0415 - an extra, in this process alone
 
-        found = (np.asarray(drawn.counts), np.asarray(drawn.edges))
-        self._run.log({drawn.tag: trackio.Histogram(np_histogram=found)}, step=step)
+        histogram = (np.asarray(drawn.counts), np.asarray(drawn.edges))
+        self._run.log({drawn.tag: trackio.Histogram(np_histogram=histogram)}, step=step)
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""

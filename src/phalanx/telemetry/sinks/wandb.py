@@ -69,8 +69,8 @@ class WandbSink:
         import numpy as np  # noqa: PLC0415 - in this process alone
         import wandb  # noqa: PLC0415 - an extra, in this process alone
 
-        found = (np.asarray(drawn.counts), np.asarray(drawn.edges))
-        self._run.log({drawn.tag: wandb.Histogram(np_histogram=found), _STEP: step})
+        histogram = (np.asarray(drawn.counts), np.asarray(drawn.edges))
+        self._run.log({drawn.tag: wandb.Histogram(np_histogram=histogram), _STEP: step})
 
     def end(self, status: RunStatus) -> None:
         """As `Sink` says."""

@@ -17,11 +17,9 @@ class ClientLoader:
     """A loader that joins the draws of all clients, in the order of the microbatches.
 
     Args:
-        corpus: Shared out: client k of n has every nth sequence from the kth on; or what each client has, by name.
+        corpus: Shared out: client k of n has every nth sequence from the kth on; or each client's own, by name.
         clients: Party names, in the order of their turns.
-        batch_size: Sequences of a step.
-        microbatches: Of a step; clients take turns.
-        seed: Of the order.
+        microbatches: Microbatches of a step; clients take turns.
 
     Raises:
         ConfigError: There are fewer sequences than clients.
@@ -46,7 +44,7 @@ class ClientLoader:
 
     @property
     def corpus_digest(self) -> str:
-        """SHA-256 in hex: of the corpus that clients share, or of what each has of its own, by its name."""
+        """Return the SHA-256 in hex of the corpus that clients share, or of each client's own, by its name."""
         digests = {name: loader.corpus_digest for name, loader in self._loaders.items()}
         shared = set(digests.values())
         return shared.pop() if len(shared) == 1 else hashlib.sha256(canonical_json(digests)).hexdigest()
@@ -59,10 +57,10 @@ class ClientLoader:
             parts.update(zip(turns, loader.next().microbatches(len(turns)), strict=True))
         ordered = [parts[number] for number in sorted(parts)]
         return Batch(
-            torch.cat([one.input_ids for one in ordered]),
-            torch.cat([one.labels for one in ordered]),
-            tuple(index for one in ordered for index in one.indices),
-            {name: torch.cat([one.extras[name] for one in ordered]) for name in ordered[0].extras},
+            torch.cat([client_batch.input_ids for client_batch in ordered]),
+            torch.cat([client_batch.labels for client_batch in ordered]),
+            tuple(index for client_batch in ordered for index in client_batch.indices),
+            {name: torch.cat([client_batch.extras[name] for client_batch in ordered]) for name in ordered[0].extras},
         )
 
     def state(self) -> dict[str, Any]:

@@ -19,8 +19,7 @@ def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
     The last step's batch is full: it goes on with the next pass, as any batch at the end of a pass does.
 
     Args:
-        run: The run.
-        cache: Where prepared text and models are kept; the text is prepared here if it is not there yet.
+        cache: Directory of prepared text and models; missing text is prepared here.
 
     Raises:
         ConfigError: So many steps do not fit the rest of the run file.
@@ -36,7 +35,7 @@ def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
 
 
 def num_sequences(run: RunConfig, cache: Path) -> int:
-    """Return how many training sequences a run has; of labelled texts, those of all clients together.
+    """Return the number of a run's training sequences; of labelled texts, those of all clients together.
 
     Raises:
         ConfigError: They are with remote clients, and not here to be counted.
@@ -45,9 +44,9 @@ def num_sequences(run: RunConfig, cache: Path) -> int:
     source = open_model(run.model, cache / "models", run.train.seed)
     if run.data.preferences is not None:
         single = WANTED in OBJECTIVES[run.train.objective_kind].extras
-        path, where = source.tokenizer_path, cache / "data"
+        path, directory = source.tokenizer_path, cache / "data"
         return prepare_preferences(
-            run.data, where, run.train.seed, path, lambda _: None, single=single
+            run.data, directory, run.train.seed, path, lambda _: None, single=single
         ).num_train_sequences
     labelled = run.data.labelled
     if labelled is None or run.split is None:
@@ -55,11 +54,11 @@ def num_sequences(run: RunConfig, cache: Path) -> int:
     if labelled.own is not None and not labelled.own.train:
         run.require_steps("an owner of remote clients")
     texts = prepare_labelled(run.data, run.split.client_names, run.train.seed, source.tokenizer_path)
-    return sum(one.num_train_sequences for one in texts.clients.values())
+    return sum(client_texts.num_train_sequences for client_texts in texts.clients.values())
 
 
 def length_told(before: RunConfig, after: RunConfig) -> str | None:
-    """Say what the epochs of a run file come to; None where it gives steps."""
+    """Describe how many steps the configured epochs are; None where the run file gives steps."""
     if before.train.epochs is None:
         return None
     return f"{before.train.epochs:g} epochs of this data are {after.train.steps} steps"

@@ -19,7 +19,6 @@ def histograms(shards: Iterable[Shard], bins: int) -> Iterator[Histogram]:
 
     Args:
         shards: The state, one stage at a time.
-        bins: Of each histogram.
     """
     for shard in shards:
         for key, tensor in shard.tensors.items():
@@ -35,9 +34,9 @@ def histogram_of(of: HistogramOf, name: str, tensor: Tensor, bins: int) -> Histo
     num_odd = values.numel() - finite.numel()
     if finite.numel() == 0:
         return Histogram(of, name, 0.0, 1.0, (0,) * bins, num_odd)
-    low, high = (float(one) for one in torch.aminmax(finite))
+    low, high = (float(bound) for bound in torch.aminmax(finite))
     if not high > low:
         low, high = low - 0.5, high + 0.5
     # counts in float64, for above 2 ** 24 float32 counts no further
     counts = torch.histc(finite.double(), bins, low, high)
-    return Histogram(of, name, low, high, tuple(int(one) for one in counts), num_odd)
+    return Histogram(of, name, low, high, tuple(int(bin_count) for bin_count in counts), num_odd)

@@ -24,7 +24,6 @@ class LabelledRows:
     Attributes:
         ids: ``[texts, tokens]``, int64, padded behind.
         labels: The same shape; each text's class at its last token.
-        classes: Of each text.
     """
 
     ids: Tensor
@@ -87,11 +86,7 @@ class LabelledTexts:
 
     Attributes:
         classes: Names; a label is an index of them.
-        clients: Training texts by client.
-        test: Held-out texts.
         shares: The same as words, for models that read those.
-        vocab_size: One more than the largest token id.
-        vocabulary_digest: SHA-256 in hex over what decides the ids of a text.
         holders: The client that has each held-out text; empty where they belong to no client.
     """
 
@@ -99,9 +94,18 @@ class LabelledTexts:
     clients: Mapping[str, ClientTexts]
     test: LabelledRows
     shares: Shares
-    vocab_size: int
-    vocabulary_digest: str
+    tokenizer: TextTokenizer
     holders: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return self.tokenizer.vocab_size
+
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """SHA-256 in hex over what decides the ids of a text."""
+        return vocabulary_digest(self.tokenizer)
 
     @property
     def num_validation_sequences(self) -> int:
@@ -119,23 +123,21 @@ def prepare_labelled(
     """Load a task, share it out to clients or read their own files, and encode it.
 
     Args:
-        data: With a section `labelled`.
-        clients: Party names.
-        seed: Of the shares.
+        data: Needs the section `labelled`.
         tokenizer_path: The model's own, for a tokenizer of kind "model".
 
     Raises:
         DataError: The task's files or package are missing or malformed, or there are too few texts.
         ConfigError: A tokenizer of kind "model" and no model directory, or not one file for each client.
     """
-    wanted = data.labelled
-    if wanted is None:
+    labelled = data.labelled
+    if labelled is None:
         raise DataError("data.labelled: missing; it names the task")
     holders: tuple[str, ...] = ()
-    if wanted.own is None:
-        classes, shares = _shares_of(wanted, len(clients), seed)
+    if labelled.own is None:
+        classes, shares = _shares_of(labelled, len(clients), seed)
     else:
-        classes, (shares, holders) = wanted.own.classes, _own_shares(wanted.own, clients)
+        classes, (shares, holders) = labelled.own.classes, _own_shares(labelled.own, clients)
     if isinstance(data.tokenizer, BpeConfig):
         tokenizer = train_bpe((example.text for example in shares.train), data.tokenizer)
     else:
@@ -146,16 +148,15 @@ def prepare_labelled(
         {name: ClientTexts(rows) for name, rows in zip(clients, encoded, strict=True)},
         encode_rows(shares.test, tokenizer, data.sequence_length),
         shares,
-        tokenizer.vocab_size,
-        vocabulary_digest(tokenizer),
+        tokenizer,
         holders,
     )
 
 
 def _shares_of(wanted: LabelledConfig, num_clients: int, seed: int) -> tuple[tuple[str, ...], Shares]:
     task = TASKS[wanted.name].load(wanted.home)
-    each, test = wanted.texts_per_client, wanted.test_texts
-    return task.classes, share_out(task, num_clients, each, test, wanted.alpha, seed)
+    texts_per_client, test = wanted.texts_per_client, wanted.test_texts
+    return task.classes, share_out(task, num_clients, texts_per_client, test, wanted.alpha, seed)
 
 
 def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tuple[str, ...]]:
@@ -173,10 +174,10 @@ def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tup
 
 
 def encode_rows(examples: Sequence[Example], tokenizer: TextTokenizer, tokens: int) -> LabelledRows:
-    """Encode texts, cut them to so many tokens and pad them behind."""
-    encoded = [ids[:tokens] for ids in tokenizer.encode([example.text for example in examples])]
+    """Encode whole texts as their tokenizer does, cut them to so many tokens and pad them behind."""
+    encoded = tokenizer.encode_whole([example.text for example in examples], tokens)
     ids = torch.full((len(encoded), tokens), tokenizer.eos_id, dtype=torch.int64)
-    for row, found in enumerate(encoded):
-        ids[row, : len(found)] = torch.tensor(found, dtype=torch.int64)
+    for row, token_ids in enumerate(encoded):
+        ids[row, : len(token_ids)] = torch.tensor(token_ids, dtype=torch.int64)
     classes = tuple(example.label for example in examples)
-    return LabelledRows(ids, mark_classes(classes, [len(found) for found in encoded], tokens), classes)
+    return LabelledRows(ids, mark_classes(classes, [len(token_ids) for token_ids in encoded], tokens), classes)

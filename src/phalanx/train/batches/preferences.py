@@ -1,4 +1,4 @@
-"""Pairs of a run, and what a model makes of those that are held out: accuracy, margin, distance from its reference."""
+"""Pairs of a run, and scores of a model on held-out ones: accuracy, margin, distance from its reference."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +27,7 @@ class PreferenceScores:
         loss: Mean loss of a pair.
         accuracy: Share of the pairs of which the better answer is worth more to the model; equal worth counts half. Of
             single answers: the same share of all pairs of a wanted and an unwanted one.
-        margin: How much more the better answer is worth on average, as the objective counts.
+        margin: Mean difference in worth of the better answer, by the objective's measure.
         kl: Divergence of the model from its reference, in nats a token, mean over the tokens of the answers, exactly
             over the vocabulary; None of a model that gives scores.
     """
@@ -44,29 +44,30 @@ def prepare_pairs(
     """Return the pairs of a run with the rows that its objective reads.
 
     Args:
-        run: With a section `data.preferences`.
-        cache: Where a vocabulary that is trained here is kept.
-        source: The model.
-        store: Where log-probabilities of the reference are kept, in the run directory.
-        say: Told of what was left out, and of the reference.
+        run: Needs the section `data.preferences`.
+        cache: Directory of a vocabulary that is trained here.
+        store: Store of the reference's log-probabilities in the run directory.
+        say: Prints left-out rows and the progress of the reference.
 
     Raises:
         DataError: The pairs cannot be had.
         CheckpointError: What is stored is missing or of another run.
     """
     kind = kind_of(run.train.objective)
-    wanted = OBJECTIVES[kind].extras
-    corpus = prepare_preferences(run.data, cache, run.train.seed, source.tokenizer_path, say, single=WANTED in wanted)
+    extra_names = OBJECTIVES[kind].extras
+    corpus = prepare_preferences(
+        run.data, cache, run.train.seed, source.tokenizer_path, say, single=WANTED in extra_names
+    )
     more: dict[str, dict[str, Tensor]] = {"train": {}, "held_out": {}}
-    if REFERENCE in wanted:
+    if REFERENCE in extra_names:
         if not store.path.is_file() and not store.must_exist:
             rows = len(corpus.train.ids) + len(corpus.held_out.ids)
             begun = ", from where an earlier session ended" if store.parts.is_dir() else ""
             say(f"computing the reference's log-probabilities of {rows} rows, once{begun}")
         model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
-        found = reference_log_probs(store, corpus, model)
-        more = {name: {REFERENCE: column} for name, column in found.items()}
-    names = tuple(wanted)
+        reference = reference_log_probs(store, corpus, model)
+        more = {name: {REFERENCE: column} for name, column in reference.items()}
+    names = tuple(extra_names)
     return dataclasses.replace(
         corpus,
         train=corpus.train.with_extras(more["train"], names),
@@ -78,7 +79,6 @@ class PreferenceMeasure:
     """A measure of a chain of stages on held-out pairs.
 
     Args:
-        run: What is learned.
         source: The model as it was, from which the divergence is taken.
     """
 
@@ -90,8 +90,8 @@ class PreferenceMeasure:
     @torch.no_grad()
     def __call__(self, stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]) -> list[PreferenceScores]:
         """Measure stages, each of which is used once for all batches of all sets and can then be dropped."""
-        kept = [(number, trimmed(batch)) for number, batches in enumerate(sets) for batch in batches]
-        hidden = [batch.input_ids for _, batch in kept]
+        numbered_batches = [(number, trimmed(batch)) for number, batches in enumerate(sets) for batch in batches]
+        hidden = [batch.input_ids for _, batch in numbered_batches]
         before = list(hidden)
         tallies = [_Tally() for _ in sets]
         for stage in stages:
@@ -99,7 +99,7 @@ class PreferenceMeasure:
             stage.eval()
             device = next(stage.parameters()).device
             reference = self._reference.stage(stage.spec) if self._objective.head == "lm" else None
-            for n, (number, batch) in enumerate(kept):
+            for n, (number, batch) in enumerate(numbered_batches):
                 hidden[n] = stage(hidden[n].to(device))
                 if reference is not None:
                     before[n] = reference(before[n])
@@ -115,13 +115,15 @@ class PreferenceMeasure:
         tally.loss += float(loss)
         tally.pairs += pairs
         worth = self._objective.worth_of(logits, batch.labels, batch.extras).tolist()
-        wanted = batch.extras[WANTED].tolist() if self._single else [1, 0] * (len(worth) // 2)
+        is_wanted = batch.extras[WANTED].tolist() if self._single else [1, 0] * (len(worth) // 2)
         for row in range(0, len(worth), 2 if self._single else 1):
-            (tally.better if wanted[row] else tally.worse).append(worth[row])
+            (tally.better if is_wanted[row] else tally.worse).append(worth[row])
         for row in range(len(worth) if before is not None else 0):
             counted = batch.labels[row] != IGNORE
             ours, theirs = (
-                torch.log_softmax(one[row][counted].float(), -1) for one in (logits, before) if one is not None
+                torch.log_softmax(row_logits[row][counted].float(), -1)
+                for row_logits in (logits, before)
+                if row_logits is not None
             )
             tally.divergence += float((ours.exp() * (ours - theirs)).sum())
             tally.tokens += int(counted.sum())
@@ -153,13 +155,13 @@ class _Tally:
 
 
 def read_preference_scores(saved: object) -> PreferenceScores:
-    """Read what a checkpoint has of scores.
+    """Read the scores of a checkpoint.
 
     Raises:
         CheckpointError: It is malformed.
     """
-    names = [one.name for one in dataclasses.fields(PreferenceScores)]
-    numbers = isinstance(saved, dict) and all(type(one) is float for name, one in saved.items() if name != "kl")
+    names = [field.name for field in dataclasses.fields(PreferenceScores)]
+    numbers = isinstance(saved, dict) and all(type(score) is float for name, score in saved.items() if name != "kl")
     if not isinstance(saved, dict) or sorted(saved) != sorted(names) or not numbers:
         raise CheckpointError(f"checkpoint: scores {saved!r:.80}, expected {', '.join(names)}; use an older one")
     return PreferenceScores(**saved)

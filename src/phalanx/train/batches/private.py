@@ -38,11 +38,9 @@ class PoissonLoader:
     Rows without targets fill a batch up, so that ranks and microbatches have equally many.
 
     Args:
-        corpus: Where rows come from.
         batch_size: Rows of a batch in the mean.
-        multiple: Of which the number of rows is a multiple.
+        multiple: Divisor of the number of rows.
         key: Secret; with the number of the charge it decides the rows.
-        ledger: Charged for each batch.
         places: Rows for which a batch has room; drawn ones beyond are left out. None where there is always room.
 
     Raises:
@@ -123,13 +121,13 @@ class ChargedLoader(BatchLoader):
 
 
 def charged_figures(ledger: BudgetLedger) -> dict[str, float]:
-    """Return what the metrics of a step say of the budget: an upper bound of what is spent."""
+    """Return the budget's metrics of a step: an upper bound of the spent budget."""
     return {"epsilon": ledger.epsilon_at_most}
 
 
 @dataclass(frozen=True)
 class PrivateBatches:
-    """The batches of a run with ``[privacy]``, what they are charged to, and how many rows one has in the mean."""
+    """The batches of a run with ``[privacy]``, their budget, and the rows of one in the mean."""
 
     loader: PoissonLoader | ChargedLoader
     ledger: BudgetLedger
@@ -142,40 +140,39 @@ def private_batches(
     """Return the loader of a run and its budget; None for a run without ``[privacy]``.
 
     Args:
-        run: The run file.
-        corpus: Where its rows come from.
-        log: Its audit log.
-        past: What the log tells of earlier sessions.
+        corpus: Source of its rows.
+        past: Charges that the log has from earlier sessions.
         secrets: Directory of the owner's secrets.
 
     Raises:
         ConfigError: The budget pays for no step, or rows cannot be drawn as it assumes.
         CertificateError: The key of the draw cannot be made, or others may have read it.
     """
-    wanted, train = run.privacy, run.train
-    if wanted is None:
+    privacy, train = run.privacy, run.train
+    if privacy is None:
         return None
     if not isinstance(corpus, Corpus):
         raise ConfigError("[privacy] draws single rows, and this run has others; remove one")
     rows = corpus.num_train_sequences
     in_stages = run.parallel is None and run.federated is None
-    mean = _mean_rows(run, wanted, rows) if in_stages else train.batch_size
-    share = check_rate(rows, mean, wanted.delta)
-    rate = share if wanted.sampling == "poisson" else 1.0
-    terms = _terms(wanted, rows, corpus.digest)
+    mean = _mean_rows(run, privacy, rows) if in_stages else train.batch_size
+    share = check_rate(rows, mean, privacy.delta)
+    rate = share if privacy.sampling == "poisson" else 1.0
+    terms = _terms(privacy, rows, corpus.digest)
     if in_stages:
-        step, terms = _step_in_stages(run, wanted, rate, rows, past), {**terms, "places": train.batch_size, **_AGAINST}
+        step, terms = _step_in_stages(run, privacy, rate, rows, past), {**terms, "places": train.batch_size, **_AGAINST}
     else:
-        step = PoissonGaussian(_noise(wanted, rate, train.steps, past), rate)
+        step = PoissonGaussian(_noise(privacy, rate, train.steps, past), rate)
     noise = step.noise_multiplier
     # a step that fails draws another batch
     session = train.steps * (1 + train.max_failed_batches) + 1
-    ledger = BudgetLedger(log, step, wanted.epsilon, wanted.delta, terms, past, session)
+    ledger = BudgetLedger(log, step, privacy.epsilon, privacy.delta, terms, past, session)
     if not ledger.affordable:
         raise ConfigError(
-            f"privacy.epsilon = {wanted.epsilon} does not pay for one step with noise_multiplier = {noise:g}; raise one"
+            f"privacy.epsilon = {privacy.epsilon} does not pay for one step with noise_multiplier = {noise:g}; "
+            "raise one"
         )
-    if wanted.sampling == "order":
+    if privacy.sampling == "order":
         return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger, train.batch_size)
     parts = train.microbatches * (1 if run.parallel is None else run.parallel.dp)
     places = train.batch_size if in_stages else None
@@ -183,13 +180,13 @@ def private_batches(
 
 
 def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
-    """Return what the noisy sums of federated rounds are charged to; None where sites bring no noise.
+    """Return the budget of the noisy sums of federated rounds; None where sites bring no noise.
 
     Raises:
         ConfigError: The budget pays for no sum.
     """
-    wanted = None if run.federated is None else run.federated.privacy
-    if run.federated is None or wanted is None or sums is None:
+    privacy = None if run.federated is None else run.federated.privacy
+    if run.federated is None or privacy is None or sums is None:
         return None
     terms = {
         "example": "all data of one site",
@@ -200,10 +197,10 @@ def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: 
     }
     # a round that fails may have begun a sum
     session = run.train.steps * (1 + run.train.max_failed_batches) + 1
-    ledger = BudgetLedger(log, sums, wanted.epsilon, wanted.delta, terms, past, session)
+    ledger = BudgetLedger(log, sums, privacy.epsilon, privacy.delta, terms, past, session)
     if not ledger.affordable:
         raise ConfigError(
-            f"federated.privacy.epsilon = {wanted.epsilon} does not pay for one sum with noise_multiplier = "
+            f"federated.privacy.epsilon = {privacy.epsilon} does not pay for one sum with noise_multiplier = "
             f"{sums.noise_multiplier:g}; raise one"
         )
     return ledger
@@ -214,33 +211,30 @@ def site_rows(run: RunConfig, data: SiteData, identity: Identity, own: Path) -> 
 
     Args:
         run: The run file that the site agrees to.
-        data: The site's.
-        identity: It signs its ledger.
-        own: The site's directory.
 
     Raises:
         ConfigError: The budget pays for no round, or earlier rounds of this directory were charged for other terms.
         AuditLogError: The ledger is not whole.
         CertificateError: The key of the draw cannot be made, or others may have read it.
     """
-    wanted, train = run.privacy, run.train
-    if wanted is None or run.federated is None:
+    privacy, train = run.privacy, run.train
+    if privacy is None or run.federated is None:
         return None
-    share = check_rate(data.num_sequences, train.batch_size, wanted.delta)
-    rate = share if wanted.sampling == "poisson" else 1.0
+    share = check_rate(data.num_sequences, train.batch_size, privacy.delta)
+    rate = share if privacy.sampling == "poisson" else 1.0
     log, past = open_site_ledger(own / "privacy", identity)
     steps = train.steps * run.federated.local_steps
-    step = PoissonGaussian(_noise(wanted, rate, steps, past), rate)
-    terms = _terms(wanted, data.num_sequences, data.digest)
+    step = PoissonGaussian(_noise(privacy, rate, steps, past), rate)
+    terms = _terms(privacy, data.num_sequences, data.digest)
     # a round that is done again by a process that has begun anew draws other rows
     session = steps * (1 + train.max_failed_batches) + run.federated.local_steps
-    ledger = BudgetLedger(log, step, wanted.epsilon, wanted.delta, terms, past, session)
+    ledger = BudgetLedger(log, step, privacy.epsilon, privacy.delta, terms, past, session)
     if ledger.affordable < run.federated.local_steps:
         raise ConfigError(
-            f"privacy.epsilon = {wanted.epsilon} does not pay for federated.local_steps = {run.federated.local_steps} "
+            f"privacy.epsilon = {privacy.epsilon} does not pay for federated.local_steps = {run.federated.local_steps} "
             f"steps with noise_multiplier = {step.noise_multiplier:g}; raise one, or lower local_steps"
         )
-    return SiteRows(data, wanted, ledger, sampling_key(own / "secrets"))
+    return SiteRows(data, privacy, ledger, sampling_key(own / "secrets"))
 
 
 def _mean_rows(run: RunConfig, wanted: PrivacyConfig, rows: int) -> int:
@@ -252,13 +246,13 @@ def _mean_rows(run: RunConfig, wanted: PrivacyConfig, rows: int) -> int:
     places, steps = run.train.batch_size, run.train.steps
     if wanted.sampling == "order":
         return places
-    most = room_for(rows, places, steps, wanted.epsilon, wanted.delta)
-    mean = wanted.mean_rows or most
-    if not 0 < mean <= most:
+    max_rows = room_for(rows, places, steps, wanted.epsilon, wanted.delta)
+    mean = wanted.mean_rows or max_rows
+    if not 0 < mean <= max_rows:
         raise ConfigError(
             f"privacy.mean_rows = {wanted.mean_rows or 1}: in {steps} steps with room for train.batch_size = {places} "
-            f"rows each, samples do not fit too likely for privacy.delta = {wanted.delta}; at most {most} are drawn in "
-            "the mean here, so lower it, or raise train.batch_size and train.microbatches"
+            f"rows each, samples do not fit too likely for privacy.delta = {wanted.delta}; at most {max_rows} are "
+            "drawn in the mean here, so lower it, or raise train.batch_size and train.microbatches"
         )
     return mean
 

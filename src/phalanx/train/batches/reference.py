@@ -33,10 +33,8 @@ class ReferenceModel:
     """The model that a run begins with, without its adapter; of its stages one is in memory at a time.
 
     Args:
-        source: Its files.
-        attention: Kernel, as in training.
-        seed: Of nothing that changes what stages compute here, but they ask for one.
-        quantize: What frozen matrices are kept in, as in training.
+        seed: Seed of the build; the computed values do not depend on it.
+        quantize: Quantization of frozen matrices, as in training.
     """
 
     def __init__(self, source: ModelSource, attention: str, seed: int, *, quantize: Quantization | None = None) -> None:
@@ -77,12 +75,12 @@ class ReferenceModel:
 @torch.no_grad()
 def log_probs_of(model: ReferenceModel, rows: PairRows) -> Tensor:
     """Return the log-probability of each row's answer, float32 ``[rows]``."""
-    found = [_log_probs(model, rows, first, stop) for first, stop in _borders(model, rows)]
-    return torch.cat(found) if found else torch.zeros(0)
+    parts = [_log_probs(model, rows, first, stop) for first, stop in _borders(model, rows)]
+    return torch.cat(parts) if parts else torch.zeros(0)
 
 
 def _borders(model: ReferenceModel, rows: PairRows) -> list[tuple[int, int]]:
-    """Cut rows into those that go through the model together: whole multiples of what is computed at once."""
+    """Cut rows into groups that go through the model together: whole multiples of jointly computed rows."""
     of_eight = 4 * model.hidden_size * rows.ids.shape[1] * _ROWS_AT_ONCE
     batch = max(1, _HIDDEN_BYTES // of_eight) * _ROWS_AT_ONCE
     return [(first, min(first + batch, len(rows.ids))) for first in range(0, len(rows.ids), batch)]
@@ -90,7 +88,7 @@ def _borders(model: ReferenceModel, rows: PairRows) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def _log_probs(model: ReferenceModel, rows: PairRows, first: int, stop: int) -> Tensor:
-    parts = [rows.in_order(at, min(at + _ROWS_AT_ONCE, stop)) for at in range(first, stop, _ROWS_AT_ONCE)]
+    parts = [rows.in_order(start, min(start + _ROWS_AT_ONCE, stop)) for start in range(first, stop, _ROWS_AT_ONCE)]
     hidden = [part.input_ids for part in parts]
     for spec in model.specs:
         stage = model.stage(spec)
@@ -106,7 +104,7 @@ class ReferenceStore:
     """The place in a run directory where a reference's log-probabilities are kept.
 
     Attributes:
-        path: The file of all of them; while they are computed, what is finished lies in a directory beside it.
+        path: File of all log-probabilities; while they are computed, finished ones lie in a directory beside it.
         must_exist: The run goes on: they are read, and never computed again.
         told: Told how many rows are done, of how many.
     """
@@ -117,20 +115,18 @@ class ReferenceStore:
 
     @property
     def parts(self) -> Path:
-        """The directory of what is finished while the rest is computed."""
+        """Return the directory of finished parts while the rest is computed."""
         return self.path.with_suffix(".parts")
 
 
 def reference_log_probs(store: ReferenceStore, corpus: PairCorpus, model: ReferenceModel) -> Mapping[str, Tensor]:
-    """Return the log-probabilities of both parts of a corpus: those that are stored, or computed now and stored.
+    """Return the log-probabilities of both parts of a corpus: the stored ones, or computed now and stored.
 
     The owner computes them alone, from the model's files: no other party is asked, so none can lie. A kill while they
-    are computed loses the rows that were under way, and none of those that are stored.
+    are computed loses the rows under way, and no stored ones.
 
     Args:
-        store: Where they are kept.
         corpus: Pairs, without such a column yet.
-        model: The reference.
 
     Raises:
         CheckpointError: A file is missing, altered, or of another model or other pairs.
@@ -143,9 +139,9 @@ def reference_log_probs(store: ReferenceStore, corpus: PairCorpus, model: Refere
                 "begin a new run"
             )
         _write(path, _computed(store, corpus, model, made_of), made_of)
-    found = _read(path, made_of, {name: len(rows.ids) for name, rows in _halves(corpus)})
+    log_probs = _read(path, made_of, {name: len(rows.ids) for name, rows in _halves(corpus)})
     shutil.rmtree(store.parts, ignore_errors=True)
-    return found
+    return log_probs
 
 
 def _halves(corpus: PairCorpus) -> list[tuple[str, PairRows]]:
@@ -155,17 +151,17 @@ def _halves(corpus: PairCorpus) -> list[tuple[str, PairRows]]:
 def _computed(store: ReferenceStore, corpus: PairCorpus, model: ReferenceModel, made_of: str) -> dict[str, Tensor]:
     store.parts.mkdir(exist_ok=True)
     done, rows_in_all = 0, sum(len(rows.ids) for _, rows in _halves(corpus))
-    found: dict[str, list[Tensor]] = {name: [torch.zeros(0)] for name in _HALVES}
+    parts_by_name: dict[str, list[Tensor]] = {name: [torch.zeros(0)] for name in _HALVES}
     store.told(0, rows_in_all)
     for name, rows in _halves(corpus):
         for first, stop in _borders(model, rows):
             path = store.parts / f"{name}-{first}-{stop}.safetensors"
             if not path.is_file():
                 _write(path, {name: _log_probs(model, rows, first, stop)}, made_of)
-            found[name].append(_read(path, made_of, {name: stop - first})[name])
+            parts_by_name[name].append(_read(path, made_of, {name: stop - first})[name])
             done += stop - first
             store.told(done, rows_in_all)
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    return {name: torch.cat(parts) for name, parts in parts_by_name.items()}
 
 
 def _write(path: Path, found: Mapping[str, Tensor], made_of: str) -> None:
@@ -189,21 +185,21 @@ def _read(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str,
     """Read what `_write` has written: so many numbers by name."""
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
-            told = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in expected}
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in expected}
     except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{path}: cannot be read as what this run has stored: {exc}") from exc
-    if told.get(_MADE_OF) != made_of:
+    if metadata.get(_MADE_OF) != made_of:
         raise CheckpointError(
-            f"{path}: is of another model or of other pairs ({str(told.get(_MADE_OF))[:16]}..., expected "
+            f"{path}: is of another model or of other pairs ({str(metadata.get(_MADE_OF))[:16]}..., expected "
             f"{made_of[:16]}...); resume with the model and the data of the run"
         )
     for name, rows in expected.items():
-        if found[name].shape != (rows,) or found[name].dtype != torch.float32:
-            raise CheckpointError(f"{path}: {name} has {list(found[name].shape)} numbers, expected {rows}")
+        if tensors[name].shape != (rows,) or tensors[name].dtype != torch.float32:
+            raise CheckpointError(f"{path}: {name} has {list(tensors[name].shape)} numbers, expected {rows}")
     # a finished file of an older release tells none, and the signed log names what it holds
-    if _DIGEST in told and told[_DIGEST] != _digest(path.name, found):
+    if _DIGEST in metadata and metadata[_DIGEST] != _digest(path.name, tensors):
         raise CheckpointError(
             f"{path}: holds other numbers than were written; put it back, or delete it where the run has not begun"
         )
-    return found
+    return tensors

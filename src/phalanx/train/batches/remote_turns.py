@@ -12,12 +12,8 @@ from phalanx.errors import CheckpointError, DataError
 class RemoteTurns:
     """A loader of draws; its batches have the shape of a step and no text in them.
 
-    Args:
-        batch_size: Sequences of a step.
-        seq: Tokens of a sequence.
-
     Attributes:
-        drawn: How many batches were drawn.
+        drawn: Number of batches drawn.
     """
 
     corpus_digest = None
@@ -50,7 +46,7 @@ class RemoteTurns:
         Raises:
             CheckpointError: The run goes on, and one of them is another than it was.
         """
-        other = [name for name, one in commitments.items() if self._commitments.get(name, one) != one]
+        other = [name for name, digest in commitments.items() if self._commitments.get(name, digest) != digest]
         if other:
             raise CheckpointError(
                 f"{', '.join(other)}: has other texts than when the run began, or lost its own directory; resume with "
@@ -71,4 +67,4 @@ class RemoteTurns:
         draws, clients = state.get("draws"), state.get("clients")
         if type(draws) is not int or draws < 0 or not isinstance(clients, dict):
             raise CheckpointError("loader state: is not of a run with remote clients; resume the run that was saved")
-        self.drawn, self._commitments = draws, {str(name): str(one) for name, one in clients.items()}
+        self.drawn, self._commitments = draws, {str(name): str(digest) for name, digest in clients.items()}

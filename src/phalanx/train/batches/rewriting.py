@@ -1,4 +1,4 @@
-"""The rows that an objective makes of packed text, and what it is told of the tokenizer."""
+"""The rows that an objective makes of packed text, and the tokenizer facts that it needs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +25,6 @@ class BatchRewriting:
     """An objective's rewriting, applied to batches.
 
     Attributes:
-        rows: Rewrites one row.
-        seed: Of the run.
         has_prefixes: Whether rows say how long their prefix is.
     """
 
@@ -37,19 +35,19 @@ class BatchRewriting:
     def __call__(self, batch: Batch, samples: Sequence[int], phases: Sequence[int], *, held_out: bool = False) -> Batch:
         """As `phalanx.data.loader.Rewrite` says."""
         packed = zip(batch.input_ids.numpy(), batch.labels.numpy(), samples, phases, strict=True)
-        made = [
+        rewritten = [
             self.rows(Row(ids, labels), RowPlace(sample, phase, self.seed, held_out))
             for ids, labels, sample, phase in packed
         ]
         extras = dict(batch.extras)
         if self.has_prefixes:
-            extras[PREFIX] = torch.tensor([row.prefix for row in made], dtype=torch.int64)
-        ids, labels = (np.stack([getattr(row, name) for row in made]) for name in ("ids", "labels"))
+            extras[PREFIX] = torch.tensor([row.prefix for row in rewritten], dtype=torch.int64)
+        ids, labels = (np.stack([getattr(row, name) for row in rewritten]) for name in ("ids", "labels"))
         return replace(batch, input_ids=torch.from_numpy(ids), labels=torch.from_numpy(labels), extras=extras)
 
 
 def rewriting_of(run: RunConfig, corpus: Corpus | PairCorpus) -> BatchRewriting | None:
-    """Return what a run's objective makes of packed rows; None where it learns them as they are.
+    """Return the rewriting of packed rows by a run's objective; None where it learns them as they are.
 
     Raises:
         ConfigError: The tokenizer lacks a token that the objective needs.
@@ -82,13 +80,13 @@ def _words(named: dict[str, int], special: NDArray[np.bool_]) -> NDArray[np.bool
     Where some tokens continue words by their spelling, all others begin one; where some have a space before them, those
     without one continue a word as long as they are letters or digits.
     """
-    words = {number: token for token, number in named.items() if number < len(special) and not special[number]}
+    tokens_by_id = {number: token for token, number in named.items() if number < len(special) and not special[number]}
     begins = np.ones(len(special), dtype=np.bool_)
-    if any(token.startswith(_CONTINUES) and token != _CONTINUES for token in words.values()):
-        for number, token in words.items():
+    if any(token.startswith(_CONTINUES) and token != _CONTINUES for token in tokens_by_id.values()):
+        for number, token in tokens_by_id.items():
             begins[number] = not token.startswith(_CONTINUES)
-    elif any(token[:1] in _SPACES for token in words.values() if token):
-        for number, token in words.items():
+    elif any(token[:1] in _SPACES for token in tokens_by_id.values() if token):
+        for number, token in tokens_by_id.items():
             begins[number] = not token[:1].isalnum()
     else:
         return None

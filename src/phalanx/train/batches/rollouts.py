@@ -1,4 +1,4 @@
-"""Batches of texts that the model itself has just written, with what each of them is worth."""
+"""Batches of texts that the model itself has just written, with the reward of each."""
 
 import contextlib
 import math
@@ -50,8 +50,6 @@ class LearnedRow:
     """One sampled text as a step learns from it.
 
     Attributes:
-        prompt: Tokens of the prompt.
-        ids: Sampled tokens.
         columns: For each kind of extra rows a number for each sampled token.
     """
 
@@ -75,13 +73,13 @@ class LearnedRow:
 
 
 def batch_of(rows: Sequence[LearnedRow], indices: Sequence[int], seq: int, filler: int) -> Batch:
-    """Return sampled texts as a batch: a row each, prompt first, padded behind; what was sampled are the labels."""
+    """Return sampled texts as a batch: a row each, prompt first, padded behind; the sampled tokens are the labels."""
     ids = torch.full((len(rows), seq), filler)
     labels = torch.full((len(rows), seq), IGNORE)
     extras = {name: torch.zeros(len(rows), seq) for name in (rows[0].columns if rows else ())}
     for number, row in enumerate(rows):
-        whole, begin = [*row.prompt, *row.ids], len(row.prompt) - 1
-        ids[number, : len(whole) - 1] = torch.tensor(whole[:-1])
+        sequence, begin = [*row.prompt, *row.ids], len(row.prompt) - 1
+        ids[number, : len(sequence) - 1] = torch.tensor(sequence[:-1])
         labels[number, begin : begin + len(row.ids)] = torch.tensor(row.ids)
         for name, column in row.columns.items():
             extras[name][number, begin : begin + len(row.ids)] = torch.tensor(column)
@@ -89,14 +87,13 @@ def batch_of(rows: Sequence[LearnedRow], indices: Sequence[int], seq: int, fille
 
 
 class RolloutLoader:
-    """A loader that has the model continue prompts, and rewards what it wrote.
+    """A loader that has the model continue prompts, and rewards its texts.
 
     Texts are a function of the weights, the run's seed, the number of the draw and the place in it: a run that goes on
-    from a state writes what it would have written.
+    from a state writes the same texts.
 
     Args:
-        prompts: What is continued.
-        run: How many, by which rule, towards what.
+        run: Number of texts, sampling rule and rewards.
         source: The model that the run begins with.
         scorer: Says what texts are worth.
         write: Writes texts, or has others write them.
@@ -155,17 +152,17 @@ class RolloutLoader:
         if not held_out:
             return MeanReward(math.nan)
         rollouts = self._sampled(held_out, 1, 0.0)
-        found = self._scorer.score(self._texts(rollouts, held_out))
-        return MeanReward(sum(map(self._scorer.total, found)) / len(found), self._means(found))
+        rewards = self._scorer.score(self._texts(rollouts, held_out))
+        return MeanReward(sum(map(self._scorer.total, rewards)) / len(rewards), self._means(rewards))
 
     def state(self) -> dict[str, Any]:
         """Which prompts were drawn, and the texts that a further step will learn from."""
-        kept = None
+        pending = None
         if self._rows and self._used < self._settings.updates:
             rows = [row.to_json() for row in self._rows]
-            kept = {"rows": rows, "indices": self._indices, "used": self._used, "figures": self._figures}
+            pending = {"rows": rows, "indices": self._indices, "used": self._used, "figures": self._figures}
         weighed = {"kl": self._kl} if self._settings.has_critic else {}
-        return {"prompts": self._order.state(), "draws": self._draws, "kept": kept, **weighed}
+        return {"prompts": self._order.state(), "draws": self._draws, "kept": pending, **weighed}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken.
@@ -176,12 +173,12 @@ class RolloutLoader:
         if state.keys() != self.state().keys() or type(state["draws"]) is not int:
             raise CheckpointError("loader state: is not of a run with rollouts; resume the run that was saved")
         self._order.load_state(state["prompts"])
-        self._draws, kept = state["draws"], state["kept"]
+        self._draws, pending = state["draws"], state["kept"]
         try:
-            self._rows = [] if kept is None else [LearnedRow.of_json(row) for row in kept["rows"]]
-            self._indices = [] if kept is None else [int(index) for index in kept["indices"]]
-            self._used = 0 if kept is None else int(kept["used"])
-            self._figures = {} if kept is None else dict(kept["figures"])
+            self._rows = [] if pending is None else [LearnedRow.of_json(row) for row in pending["rows"]]
+            self._indices = [] if pending is None else [int(index) for index in pending["indices"]]
+            self._used = 0 if pending is None else int(pending["used"])
+            self._figures = {} if pending is None else dict(pending["figures"])
             self._kl = float(state.get("kl", self._kl))
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
             raise CheckpointError(f"loader state: texts are malformed ({exc}); use an older checkpoint") from exc
@@ -190,28 +187,28 @@ class RolloutLoader:
         indices = self._order.next_sequences()
         prompts, group = [self._prompts.train[index] for index in indices], self._settings.group
         rollouts = self._sampled(prompts, group, self._settings.temperature)
-        found = self._scorer.score(self._texts(rollouts, prompts))
-        drawn = self._drawn(rollouts, [self._scorer.total(one) for one in found])
-        columns = self._settings.columns(drawn)
+        rewards = self._scorer.score(self._texts(rollouts, prompts))
+        drawn = self._drawn(rollouts, [self._scorer.total(reward) for reward in rewards])
+        columns = self._settings.extra_columns(drawn)
         self._rows = [
             LearnedRow(
-                one.prompt_ids,
-                one.ids,
-                {name: tuple(column[number, : len(one.ids)].tolist()) for name, column in columns.items()},
+                rollout.prompt_ids,
+                rollout.ids,
+                {name: tuple(column[number, : len(rollout.ids)].tolist()) for name, column in columns.items()},
             )
-            for number, one in enumerate(rollouts)
+            for number, rollout in enumerate(rollouts)
         ]
         self._indices = [index for index in indices for _ in range(group)]
         self._draws, self._used = self._draws + 1, 0
-        self._figures = self._summed_up(rollouts, drawn, found, columns)
+        self._figures = self._summed_up(rollouts, drawn, rewards, columns)
         self._kl = self._settings.next_kl(self._kl, float(drawn.divergence.sum(dim=1).mean()))
 
     def _drawn(self, rollouts: Sequence[Rollout], rewards: Sequence[float]) -> DrawnTexts:
         """What is known of texts; reference and values are computed by this process alone."""
-        old = _padded([torch.from_numpy(one.logprobs) for one in rollouts])
+        old = _padded([torch.from_numpy(rollout.logprobs) for rollout in rollouts])
         return DrawnTexts(
             rewards=torch.tensor(rewards, dtype=torch.float64),
-            mask=_padded([torch.ones(len(one.ids), dtype=torch.bool) for one in rollouts]),
+            mask=_padded([torch.ones(len(rollout.ids), dtype=torch.bool) for rollout in rollouts]),
             old=old,
             reference=_padded(self._reference_log_probs(rollouts)) if self._settings.kl else old,
             kl=self._kl,
@@ -234,7 +231,7 @@ class RolloutLoader:
             policy=policy.digest,
             seed=self._run.train.seed,
             sampler=SamplerConfig(max_new_tokens=self._settings.max_new_tokens, temperature=temperature),
-            prompts=tuple(Prompt(number=number, ids=one.ids) for number, one in enumerate(prompts)),
+            prompts=tuple(Prompt(number=number, ids=prompt.ids) for number, prompt in enumerate(prompts)),
             samples=samples,
             ends=self._prompts.ends,
         )
@@ -248,7 +245,7 @@ class RolloutLoader:
         """Log-probability of every sampled token under the model that the run began with."""
         if self._reference is None:
             layers = self._source.num_layers
-            whole = build_stage(
+            stage = build_stage(
                 self._source,
                 StageSpec(0, 1, 0, layers),
                 adapter=None,
@@ -256,7 +253,7 @@ class RolloutLoader:
                 attention=self._run.model.attention,
                 seed=self._run.train.seed,
             )
-            tensors = {name: one.detach() for name, one in whole.all_parameters().items()}
+            tensors = {name: parameter.detach() for name, parameter in stage.all_parameters().items()}
             self._reference = self._built(RolloutPolicy(self._source.hub_config_dict, tensors))
         return [
             token_log_probs("reference", read.logits.cpu(), labels, self._settings.temperature)[labels != IGNORE]
@@ -268,18 +265,18 @@ class RolloutLoader:
         if self._policy is None or self._value_head is None:
             raise ConfigError("rollouts: there are no weights that values are to be computed by")
         head = self._value_head.to(self._run.train.device)
-        found = []
+        values_by_rollout = []
         for labels, read in self._read(self._policy, rollouts):
             with self._autocast():
                 values = torch.nn.functional.linear(read.states, head)[..., 0]
-            found.append(values.float().cpu()[labels != IGNORE])
-        return found
+            values_by_rollout.append(values.float().cpu()[labels != IGNORE])
+        return values_by_rollout
 
     def _read(self, model: PolicyModel, rollouts: Sequence[Rollout]) -> Iterator[tuple[Tensor, ReadTexts]]:
-        """Read texts again; yields of each its labels and what is at their places, ``[1, tokens]``."""
+        """Read texts again; yield each one's labels and the values at their places, ``[1, tokens]``."""
         size = self._run.train.batch_size // self._run.train.microbatches
-        for at in range(0, len(rollouts), size):
-            rows = [LearnedRow(one.prompt_ids, one.ids, {}) for one in rollouts[at : at + size]]
+        for start in range(0, len(rollouts), size):
+            rows = [LearnedRow(rollout.prompt_ids, rollout.ids, {}) for rollout in rollouts[start : start + size]]
             seq = max(len(row.prompt) + len(row.ids) for row in rows) - 1
             batch = batch_of(rows, range(len(rows)), seq, 0)
             with self._autocast():
@@ -297,12 +294,12 @@ class RolloutLoader:
         decode = self._prompts.tokenizer.backend.decode
         return [
             ScoredText(
-                f"draw {self._draws}, {prompts[one.prompt].where}, text {one.sample + 1}",
-                prompts[one.prompt].text,
-                decode([token for token in one.ids if token not in self._prompts.ends]),
-                prompts[one.prompt].record,
+                f"draw {self._draws}, {prompts[rollout.prompt].where}, text {rollout.sample + 1}",
+                prompts[rollout.prompt].text,
+                decode([token for token in rollout.ids if token not in self._prompts.ends]),
+                prompts[rollout.prompt].for_rewards,
             )
-            for one in rollouts
+            for rollout in rollouts
         ]
 
     def _means(self, found: Sequence[Sequence[float]]) -> dict[str, float]:
@@ -316,7 +313,7 @@ class RolloutLoader:
         found: Sequence[Sequence[float]],
         columns: Mapping[str, Tensor],
     ) -> dict[str, float]:
-        tokens, figures = sum(len(one.ids) for one in rollouts), {}
+        tokens, figures = sum(len(rollout.ids) for rollout in rollouts), {}
         if self._settings.kl:
             figures["kl"] = float(drawn.divergence.sum()) / tokens
         if drawn.values is not None:
@@ -327,7 +324,7 @@ class RolloutLoader:
             "reward_std": float(drawn.rewards.std()),
             **{f"reward_{name}": mean for name, mean in self._means(found).items()},
             "text_tokens": tokens / len(rollouts),
-            "texts_ended": sum(one.finish == "stop" for one in rollouts) / len(rollouts),
+            "texts_ended": sum(rollout.finish == "stop" for rollout in rollouts) / len(rollouts),
             **figures,
         }
 

@@ -1,4 +1,4 @@
-"""Texts that the trained model writes, so that a person sees what it has learned."""
+"""Texts that the trained model writes, for a person to see the progress."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class TextSample:
 
     Attributes:
         prompt: Its beginning, as the run file has it.
-        text: What the model went on with.
+        text: Continuation by the model.
     """
 
     prompt: str
@@ -38,11 +38,9 @@ class Continuation:
 
     Attributes:
         tokens: At most so many are written.
-        context: So many of the last tokens are looked at for the next one.
+        context: Number of last tokens that the next one depends on.
         vocab_size: Tokens that there are a text for; the model may have more.
-        eos_id: Ends a text.
-        temperature: Of the draw; 0 takes the likeliest token.
-        seed: Of the draw.
+        temperature: Temperature of the draw; 0 takes the likeliest token.
     """
 
     tokens: int
@@ -60,9 +58,7 @@ def continued(stages: Sequence[StageModule], prompt: Sequence[int], rule: Contin
     The whole context goes through all stages for every token: slow, and without a second way to run a stage.
 
     Args:
-        stages: All stages in order.
         prompt: Token ids, at least one.
-        rule: How to go on.
 
     Returns:
         At most so many tokens as the rule says; fewer where the end of text comes, or a logit is no finite number.
@@ -74,10 +70,10 @@ def continued(stages: Sequence[StageModule], prompt: Sequence[int], rule: Contin
         for stage in stages:
             stage.eval()
         while len(ids) < len(prompt) + rule.tokens:
-            found = _next_token(_logits(stages, ids[-rule.context :])[: rule.vocab_size], rule.temperature, draw)
-            if found is None or found == rule.eos_id:
+            token = _next_token(_logits(stages, ids[-rule.context :])[: rule.vocab_size], rule.temperature, draw)
+            if token is None or token == rule.eos_id:
                 break
-            ids.append(found)
+            ids.append(token)
     finally:
         for stage, was_training in zip(stages, were_training, strict=True):
             stage.train(was_training)
@@ -106,7 +102,6 @@ class TextSampler:
     Args:
         config: The prompts, and how they are continued.
         tokenizer: Path of the run's ``tokenizer.json``.
-        rule: How to go on.
 
     Raises:
         ConfigError: A prompt has no token.
@@ -133,5 +128,5 @@ class TextSampler:
 
     def texts(self, stages: Sequence[StageModule]) -> list[TextSample]:
         """Continue every prompt; the same model and rule write the same texts."""
-        found = [(text, continued(stages, ids, self._rule)) for text, ids in self._prompts.items()]
-        return [TextSample(text, self._backend.decode(ids)[:_MOST_CHARACTERS]) for text, ids in found]
+        continuations = [(text, continued(stages, ids, self._rule)) for text, ids in self._prompts.items()]
+        return [TextSample(text, self._backend.decode(ids)[:_MOST_CHARACTERS]) for text, ids in continuations]

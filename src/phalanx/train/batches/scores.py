@@ -17,6 +17,9 @@ from phalanx.train.batches.samples import TextSample
 _FEWEST = 2
 """Classes that a logistic regression can tell apart."""
 
+_MAX_PLAIN = 1e7
+"""Perplexity from which on its digits say less than its size."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -39,16 +42,15 @@ class Scores:
         Raises:
             DataError: There is not one for each text, or one is no class.
         """
-        confusion = Confusion.of(predicted, true, num_classes)
+        confusion = Confusion.count_answers(predicted, true, num_classes)
         return cls(total_loss / len(true), confusion.accuracy, confusion.macro_f1)
 
     @classmethod
     def of_counts(cls, total_loss: float, classes: Sequence[tuple[int, int, int]]) -> "Scores":
-        """Score what was counted elsewhere.
+        """Compute scores from counts.
 
         Args:
-            total_loss: Over all texts.
-            classes: For each class texts of it, texts that were taken for it, and right ones.
+            classes: For each class: its texts, the texts that were taken for it, and right ones.
 
         Raises:
             DataError: There is no text.
@@ -57,13 +59,13 @@ class Scores:
         if not texts:
             raise DataError("held-out texts: there is none to score")
         # as `Confusion.macro_f1` has it
-        shares = [2 * right / (found + true) for true, found, right in classes if found + true]
+        shares = [2 * right / (predicted + true) for true, predicted, right in classes if predicted + true]
         return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
 
 
 @dataclass(frozen=True)
 class MeanReward:
-    """The mean reward of what a model writes to held-out prompts.
+    """The mean reward of a model's texts for held-out prompts.
 
     Attributes:
         reward: Not a number where no prompt is held out.
@@ -83,10 +85,10 @@ class ValidationResult:
     """The result of one validation: of the held-out share, and of each further set by name.
 
     Attributes:
-        own: Of the held-out share; None where nothing is held out.
+        own: Result on the held-out share; None where nothing is held out.
         named: Perplexity of each further set.
         samples: Texts that the model wrote.
-        histograms: Of weights and of their gradients' running means.
+        histograms: Histograms of weights and of their gradients' running means.
     """
 
     own: Validation | None
@@ -106,10 +108,10 @@ class ValidationResult:
         if value is None:
             raise DataError(f'validation set "{name}": is not measured; there are {", ".join(self.names) or "none"}')
         if isinstance(value, MeanReward):
-            found = -value.reward
+            loss = -value.reward
         else:
-            found = loss_of(value) if isinstance(value, float) else value.loss
-        return found if math.isfinite(found) else math.inf
+            loss = loss_of(value) if isinstance(value, float) else value.loss
+        return loss if math.isfinite(loss) else math.inf
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -119,16 +121,22 @@ class ValidationResult:
     def row(self) -> dict[str, Any]:
         """The columns of a step's line in the metrics."""
         named = {name: {"loss": loss_of(value), "perplexity": value} for name, value in self.named.items()}
-        samples = [asdict(one) for one in self.samples]
-        drawn = [one.row() for one in self.histograms]
+        samples = [asdict(sample) for sample in self.samples]
+        drawn = [histogram.row() for histogram in self.histograms]
         more = {"validation_sets": named, "samples": samples, "histograms": drawn}
-        return {**validation_row(self.own), **{name: found for name, found in more.items() if found}}
+        return {**validation_row(self.own), **{name: scores for name, scores in more.items() if scores}}
 
     def points(self) -> dict[str, float]:
         """The points of TensorBoard's curves by tag."""
-        own = {name.replace("_", "/", 1): one for name, one in validation_row(self.own).items() if one is not None}
+        held_out = {
+            name.replace("_", "/", 1): score for name, score in validation_row(self.own).items() if score is not None
+        }
         named = {f"validation/{name}/perplexity": value for name, value in self.named.items()}
-        return {**own, **named, **{f"validation/{name}/loss": loss_of(value) for name, value in self.named.items()}}
+        return {
+            **held_out,
+            **named,
+            **{f"validation/{name}/loss": loss_of(value) for name, value in self.named.items()},
+        }
 
     def __str__(self) -> str:
         parts = [] if self.own is None else [say_validation(self.own)]
@@ -149,40 +157,44 @@ def say_validation(value: Validation) -> str:
         return f"validation accuracy {value.accuracy:.3f}, margin {value.margin:.3f}{divergence}"
     if isinstance(value, MeanReward):
         return f"validation reward {value.reward:.3f}"
-    return f"validation perplexity {value:.1f}"
+    return f"validation perplexity {value:.1f}" if value < _MAX_PLAIN else f"validation perplexity {value:.2e}"
 
 
 def validation_row(value: Validation | None) -> dict[str, float | None]:
     """Return the columns of a validation in a step's line of the metrics."""
     if isinstance(value, Scores | PreferenceScores):
-        return {"validation_perplexity": None, **{f"validation_{name}": one for name, one in asdict(value).items()}}
+        return {"validation_perplexity": None, **{f"validation_{name}": score for name, score in asdict(value).items()}}
     if isinstance(value, MeanReward):
-        parts = {f"validation_reward_{name}": one for name, one in value.parts.items()}
+        parts = {f"validation_reward_{name}": part for name, part in value.parts.items()}
         return {"validation_perplexity": None, "validation_reward": value.reward, **parts}
     return {"validation_perplexity": value}
 
 
 def read_scores(saved: object) -> Scores:
-    """Read what a checkpoint has of scores.
+    """Read the scores of a checkpoint.
 
     Raises:
         CheckpointError: It is malformed.
     """
-    known = ("loss", "accuracy", "macro_f1")
-    if not isinstance(saved, dict) or set(saved) != set(known) or not all(type(one) is float for one in saved.values()):
+    names = ("loss", "accuracy", "macro_f1")
+    if (
+        not isinstance(saved, dict)
+        or set(saved) != set(names)
+        or not all(type(score) is float for score in saved.values())
+    ):
         raise CheckpointError(
-            f"checkpoint: scores {saved!r:.80}, expected numbers {', '.join(known)}; use an older one"
+            f"checkpoint: scores {saved!r:.80}, expected numbers {', '.join(names)}; use an older one"
         )
     return Scores(**saved)
 
 
 def read_named(saved: object) -> dict[str, float]:
-    """Read what a checkpoint has of further validation sets; null is an infinity.
+    """Read a checkpoint's scores of further validation sets; null is an infinity.
 
     Raises:
         CheckpointError: It is malformed.
     """
-    if not isinstance(saved, dict) or not all(one is None or type(one) is float for one in saved.values()):
+    if not isinstance(saved, dict) or not all(score is None or type(score) is float for score in saved.values()):
         raise CheckpointError(f"checkpoint: validation sets {saved!r:.80}, expected perplexities; use an older one")
     return {str(name): math.inf if value is None else value for name, value in saved.items()}
 
@@ -199,7 +211,7 @@ def describe_texts(texts: LabelledTexts, task: str, seed: int) -> dict[str, Any]
         "classes": len(texts.classes),
         "train_texts": len(train),
         "test_texts": len(test),
-        "classes_by_client": {name: len(set(one.rows.classes)) for name, one in texts.clients.items()},
+        "classes_by_client": {name: len(set(client.rows.classes)) for name, client in texts.clients.items()},
         "majority_accuracy": majority_share(train, test),
         **_yardstick(texts, seed),
     }
@@ -213,5 +225,5 @@ def _yardstick(texts: LabelledTexts, seed: int) -> dict[str, float | None]:
         predicted = tfidf_predictions(train, test, seed)
     except DataError:
         return {"tfidf_accuracy": None, "tfidf_macro_f1": None}
-    found = Confusion.of(predicted, [example.label for example in test], len(texts.classes))
-    return {"tfidf_accuracy": found.accuracy, "tfidf_macro_f1": found.macro_f1}
+    confusion = Confusion.count_answers(predicted, [example.label for example in test], len(texts.classes))
+    return {"tfidf_accuracy": confusion.accuracy, "tfidf_macro_f1": confusion.macro_f1}

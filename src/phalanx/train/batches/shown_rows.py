@@ -7,15 +7,17 @@ from typing import Any
 
 import tokenizers
 
-from phalanx.data import prepare
+from phalanx.data import IGNORE, prepare
 from phalanx.data.preferences import PairCorpus, prepare_preferences
 from phalanx.data.preferences.pairs import MARGIN
 from phalanx.data.prompts import PromptSet, prepare_prompts
 from phalanx.data.row_text import RowPiece, pieces_of, row_pieces
 from phalanx.errors import ConfigError
 from phalanx.models import open_model
-from phalanx.objectives import OBJECTIVES
+from phalanx.objectives import OBJECTIVES, objective_of
 from phalanx.objectives.kto import WANTED
+from phalanx.train.batches.labelled import prepare_labelled
+from phalanx.train.batches.rewriting import rewriting_of
 from phalanx.train.batches.rollouts import settings_of
 from phalanx.train.config import RunConfig
 
@@ -27,7 +29,7 @@ class ShownRows:
     """The training rows of a run.
 
     Attributes:
-        count: How many numbers there are.
+        count: Number of rows.
         show: Returns the rows of a number, each with its pieces and what stands beside its tokens.
     """
 
@@ -39,23 +41,52 @@ def shown_rows(run: RunConfig, cache: Path) -> ShownRows:
     """Prepare the training rows of a run, if they are not there yet.
 
     Raises:
-        ConfigError: Its rows are with the clients of a split.
+        ConfigError: Its rows are with remote clients of a split.
         DataError: The text cannot be had.
         ModelError: The model cannot be read.
     """
-    if run.data.labelled is not None:
-        raise ConfigError("data.labelled: its rows are the clients' own; rows of every other kind are shown")
     source = open_model(run.model, cache / "models", run.train.seed)
-    where, seed, path = cache / "data", run.train.seed, source.tokenizer_path
+    directory, seed, path = cache / "data", run.train.seed, source.tokenizer_path
+    if run.data.labelled is not None:
+        return _labelled_rows(run, path)
     if run.data.preferences is not None:
         single = WANTED in OBJECTIVES[run.train.objective_kind].extras
-        pairs = prepare_preferences(run.data, where, seed, path, lambda _: None, single=single)
+        pairs = prepare_preferences(run.data, directory, seed, path, lambda _: None, single=single)
         return ShownRows(pairs.num_train_sequences, lambda number: _pair(pairs, number, single=single))
     if run.data.prompts:
-        prompts = prepare_prompts(run.data, where, seed, path, settings_of(run).max_new_tokens)
+        prompts = prepare_prompts(run.data, directory, seed, path, settings_of(run).max_new_tokens)
         return ShownRows(prompts.num_train_sequences, lambda number: _prompt(prompts, number))
-    corpus = prepare(run.data, where, seed, path)
-    return ShownRows(corpus.num_train_sequences, lambda number: [({}, row_pieces(corpus, number))])
+    corpus = prepare(run.data, directory, seed, path)
+    rewriting = rewriting_of(run, corpus)
+    in_place = objective_of(run.train.objective).attention == "bidirectional"
+
+    def show(number: int) -> Shown:
+        batch = corpus.train_batch([number])
+        made = batch if rewriting is None else rewriting(batch, [number], [0])
+        return [({}, row_pieces(made, corpus, in_place=in_place))]
+
+    return ShownRows(corpus.num_train_sequences, show)
+
+
+def _labelled_rows(run: RunConfig, tokenizer_path: Path | None) -> ShownRows:
+    """Return the training texts of all clients or sites, each with its class."""
+    labelled = run.data.labelled
+    if labelled is not None and labelled.own is not None and not labelled.own.train:
+        raise ConfigError("data.labelled: its rows are with remote clients; each client has its own run file to show")
+    parties = run.split.client_names if run.split is not None else run.federated.sites if run.federated else ()
+    texts = prepare_labelled(run.data, parties, run.train.seed, tokenizer_path)
+    places = [(name, at) for name, one in texts.clients.items() for at in range(one.num_train_sequences)]
+
+    def show(number: int) -> Shown:
+        name, at = places[number]
+        batch = texts.clients[name].train_batch([at])
+        # a text ends where its class stands, and its words are read and not learned
+        end = int((batch.labels[0] != IGNORE).nonzero()[-1]) + 1
+        ids: list[int] = batch.input_ids[0, :end].tolist()
+        about = {"party": name, "class": texts.classes[int(batch.labels[0, end - 1])]}
+        return [(about, pieces_of(ids, [False] * end, texts.tokenizer.backend))]
+
+    return ShownRows(len(places), show)
 
 
 def _prompt(prompts: PromptSet, number: int) -> Shown:
@@ -71,11 +102,11 @@ def _pair(pairs: PairCorpus, number: int, *, single: bool) -> Shown:
     for side, name in enumerate(("example", "companion") if single else ("chosen", "rejected")):
         labels: list[int] = batch.labels[side].tolist()
         learned = [False, *(label >= 0 for label in labels[:-1])]
-        end = max((at for at, is_learned in enumerate(learned) if is_learned), default=len(learned) - 1) + 1
-        about: dict[str, Any] = {"side": name}
+        end_index = max((index for index, is_learned in enumerate(learned) if is_learned), default=len(learned) - 1) + 1
+        description: dict[str, Any] = {"side": name}
         if single:
-            about["wanted"] = bool(batch.extras[WANTED][side])
+            description["wanted"] = bool(batch.extras[WANTED][side])
         elif float(batch.extras[MARGIN][side]):
-            about["margin"] = float(batch.extras[MARGIN][side])
-        shown.append((about, pieces_of(batch.input_ids[side].tolist()[:end], learned[:end], backend)))
+            description["margin"] = float(batch.extras[MARGIN][side])
+        shown.append((description, pieces_of(batch.input_ids[side].tolist()[:end_index], learned[:end_index], backend)))
     return shown

@@ -36,16 +36,14 @@ class SharedTexts:
     """All texts of a run, and the share of each site.
 
     Args:
-        run: With ``[federated]``.
-        source: The model.
-        cache: Where prepared text is kept.
+        run: Needs ``[federated]``.
+        cache: Directory of prepared text.
         say: Told of phase and documents while text is prepared.
         own: Sources of one site's own, in place of a share of the run's.
 
     Attributes:
-        labelled: Of a classification; None of anything else.
-        held_out: What the owner measures on.
-        vocabulary: Digest of it.
+        labelled: Labelled texts of a classification; None of any other task.
+        held_out: Batches that the owner measures on.
     """
 
     def __init__(
@@ -77,10 +75,10 @@ class SharedTexts:
     @property
     def held_out(self) -> HeldOut:
         """What the owner measures on."""
-        found = self.corpus if self.labelled is None else self.labelled
-        if found is None:
+        source = self.corpus if self.labelled is None else self.labelled
+        if source is None:
             raise ConfigError("data: there is no text")
-        return found
+        return source
 
     def of(self, site: str) -> SiteData:
         """Return the share of one site.
@@ -95,9 +93,9 @@ class SharedTexts:
         ]
         held_out = _OwnRows(self.held_out, measured)
         if self.labelled is not None:
-            own = self.labelled.clients[site]
-            loader = BatchLoader(own, size, seed)
-            return SiteData(site, loader, own.num_train_sequences, held_out, own.train_batch, own.digest)
+            texts = self.labelled.clients[site]
+            loader = BatchLoader(texts, size, seed)
+            return SiteData(site, loader, texts.num_train_sequences, held_out, texts.train_batch, texts.digest)
         corpus = self.corpus
         if corpus is None:
             raise ConfigError("data: there is no text")
@@ -108,7 +106,7 @@ class SharedTexts:
         rows = corpus.shared((number, of)).tolist()
 
         def pick(numbers: Sequence[int]) -> Batch:
-            return corpus.train_batch([rows[one] for one in numbers])
+            return corpus.train_batch([rows[number] for number in numbers])
 
         return SiteData(site, BatchLoader(corpus, size, seed, (number, of)), len(rows), held_out, pick, corpus.digest)
 
@@ -124,5 +122,5 @@ class _OwnRows:
         self._held_out, self._rows = held_out, rows
 
     def __call__(self) -> Iterable[Batch]:
-        for at in range(0, len(self._rows), _HELD_OUT_ROWS):
-            yield self._held_out.validation_batch(self._rows[at : at + _HELD_OUT_ROWS])
+        for start in range(0, len(self._rows), _HELD_OUT_ROWS):
+            yield self._held_out.validation_batch(self._rows[start : start + _HELD_OUT_ROWS])

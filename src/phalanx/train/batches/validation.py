@@ -34,14 +34,14 @@ def summed_losses(stages: Iterable[StageModule], sets: Sequence[Iterable[Batch]]
         stages: All stages in order; each is used once for all batches of all sets and can then be dropped.
         sets: Validation batches of each set.
     """
-    kept = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
-    tensors = [with_marks(batch.input_ids, batch.extras) for _, batch in kept]
+    numbered_batches = [(number, batch) for number, batches in enumerate(sets) for batch in batches]
+    tensors = [with_marks(batch.input_ids, batch.extras) for _, batch in numbered_batches]
     totals, counts = [0.0] * len(sets), [0] * len(sets)
     for stage in stages:
         was_training = stage.training
         stage.eval()
         device = next(stage.parameters()).device
-        for n, (number, batch) in enumerate(kept):
+        for n, (number, batch) in enumerate(numbered_batches):
             y = stage(tensors[n].to(device))
             tensors[n] = y
             if stage.spec.is_last:

@@ -22,11 +22,8 @@ def open_member(
     """Be a rank of the run while the context lasts.
 
     Args:
-        run: The run file.
-        recipe: What all ranks agree on.
-        source: The model.
+        recipe: Settings on which all ranks agree.
         domain: This rank's place in the mesh.
-        place: The same, among processes.
         noise: The noise multiplier of a run with ``[privacy]``, on rank 0.
 
     Raises:
@@ -48,14 +45,12 @@ def check_deepspeed(
     """Refuse a section ``[deepspeed]`` that this machine cannot carry out; other runs have none.
 
     Args:
-        run: The run file.
         parallel: The layout for as many ranks as are there.
-        source: The model.
-        place: Of this process; None where this machine has all ranks.
+        place: Place of this process; None where this machine has all ranks.
         build: Compile kernels that are not compiled yet.
 
     Raises:
-        ConfigError: Says what is lacking, and what to do.
+        ConfigError: States the missing part, and the remedy.
     """
     if run.deepspeed is None:
         return

@@ -26,8 +26,6 @@ class GatheredPairs:
 
     Attributes:
         source: The model as it was.
-        recipe: How stages are made.
-        judge: Measures them.
     """
 
     source: ModelSource
@@ -61,8 +59,7 @@ class DomainEngine:
     """The loop's engine over the ranks of a domain.
 
     Args:
-        lead: All ranks.
-        dp: How many of them see different rows.
+        dp: Number of ranks with different rows.
         pairs: Measures the model on held-out pairs, where it learns of such.
     """
 
@@ -81,7 +78,7 @@ class DomainEngine:
             PeerLostError: A rank has ended.
         """
         names = inputs.extras[0] if inputs.extras else ()
-        extras = {name: torch.cat([one[name] for one in inputs.extras]) for name in names}
+        extras = {name: torch.cat([row[name] for row in inputs.extras]) for name in names}
         outcome = self._lead.step(step, torch.cat(inputs.ids), torch.cat(inputs.labels), extras)
         self._num_steps = step + 1
         return StepResult(
@@ -145,10 +142,10 @@ class DomainEngine:
             CheckpointError: It lacks a tensor.
         """
         self._num_steps = checkpoint.num_steps(checkpoint.stages[0])
-        known = checkpoint.names()
+        names = checkpoint.names()
 
         def read(key: str) -> Tensor:
-            name = stand_in(key, known)
+            name = stand_in(key, names)
             if name is None:
                 return torch.zeros_like(checkpoint.tensor(f"{_WEIGHT}{key.partition('/')[2]}"))
             return checkpoint.tensor(name)

@@ -21,12 +21,12 @@ _WEIGHT = "weight/"
 
 
 class RoundRecorder(Protocol):
-    """What takes events of rounds, and what the metrics of a step are to say."""
+    """A recorder of round events and of a step's metrics."""
 
     figures: Mapping[str, float]
 
     def observe(self, kind: str, body: dict[str, object]) -> None:
-        """Write an event to the audit log and say what a person wants to know."""
+        """Write an event to the audit log and print it for people."""
         ...
 
 
@@ -34,12 +34,11 @@ class FederatedEngine:
     """The loop's engine over sites.
 
     Args:
-        coordinator: Has the weights.
         model: The owner's, to measure with.
         rate: Learning rate of a round, from 0.
-        rounds: One line a round: what it came to, site by site.
-        recorder: Takes events, and what the metrics are to say of a round.
-        budget: What noisy sums are charged to; None where sites bring no noise.
+        rounds: One line a round: its result, site by site.
+        recorder: Takes events, and the metrics of a round.
+        budget: Budget of noisy sums; None where sites bring no noise.
     """
 
     def __init__(
@@ -92,10 +91,14 @@ class FederatedEngine:
 
     def measure(self, sets: Sequence[Iterable[Batch]]) -> list[Validation]:
         """Measure the owner's held-out rows here, and have each site measure its own."""
-        sites = {site: _row(found) for site, found in self._coordinator.measure().items()}
+        sites = {site: _row(scores) for site, scores in self._coordinator.measure().items()}
         self._rounds.append({"step": max(0, self._num_steps - 1), "measured": self._num_steps, "sites": sites})
         self._model.load(self._coordinator.weights)
         return [_validation(self._model.measure(batches)) for batches in sets]
+
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say of sites and sums."""
+        return self._coordinator.told()
 
     def settle(self) -> None:
         """Nothing of a finished round is under way."""
@@ -103,7 +106,7 @@ class FederatedEngine:
     def shards(self) -> Iterator[Shard]:
         """Weights, frozen factors beside them, and the state of the algorithm."""
         weights = {**self._model.frozen(), **self._coordinator.weights}
-        named = {f"{_WEIGHT}{name}": one for name, one in weights.items()}
+        named = {f"{_WEIGHT}{name}": weight for name, weight in weights.items()}
         yield Shard(0, {**named, **self._coordinator.state()}, self._num_steps)
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -112,10 +115,10 @@ class FederatedEngine:
         Raises:
             CheckpointError: It is of another kind of run.
         """
-        found = {name: checkpoint.tensor(name) for name in checkpoint.names()}
-        weights = {name.removeprefix(_WEIGHT): one for name, one in found.items() if name.startswith(_WEIGHT)}
+        tensors = {name: checkpoint.tensor(name) for name in checkpoint.names()}
+        weights = {name.removeprefix(_WEIGHT): weight for name, weight in tensors.items() if name.startswith(_WEIGHT)}
         try:
-            self._coordinator.load_state(weights, found)
+            self._coordinator.load_state(weights, tensors)
         except KeyError as exc:
             raise CheckpointError(f"{checkpoint.path}: lacks {exc}; it is of a run of another kind") from exc
         self._num_steps = checkpoint.step
@@ -139,25 +142,20 @@ class FederatedEngine:
             self._recorder.observe("round_lost", {"round": record.number, "reason": record.lost})
         for site, reason in sorted(record.left_out.items()):
             self._recorder.observe("site_left_out", {"round": step + 1, "site": site, "reason": reason})
-        losses = {f"sites/{site}/loss": one.loss for site, one in record.shares.items() if one.loss is not None}
-        own = {f"sites/{site}/epsilon": one for site, one in self._coordinator.spent.items()}
-        figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses, **own}
+        losses = {f"sites/{site}/loss": share.loss for site, share in record.shares.items() if share.loss is not None}
+        epsilons = {f"sites/{site}/epsilon": epsilon for site, epsilon in self._coordinator.spent.items()}
+        figures = {"sites": float(len(record.shares)), "update_norm": record.norm, **losses, **epsilons}
         self._recorder.figures = figures | self._spent()
 
     def _spent(self) -> dict[str, float]:
-        """What is told of a bound; of private rows, the largest of those of the sites."""
+        """Return the spent epsilon; of private rows, the largest of the sites."""
         if self._coordinator.spent:
             return {"epsilon": max(self._coordinator.spent.values())}
         return {} if self._budget is None else {"epsilon": self._budget.epsilon_spent}
 
 
 class SiteBudgets:
-    """The budgets of sites with private rows, as they have told them; each is kept by its site.
-
-    Args:
-        coordinator: Of the rounds.
-        settings: What each may spend.
-    """
+    """The budgets of sites with private rows, as they have told them; each is kept by its site."""
 
     def __init__(self, coordinator: RoundCoordinator, settings: PrivacyConfig) -> None:
         self._coordinator, self._settings = coordinator, settings

@@ -42,8 +42,6 @@ class PipelineTrainer:
 
     Args:
         whole: Trains nothing from the first step on.
-        owned: The stages.
-        vocab_size: Of the head.
     """
 
     def __init__(self, whole: BackTrainer, owned: OwnedStages, vocab_size: int) -> None:

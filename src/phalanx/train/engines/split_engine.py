@@ -63,7 +63,7 @@ class ClientWork(Protocol):
     """The clients' part of a step and of a measurement, wherever they are."""
 
     def step(self, step: int, inputs: StepInputs) -> tuple[SplitStep, str]:
-        """Train one step; return what it came to, and what names its batch."""
+        """Train one step; return its result, and the identity of its batch."""
         ...
 
     def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
@@ -76,7 +76,7 @@ class LocalClients:
 
     Args:
         lead: All parties outside the enclave.
-        num_classes: Of a classification; 0 of anything else.
+        num_classes: Number of classes of a classification; 0 of any other task.
         holders: The client that has each held-out row; clients take turns with them when left out.
     """
 
@@ -89,14 +89,14 @@ class LocalClients:
 
     def measure(self, step: int, batches: Iterable[Batch]) -> Validation:
         """Perplexity on held-out batches, infinity when it overflows; of a classification its scores."""
-        kept = list(batches)
-        parts = [(with_marks(one.input_ids, one.extras), one.labels) for one in kept]
+        kept_batches = list(batches)
+        parts = [(with_marks(batch.input_ids, batch.extras), batch.labels) for batch in kept_batches]
         senders = list[str]()
         if self._holders:
             parts, senders = self._by_holder(parts)
         total, count, answers = self._lead.measure(step, iter(parts), senders)
         if self._num_classes:
-            true = [int(label) for one in kept for label in one.labels[one.labels != IGNORE]]
+            true = [int(label) for batch in kept_batches for label in batch.labels[batch.labels != IGNORE]]
             return Scores.of(total, answers, true, self._num_classes)
         return perplexity_of(total, count)
 
@@ -106,12 +106,12 @@ class LocalClients:
         ids, labels = (torch.cat(column) for column in zip(*parts, strict=True))
         cut, senders, start = list[Rows](), list[str](), 0
         for name, group in itertools.groupby(self._holders):
-            end = start + len(list(group))
-            for at in range(start, end, at_once):
-                rows = slice(at, min(at + at_once, end))
+            end_row = start + len(list(group))
+            for first_row in range(start, end_row, at_once):
+                rows = slice(first_row, min(first_row + at_once, end_row))
                 cut.append((ids[rows], labels[rows]))
                 senders.append(name)
-            start = end
+            start = end_row
         return cut, senders
 
 
@@ -119,8 +119,6 @@ class RemoteClients:
     """Clients that are processes of others and draw from their own texts.
 
     Args:
-        lead: The owner.
-        turns: Counts the draws.
         check: Called with the step before each turn; raises where the run cannot go on.
     """
 
@@ -138,18 +136,14 @@ class RemoteClients:
         """Scores, or perplexity, over the held-out texts of all clients."""
         del batches
         self._check(step)
-        found = self._lead.scores(step)
-        if not found.classes:
-            return perplexity_of(found.loss, found.targets)
-        return Scores.of_counts(found.loss, found.classes)
+        scores = self._lead.scores(step)
+        if not scores.classes:
+            return perplexity_of(scores.loss, scores.targets)
+        return Scores.of_counts(scores.loss, scores.classes)
 
 
 class SplitEngine:
     """The loop's engine over clients and an enclave.
-
-    Args:
-        lead: The owner's side.
-        clients: Their part.
 
     Attributes:
         costs: CPU seconds of the steps so far, at both ends.
@@ -168,7 +162,7 @@ class SplitEngine:
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
             FailedBatchError: Loss or gradient is not finite; nothing was updated.
-            PhalanxError: The enclave is gone, or refused what came.
+            PhalanxError: The enclave is gone, or refused a message.
         """
         lead = self._lead
         bytes_before, costs_before = lead.bytes_crossed, lead.costs
@@ -190,7 +184,9 @@ class SplitEngine:
     def facts(self) -> dict[str, Any]:
         """The costs of the steps, for the summary: in all, and the medians of the latest ones part by part."""
         names, recent = Costs._fields, tuple(self._recent)
-        medians = {name: statistics.median(getattr(one, name) for one in recent) for name in names} if recent else None
+        medians = (
+            {name: statistics.median(getattr(record, name) for record in recent) for name in names} if recent else None
+        )
         return {
             "crypto_s": self.costs.link_s,
             "cpu_s": self.costs.cpu_s,

@@ -23,8 +23,7 @@ class SiteStages(Protocol):
         """Give every party that is left its stages, as they are when a round begins.
 
         Args:
-            number: Of the round, from 1.
-            library: The stages.
+            number: Number of the round, from 1.
             lost: Why the same round begins once more; None where it begins for the first time.
         """
         ...
@@ -35,9 +34,6 @@ class StagedTrainer:
 
     Args:
         modules: All stages, in this process: rounds begin from them, and held-out rows are measured with them.
-        stages: The pipeline.
-        data: The site's own.
-        schedule: How it trains.
         rate: Learning rate of a round by its number, as every party computes it.
 
     Guarantees:
@@ -94,8 +90,8 @@ class StagedTrainer:
             total, targets = total + result.loss * result.num_targets, targets + result.num_targets
         weights: Named = {}
         for copy in engine.copies("weights"):
-            weights |= {name: one.detach().clone() for name, one in copy.module.trainable().items()}
-        delta = {name: weights[name] - one for name, one in start.items()}
+            weights |= {name: weight.detach().clone() for name, weight in copy.module.trainable().items()}
+        delta = {name: weights[name] - weight for name, weight in start.items()}
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
     def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:

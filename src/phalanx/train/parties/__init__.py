@@ -1,1 +1,1 @@
-"""A client and an enclave of other owners than the run's: what each is told by its own file, and what it then does."""
+"""A client and an enclave of other owners than the run's: their own files, and their processes."""

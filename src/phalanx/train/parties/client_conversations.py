@@ -45,9 +45,9 @@ def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) 
     Raises:
         DataError: A file is missing, empty or malformed, or a conversation is in both.
     """
-    learned, held_out = ({one.text for one in _files(wanted, path).documents()} for path in (train, test))
-    for path, found in ((train, learned), (test, held_out)):
-        if not found:
+    learned, held_out = ({document.text for document in _files(wanted, path).documents()} for path in (train, test))
+    for path, documents in ((train, learned), (test, held_out)):
+        if not documents:
             raise DataError(f"{path}: holds no conversation; give one at least")
     if learned & held_out:
         raise DataError(
@@ -65,14 +65,16 @@ def read_conversations(
         The rows of each, and the digest of what renders and encodes, the same for all clients.
 
     Raises:
-        DataError: A conversation is broken or too long, or the tokenizer lacks what the template writes.
+        DataError: A conversation is broken or too long, or the tokenizer lacks tokens that the template writes.
         ConfigError: The tokenizer has more tokens than the model.
     """
-    found = [_corpus(_sources(run.data, path), source, cache, run.train.seed) for path in paths]
-    for corpus in found:
+    corpora = [_corpus(_sources(run.data, path), source, cache, run.train.seed) for path in paths]
+    for corpus in corpora:
         check_vocabulary(corpus.vocab_size, source.vocab_size)
-    rendered = {canonical_json([one.manifest.template_digest, one.manifest.tokenizer.digest]) for one in found}
-    return [ConversationRows(one) for one in found], hashlib.sha256(rendered.pop()).hexdigest()
+    rendered = {
+        canonical_json([corpus.manifest.template_digest, corpus.manifest.tokenizer.digest]) for corpus in corpora
+    }
+    return [ConversationRows(corpus) for corpus in corpora], hashlib.sha256(rendered.pop()).hexdigest()
 
 
 def _files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:

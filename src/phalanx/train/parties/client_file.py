@@ -100,21 +100,21 @@ class ClientFile(StrictModel):
             return attester.evidence(binding).to_bytes()
 
     def check_attester(self, policy: PolicyConfig | None, name: str) -> None:
-        """Check that this client can bring what the run file asks it for.
+        """Check that this client can bring the evidence that the run file asks for.
 
         Raises:
             ConfigError: It names no attester, or one of another kind.
         """
         if policy is not None and self.attester not in policy.kinds:
             kinds = " or ".join(f'"{kind}"' for kind in policy.kinds)
-            found = "missing" if self.attester is None else f'"{self.attester}"'
+            given_attester = "missing" if self.attester is None else f'"{self.attester}"'
             raise ConfigError(
-                f"attester: {found}; the run file has a policy for {name}, whose enclave takes nothing of it without "
-                f"evidence: set attester = {kinds}"
+                f"attester: {given_attester}; the run file has a policy for {name}, whose enclave takes nothing of it "
+                f"without evidence: set attester = {kinds}"
             )
 
     def policy_now(self, split: SplitConfig) -> Policy:
-        """Return what this client accepts, as its file says now; the owner has no say in it.
+        """Return the policy that this client accepts, by its file as it is now; the owner has no say in it.
 
         Raises:
             ConfigError: The policy file is missing or malformed, or the tier needs one and there is none.
@@ -153,8 +153,11 @@ def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
             f"{client.identity}: is of {name!r}, which {client.run} does not name; its clients are "
             f"{', '.join(split.remote_clients)}"
         )
-    client.policy_now(split)
-    client.check_attester(split.client_policies.get(name), name)
+    try:
+        client.policy_now(split)
+        client.check_attester(split.client_policies.get(name), name)
+    except ConfigError as exc:
+        raise ConfigError(f"{path}: {exc}").about(**exc.facts | {"file": str(path)}) from exc
     if run.data.conversations is None:
         load_own(Path(client.train), Path(client.test), client.columns(run))
     else:

@@ -1,4 +1,4 @@
-"""The process of a client: it calls the enclave, appraises it, and sends what it is asked for from its own texts."""
+"""The process of a client: it calls the enclave, appraises it, and sends the requested batches of its own texts."""
 
 import contextlib
 import json
@@ -50,15 +50,14 @@ def run_client(client: ClientFile, run: RunConfig, name: str, tell: Say) -> None
     """Be a client until the owner ends the run; where a session breaks off, wait for the next one.
 
     Args:
-        client: As `read_client` has looked at it.
+        client: From `read_client`.
         run: The run that it agrees to.
-        name: Its name there.
         tell: Takes one line for people.
 
     Raises:
         PeerLostError: No enclave answers within `join_timeout_s`.
         RefusedEvidenceError: The enclave is not one that this client's policy accepts; nothing was sent to it.
-        PhalanxError: Texts, model or keys are unusable, or a party is not what it should be.
+        PhalanxError: Texts, model or keys are unusable, or a party has another identity.
     """
     with deterministic(client.threads), interruptible():
         process = ClientProcess(client, run, name, tell)
@@ -98,7 +97,12 @@ class ClientProcess:
         split, client = split_of(self._run), self._client
         self._tell(f"looking for the enclave at {split.remote_enclave}")
         call = EnclaveCall(
-            self._identity, split.remote_enclave or "", client.transport, client.join_timeout_s, client.advertise
+            self._identity,
+            split.remote_enclave or "",
+            client.transport,
+            client.join_timeout_s,
+            client.advertise,
+            self._tell,
         )
         with call_enclave(call) as called:
             try:
@@ -117,28 +121,28 @@ class ClientProcess:
 
     def _work(self, called: CalledEnclave) -> None:
         client, split = self._client, split_of(self._run)
-        line = Connection(called.endpoint, ENCLAVE, _WEEK_S, called.look)
-        party = self._party(called, line)
+        connection = Connection(called.endpoint, ENCLAVE, _WEEK_S, called.look)
+        party = self._party(called, connection)
         self._tell("called; waiting for the other parties")
-        line.hear(say.EnclaveReady)
-        end = ClientEnd(party, self._front, self._kinds, PhaseTimer())
+        connection.hear(say.EnclaveReady)
+        client_end = ClientEnd(party, self._front, self._kinds, PhaseTimer())
         with contextlib.closing(party):
-            end.meet()
+            client_end.meet()
             result = party.appraisal
             self._tell(f"the enclave is one that this client accepts: {'' if result is None else result.claims.kind}")
-            line.say(self._ready)
-            taker = TurnTaker(split, self._run.train.steps, party, end, self._texts, self._tell_step)
+            connection.say(self._ready)
+            taker = TurnTaker(split, self._run.train.steps, party, client_end, self._texts, self._tell_step)
             taker.work()
             statements = taker.conclude(called.peer)
         if statements:
-            text = {self._name: [one.decode("ascii") for one in statements]}
+            text = {self._name: [statement.decode("ascii") for statement in statements]}
             write_public(client.own / "transcript.json", json.dumps(text, indent=1).encode())
 
     def _party(self, called: CalledEnclave, line: Connection) -> EnclavePeer:
-        split, own = split_of(self._run), self._client.own
+        split, own_directory = split_of(self._run), self._client.own
         keys = attested_keys(called.peer, called.certificate)
         terms = HandshakeTerms(called.session, bytes.fromhex(digest(self._run)), called.peer, keys, split.chunk_bytes)
-        epochs = open_epochs(own, file_counter(own, "epoch"))
+        epochs = open_epochs(own_directory, file_counter(own_directory, "epoch"))
         handshake = ClientHandshake(
             self._identity,
             terms,
@@ -160,14 +164,14 @@ class ClientProcess:
 
 
 def ready_of(client: ClientFile, source: ModelSource, texts: ClientTextsRead) -> ask.ClientReady:
-    """Return what a client says once it has met the enclave."""
+    """Return a client's statement after it has met the enclave."""
     return ask.ClientReady(
         model=source.files_digest(), tokenizer=texts.tokenizer, data=texts.draws.commitment(client.own)
     )
 
 
 def _reason_of(error: PhalanxError) -> ask.LeaveReason:
-    """Put an error into one word: its text may quote what this client has."""
+    """Reduce an error to one word: its text may quote this client's data."""
     if isinstance(error, RefusedEvidenceError | EvidenceError):
         return "evidence"
     return "data" if isinstance(error, DataError) else "failed"

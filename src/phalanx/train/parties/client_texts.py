@@ -51,7 +51,6 @@ class ClientTextsRead:
     """What a client's files have become.
 
     Attributes:
-        draws: Its rows.
         tokenizer: Digest of what decides the tokens of a text, the same for all clients.
     """
 
@@ -63,11 +62,7 @@ class ClientDraws:
     """The texts of one client; draw k of a run depends on texts, seed and k only.
 
     Args:
-        train: Training texts.
-        test: Held-out texts.
         microbatches: This client's, of a step.
-        rows: Texts of a microbatch.
-        seed: Of the order.
     """
 
     def __init__(self, train: OwnRows, test: OwnRows, microbatches: Sequence[int], rows: int, seed: int) -> None:
@@ -78,7 +73,7 @@ class ClientDraws:
         """Ids and labels of a draw, an entry for each microbatch of this client."""
         count = self._rows * len(self.microbatches)
         indices = sample_indices(draw * count, count, self._train.count, self._seed)
-        return [self._train.pick(indices[at : at + self._rows]) for at in range(0, count, self._rows)]
+        return [self._train.pick(indices[start : start + self._rows]) for start in range(0, count, self._rows)]
 
     def held_out(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and labels of all held-out texts, some at a time."""
@@ -112,10 +107,10 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
     paths = Path(client.train), Path(client.test)
     rows: Sequence[OwnRows]
     if run.data.conversations is None:
-        both = load_own(*paths, client.columns(run))
+        example_sets = load_own(*paths, client.columns(run))
         tokenizer = load_tokenizer(run.data.tokenizer, source.tokenizer_path)
         check_vocabulary(tokenizer.vocab_size, source.vocab_size)
-        rows = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in both]
+        rows = [encode_rows(examples, tokenizer, run.data.sequence_length) for examples in example_sets]
         rendering = tokenizer_digest(run, source)
     else:
         rows, rendering = read_conversations(run, source, cache_beside(client.own) / "data", paths)

@@ -31,7 +31,6 @@ class EnclaveStart:
         identity: Directory of its keys and certificate.
         directory: Its own: key of its states, counters.
         bind: Address to listen on; None for this machine alone where the run names this one, else every address.
-        port: None for the run's.
     """
 
     identity: Path
@@ -89,13 +88,24 @@ def serve_enclave(run: RunConfig, start: EnclaveStart, tell: Say) -> None:
         EnclaveHost(place, make_config, tell).serve()
 
 
+def sealed_directory(own: Path, run: str) -> Path:
+    """Return where an enclave keeps key and counters of one run, the same after a restart.
+
+    Args:
+        own: The enclave's own directory, for all runs.
+        run: Digest of the run, in whose name states are sealed; another one's are of no use to it.
+    """
+    # as releases before had it, for one run alone
+    older = own / "sealed"
+    return older if older.exists() else own / f"sealed-{run[:16]}"
+
+
 def _config(
     run: RunConfig, start: EnclaveStart, cache: Path, session: str, certificates: Mapping[str, str]
 ) -> EnclaveConfig:
     return EnclaveConfig(
         identity=str(start.identity.resolve()),
-        directory=str((start.directory / "sealed").resolve()),
-        # the same after a restart: another run needs a directory of its own
+        directory=str(sealed_directory(start.directory, digest(run)).resolve()),
         run=digest(run),
         session=session,
         config_digest=digest(run),

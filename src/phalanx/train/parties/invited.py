@@ -24,9 +24,8 @@ def invited_to(
 
     Args:
         target: A run file, or a pki directory.
-        names: Of the invited parties.
-        port: Where to listen for invited ones; left out, as the run says.
-        of_workers: Says what a pipeline's workers are asked to do, for which the model is opened.
+        port: Port for invited parties; the run's when left out.
+        of_workers: Returns the terms of a pipeline's workers, for which the model is opened.
 
     Raises:
         ConfigError: The run has no such parties, or no authority for them.
@@ -48,11 +47,10 @@ def invited_to(
 
 
 def check_terms(name: str, text: str) -> None:
-    """Refuse, for an invited party, what is no run file of a split, or one that names code, which was not read there.
+    """Refuse, for an invited party, a text that is no run file of a split, or one that names unread code.
 
     Args:
-        name: Of the party.
-        text: What came with its certificate; empty for a worker.
+        text: Text that came with its certificate; empty for a worker.
 
     Raises:
         ConfigError: Says which of these.
@@ -73,8 +71,8 @@ def check_terms(name: str, text: str) -> None:
 
 def _to_split(run: RunConfig, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
     split = run.split
-    known = () if split is None else (ENCLAVE, *split.remote_clients)
-    unknown = [name for name in names if name not in known]
+    known_names = () if split is None else (ENCLAVE, *split.remote_clients)
+    unknown = [name for name in names if name not in known_names]
     if split is None or split.pki is None or split.remote_enclave is None or unknown:
         raise ConfigError(
             f"{target}: needs split.pki, split.remote_enclave and split.remote_clients with "

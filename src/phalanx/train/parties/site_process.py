@@ -16,6 +16,7 @@ from phalanx.federated.private_rows import PrivateSteps
 from phalanx.federated.rounds.site import Site
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
+from phalanx.federated.vectors import num_values
 from phalanx.interrupts import interruptible
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
@@ -28,6 +29,7 @@ from phalanx.train.parties.site_ranks import ranked_trainer
 from phalanx.train.parties.site_stages import staged_trainer
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
 from phalanx.train.setup.preflight import load_own_code, require_extras
+from phalanx.train.setup.privacy_outlook import outlooks
 from phalanx.train.setup.process import deterministic
 
 Say = Callable[[str], None]
@@ -37,13 +39,12 @@ def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> No
     """Be a site until the owner ends the run.
 
     Args:
-        file: As `read_site` has looked at it.
+        file: From `read_site`.
         run: The run that it agrees to.
-        identity: The site's.
         say: Takes one line for people.
 
     Raises:
-        PhalanxError: Keys, texts or model are unusable, or the owner is not what it should be.
+        PhalanxError: Keys, texts or model are unusable, or the owner has another identity.
     """
     load_own_code(run)
     require_extras(run)
@@ -55,7 +56,7 @@ def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> No
             for name, peer in terms.roster.items():
                 say(f"message key of {name}: {peer.public_key.hex()}{_standing(name, file, identity)}")
         session = session_prefix(run)
-        site = stack.enter_context(_site(file, run, identity, terms))
+        site = stack.enter_context(_site(file, run, identity, terms, say))
         if file.socket is not None:
             serve_bridge(
                 BridgedSite(identity, terms.owner, Path(file.socket), session, file.transport), site.answer, say
@@ -72,7 +73,7 @@ def _standing(name: str, file: SiteFile, identity: Identity) -> str:
 
 
 @contextlib.contextmanager
-def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -> Iterator[Site]:
+def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
     source = open_model(run.model, file.kept / "models", run.train.seed)
     texts = SharedTexts(run, source, file.kept / "data", lambda phase, count: None, own=file.sources)
     data = texts.of(identity.name)
@@ -88,9 +89,13 @@ def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms) -
             private = None if rows is None else PrivateSteps(model, rows, schedule)
             trainer = SiteTrainer(model, data, schedule, file.own, private)
         else:
-            kept = (file.run, file.kept / "models", file.own / "ranks")
-            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, kept))
-        yield Site(identity, terms, trainer, RoundFile(file.own), file.own)
+            paths = (file.run, file.kept / "models", file.own / "ranks")
+            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
+        length = num_values(dict(trainer.shapes()))
+        for outlook in outlooks(run, length, data.num_sequences):
+            for line in (*outlook.lines(), *filter(None, [outlook.warning()])):
+                say(line)
+        yield Site(identity, terms, trainer, RoundFile(file.own), file.own, say)
 
 
 def main(path: str) -> int:

@@ -43,11 +43,8 @@ class RankedTrainer:
     """A `LocalTrainer` of all ranks of a site together.
 
     Args:
-        lead: All ranks.
-        data: The site's own.
-        schedule: How it trains.
         rate: Learning rate of a round by its number, as every rank computes it.
-        dp: Of how many rows at a time a measurement must be.
+        dp: Divisor of the rows of a measurement.
 
     Guarantees:
         A round begins with the weights that it is given and an optimizer that is new, so the same arguments give the
@@ -75,10 +72,10 @@ class RankedTrainer:
         schedule, total, targets = self._schedule, 0.0, 0
         batches = self._data.round_batches(number, schedule.steps, schedule.batch_size)
         for step, batch in enumerate(batches, (number - 1) * schedule.steps):
-            found = self._lead.step(step, batch.input_ids, batch.labels, batch.extras)
+            result = self._lead.step(step, batch.input_ids, batch.labels, batch.extras)
             count = int((batch.labels != IGNORE).sum())
-            total, targets = total + found.loss * count, targets + count
-        delta = {name: one - start[name] for name, one in self._weights().items()}
+            total, targets = total + result.loss * count, targets + count
+        delta = {name: weight - start[name] for name, weight in self._weights().items()}
         return LocalUpdate(delta, self._data.num_sequences, total / targets, targets, schedule.steps)
 
     def measure(self, weights: Mapping[str, Tensor]) -> SiteScores:
@@ -102,13 +99,15 @@ class RankedTrainer:
         self._lead.load(0, read)
 
     def _weights(self) -> Named:
-        found: Named = {}
+        state: Named = {}
         for stage in range(self._lead.num_stages):
             tensors = self._lead.collect(stage)
-            found |= {
-                name.removeprefix(_WEIGHT): one.clone() for name, one in tensors.items() if name.startswith(_WEIGHT)
+            state |= {
+                name.removeprefix(_WEIGHT): tensor.clone()
+                for name, tensor in tensors.items()
+                if name.startswith(_WEIGHT)
             }
-        return dict(sorted(found.items()))
+        return dict(sorted(state.items()))
 
 
 @contextlib.contextmanager
@@ -118,10 +117,7 @@ def ranked_trainer(
     """Start the other ranks of a site, and lead them until the context ends.
 
     Args:
-        run: With ``[parallel]``.
-        source: The model.
-        data: The site's.
-        schedule: How it trains.
+        run: Needs ``[parallel]``.
         kept: The run file, the directory of models, and one for the ranks' logs.
 
     Raises:

@@ -27,10 +27,8 @@ class RoundsInStages:
     """The pipeline of a site, from round to round; a `SiteStages`.
 
     Args:
-        run: As `pipeline_of` returns it.
-        source: The model.
+        run: From `pipeline_of`.
         owned: Its workers, log and evidence.
-        local_steps: Of a round.
     """
 
     def __init__(self, run: RunConfig, source: ModelSource, owned: OwnedPipeline, local_steps: int) -> None:
@@ -43,7 +41,7 @@ class RoundsInStages:
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
-        step, known = (number - 1) * self._local_steps, library.digests() if self._run.guard.enabled else {}
+        step, digests = (number - 1) * self._local_steps, library.digests() if self._run.guard.enabled else {}
         engine = self._engine
         if engine is None:
             # the rounds say which steps there are
@@ -51,7 +49,7 @@ class RoundsInStages:
             engine = self._engine = self._owned.engage(self._source, library, 0, facts)
             self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
             settings = self._run.pipeline
-            engine.start(step, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+            engine.start(step, digests, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
             return engine
         if lost is None:
             self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
@@ -59,7 +57,7 @@ class RoundsInStages:
             applied = engine.next_step
             body = {"from_step": applied, "to_step": step, "steps_lost": applied - step, "reason": str(lost)}
             self._owned.observe("fell_back", body)
-        engine.fall_back(library, step, known)
+        engine.fall_back(library, step, digests)
         return engine
 
 
@@ -75,11 +73,7 @@ def staged_trainer(
     """Start the workers of a site's pipeline, and be their owner until the context ends.
 
     Args:
-        run: With ``[federated]`` and ``[pipeline]``.
-        source: The model.
-        data: The site's.
-        schedule: How it trains.
-        own: The site's own directory.
+        run: Needs ``[federated]`` and ``[pipeline]``.
         open_workers: Starts workers; another than the default is for drills only.
 
     Raises:

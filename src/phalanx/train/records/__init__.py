@@ -1,1 +1,1 @@
-"""The records of a run, and what they prove: its directory, logs, journal, summary."""
+"""The records of a run, and their proofs: its directory, logs, journal, summary."""

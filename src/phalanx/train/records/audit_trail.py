@@ -1,4 +1,4 @@
-"""The audit trail of a session: what it logs so that others can check its audits, and when it tells the key."""
+"""The audit trail of a session: the log entries with which others check its audits, and the release of the key."""
 
 import contextlib
 import hashlib
@@ -33,8 +33,6 @@ def rules(run: RunConfig, home: RunDirectory, workers: Iterable[str]) -> dict[st
     """Return the first line of a session beside its commitment, for a reader that draws again.
 
     Args:
-        run: The run.
-        home: Has the certificates.
         workers: All workers that take part or may come later.
     """
     return {
@@ -51,7 +49,6 @@ def step_noter(log: AuditLog, samples: DigestOfStep = lambda _: None) -> Callabl
     """Return a function that takes the record of each step: its root goes into the log, its leaves beside it.
 
     Args:
-        log: Of the run.
         samples: Digest of a step's samples; None where this process draws none, and then the log says nothing of them.
     """
 
@@ -72,8 +69,8 @@ def retire_key(home: RunDirectory, history: RunHistory) -> None:
 def reveal_key(log: AuditLog, home: RunDirectory, history: RunHistory) -> None:
     """The session is over and no audit is drawn any more: tell the key, so that every draw can be made again.
 
-    A key that no line has committed to was never drawn with and stays secret. Where the disk is full the log cannot
-    grow; what it says about steps stays unproven then.
+    A key without a commitment in the log was never drawn with and stays secret. Where the disk is full the log cannot
+    grow; its statements about steps stay unproven then.
     """
     if not history.committed - history.revealed:
         return

@@ -17,8 +17,8 @@ class Spans:
 
     Args:
         ranges: Ascending, and none touches the next.
-        limit: With more ranges than that, the two oldest become one, and what lies between them counts as held
-            from then on; `num` stays the number of steps that were put in.
+        limit: With more ranges than that, the two oldest become one, and the steps between them count as held from then
+            on; `num` stays the number of added steps.
     """
 
     def __init__(self, ranges: Iterable[Range] = (), *, limit: int, bridged: int = 0) -> None:
@@ -59,8 +59,8 @@ class Spans:
         else:
             self.ranges = union([*self.ranges, (first, last)])
         if len(self.ranges) > self._limit:
-            (oldest, end), (begin, newest), *rest = self.ranges
-            self._bridged += begin - end - 1
+            (oldest, end_step), (begin, newest), *rest = self.ranges
+            self._bridged += begin - end_step - 1
             self.ranges = [(oldest, newest), *rest]
 
     def take_out(self, first: int, last: int | None = None) -> list[Range]:
@@ -69,27 +69,27 @@ class Spans:
         Returns:
             Those that were in it.
         """
-        taken, left = [], []
+        taken, remaining = [], []
         for low, high in self.ranges:
-            begin, end = max(low, first), high if last is None else min(high, last)
-            if begin > end:
-                left.append((low, high))
+            begin, end_step = max(low, first), high if last is None else min(high, last)
+            if begin > end_step:
+                remaining.append((low, high))
                 continue
-            taken.append((begin, end))
-            left += [ends for ends in ((low, begin - 1), (end + 1, high)) if ends[0] <= ends[1]]
-        self.ranges = left
+            taken.append((begin, end_step))
+            remaining += [ends for ends in ((low, begin - 1), (end_step + 1, high)) if ends[0] <= ends[1]]
+        self.ranges = remaining
         return taken
 
 
 def union(ranges: Iterable[Range]) -> list[Range]:
     """Ranges that hold the same steps, ascending, none of which touches the next."""
-    found: list[Range] = []
+    merged: list[Range] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
-            found.append((first, last))
-    return found
+            merged.append((first, last))
+    return merged
 
 
 _RANGES = 256
@@ -105,8 +105,7 @@ class Doubt:
 
     Attributes:
         party: The party that served the stage.
-        stage: Which one.
-        convicted_in: Steps of its verdicts; none where it was replaced for what it did, without one.
+        convicted_in: Steps of its verdicts; none where it was replaced without one.
         steps: Those in doubt, as ranges.
         last_verified: Last step of that party at that stage that was recomputed in full; None where none was.
     """
@@ -139,18 +138,16 @@ class CheckRecord:
 
     Guarantees:
         A step of a convicted party is in doubt unless all of its work in it was recomputed, update included, by the
-        owner or by a party that was not convicted; or it was undone. So is a step of a party that was replaced for
-        what it did, from before that. What an auditor of either kind reported until then counts as not recomputed.
-        A step between two recomputed ones is in doubt as well: its lie would be in the weights that the later one
-        began with.
+        owner or by a party that was not convicted; or it was undone. So is a step of a party that was replaced for its
+        acts, from before that. Reports of an auditor of either kind until then count as not made. A step between two
+        recomputed ones is in doubt as well: its lie would be in the weights that the later one began with.
 
     Args:
-        guard: How far back the run can go.
+        guard: Decides how far back the run can go.
     """
 
     def __init__(self, guard: GuardConfig | None = None) -> None:
-        undoable = 0 if guard is None else max(guard.undoable_steps, guard.snapshot_every)
-        self._limit = _RANGES + undoable
+        self._limit = _RANGES + (0 if guard is None else guard.commit_lag)
         self._work: dict[_Work, Spans] = {}
         self._made: dict[tuple[int, str], Spans] = {}
         self._convicted: dict[str, list[int]] = {}
@@ -178,8 +175,6 @@ class CheckRecord:
                 self._refute()
         elif kind == "distrusted":
             self._replaced[certified_name(body["party"])] = body["step"]
-        elif kind == "replayed":
-            self._move((body["stage"], body["party"]), body["from"], body["to"] - 1, frozenset())
         elif kind == "rolled_back":
             for spans in (*self._work.values(), *self._made.values()):
                 spans.take_out(body["to"])
@@ -216,7 +211,7 @@ class CheckRecord:
 
     def doubts(self) -> list[Doubt]:
         """The steps in doubt, by party and stage."""
-        found = []
+        doubts = []
         for stage, party in sorted({work[:2] for work in self._work}):
             certified = certified_name(party)
             convicted_in, replaced_in = self._convicted.get(certified, []), self._replaced.get(certified, 0)
@@ -228,15 +223,15 @@ class CheckRecord:
                 rest = Spans(union(ends for work in works for ends in self._work[work].ranges), limit=self._limit)
                 for ends in steps:
                     rest.take_out(*ends)
-                found.append(Doubt(party, stage, tuple(convicted_in), tuple(steps), rest.last))
-        return found
+                doubts.append(Doubt(party, stage, tuple(convicted_in), tuple(steps), rest.last))
+        return doubts
 
     def _unverified_ranges(self, work: _Work) -> list[Range]:
         """The steps of some work for which no trusted party's word stands."""
-        ranges, words = self._work[work].ranges, [certified_name(name) for name in work[2] or ()]
-        if work[2] is None or any(name in self._convicted for name in words):
+        ranges, certified_names = self._work[work].ranges, [certified_name(name) for name in work[2] or ()]
+        if work[2] is None or any(name in self._convicted for name in certified_names):
             return ranges
-        return _before(ranges, max((self._replaced.get(name, 0) for name in words), default=0))
+        return _before(ranges, max((self._replaced.get(name, 0) for name in certified_names), default=0))
 
     def believed(self) -> dict[int, int]:
         """By stage: steps of workers that no party, or only a convicted one, has recomputed in full."""
@@ -250,15 +245,15 @@ class CheckRecord:
 
     def checks(self) -> dict[int, dict[str, Any]]:
         """By stage: its steps in other hands; and in how many steps each check was made, and in which one last."""
-        found: dict[int, dict[str, Any]] = {}
+        rows: dict[int, dict[str, Any]] = {}
         for stage in sorted({work[0] for work in self._work}):
             steps = union(ends for work, spans in self._work.items() if work[0] == stage for ends in spans.ranges)
             row: dict[str, Any] = {"steps": _length(steps)}
             for check in CHECKS:
                 spans = self._made.get((stage, check), Spans(limit=self._limit))
                 row[check] = {"steps": spans.num, "last": spans.last}
-            found[stage] = row
-        return found
+            rows[stage] = row
+        return rows
 
     def _unverified(self, stage: int, party: str) -> set[_Work]:
         """The work of a party that no party without a conviction has recomputed in full."""
@@ -272,7 +267,7 @@ class CheckRecord:
     # --- for a checkpoint ---------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a resumed run must know."""
+        """Return the record for a resumed run."""
         return {
             "work": [
                 [stage, party, None if word is None else sorted(word), spans.to_json()]
@@ -284,7 +279,7 @@ class CheckRecord:
         }
 
     def load_json(self, saved: Mapping[str, Any]) -> None:
-        """Take over what was known at a checkpoint; convictions stay, whichever checkpoint it is.
+        """Take over the record of a checkpoint; convictions stay, whichever checkpoint it is.
 
         Raises:
             CheckpointError: It is malformed.
@@ -317,11 +312,11 @@ def _length(ranges: Iterable[Range]) -> int:
 
 
 def adopted_record(saved: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Return what a new run takes over of another one's record: its parties are others, whatever their names.
+    """Return the part of another run's record that a new run takes over: its parties are others, whatever their names.
 
     Args:
-        saved: As `CheckRecord.to_json` wrote it.
-        run_id: Of the run that it is from.
+        saved: Written by `CheckRecord.to_json`.
+        run_id: Run of the record.
     """
 
     def called(names: Iterable[str]) -> list[str]:

@@ -15,7 +15,6 @@ class ValidationTrend:
 
     Attributes:
         best_step: Finished steps at the best one; None where no loss was finite.
-        best_loss: Its loss in nats.
         without: Validations since then, in a row, that were no improvement.
     """
 
@@ -66,13 +65,13 @@ class StoppingRecord:
 
     def facts(self, rule: EarlyStoppingConfig) -> dict[str, Any]:
         """What a decision rests on, for log and summary."""
-        found = trend_of(self.losses, rule.min_improvement)
+        trend = trend_of(self.losses, rule.min_improvement)
         return {
             "step": self.losses[-1][0],
             "on": rule.on,
-            "best_step": found.best_step,
-            "best_loss": found.best_loss if found.best_step is not None else None,
-            "validations_without_improvement": found.without,
+            "best_step": trend.best_step,
+            "best_loss": trend.best_loss if trend.best_step is not None else None,
+            "validations_without_improvement": trend.without,
         }
 
     def to_json(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class StoppingRecord:
 
     @classmethod
     def of_json(cls, saved: object) -> "StoppingRecord":
-        """Read what a checkpoint has.
+        """Read the trend of a checkpoint.
 
         Raises:
             CheckpointError: It is malformed.

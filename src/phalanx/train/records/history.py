@@ -17,19 +17,18 @@ class RunHistory:
     """Events of a verified log that later sessions depend on.
 
     Attributes:
-        decisions: What the guard decided, as (kind, body), oldest first.
-        convicted: Parties that were found guilty; they never come back, unless the recovery excludes no party.
+        decisions: Decisions of the guard as (kind, body), oldest first.
+        convicted: Parties that were found guilty; they never come back.
         revoked: Parties with a certificate that the owner has taken back; they never come back.
-        final_weights_digest: Of the run's end; None while it has not ended.
-        head: Where the log ends; None when it is empty.
-        opened: Whether a session has named what it trains on; before that, it may have ended while it prepared.
+        final_weights_digest: Digest at the run's end; None while it has not ended.
+        head: End of the log; None when it is empty.
+        opened: Whether a session has named its training data; before that, it may have ended during preparations.
         adopted: Whether the run began where another one was.
-        certified: What it says about checkpoints.
-        undone_at: How many events there were when steps were undone for the last time; 0 when none were.
+        certified: Checkpoints that the log certifies.
+        undone_at: Number of events when steps were undone for the last time; 0 when none were.
         configs: Digests of the run files of all sessions: a resumed one may have changed some keys.
         committed: Digests of audit keys that sessions have drawn with.
         revealed: Those of them with a key that the log tells; no session must draw with them again.
-        charges: Of the privacy budget.
     """
 
     decisions: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -66,10 +65,13 @@ ROUND_BEGUN = "round_begun"
 CONFIG_CHANGED = "config_changed"
 """Kind of the event that a resumed run writes when its run file has other values than before."""
 
-UNDOINGS = ("rolled_back", "fell_back", "older_accepted")
+FELL_BACK = "fell_back"
+"""Kind of the event that says that applied steps are lost: there is no state of them to go on from."""
+
+UNDOINGS = ("rolled_back", FELL_BACK, "older_accepted")
 _DECISIONS = (
     *("verdict", "verdict_refused", "distrusted", "evicted", "lost", "replaced", "takeover"),
-    *("fell_back", "step_restarted", "step_skipped", "batch_skipped"),
+    *(FELL_BACK, "batch_skipped"),
     "drift",
     "guarantees",
 )
@@ -95,11 +97,11 @@ def read_history(path: Path, peer: Peer, run: str) -> RunHistory:
         return history
     try:
         with path.open("rb") as file:
-            for line in walk(file, path, peer, run):
-                _take(history, line.kind, line.body)
-                history.head = line.head
-                if line.kind in UNDOINGS:
-                    history.undone_at = line.head.num_events
+            for entry in walk(file, path, peer, run):
+                _take(history, entry.kind, entry.body)
+                history.head = entry.head
+                if entry.kind in UNDOINGS:
+                    history.undone_at = entry.head.num_events
     except (OSError, KeyError) as exc:
         raise AuditLogError(f"{path}: cannot be read ({exc})") from exc
     return history
@@ -112,7 +114,7 @@ def _take(history: RunHistory, kind: str, body: dict[str, Any]) -> None:
     history.opened = history.opened or kind in ("run_started", "run_resumed")
     if kind in _DECISIONS:
         history.decisions.append((kind, body))
-    if kind == "evicted" or (kind == "verdict" and body.get("excludes", True)):
+    if kind in ("evicted", "verdict"):
         history.convicted.add(certified_name(body["party"]))
     if kind in ("run_started", "run_resumed") and isinstance(body.get("config_digest"), str):
         history.configs.add(body["config_digest"])

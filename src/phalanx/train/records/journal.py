@@ -32,7 +32,7 @@ class StateFilePlace(StrictModel):
 
     Attributes:
         party: The party that held it: its process has kept the state.
-        digest: What it must be; None where no digests are taken.
+        digest: Expected digest; None where no digests are taken.
     """
 
     party: str
@@ -43,14 +43,11 @@ class Entry(StrictModel):
     """One verified state of a whole run.
 
     Attributes:
-        run: The run.
-        config_digest: Of its config.
         step: Steps that are applied, and verified where there is a guard.
         num_events: Length of the audit log when it was written.
         log_digest: Digest of its last line then.
         boot: The boot of the machine that wrote both; only as long as it lasts is all that was written there.
-        state: What a checkpoint of that step holds beside the tensors.
-        stages: By index.
+        state: State of a checkpoint of that step beside the tensors.
     """
 
     run: str
@@ -73,8 +70,7 @@ class Journal:
     """The journal, which the owner writes when a step is decided, right before any party updates.
 
     Attributes:
-        directory: Holds the journal and, beside it, what each process keeps.
-        owner: Signs it.
+        directory: Directory of the journal and, beside it, of each process's kept states.
         log_head: Tells where the audit log ends.
         give_up: Told why, when the disk refuses.
     """
@@ -87,11 +83,11 @@ class Journal:
     _refused: bool = False
 
     def open_step(self, state: dict[str, Any]) -> None:
-        """Take what a checkpoint would hold beside the tensors, before the step's batch is drawn."""
+        """Take a checkpoint's state beside the tensors, before the step's batch is drawn."""
         self._state = state
 
     def verified(self, step: int, holders: Mapping[int, str], digests: Mapping[int, StateDigest]) -> None:
-        """Note that the states before this step are what they should be, and which parties have them."""
+        """Note that the states before this step are verified, and which parties have them."""
         if self._refused or self._state is None or self._state["step"] != step:
             return
         head = self.log_head()
@@ -130,7 +126,7 @@ def discard(directory: Path) -> None:
 
 
 def read_entry(directory: Path, peer: Peer) -> Entry | None:
-    """Read what the owner noted last; None when there is nothing.
+    """Read the owner's last entry; None when there is none.
 
     Raises:
         CheckpointError: Malformed, or not signed by the owner.
@@ -170,12 +166,9 @@ def newer_entry(home: RunDirectory, history: RunHistory, log: AuditLog) -> Entry
 
 
 def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch | None = None) -> Iterator[Shard]:
-    """Read every stage's kept state, one after the other, and check it against what was noted.
+    """Read every stage's kept state, one after the other, and check it against the entry.
 
     Args:
-        directory: The run's journal.
-        entry: What the owner noted.
-        library: Builds stages.
         fetch: Gets what other parties than the owner have kept; None where they have kept it in `directory`.
 
     Raises:
@@ -187,9 +180,9 @@ def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch |
             raise CheckpointError(f"{directory / _FILE}: says nothing of stage {stage}")
         copy, is_here = library(stage), fetch is None or place.party == OWNER
         path = state_path(directory, stage, place.party, entry.step)
-        where = str(path) if is_here else f"stage {stage}, kept by {place.party}"
+        place_text = str(path) if is_here else f"stage {stage}, kept by {place.party}"
         if place.digest is None and not is_here:
-            raise CheckpointError(f"{where}: what it should be was not verified")
+            raise CheckpointError(f"{place_text}: what it should be was not verified")
         try:
             if fetch is None or is_here:
                 state = read_state(path, entry.step)
@@ -199,7 +192,7 @@ def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch |
         except CheckpointError:
             raise
         except PhalanxError as exc:
-            raise CheckpointError(f"{where}: {exc}") from exc
+            raise CheckpointError(f"{place_text}: {exc}") from exc
         if place.digest is not None and copy.digest() != place.digest:
-            raise CheckpointError(f"{where}: is not the state that was verified; its digest differs")
+            raise CheckpointError(f"{place_text}: is not the state that was verified; its digest differs")
         yield Shard(stage, copy.optimizer.state(), entry.step)

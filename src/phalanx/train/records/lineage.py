@@ -1,4 +1,4 @@
-"""In which steps of a run a document was seen: computed from the order, and compared with what the lines commit to."""
+"""The steps of a run that saw a document: computed from the order, and compared with the commitments in the log."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,8 +32,8 @@ class SeenStep:
     Attributes:
         step: Its number, from 0.
         sequences: Those of its batch that have tokens of the document.
-        committed_in: Where a digest of the whole batch's sequence numbers says the same: "log", which is signed,
-            "metrics", which is not, or "" in runs from before such digests were written.
+        committed_in: Place of an equal digest of the whole batch's sequence numbers: "log", which is signed, "metrics",
+            which is not, or "" in runs from before such digests were written.
     """
 
     step: int
@@ -46,7 +46,6 @@ class DocumentLineage:
     """What a run has seen of a document.
 
     Attributes:
-        run: The run's random name.
         corpus: SHA-256 of all that it drew from.
         corpus_in_log: Whether the signed log names it.
         steps_done: Steps of the run so far.
@@ -78,7 +77,7 @@ class _Lines:
 
 
 def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, DatasetConfig]:
-    """Return where the dataset of a run is, or was moved to, and what its config says of it; or the one that it made.
+    """Return the dataset of a run, or its new place, with the config's entry for it; or the dataset that the run made.
 
     Raises:
         DataError: The run drew from no shards, or is a split run; or its own are gone, and so are its sources.
@@ -101,9 +100,8 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
     """Say in which steps of a run a document was seen.
 
     Args:
-        past: The run.
-        places: Of the document in that dataset.
-        moved_to: Where the dataset is now; None for where the config says.
+        places: Places of the document in that dataset.
+        moved_to: Present directory of the dataset; the config's when None.
 
     Raises:
         DataError: The run drew from something else, or a line commits to other samples than the order gives.
@@ -122,16 +120,20 @@ def trace_document(past: PastRun, places: Sequence[DocumentPlace], moved_to: Pat
             f"{past.path}: its log names the corpus {min(lines.corpora)[:16]}..., the dataset gives "
             f"{corpus.digest[:16]}...; give the dataset that the run was trained from"
         )
-    wanted = {
+    wanted_sequences = {
         sequence
         for place in places
         if place.split == TRAIN
         for sequence in corpus.sequences_of(place.group, place.start, place.start + place.tokens)
     }
-    steps = tuple(_seen(_batches(corpus, run, lines), wanted, lines, past.path))
-    first = min((one.step for one in steps), default=None)
-    kept = () if first is None else tuple(step for step in sorted(list_checkpoints(past.checkpoints)) if step > first)
-    return DocumentLineage(past.run_id, corpus.digest, bool(lines.corpora), len(lines.metrics), steps, kept)
+    steps = tuple(_seen(_batches(corpus, run, lines), wanted_sequences, lines, past.path))
+    first = min((seen.step for seen in steps), default=None)
+    later_checkpoints = (
+        () if first is None else tuple(step for step in sorted(list_checkpoints(past.checkpoints)) if step > first)
+    )
+    return DocumentLineage(
+        past.run_id, corpus.digest, bool(lines.corpora), len(lines.metrics), steps, later_checkpoints
+    )
 
 
 def _prepared(past: PastRun, data: DataConfig) -> Corpus:
@@ -143,19 +145,19 @@ def _prepared(past: PastRun, data: DataConfig) -> Corpus:
 
 def _lines(past: PastRun) -> _Lines:
     rows = read_metrics(past.path / "metrics.jsonl")
-    found = _Lines(set(), {}, {int(row["step"]): row.get("samples_digest") for row in rows}, {})
+    lines_found = _Lines(set(), {}, {int(row["step"]): row.get("samples_digest") for row in rows}, {})
     path = past.path / LOG_FILE
     with path.open("rb") as file:
-        for line in walk(file, path, past.owner, past.run_id):
-            body = line.body
-            if line.kind in ("run_started", "run_resumed") and "corpus" in body:
-                found.corpora.add(str(body["corpus"]))
-            elif line.kind == "step" and "samples" in body:
-                found.logged[int(body["step"])] = str(body["samples"])
-            elif line.kind == "batch_skipped":
+        for entry in walk(file, path, past.owner, past.run_id):
+            body = entry.body
+            if entry.kind in ("run_started", "run_resumed") and "corpus" in body:
+                lines_found.corpora.add(str(body["corpus"]))
+            elif entry.kind == "step" and "samples" in body:
+                lines_found.logged[int(body["step"])] = str(body["samples"])
+            elif entry.kind == "batch_skipped":
                 step, number = int(body["step"]), int(body["number"])
-                found.given_up[step] = max(number, found.given_up.get(step, 0))
-    return found
+                lines_found.given_up[step] = max(number, lines_found.given_up.get(step, 0))
+    return lines_found
 
 
 def _batches(corpus: Corpus, run: RunConfig, lines: _Lines) -> Iterator[tuple[int, list[int]]]:
@@ -170,14 +172,14 @@ def _batches(corpus: Corpus, run: RunConfig, lines: _Lines) -> Iterator[tuple[in
 def _seen(batches: Iterator[tuple[int, list[int]]], wanted: set[int], lines: _Lines, home: Path) -> Iterator[SeenStep]:
     sources: dict[str, Mapping[int, str | None]] = {"log": lines.logged, "metrics": lines.metrics}
     for step, sequences in batches:
-        told = {name: source[step] for name, source in sources.items() if source.get(step) is not None}
-        digest = samples_digest(sequences) if told else ""
-        odd = [name for name, one in told.items() if one != digest]
+        stated_digests = {name: source[step] for name, source in sources.items() if source.get(step) is not None}
+        digest = samples_digest(sequences) if stated_digests else ""
+        odd = [name for name, digest_text in stated_digests.items() if digest_text != digest]
         if odd:
             raise DataError(
                 f"{home}: step {step} commits in its {odd[0]} to other samples than the order of its config gives; "
                 "config.toml, the dataset or that file is not the run's own"
             )
-        own = tuple(sequence for sequence in sequences if sequence in wanted)
-        if own:
-            yield SeenStep(step, own, next(iter(told), ""))
+        seen_sequences = tuple(sequence for sequence in sequences if sequence in wanted)
+        if seen_sequences:
+            yield SeenStep(step, seen_sequences, next(iter(stated_digests), ""))

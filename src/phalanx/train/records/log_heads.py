@@ -20,7 +20,6 @@ def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[Know
     """Collect the heads that the owner has signed in a run directory.
 
     Args:
-        run_dir: The directory.
         owner: The party that must have signed them.
         run: The run that they must be of; None accepts any.
 
@@ -29,12 +28,12 @@ def known_heads(run_dir: Path, owner: Peer, run: str | None = None) -> list[Know
 
     A manifest, a journal or a summary that cannot be read yields no head here; a run that goes on from it refuses it.
     """
-    found = [*_of_checkpoints(run_dir / "checkpoints", owner), *_of_journal(run_dir / "journal", owner)]
-    kept = run_dir / HEAD_FILE
-    if kept.exists():
-        found.append(KnownHead(read_head(_read_json(kept), owner, run, str(kept)), str(HEAD_FILE)))
+    heads = [*_of_checkpoints(run_dir / "checkpoints", owner), *_of_journal(run_dir / "journal", owner)]
+    head_file = run_dir / HEAD_FILE
+    if head_file.exists():
+        heads.append(KnownHead(read_head(_read_json(head_file), owner, run, str(head_file)), str(HEAD_FILE)))
     summary = head_in_summary(run_dir, owner, run)
-    return found if summary is None else [*found, KnownHead(summary, SUMMARY_FILE)]
+    return heads if summary is None else [*heads, KnownHead(summary, SUMMARY_FILE)]
 
 
 def head_in_summary(run_dir: Path, owner: Peer, run: str | None = None) -> LogHead | None:
@@ -48,9 +47,9 @@ def head_in_summary(run_dir: Path, owner: Peer, run: str | None = None) -> LogHe
 
 def _of_checkpoints(directory: Path, owner: Peer) -> Iterator[KnownHead]:
     for step, path in sorted(_listed(directory).items()):
-        where = path / MANIFEST_FILE
+        manifest_path = path / MANIFEST_FILE
         try:
-            manifest = verify_manifest(where.read_bytes(), owner, where)
+            manifest = verify_manifest(manifest_path.read_bytes(), owner, manifest_path)
         except (OSError, CheckpointError):
             continue
         if manifest.audit_log is not None:

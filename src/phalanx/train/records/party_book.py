@@ -47,15 +47,13 @@ class PartyBook:
     """The book of the parties; the owner's thread tells it what happens, others read it.
 
     Args:
-        run: Name of the run.
-        total_steps: Of the whole run.
         parties: Those that take part from the beginning.
         late: Those that may come later.
-        history: What earlier sessions have decided.
+        history: Decisions of earlier sessions.
         clock: Seconds since 1970.
 
     Guarantees:
-        A row holds what the owner saw and decided, nothing that a party says of itself.
+        A row holds the owner's observations and decisions, nothing that a party claims of itself.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class PartyBook:
     # --- what is told -------------------------------------------------------------------------------
 
     def watch_links(self, endpoint: Endpoint, incarnations: Incarnations) -> None:
-        """Look from now on at what comes over the owner's links."""
+        """Follow received messages on the owner's links from now on."""
         self._endpoint, self._incarnations = endpoint, incarnations
 
     def watch_roles(self, engine: PipelineEngine) -> None:
@@ -101,8 +99,8 @@ class PartyBook:
             party = self._party(str(body["party"]))
             reason = printable(str(body.get("reason", "")), LONGEST_TEXT)
             if kind == "verdict":
-                said = f"step {body['step']}, stage {body['stage']}: {body['reason']}"
-                party.verdicts = [*party.verdicts, printable(said, LONGEST_TEXT)][-MOST_VERDICTS:]
+                verdict_text = f"step {body['step']}, stage {body['stage']}: {body['reason']}"
+                party.verdicts = [*party.verdicts, printable(verdict_text, LONGEST_TEXT)][-MOST_VERDICTS:]
             elif kind == "link_broken":
                 party.note = reason
             elif party.state not in _FOR_GOOD or kind in _FOR_GOOD:
@@ -111,12 +109,17 @@ class PartyBook:
                 party.note = reason if reason or kind == "party_joined" else party.note
 
     def checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
-        """Count what was checked of an applied step."""
+        """Count the checks of an applied step."""
         with self._lock:
             self._step = step + 1
             for name in {certified_name(checks.party) for checks in stages.values()}:
-                made = {check for one in stages.values() if certified_name(one.party) == name for check in one.made}
-                self._party(name).audits.update(made)
+                made_checks = {
+                    check
+                    for stage_checks in stages.values()
+                    if certified_name(stage_checks.party) == name
+                    for check in stage_checks.made
+                }
+                self._party(name).audits.update(made_checks)
             self._take_roles()
             for party in self._parties.values():
                 party.steps += any(party.roles)
@@ -138,9 +141,9 @@ class PartyBook:
 
     def news(self) -> Sequence[PartyRow]:
         """Return the rows with another state, or other stages, than when this was last asked."""
-        found = [row for row in self.rows() if self._told.get(row.name) != row.in_words]
-        self._told |= {row.name: row.in_words for row in found}
-        return found
+        changed_rows = [row for row in self.rows() if self._told.get(row.name) != row.in_words]
+        self._told |= {row.name: row.in_words for row in changed_rows}
+        return changed_rows
 
     def _look(self) -> None:
         now = int(self._clock())
@@ -196,8 +199,8 @@ def _stages_of(name: str, placed: Mapping[int, str]) -> tuple[int, ...]:
 
 
 def _by_certificate(sizes: Mapping[str, int]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    bytes_by_name: Counter[str] = Counter()
     for name, size_bytes in sizes.items():
         if name != OWNER:
-            found[certified_name(name)] += size_bytes
-    return dict(found)
+            bytes_by_name[certified_name(name)] += size_bytes
+    return dict(bytes_by_name)

@@ -26,7 +26,6 @@ class PastRun:
     """Another run, or this one after its end.
 
     Args:
-        path: Its directory.
         certificate: The owner's certificate, kept by the caller; the directory's own when left out, which finds
             every change but one that replaced log, checkpoints and certificate together.
 
@@ -37,13 +36,9 @@ class PastRun:
         AuditLogError: Its log is broken.
 
     Attributes:
-        path: Its directory.
-        config: What it trained.
-        run_id: Its random name.
         owner: The party that must have signed everything.
-        checkpoints: Directory of its checkpoints.
-        verdicts: What the events `verdict` of its log say, oldest first.
-        final_weights_digest: What its log says that it ended with; None while it has not ended.
+        verdicts: Bodies of the events `verdict` of its log, oldest first.
+        final_weights_digest: Final digest in its log; None while it has not ended.
     """
 
     def __init__(self, path: Path, certificate: Path | None = None) -> None:
@@ -63,8 +58,8 @@ class PastRun:
         Raises:
             CheckpointError: The key is missing or malformed.
         """
-        where = self.config.checkpoint.key
-        return None if where is None else open_key(where)
+        key_file = self.config.checkpoint.key
+        return None if key_file is None else open_key(key_file)
 
     @property
     def best_step(self) -> int:
@@ -73,9 +68,9 @@ class PastRun:
         Raises:
             CheckpointError: The run keeps none for that, or has none yet.
         """
-        wanted, best = self.config.checkpoint.best, self._certified.best
+        rule, best = self.config.checkpoint.best, self._certified.best
         if best is None:
-            why = "the run file has no checkpoint.best" if wanted is None else "none is kept yet, or it was undone"
+            why = "the run file has no checkpoint.best" if rule is None else "none is kept yet, or it was undone"
             raise CheckpointError(f"{self.checkpoints}: there is no best checkpoint: {why}; choose one with --step")
         return best.step
 
@@ -83,7 +78,7 @@ class PastRun:
         """Open and verify a checkpoint.
 
         Args:
-            step: Of the one that is wanted; left out, the newest, which must be the one that the log knows.
+            step: Step of the checkpoint; left out, the newest, which must be the one that the log knows.
             best: The one with the best validation is wanted.
 
         Raises:
@@ -96,8 +91,8 @@ class PastRun:
         step = self.best_step if best else step
         if step is None:
             path = latest_checkpoint(self.checkpoints)
-            found = None if path is None else step_of(path.name)
-            self._certified.check(found, None if path is None else manifest_digest(path), str(self.checkpoints))
+            step_found = None if path is None else step_of(path.name)
+            self._certified.check(step_found, None if path is None else manifest_digest(path), str(self.checkpoints))
         else:
             path = self.checkpoints / step_directory(step)
         if path is None or not path.is_dir():
@@ -113,8 +108,8 @@ class PastRun:
             )
         checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=configs, key=self.key())
         if step is None and checkpoint.log_head is not None:
-            known = (KnownHead(checkpoint.log_head, str(path)),)
-            verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known)
+            known_log_heads = (KnownHead(checkpoint.log_head, str(path)),)
+            verify_log(self.path / LOG_FILE, self.owner, run=self.run_id, known=known_log_heads)
         return checkpoint
 
 

@@ -22,9 +22,8 @@ class PeersView:
     """The parties of a run, or of an authority that has no run yet.
 
     Attributes:
-        pki: Directory of the authority.
-        status: What the owner wrote last; None where no session has begun.
-        rows: All parties: those of the status, and those that are only invited, certified or revoked.
+        status: Last status that the owner wrote; None where no session has begun.
+        rows: All parties: those of the status, and invited, certified or revoked ones.
     """
 
     pki: Path
@@ -48,10 +47,10 @@ class PeersView:
     def to_json(self, now: float) -> dict[str, Any]:
         """Return everything as JSON data."""
         status = self.status
-        known = None if status is None else status.model_dump(mode="json", exclude={"parties", "version"})
+        session_facts = None if status is None else status.model_dump(mode="json", exclude={"parties", "version"})
         late = status is not None and not status.ended and now - status.written > LATE_S
         rows = [json.loads(row.model_dump_json()) for row in self.rows]
-        return {"session": known, "owner_is_silent": late, "parties": rows}
+        return {"session": session_facts, "owner_is_silent": late, "parties": rows}
 
 
 def look_at_peers(target: Path, clock: Callable[[], float] = time.time) -> PeersView:

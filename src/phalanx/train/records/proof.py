@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from phalanx.errors import AuditLogError
-from phalanx.pipeline import OWNER, REMOVED_SHADOWS, UPKEEPS, AuditDraw, Rules, ShownWork, check_step, read_leaves
+from phalanx.pipeline import OWNER, AuditDraw, GuardConfig, Rules, ShownWork, check_step, read_leaves
 from phalanx.security.audit import (
     LEAVES_FILE,
     PUBLIC_KINDS,
@@ -38,19 +40,19 @@ class RunProof:
     """The findings about a run's audit log.
 
     Attributes:
-        log: Its lines.
         owner: The party that signed them.
-        key_from: Where the owner's key was taken from.
+        key_from: Source of the owner's key.
         is_guarded: Whether any session of it had a guard.
-        steps: Steps that have a root in the log, those that were done again counted once.
+        steps: Steps that have a root in the log; redone ones count once.
         proven: Those of them with audits that were drawn again and found to be done.
         audits: Recomputed microbatches in them, under the signatures of stage and auditor.
         owners_audits: The same on the owner's word.
         unlike_audits: The same between numeric classes, where the distance is the owner's word.
         rates: Shares of the work that the last guarded session audited, by name.
-        remarks: What holds and proves less than one may think, one sentence each.
-        unproven: What should be there and could not be shown, one sentence each.
-        in_doubt: What a convicted party has left in the weights, one sentence a stage, by the log's last word on it.
+        remarks: Facts that hold and prove less than one may think, one sentence each.
+        unproven: Facts that should be there and could not be shown, one sentence each.
+        in_doubt: Work of a convicted party that remains in the weights, one sentence a stage, by the log's last word on
+            it.
         own_log: Directory of the log of an enclave that owns the run's pipeline; empty where the owner of the run does.
     """
 
@@ -71,7 +73,7 @@ class RunProof:
 
     @property
     def conclusion(self) -> str:
-        """Say in one sentence what the log proves about steps."""
+        """Describe in one sentence what the log proves about steps."""
         if self.own_log:
             return f"what the owner was told: the enclave that guards the steps signs a log of its own, {self.own_log}"
         if not self.is_guarded:
@@ -99,8 +101,8 @@ class _Session:
     @property
     def steps_a_round(self) -> int | None:
         """Steps of a federated round, where the session is of the pipeline of a site."""
-        found = self.opening.get("steps_a_round")
-        return found if isinstance(found, int) and found > 0 else None
+        steps_a_round = self.opening.get("steps_a_round")
+        return steps_a_round if isinstance(steps_a_round, int) and steps_a_round > 0 else None
 
     @property
     def has_leaves(self) -> bool:
@@ -122,35 +124,35 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     path = run_dir / LOG_FILE
     key_from = certificate or owner_certificate(run_dir)
     owner = owner_of(key_from)
-    end, is_signed = _told_end(run_dir, owner)
+    end_mark, is_signed = _told_end(run_dir, owner)
     reader = _Reader()
-    log = verify_log(path, owner, expected=end, known=known_heads(run_dir, owner), visit=reader.take)
+    log = verify_log(path, owner, expected=end_mark, known=known_heads(run_dir, owner), visit=reader.take)
     # before there were leaves summaries were not signed
-    is_told = is_signed or (end is not None and not any(session.has_leaves for session in reader.sessions))
+    is_told = is_signed or (end_mark is not None and not any(session.has_leaves for session in reader.sessions))
     unproven = [*_lacking(heads, owner, log.run, reader.public), *reader.order.open_end(is_told)]
     work, proven, remarks, names = ShownWork(), set[int](), list[str](), set[str]()
     for session in (session for session in reader.sessions if session.is_guarded):
-        where = f"the session that begins in line {session.number}"
+        place = f"the session that begins in line {session.number}"
         if not session.has_leaves:
-            remarks.append(f"{where} has no records of steps: it proves verdicts only")
+            remarks.append(f"{place} has no records of steps: it proves verdicts only")
             continue
         rules = _rules(session, owner, reader.keys, log.run or "")
         if session.steps_a_round is not None:
-            remarks.append(f"{where} is of a site: it proves the rounds that it has, and not that there were no others")
+            remarks.append(f"{place} is of a site: it proves the rounds that it has, and not that there were no others")
         if rules.draw is None:
-            unproven.append(f"{where}: the key of its audits is not revealed, so they cannot be drawn again")
-        elif not rules.audits:
-            remarks.append(f"{where} recomputes nothing: its steps are recorded and not verified")
-        for line, batch in session.steps:
-            done = _checked(run_dir / LEAVES_FILE, line, batch, rules)
+            unproven.append(f"{place}: the key of its audits is not revealed, so they cannot be drawn again")
+        elif not rules.guard.enabled:
+            remarks.append(f"{place} recomputes nothing: its steps are recorded and not verified")
+        for entry, batch in session.steps:
+            done = _checked(run_dir / LEAVES_FILE, entry, batch, rules)
             work = ShownWork(work.signed + done.signed, work.owners + done.owners, work.unlike + done.unlike)
             session.names.add(done.session)
             # of a step that was done again the last record counts
-            is_proven, step = rules.draw is not None and rules.audits, {line.body["step"]}
+            is_proven, step = rules.draw is not None and rules.guard.enabled, {entry.body["step"]}
             proven = proven | step if is_proven else proven - step
         if len(session.names) > 1 or session.names & names:
             raise AuditLogError(
-                f"{where}: its steps are signed for {len(session.names)} sessions, or for an earlier one"
+                f"{place}: its steps are signed for {len(session.names)} sessions, or for an earlier one"
             )
         names |= session.names
     if work.unlike:
@@ -162,7 +164,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
         owner=owner,
         key_from="the run directory itself" if certificate is None else str(certificate),
         is_guarded=any(session.is_guarded for session in reader.sessions),
-        steps=len({line.body["step"] for session in reader.sessions for line, _ in session.steps}),
+        steps=len({entry.body["step"] for session in reader.sessions for entry, _ in session.steps}),
         proven=len(proven),
         audits=work.signed,
         owners_audits=work.owners,
@@ -215,10 +217,11 @@ class _Order:
 
     def _begin_round(self, line: Line, session: _Session | None) -> None:
         """Go on where a federated round begins: a site has no steps of rounds that it took no part in."""
-        step, each = line.body["step"], None if session is None else session.steps_a_round
-        if each is None or step % each:
+        step, round_steps = line.body["step"], None if session is None else session.steps_a_round
+        if round_steps is None or step % round_steps:
             raise AuditLogError(
-                f"line {line.head.num_events}: a round begins at step {step}, and the session's have {each} steps each"
+                f"line {line.head.num_events}: a round begins at step {step}, and the session's have {round_steps} "
+                "steps each"
             )
         self._next = step
 
@@ -229,7 +232,7 @@ class _Order:
         self._next, self._total = step, line.body.get("steps")
 
     def open_end(self, is_told: bool) -> Iterator[str]:
-        """Say why lines may be missing at the end; nothing where none can be.
+        """Describe why lines may be missing at the end; empty where none can be.
 
         Args:
             is_told: Whether the owner has signed, outside of the log, that it ends here.
@@ -283,7 +286,7 @@ class _Reader:
 
 
 def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequence[str]) -> Iterator[str]:
-    """Say what a crash of the owner's machine may have taken from the log, and workers know of.
+    """Describe the lines that a crash of the owner's machine may have taken from the log, and that workers know of.
 
     Raises:
         AuditLogError: The log lacks what no honest crash can take, or a worker's head is of another run.
@@ -314,33 +317,20 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
     """Read a session's rules from its opening, as far as the parties' certificates hold together."""
     body, where = session.opening, f"line {session.number}"
     try:
-        guard, key = body["guard"], keys.get(body["audit_key_commitment"])
-        if guard["shadow"] in REMOVED_SHADOWS:
-            raise AuditLogError(
-                f'{where}: its stages were kept with shadow = "{guard["shadow"]}", which this version cannot verify '
-                "(ADR 70); verify it with a version that has it"
-            )
-        draw = None
-        if key is not None:
-            draw = AuditDraw(
-                key,
-                bytes.fromhex(body["audit_nonce"]),
-                guard["audit_rate"],
-                step_rate=guard["step_audit_rate"],
-                owner_rate=guard["owner_audit_rate"],
-                third_party_rate=guard["third_party_audit_rate"],
-            )
+        guard, key = GuardConfig.model_validate(body["guard"]), keys.get(body["audit_key_commitment"])
+        draw = None if key is None else AuditDraw.of(key, bytes.fromhex(body["audit_nonce"]), guard)
         return Rules(
             run=run,
             num_stages=len(body["stages"]),
             microbatches=body["microbatches"],
-            audits=guard["mode"] in ("phalanx", "paper"),
-            upkeep=UPKEEPS[guard["shadow"]],
-            classes=guard.get("classes"),
-            may_leave_out=guard["recovery"] == "skip_layer",
+            guard=guard,
             peers=_peers(body["certificates"], body["authority"], owner, where),
             draw=draw,
         )
+    except ValidationError as exc:
+        first = exc.errors(include_url=False)[0]
+        place = ".".join(map(str, ("guard", *first["loc"])))
+        raise AuditLogError(f"{where}: has a guard of another version: {place}: {first['msg']}") from exc
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise AuditLogError(f"{where}: does not say how its steps are audited ({exc})") from exc
 
@@ -377,6 +367,6 @@ def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
 
 
 def _rates(sessions: Sequence[_Session]) -> Mapping[str, float]:
-    found = [session.opening.get("guard") for session in sessions if session.is_guarded]
-    guard = found[-1] if found and isinstance(found[-1], dict) else {}
+    guards = [session.opening.get("guard") for session in sessions if session.is_guarded]
+    guard = guards[-1] if guards and isinstance(guards[-1], dict) else {}
     return {name: rate for name, rate in sorted(guard.items()) if name.endswith("_rate") and isinstance(rate, float)}

@@ -33,17 +33,17 @@ class GroundTruth:
         """(party, step) of every step in which a party lied."""
 
     def refresh(self) -> None:
-        """Read what was added; a line that is still being written waits for the next call."""
+        """Read new lines; a line that is still being written waits for the next call."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
+            for row in file:
+                if not row.endswith(b"\n"):
                     break
-                record = json.loads(line)
+                record = json.loads(row)
                 self.attacked.add((record["party"], record["step"]))
-                self._offset += len(line)
+                self._offset += len(row)
 
     def attacked_steps(self) -> set[int]:
         """Steps in which an attacker lied."""
@@ -58,13 +58,13 @@ _SAID: dict[str, tuple[Kind, str]] = {
     "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
     "not_let_in": ("eviction", "{party} is not let in: {reason}"),
     "guarantees": ("note", "from step {step} on: {said}"),
-    "guarantee_weaker": ("alarm", "stage {stage} is no longer {before} but {now}: {meaning}"),
+    "guarantee_weaker": ("alarm", "stage {stage} is checked less than before ({now}): {meaning}"),
     "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
     "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
     "doubts_not_followed": (
         "alarm",
-        "step {step}: {auditor} doubts the weight gradient of stage {stage} again and again, and recomputed it is "
-        "right; from now on one step in {steps_per_doubt} is recomputed for it",
+        "step {step}: {auditor} had the weight gradient of stage {stage} recomputed again and again, and it was right "
+        "each time; from now on one step in {steps_per_doubt} is recomputed for it",
     ),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (
@@ -115,35 +115,35 @@ _SAID: dict[str, tuple[Kind, str]] = {
 
 
 def in_words(kind: str, body: dict[str, object]) -> tuple[Kind, str] | None:
-    """Say what a person wants to know of an event, and how it looks; None where that is nothing."""
+    """Describe an event for people, with its style; None where it needs no mention."""
     if kind not in _SAID:
         return None
     style, text = _SAID[kind]
-    told = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
-    return style, printable(text.format(**told), _MOST_CHARACTERS)
+    values = {name: ", ".join(map(str, value)) if isinstance(value, list) else value for name, value in body.items()}
+    return style, printable(text.format(**values), _MOST_CHARACTERS)
 
 
 @contextlib.contextmanager
 def announcing(log: AuditLog, console: Console) -> Iterator[Observe]:
-    """Show what the run waits for before it has a recorder; log it once workers have told what they know of the log.
+    """Show the run's waits before it has a recorder; log them once workers have reported their heads of the log.
 
     A log that was cut is left as it is.
     """
-    held: list[tuple[str, dict[str, Any]]] = []
+    pending: list[tuple[str, dict[str, Any]]] = []
 
     def announce(kind: str, body: dict[str, Any]) -> None:
-        held.append((kind, body))
-        said = in_words(kind, body)
-        if said is not None:
-            console.print(said[1], markup=False, highlight=False)
+        pending.append((kind, body))
+        words_of_event = in_words(kind, body)
+        if words_of_event is not None:
+            console.print(words_of_event[1], markup=False, highlight=False)
 
     try:
         yield announce
     except CutLogError:
-        held.clear()
+        pending.clear()
         raise
     finally:
-        for kind, body in held:
+        for kind, body in pending:
             log.append(kind, body)
 
 
@@ -183,9 +183,11 @@ class RunningTotals:
         Raises:
             CheckpointError: They are not those of this version.
         """
-        known = {item.name for item in fields(self)}
-        if set(saved) != known:
-            raise CheckpointError(f"checkpoint: totals {sorted(saved)}, expected {sorted(known)}; use an older one")
+        field_names = {item.name for item in fields(self)}
+        if set(saved) != field_names:
+            raise CheckpointError(
+                f"checkpoint: totals {sorted(saved)}, expected {sorted(field_names)}; use an older one"
+            )
         for key, value in saved.items():
             setattr(self, key, value)
 
@@ -218,26 +220,26 @@ class RunRecorder:
         self._progress.show(parties)
 
     def observe(self, kind: str, body: dict[str, object]) -> None:
-        """Write an event to the audit log and say what a person wants to know."""
+        """Write an event to the audit log and print it for people."""
         self.log.append(kind, body)
         if kind in LASTING:
             self.log.sync()
-        said = in_words(kind, body)
-        if said is not None:
-            self._progress.message(said[1], said[0])
+        words_of_event = in_words(kind, body)
+        if words_of_event is not None:
+            self._progress.message(words_of_event[1], words_of_event[0])
 
     def validated(self, value: ValidationResult, num_steps: int) -> None:
         """A validation after so many finished steps ended."""
-        self._board.scalars(value.points(), num_steps)
-        self._board.histograms(value.histograms, num_steps)
+        self._board.add_scalars(value.points(), num_steps)
+        self._board.add_histograms(value.histograms, num_steps)
         for number, sample in enumerate(value.samples):
-            self._board.text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
+            self._board.add_text(f"samples/{number}", f"{sample.prompt}{sample.text}", num_steps)
             self._progress.message(f"  {sample.prompt!r} -> {sample.text!r}", "note")
 
     def stepped(
         self, result: StepResult, *, tokens: int, wall_s: float, lr: float, validation: ValidationResult | None
     ) -> None:
-        """A step was applied; `validation` is what was measured after it, where it was."""
+        """Record an applied step; `validation` is the measurement after it, where there was one."""
         self.truth.refresh()
         totals, guard = self.totals, result.guard or UNGUARDED
         totals.add(result, tokens, wall_s)
@@ -259,26 +261,27 @@ class RunRecorder:
                 "audits": guard.num_audits,
                 "alarms": guard.num_alarms,
                 "attacked": result.step in self.truth.attacked_steps(),
-                "repaired": guard.attempts > 1 and not guard.skipped,
-                "restarts": guard.restarts,
-                "skipped": bool(guard.skipped),
+                "repaired": guard.attempts > 1,
                 **(validation_row(None) if validation is None else validation.row()),
                 "phases": result.phases,
                 "bytes": result.bytes_by_link,
                 "bytes_claimed": list(result.claimed_links),
             }
         )
-        said = {f"train/{name}": value for name, value in self.figures.items()}
-        self._board.scalars(
-            {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **said}, result.step
+        figures = {f"train/{name}": value for name, value in self.figures.items()}
+        self._board.add_scalars(
+            {"train/loss": result.loss, "train/lr": lr, "train/tokens_per_s": rate, **figures}, result.step
         )
-        self._progress.update(result.step + 1, self._reading(result, rate, validation))
+        self._progress.update(result.step + 1, self._reading(result, rate, wall_s, validation))
         if validation is not None and result.step > 0:
             self._progress.message(f"step {result.step + 1}: {validation}")
 
-    def _reading(self, result: StepResult, rate: float, validation: ValidationResult | None) -> StepReading:
+    def _reading(
+        self, result: StepResult, rate: float, wall_s: float, validation: ValidationResult | None
+    ) -> StepReading:
         if validation is not None and isinstance(validation.own, Scores | PreferenceScores):
             self._accuracy = validation.own.accuracy
+        is_unaudited, wait_s = result.guard is None, self.figures.get("data_wait_s")
         is_untold = result.num_targets == 0 and math.isnan(result.loss)
         return StepReading(
             result.loss,
@@ -288,4 +291,7 @@ class RunRecorder:
             self._accuracy,
             update_norm=result.gradient_norm if is_untold else None,
             epsilon=self.figures.get("epsilon"),
+            data_share=wait_s / wall_s if is_unaudited and wait_s is not None else None,
+            memory_bytes=self.figures.get("peak_memory_bytes", 0.0),
+            mfu=self.figures.get("mfu"),
         )

@@ -1,6 +1,6 @@
 """What a resumed run may change of its run file; everything else is refused by name."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +33,17 @@ CHANGEABLE: Mapping[str, str] = MappingProxyType(
 )
 """The keys, or sections, that ``--resume`` may change, each with what that means."""
 
+LAYOUT: Mapping[str, str] = MappingProxyType(
+    {
+        f"parallel.{key}": "a checkpoint holds whole tensors, which are cut anew: the same training, up to rounding"
+        for key in (
+            *("dp", "tp", "pp", "cp", "context", "zero", "replicas", "schedule", "sequence_parallel", "offload"),
+            *("activation_checkpointing", "compile", "min_dp", "max_dp", "restarts", "silence_s"),
+        )
+    }
+)
+"""The keys of ``[parallel]`` that ``--resume`` may change too, where ranks of one domain train before and after."""
+
 
 @dataclass(frozen=True)
 class RunChanges:
@@ -40,7 +51,7 @@ class RunChanges:
 
     Attributes:
         before: The run as its directory has it.
-        keys: What differs, as (there, here), by key.
+        keys: Changed values as (there, here), by key.
     """
 
     before: RunConfig
@@ -56,7 +67,6 @@ class RunChanges:
 
         Args:
             run: The run as it is resumed.
-            step: The next one.
         """
         if self.steps is None:
             return None
@@ -64,8 +74,12 @@ class RunChanges:
         return learning_rate(run.optimizer, step, was), learning_rate(run.optimizer, step, now)
 
     def told(self, run: RunConfig, step: int) -> str:
-        """Say what the changes mean from a step on."""
-        lines = [f"{key}: {_shown(there)} -> {_shown(here)}" for key, (there, here) in self.keys.items()]
+        """Describe the effect of the changes from a step on."""
+        lines = [f"{key}: {_shown(old_value)} -> {_shown(here)}" for key, (old_value, here) in self.keys.items()]
+        if any(key in LAYOUT for key in self.keys):
+            lines.append(
+                f"From step {step} on whole tensors are cut for the new layout, and nothing but rounding changes"
+            )
         rates = self.rates(run, step)
         if rates is not None:
             lines.append(
@@ -79,23 +93,24 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     """Return what differs between two run files, all of which a resumed run may change.
 
     Args:
-        before: As the run directory has it.
-        now: As the run is to be resumed.
+        before: Run file of the run directory.
+        now: Run file of the resumed run.
         where: The run directory, for messages.
 
     Raises:
         ConfigError: Names what may not change, with both values and what to do.
     """
-    there, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
-    keys = {key: (there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())}
+    old_values, here = (dict(_flat(run.model_dump(mode="json"))) for run in (before, now))
+    keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
-    refused = [key for key in keys if _changeable(key) is None]
+    allowed = {**CHANGEABLE, **(LAYOUT if _cut_anew(before) and _cut_anew(now) else {})}
+    refused = [key for key in keys if not _is_among(key, allowed)]
     instead = f"or begin a new run where this one is: --from {where} with another --run-dir"
     if refused:
         shown = ", ".join(f"{key} ({keys[key][0]!r} there, {keys[key][1]!r} here)" for key in refused[:_SHOWN_KEYS])
         raise ConfigError(
             f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may change "
-            f"{', '.join(CHANGEABLE)} alone: take the values of {where}/config.toml, {instead}"
+            f"{', '.join(allowed)} alone: take the values of {where}/config.toml, {instead}"
         ).about(
             code="PHX-C016",
             file=where,
@@ -117,8 +132,19 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     return RunChanges(before, keys)
 
 
-def _changeable(key: str) -> str | None:
-    return next((name for name in CHANGEABLE if key == name or key.startswith(f"{name}.")), None)
+def _is_among(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _cut_anew(run: RunConfig) -> bool:
+    """Return whether a run's checkpoints are whole tensors that any layout of ranks can go on from.
+
+    Islands have moments of their own, sites keep their ranks' states, DeepSpeed writes its own parts, and noise of
+    privacy is drawn rank by rank.
+    """
+    layout = run.parallel
+    others = (run.federated, run.deepspeed, run.privacy)
+    return layout is not None and layout.outer is None and all(section is None for section in others)
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

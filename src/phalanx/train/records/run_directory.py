@@ -1,9 +1,10 @@
-"""A run's directory: identities, logs, metrics, checkpoints, and what a resumed run finds there."""
+"""A run's directory: identities, logs, metrics, checkpoints, and the start of a resumed run."""
 
 import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.config import KEPT_CODE, changed_code, digest, dump_toml, source_files
-from phalanx.errors import CheckpointError, ConfigError
+from phalanx.errors import CheckpointError, ConfigError, writing_cure
 from phalanx.pipeline.config import OWNER
 from phalanx.security.crypto import Identity, create_authority, issue, load_identity
 from phalanx.train.config import RunConfig, load_run
@@ -34,6 +35,14 @@ def cache_beside(run_dir: Path) -> Path:
     return Path(os.environ.get("PHALANX_CACHE", run_dir.parent / ".cache"))
 
 
+def kept_preparations(run_dir: Path) -> str:
+    """Say what is left of an interrupted preparation, and what goes on with it."""
+    return (
+        f"what was prepared whole lies in {shlex.quote(str(cache_beside(run_dir)))} and used again, the rest is not; "
+        "the same command begins again"
+    )
+
+
 def default_directory(run: RunConfig) -> Path:
     """The directory of a run where the user names none."""
     return Path("runs") / run.name
@@ -46,9 +55,9 @@ def owner_certificate(run_dir: Path) -> Path:
         ConfigError: There the config is needed, and it cannot be read.
     """
     candidates = (run_dir / OWNER_CERTIFICATE, run_dir / "pki" / OWNER / "certificate.pem")
-    found = next((path for path in candidates if path.exists()), None)
-    if found is not None or not (run_dir / "config.toml").exists():
-        return found or candidates[0]
+    existing = next((path for path in candidates if path.exists()), None)
+    if existing is not None or not (run_dir / "config.toml").exists():
+        return existing or candidates[0]
     pki = load_run(run_dir / "config.toml").pki
     return candidates[0] if pki is None else Path(pki) / OWNER / "certificate.pem"
 
@@ -114,11 +123,9 @@ class RunDirectory(Closeable):
     """Paths and identities of one run.
 
     Attributes:
-        path: The directory.
         run_id: Random name of the run, the same after a resume.
-        owner: The owner's identity.
         begun_anew: Whether an earlier start was here that had not finished a step.
-        changes: What a resumed run changes of its run file, until `keep_changes`; None where nothing.
+        changes: Changes of a resumed run to its run file, until `keep_changes`; None where there are none.
     """
 
     def __init__(self, path: Path, run: RunConfig, *, resume: bool, parties: Sequence[str] | None = None) -> None:
@@ -127,9 +134,6 @@ class RunDirectory(Closeable):
         A directory of a run that has not finished a step is made free and filled anew, keys included.
 
         Args:
-            path: The directory.
-            run: The run file.
-            resume: Whether it is there.
             parties: Names that get keys beside the owner's; those of the run file when left out.
 
         Raises:
@@ -187,7 +191,7 @@ class RunDirectory(Closeable):
 
     @property
     def attack_log(self) -> Path:
-        """Where attackers of a drill write what they did."""
+        """Return the file in which attackers of a drill write their lies."""
         return self.path / ATTACK_LOG
 
     def certificate(self, name: str) -> str:
@@ -200,8 +204,8 @@ class RunDirectory(Closeable):
         if not path.exists():
             raise ConfigError(
                 f"{path}: missing; have {name} make keys and a request with `phalanx pki request {name}`, and sign it "
-                f"with `phalanx pki sign {self.pki} request.csr`; if that directory was moved away from here, copy its "
-                "certificate.pem back"
+                f"with `phalanx pki sign {shlex.quote(str(self.pki))} request.csr`; if that directory was moved away, "
+                "copy its certificate.pem back"
             )
         return path.read_text(encoding="ascii")
 
@@ -326,13 +330,13 @@ class RunDirectory(Closeable):
         """Refuse code of the user's own that has changed since the run began.
 
         Raises:
-            ConfigError: Names the file, what was found and what was expected.
+            ConfigError: Names the file, the found value and the expected one.
         """
         try:
-            there = load_run(self.path / "config.toml")
+            existing_run = load_run(self.path / "config.toml")
         except ConfigError:
             return
-        changed = changed_code(there.own_code, self._run.own_code)
+        changed = changed_code(existing_run.own_code, self._run.own_code)
         if changed is not None:
             raise ConfigError(
                 f"{self.path}: {changed}; put it back as it was ({self.path / KEPT_CODE} has a copy of each file), or "
@@ -349,7 +353,7 @@ class RunDirectory(Closeable):
             self._write_config()
             self._write_record(self.path / _RECORD, self.run_id)
         except OSError as exc:
-            raise CheckpointError(f"{self.path}: cannot be written ({exc.strerror}); free or allow it") from exc
+            raise CheckpointError(f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}") from exc
         self.changes = None
 
     def _write_config(self) -> None:
@@ -366,8 +370,8 @@ class RunDirectory(Closeable):
 
     def _check_record(self, record: Path) -> str:
         try:
-            known = json.loads(record.read_text(encoding="utf-8"))
-            run_id, config_digest = str(known["run"]), known["config_digest"]
+            record_values = json.loads(record.read_text(encoding="utf-8"))
+            run_id, config_digest = str(record_values["run"]), record_values["config_digest"]
         except (ValueError, KeyError, TypeError) as exc:
             raise CheckpointError(f"{record}: is damaged; start a new run in another directory") from exc
         if config_digest == digest(self._run):
@@ -384,7 +388,7 @@ class RunDirectory(Closeable):
         return run_id
 
     def _config_there(self, config_digest: str) -> RunConfig:
-        """The run as its directory has it, which is the one that its record names or one that was being put there."""
+        """Read `config.toml`, which may be one write ahead of the record after a crash."""
         path = self.path / "config.toml"
         try:
             return load_run(path)

@@ -1,4 +1,4 @@
-"""The final figures of a run; what was not measured is null."""
+"""The final figures of a run; null where they were not measured."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -20,9 +20,18 @@ from phalanx.train.batches.scores import (
 )
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.comparison import HeldOutMeasure, measures_of_perplexity, measures_of_scores, worse
 from phalanx.train.records.early_stopping import StoppingRecord
 from phalanx.train.records.record import GroundTruth, RunningTotals
 from phalanx.train.records.trust import Drifts, trust_figures
+
+
+class ToldRounds(Protocol):
+    """The rounds of a federated run."""
+
+    def told(self) -> dict[str, Any]:
+        """Return what summary and report say."""
+        ...
 
 
 class SpentBudget(Protocol):
@@ -50,8 +59,6 @@ class Figures:
     final_weights_digest: str | None = None
     takeovers: int = 0
     steps_redone: int = 0
-    steps_restarted: int = 0
-    steps_skipped: int = 0
     steps_lost: int = 0
     """Applied steps that were given up because no party could serve a stage, and done again from a checkpoint."""
     skipped_batches: set[tuple[int, int]] = field(default_factory=set)
@@ -98,6 +105,8 @@ class Figures:
     """Steps of the checkpoints that are there."""
     budget: SpentBudget | None = None
     """What the run's steps are charged to; None of a run without ``[privacy]``."""
+    rounds: ToldRounds | None = None
+    """Of a federated run; None of any other."""
 
     _SAVED = ("validation_first", "validation_last")
     _SCORES = ("scores_first", "scores_last")
@@ -107,25 +116,36 @@ class Figures:
     @property
     def first_validation(self) -> ValidationResult:
         """Of the untouched model."""
-        own: Validation | None = self.validation_first if self.scores_first is None else self.scores_first
+        first_score: Validation | None = self.validation_first if self.scores_first is None else self.scores_first
         if self.reward_first is not None:
-            own = MeanReward(self.reward_first)
-        return ValidationResult(own, self.named_first)
+            first_score = MeanReward(self.reward_first)
+        return ValidationResult(first_score, self.named_first)
 
     def validated(self, value: Validation | ValidationResult, *, first: bool = False) -> None:
         """Note what held-out text says."""
-        found = value if isinstance(value, ValidationResult) else ValidationResult(value)
+        result = value if isinstance(value, ValidationResult) else ValidationResult(value)
         which = "first" if first else "last"
-        if isinstance(found.own, Scores | PreferenceScores):
-            setattr(self, f"scores_{which}", found.own)
-        elif isinstance(found.own, MeanReward):
-            setattr(self, f"reward_{which}", _finite(found.own.reward))
-        elif found.own is not None:
-            setattr(self, f"validation_{which}", found.own)
-        setattr(self, f"named_{which}", dict(found.named))
+        if isinstance(result.own, Scores | PreferenceScores):
+            setattr(self, f"scores_{which}", result.own)
+        elif isinstance(result.own, MeanReward):
+            setattr(self, f"reward_{which}", _finite(result.own.reward))
+        elif result.own is not None:
+            setattr(self, f"validation_{which}", result.own)
+        setattr(self, f"named_{which}", dict(result.named))
+
+    def measures(self) -> list[HeldOutMeasure]:
+        """What the run's own held-out rows said at first and at last; of a run without such, its named sets."""
+        found = measures_of_scores(self.scores_first, self.scores_last)
+        found.append(HeldOutMeasure("held-out reward", self.reward_first, self.reward_last, is_better_low=False))
+        if self.validation_first is not None:
+            found += measures_of_perplexity("held-out loss", self.validation_first, self.validation_last)
+        elif self.scores_first is None and self.reward_first is None:
+            for name, first in self.named_first.items():
+                found += measures_of_perplexity(f"loss on {name}", first, self.named_last.get(name))
+        return found
 
     def observe(self, kind: str, body: dict[str, Any]) -> None:
-        """Count what the guard decided."""
+        """Count a decision of the guard."""
         self.checks.observe(kind, body)
         self.drifts.observe(kind, body)
         self._observe_parties(kind, body)
@@ -135,11 +155,6 @@ class Figures:
             self.steps_redone += body["step"] - body["to"]
             # a model that held what is undone was measured after these
             self.stopping.forget_from(body["to"] + 1)
-        elif kind == "step_restarted":
-            # further attempts at a step are in its metrics
-            self.steps_restarted += body["attempt"] == 1
-        elif kind == "step_skipped":
-            self.steps_skipped += 1
         elif kind == "batch_skipped":
             self.skipped_batches.add((body["step"], body["number"]))
         elif kind == "fell_back":
@@ -159,13 +174,15 @@ class Figures:
                 self.guarantees[stage] = weaker(name, self.guarantees.get(stage, name))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a resumed run must know and the audit log does not tell; an infinity is null."""
-        scores = {key: asdict(found) for key in self._SCORES if (found := getattr(self, key)) is not None}
-        known = {key: _finite(getattr(self, key)) for key in self._SAVED}
-        named = {key: _all_finite(found) for key in self._NAMED if (found := getattr(self, key))}
+        """Return the figures for a resumed run that the audit log lacks; an infinity is null."""
+        scores = {
+            key: asdict(scores_of_key) for key in self._SCORES if (scores_of_key := getattr(self, key)) is not None
+        }
+        saved = {key: _finite(getattr(self, key)) for key in self._SAVED}
+        named = {key: _all_finite(named_of_key) for key in self._NAMED if (named_of_key := getattr(self, key))}
         stopping = {"stopping": self.stopping.to_json()} if self.stopping.losses else {}
-        rewards = {key: found for key in self._REWARDS if (found := getattr(self, key)) is not None}
-        return {**known, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
+        rewards = {key: reward for key in self._REWARDS if (reward := getattr(self, key)) is not None}
+        return {**saved, **scores, **rewards, **named, **stopping, "checks": self.checks.to_json()}
 
     def load_json(self, saved: dict[str, Any]) -> None:
         """Take over what an earlier session knew.
@@ -194,12 +211,12 @@ class Figures:
 def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
     # what remote workers did they alone know; what the owner found it knows wherever they are
-    known = not run.pipeline.remote_workers
+    is_attack_known = not run.pipeline.remote_workers
     # an enclave opens no state but its newest
     checkpoints = figures.checkpoints if run.split is None else ()
     liars = {party for party, _ in truth.attacked}
     guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
-    detections = set(guilty) & truth.attacked if known else set(guilty)
+    detections = set(guilty) & truth.attacked if is_attack_known else set(guilty)
     return {
         "status": figures.status,
         "steps": totals.steps,
@@ -211,6 +228,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "validation_perplexity": _finite(figures.validation_last),
         **(_rewards(figures) if run.rewards else {}),
         **({"validation_sets": _named(figures)} if run.data.validation else {}),
+        "worse_than_before": worse(figures.measures()),
         **_ends(run, figures),
         "tokens_per_s": totals.tokens / totals.wall_s if totals.wall_s else None,
         "wall_s": figures.wall_s,
@@ -222,10 +240,10 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "preset": run.guard.preset_in_force if _guarded(run) else None,
         "guarantees": figures.guarantees,
         "audits": totals.audits,
-        "attacks_injected": len(truth.attacked) if known else None,
-        "attacked_steps": sorted(truth.attacked_steps()) if known else None,
+        "attacks_injected": len(truth.attacked) if is_attack_known else None,
+        "attacked_steps": sorted(truth.attacked_steps()) if is_attack_known else None,
         "detections": len(detections),
-        "false_accusations": sum(party not in liars for party, _ in guilty) if known else None,
+        "false_accusations": sum(party not in liars for party, _ in guilty) if is_attack_known else None,
         "verdicts": figures.verdicts,
         "evicted": figures.evicted,
         "lost": figures.lost,
@@ -233,8 +251,6 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "verdicts_refused": figures.verdicts_refused,
         "takeovers": figures.takeovers,
         "steps_redone": figures.steps_redone,
-        "steps_restarted": figures.steps_restarted,
-        "steps_skipped": figures.steps_skipped,
         "batches_skipped": len(figures.skipped_batches),
         "steps_lost": figures.steps_lost + totals.last_step + 1 - totals.steps,
         "resumed_from": figures.resumed_from,
@@ -248,38 +264,39 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         **({"tracking": figures.tracking} if figures.tracking else {}),
         **({} if figures.split is None else {"split": figures.split}),
         **({} if figures.budget is None else {"privacy": figures.budget.told()}),
+        **({} if figures.rounds is None else {"federated": figures.rounds.told()}),
     }
 
 
 def _classification(figures: Figures) -> dict[str, Any]:
-    """The task's facts, and what the model made of it at first and at last; null where it was not measured."""
-    found: dict[str, Any] = dict(figures.texts or {})
+    """Return the task's facts, and the model's first and last scores; null where they were not measured."""
+    facts: dict[str, Any] = dict(figures.texts or {})
     for suffix, scores in (("_first", figures.scores_first), ("", figures.scores_last)):
         for name in ("accuracy", "macro_f1", "loss"):
-            found[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
-    return found
+            facts[f"{name}{suffix}"] = None if scores is None else _finite(getattr(scores, name))
+    return facts
 
 
 def _preferences(figures: Figures) -> dict[str, Any]:
     """What the model makes of held-out pairs at first and at last; nothing of a run without pairs."""
     measured = {"_first": figures.scores_first, "": figures.scores_last}
-    found = {
+    preferences = {
         f"{name}{suffix}": _finite(value)
         for suffix, scores in measured.items()
         if isinstance(scores, PreferenceScores)
         for name, value in asdict(scores).items()
     }
-    return {"preferences": found} if found else {}
+    return {"preferences": preferences} if preferences else {}
 
 
 def _named(figures: Figures) -> dict[str, dict[str, float | None]]:
     """The first and the last figures of each further validation set."""
-    found: dict[str, dict[str, float | None]] = {}
+    pairs: dict[str, dict[str, float | None]] = {}
     for suffix, values in (("_first", figures.named_first), ("", figures.named_last)):
         for name, value in values.items():
             pair = {f"perplexity{suffix}": _finite(value), f"loss{suffix}": _finite(loss_of(value))}
-            found.setdefault(name, {}).update(pair)
-    return found
+            pairs.setdefault(name, {}).update(pair)
+    return pairs
 
 
 def _rewards(figures: Figures) -> dict[str, float | None]:
@@ -288,18 +305,23 @@ def _rewards(figures: Figures) -> dict[str, float | None]:
 
 def _ends(run: RunConfig, figures: Figures) -> dict[str, Any]:
     """What a run with such settings says of its early end and of its best checkpoint; null where there is none."""
-    rule, found = run.train.early_stopping, dict[str, Any]()
+    rule, facts = run.train.early_stopping, dict[str, Any]()
     if rule is not None:
-        found["stopped_early"] = figures.stopping.facts(rule) if figures.stopping.is_over(rule) else None
+        facts["stopped_early"] = figures.stopping.facts(rule) if figures.stopping.is_over(rule) else None
     if run.checkpoint.best is not None:
-        found["best_checkpoint"] = None if figures.best is None else _best(figures.best, figures)
-    return found
+        facts["best_checkpoint"] = None if figures.best is None else _best(figures.best, figures)
+    return facts
 
 
 def _best(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:
     first = min((doubt.steps[0][0] for doubt in figures.checks.doubts()), default=None)
     # its model has all steps before its number
     return {**best.to_json(), "in_doubt": first is not None and first < best.step}
+
+
+def has_guard(run: RunConfig) -> bool:
+    """Whether somebody checks what other parties of a run compute."""
+    return run.has_stages and run.guard.enabled
 
 
 def _guarded(run: RunConfig) -> bool | None:

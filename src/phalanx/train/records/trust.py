@@ -19,9 +19,9 @@ class Drifts:
         """Follow one event; others than `drift` change nothing."""
         if kind != "drift":
             return
-        where = tuple(body[key] for key in _WHERE)
+        place = tuple(body[key] for key in _WHERE)
         row = self._rows.setdefault(
-            where, {**dict(zip(_WHERE, where, strict=True)), "first_step": body["step"], "times": 0, "bias_sigmas": 0.0}
+            place, {**dict(zip(_WHERE, place, strict=True)), "first_step": body["step"], "times": 0, "bias_sigmas": 0.0}
         )
         row["last_step"] = body["step"]
         row["times"] += 1
@@ -29,7 +29,7 @@ class Drifts:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row a stage, party and direction, with its first and last step and the strongest lean."""
-        return [dict(self._rows[where]) for where in sorted(self._rows)]
+        return [dict(self._rows[place]) for place in sorted(self._rows)]
 
 
 class LoggedDoubts:
@@ -70,9 +70,8 @@ def trust_figures(
     """Return the figures for ``summary.json``.
 
     Args:
-        record: What was recomputed.
         drifts: The stages that lean to one side.
-        checkpoints: Steps of those that are there.
+        checkpoints: Steps of the existing checkpoints.
         guarded: Whether workers' stages were guarded at all; None where the run has none. It may have taken some
             over from another run.
     """
@@ -93,7 +92,7 @@ def trust_figures(
 
 
 def say_trust(summary: dict[str, Any]) -> list[str]:
-    """Say what a person must know of it at the end of a run, line by line; nothing where all is well."""
+    """Describe for people, line by line, which steps cannot be trusted at the end of a run; nothing where all can."""
     lines = [
         f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was "
         f"{_fate(row['convicted_in'])}. Nobody recomputed them in full; they are in the weights."
@@ -115,6 +114,36 @@ def say_trust(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
+def drill_result(summary: Mapping[str, Any]) -> str | None:
+    """Say in one sentence what a completed drill has shown; None where no party was told to lie.
+
+    Args:
+        summary: As in ``summary.json``; what liars did is in it where they were started on this machine.
+    """
+    injected = summary.get("attacks_injected")
+    if not injected or summary.get("status") != "completed":
+        return None
+    lies = f"{injected} step{'s' if injected > 1 else ''}"
+    if summary["guard"] == "off":
+        return f"What this run shows: a party lied in {lies}, and without a guard nobody noticed."
+    verdicts = summary["verdicts"]
+    if not verdicts:
+        return f"What this run shows: a party lied in {lies}, and no party was named."
+    named = ", ".join(f"{one['party']} at stage {one['stage']} in step {one['step']}" for one in verdicts)
+    wrong = summary["false_accusations"]
+    accused = f"; {wrong} of the verdicts are against a party that did not lie" if wrong else ""
+    if summary["in_doubt"]:
+        left = "but steps of its work that nobody recomputed are left in the weights (IN DOUBT, above)"
+    elif summary["steps_redone"]:
+        left = f"{summary['steps_redone']} earlier steps were done again, and no lie is left in the weights"
+    else:
+        left = "its lie was thrown away and the step done again, so that no lie is left in the weights"
+    return (
+        f"What this run shows: of {lies} with a lie the guard found {summary['detections']} and named {named}; the "
+        f"party was shut out, {left}{accused}."
+    )
+
+
 def _fate(convicted_in: Sequence[int]) -> str:
     steps = ", ".join(map(str, convicted_in))
     return f"convicted in step {steps}" if steps else "replaced for what it did, without a conviction"
@@ -122,7 +151,7 @@ def _fate(convicted_in: Sequence[int]) -> str:
 
 def in_words(ranges: Iterable[Sequence[int]]) -> str:
     """Ranges of steps as a reader says them."""
-    found = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
-    noun = found[0][1] if len(found) == 1 else "steps"
-    more = f" and {len(found) - _MOST_RANGES} more ranges" if len(found) > _MOST_RANGES else ""
-    return f"{noun} {', '.join(text for text, _ in found[:_MOST_RANGES])}{more}"
+    parts = [(f"{first}", "step") if first == last else (f"{first} to {last}", "steps") for first, last in ranges]
+    noun = parts[0][1] if len(parts) == 1 else "steps"
+    more = f" and {len(parts) - _MOST_RANGES} more ranges" if len(parts) > _MOST_RANGES else ""
+    return f"{noun} {', '.join(text for text, _ in parts[:_MOST_RANGES])}{more}"

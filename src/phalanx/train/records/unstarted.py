@@ -53,7 +53,7 @@ def is_unstarted(run_dir: Path) -> bool:
 
 
 def free(run_dir: Path) -> bool:
-    """Remove what a run without a finished step has left in its directory; leave any other run as it is.
+    """Remove the files of a run without a finished step from its directory; leave any other run as it is.
 
     Returns:
         Whether it was removed.
@@ -65,9 +65,9 @@ def free(run_dir: Path) -> bool:
     with _locked(run_dir / _LOG):
         if not is_unstarted(run_dir):
             return False
-        kept = {"pki"} if _has_keys_of_its_own(run_dir) else set()
+        kept_names = {"pki"} if _has_keys_of_its_own(run_dir) else set()
         # the record goes first: a crash from here on leaves no run that lacks its keys
-        for name in sorted(set(_NAMES) - kept, key=lambda name: name != "run.json"):
+        for name in sorted(set(_NAMES) - kept_names, key=lambda name: name != "run.json"):
             path = run_dir / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -129,5 +129,5 @@ def _kinds(log: Path) -> Iterator[str]:
         return
     if log.stat().st_size > _MOST_LOG_BYTES:
         raise ValueError(f"{log}: is too long")
-    for line in log.read_bytes().splitlines():
-        yield json.loads(line)["kind"]
+    for row in log.read_bytes().splitlines():
+        yield json.loads(row)["kind"]

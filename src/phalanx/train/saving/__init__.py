@@ -1,1 +1,1 @@
-"""Checkpoints of a run: when they are taken, what is in them, and going back to one."""
+"""Checkpoints of a run: when they are taken, their contents, and going back to one."""

@@ -20,10 +20,8 @@ class Fallback:
         checkpoint are lost and done again; the event `fell_back` counts them.
 
     Attributes:
-        source: The model.
         plan: The run, as every party sees it.
-        savepoint: Reads checkpoints.
-        saver: Ends what is still being written.
+        saver: Ends pending writes.
         metrics: Loses its lines of lost steps.
         observe: Writes to the audit log, and counts.
     """
@@ -37,9 +35,6 @@ class Fallback:
 
     def go_back(self, engine: PipelineEngine, reason: TrainingError) -> int:
         """Begin again from the last checkpoint.
-
-        Returns:
-            The next step.
 
         Raises:
             TrainingError: The given one: without a guard no state is known to be right, and without a

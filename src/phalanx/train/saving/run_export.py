@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.checkpoint import Checkpoint
@@ -9,6 +10,7 @@ from phalanx.checkpoint.export import RunTokenizer, export_model
 from phalanx.checkpoint.kept_model import check_kept, open_kept
 from phalanx.data import prepare
 from phalanx.models import ModelSource, open_model
+from phalanx.objectives.pretraining import mask_token_of
 from phalanx.train.config import RunConfig
 from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.run_directory import cache_beside
@@ -29,9 +31,7 @@ def export_run(
     Neither the text of the run is needed, nor the model that it began with, but for an adapter's own.
 
     Args:
-        past: The run.
-        out: New directory.
-        step: Which checkpoint; None takes the newest.
+        step: Checkpoint to export; None takes the newest.
         best: Take the one with the best validation.
         merge: Add an adapter to the model's own weights.
         own_code: Code of the user's own that the run directory keeps may be run.
@@ -40,15 +40,16 @@ def export_run(
         The step of the checkpoint.
 
     Raises:
-        CheckpointError: There is no such checkpoint, or it is damaged, or what the run directory keeps of the model
-            was altered, or `out` exists.
+        CheckpointError: There is no such checkpoint, or it is damaged, or the run directory's copy of the model was
+            altered, or `out` exists.
         ConfigError: The run needs code of the user's own, which may not be run.
     """
     config = load_past_code(past.config, past.path, allowed=own_code)
-    found = past.open(step, best=best)
-    with _open_model(config, past, found) as (source, tokenizer):
-        export_model(found, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
-    return found.step
+    checkpoint = past.open(step, best=best)
+    with _open_model(config, past, checkpoint) as (source, of_run):
+        tokenizer = replace(of_run, mask_token=mask_token_of(config.train.objective))
+        export_model(checkpoint, source, out, adapter=config.model.adapter, merge=merge, tokenizer=tokenizer)
+    return checkpoint.step
 
 
 @contextlib.contextmanager
@@ -57,15 +58,15 @@ def _open_model(config: RunConfig, past: PastRun, found: Checkpoint) -> Iterator
     cache, seed = cache_beside(past.path), config.train.seed
     is_kept = check_kept(past.path, found.state)
     with contextlib.ExitStack() as stack:
-        kept = stack.enter_context(open_kept(past.path, past.key(), past.run_id)) if is_kept else None
-        if kept is not None and config.model.adapter is None:
-            yield kept
+        kept_model = stack.enter_context(open_kept(past.path, past.key(), past.run_id)) if is_kept else None
+        if kept_model is not None and config.model.adapter is None:
+            yield kept_model
             return
         source = open_model(config.model, cache / "models", seed)
         if config.model.adapter is not None:
             found.check_base(source.files_digest())
-        if kept is not None:
-            yield source, kept[1]
+        if kept_model is not None:
+            yield source, kept_model[1]
             return
         # a run of before this version
         corpus = prepare(config.data, cache / "data", seed, source.tokenizer_path)

@@ -1,4 +1,4 @@
-"""The savepoint of a run: what a checkpoint holds beside the tensors, written and read in one place."""
+"""The savepoint of a run: a checkpoint's state beside the tensors, written and read in one place."""
 
 import math
 import time
@@ -44,12 +44,11 @@ class SavedCheckpoint:
     """One checkpoint that was written.
 
     Attributes:
-        step: Finished steps.
         manifest: Digest of its signed manifest.
         kept: Steps of all checkpoints that are on this disk now.
         write_s: Seconds of writing; of copying to a remote store as well, where there is one.
         remote_failure: Why it is not in the remote store; None where it is, or where there is none.
-        best: The best one of those that are kept; None where the run keeps none for that.
+        best: The best one of the kept checkpoints; None where the run keeps none for that.
     """
 
     step: int
@@ -105,7 +104,7 @@ class Savepoint:
     """A savepoint moves the state of a run between memory and the run directory's checkpoints.
 
     Args:
-        history: What the audit log says about checkpoints, and about the run files of earlier sessions.
+        history: The audit log's entries on checkpoints, and on run files of earlier sessions.
         log: The audit log; every manifest has its head; None where there is none.
 
     Raises:
@@ -176,17 +175,17 @@ class Savepoint:
             key=self._key,
             log_head=self._durable_log_head(),
         )
-        manifest, kept = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
-        failure = self._copy_out(path, kept)
+        manifest, kept_steps = manifest_digest(path), tuple(sorted(list_checkpoints(self._home.checkpoints)))
+        failure = self._copy_out(path, kept_steps)
         best = self._best if better is None else better
-        return SavedCheckpoint(num_steps, manifest, kept, time.perf_counter() - started, failure, best)
+        return SavedCheckpoint(num_steps, manifest, kept_steps, time.perf_counter() - started, failure, best)
 
     def better(self, num_steps: int) -> BestCheckpoint | None:
-        """Return what a checkpoint of this step would be the best one by; None where it would not, or none is kept."""
-        found, best = self._progress.figures.candidate, self._best
-        if found is None or found.step != num_steps or not math.isfinite(found.loss):
+        """Return the measure by which this step's checkpoint would be the best; None where it would not, or none is."""
+        candidate, best = self._progress.figures.candidate, self._best
+        if candidate is None or candidate.step != num_steps or not math.isfinite(candidate.loss):
             return None
-        return found if best is None or found.loss < best.loss else None
+        return candidate if best is None or candidate.loss < best.loss else None
 
     @property
     def _best(self) -> BestCheckpoint | None:
@@ -197,17 +196,17 @@ class Savepoint:
     def _retention(self, *, alone: bool) -> Retention:
         # what a rollback undoes was dropped from the best one already: see `CertifiedCheckpoints`
         best, settings = self._best, self._run.checkpoint
-        kept = None if best is None else best.step
-        return Retention(1, 0, kept) if alone else Retention(settings.keep, settings.keep_every, kept)
+        best_step = None if best is None else best.step
+        return Retention(1, 0, best_step) if alone else Retention(settings.keep, settings.keep_every, best_step)
 
     def forget_after(self, step: int) -> None:
-        """Remove checkpoints of later steps: they hold what a rollback undoes."""
+        """Remove checkpoints of later steps: they contain undone ones."""
         drop_checkpoints_after(self._home.checkpoints, step)
 
     def open(self) -> Checkpoint | None:
         """Open and verify the newest checkpoint; None when none was written yet.
 
-        Where this disk has lost what the audit log knows of, the remote store is asked for it.
+        Where this disk has lost checkpoints that the audit log knows of, the remote store is asked for them.
 
         Raises:
             CheckpointError: It is damaged, foreign, of another config, older than the audit log knows, or newer than
@@ -237,11 +236,8 @@ class Savepoint:
     def rewind(self, checkpoint: Checkpoint | None, metrics: MetricsFile) -> int:
         """Take loader, figures, totals and metrics back to a checkpoint, or to the beginning.
 
-        Returns:
-            The next step.
-
         Raises:
-            CheckpointError: The checkpoint's state is not what this version writes.
+            CheckpointError: The checkpoint's state is not of this version.
         """
         start = 0 if checkpoint is None else checkpoint.step
         if checkpoint is not None:
@@ -281,10 +277,10 @@ class Savepoint:
         return checkpoint
 
     def _bring_kept(self, checkpoint: Checkpoint) -> None:
-        """Ask the remote store for what this disk has lost of the model beside its weights."""
-        signed, kept = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
-        if self._remote is not None and signed and not kept.exists():
-            self._remote.fetch_kept(signed, kept, wrapped=self._key is not None)
+        """Fetch missing files of the model, beside its weights, from the remote store."""
+        signed, kept_path = checkpoint.state.get("kept"), self._home.path / KEPT_MODEL
+        if self._remote is not None and signed and not kept_path.exists():
+            self._remote.fetch_kept(signed, kept_path, wrapped=self._key is not None)
 
     def _durable_log_head(self) -> LogHead | None:
         """Where the audit log ends on the disk: a crash of the machine must not take lines that a checkpoint knows."""

@@ -22,8 +22,7 @@ class PlainSaver:
 
     Args:
         shards: Collects the state as it is now, one shard at a time.
-        savepoint: Writes it.
-        observe: Told of what was saved and what was not.
+        observe: Takes saved checkpoints and failures.
 
     Guarantees:
         A checkpoint that cannot be written is an event and a message, and never ends the run, unless it is the last
@@ -45,7 +44,7 @@ class PlainSaver:
         return self._savepoint.better(num_steps) is not None
 
     def poll(self) -> None:
-        """Bring what is under way further; called once a step."""
+        """Bring pending work further; called once a step."""
 
     def finish(self) -> None:
         """Wait until nothing is under way."""
@@ -63,8 +62,6 @@ class PlainSaver:
         """Save and wait for it.
 
         Args:
-            num_steps: Finished steps.
-            alone: Remove all older checkpoints.
             last: The run ends here: a failure is an error.
 
         Returns:
@@ -105,7 +102,7 @@ class BesideSaver(PlainSaver):
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_aside)
 
     def poll(self) -> None:
-        """Bring what is under way further; called once a step."""
+        """Bring pending work further; called once a step."""
         if self._writing is not None and self._writing.done():
             self._report()
 
@@ -114,12 +111,12 @@ class BesideSaver(PlainSaver):
         self.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; what is still being collected stays so."""
+        """Wait until nothing is being written; a collection under way continues."""
         if self._writing is not None:
             self._report()
 
     def close(self) -> None:
-        """The session ends: what is whole is still written."""
+        """End the session: complete collections are still written."""
         try:
             self.wait()
         finally:
@@ -177,7 +174,7 @@ class Saver(BesideSaver):
         self._duplicate = self._engine.begin_duplicate()
 
     def poll(self) -> None:
-        """Bring what is under way further; called once a step."""
+        """Bring pending work further; called once a step."""
         if self._duplicate is not None:
             self._engine.look_for_duplicate()
             self._hand_over()
@@ -191,12 +188,12 @@ class Saver(BesideSaver):
         self.wait()
 
     def drop(self) -> None:
-        """Give up what is still being collected, and wait for what is being written."""
+        """Give up a collection under way, and wait for pending writes."""
         self._duplicate = None
         self.wait()
 
     def close(self) -> None:
-        """The session ends: what is whole is still written."""
+        """End the session: complete collections are still written."""
         try:
             self.wait()
             self._hand_over()
@@ -218,7 +215,7 @@ class Saver(BesideSaver):
 
 
 def _step_aside() -> None:
-    """Take only processor time that no other thread wants, for what is written beside the training (Linux)."""
+    """Take only processor time that no other thread wants, for writes beside the training (Linux)."""
     if sys.platform.startswith("linux"):
         # a priority is each thread's own there
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

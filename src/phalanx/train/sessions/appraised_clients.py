@@ -16,10 +16,6 @@ APPRAISED, EVIDENCE_REFUSED = "client_appraised", "client_evidence_refused"
 class AppraisedClients:
     """The enclave's word on its clients' evidence in one session.
 
-    Args:
-        split: Has the policies.
-        observe: Takes an event.
-
     Attributes:
         facts: Of each client with evidence that has passed: kind, policy, device and measurements of the latest one.
     """
@@ -47,7 +43,7 @@ class AppraisedClients:
             self._observe(EVIDENCE_REFUSED, message.model_dump(mode="json"))
             return True
         body = message.model_dump(mode="json")
-        self.facts[message.client] = {name: one for name, one in body.items() if name != "client"}
+        self.facts[message.client] = {name: value for name, value in body.items() if name != "client"}
         self._observe(APPRAISED, body)
         return True
 

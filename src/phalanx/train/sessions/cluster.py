@@ -37,6 +37,7 @@ from phalanx.pipeline import (
 )
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import RevokedParties, certified_name
+from phalanx.telemetry import MissingNotice
 from phalanx.train.config import RunConfig
 from phalanx.train.records.audit_trail import rules
 from phalanx.train.records.history import RunHistory
@@ -92,7 +93,6 @@ class JoinedWorkers:
         members: The workers as members of the run.
         workers: Processes of this machine, where the workers are local.
         wire: The owner's, which tells each joining worker its name in this session.
-        endpoint: The owner's.
     """
 
     members: Members
@@ -132,10 +132,10 @@ def gathered(
 
     Frames and evidence count in `session` alone, which `session_name` makes anew for each start.
 
-    A worker that is not named, such as one convicted in an earlier session, is not started and not let in.
-    `open_workers` starts the local ones; another than the default is for drills only.
-    `say` takes a line about each party of another machine that calls, from other threads; `book` follows all parties.
-    Workers of other machines remember how far `log` has come; those of this one live and die with the owner.
+    A worker without a name in `names`, such as one convicted in an earlier session, is not started and not let in.
+    `open_workers` starts the local ones; another than the default is for drills only. `say` takes a line about each
+    calling party of another machine, from other threads; `book` follows all parties. Workers of other machines remember
+    the length of `log`; those of this one live and die with the owner.
 
     Raises:
         PeerLostError: A worker did not come.
@@ -177,6 +177,7 @@ def gathered(
             may_be_absent=bool(run.pipeline.remote_workers),
             incarnations=incarnations,
             witnesses=witnesses,
+            waits_for=MissingNotice(say, _JOIN_TIMEOUT_S, names).waits_for,
         )
         try:
             members = gather(endpoint, plan, guests, home.owner.authority_pem, observe)
@@ -260,7 +261,7 @@ class Participants:
     Attributes:
         names: Those that take part from the beginning.
         late: Those that may come later.
-        revoked: What the event `revoked` is to say of each one that no earlier session has told of.
+        revoked: Bodies of the event `revoked`, of each one that no earlier session has logged.
     """
 
     names: list[str]
@@ -276,26 +277,21 @@ def participants(run: RunConfig, home: RunDirectory, history: RunHistory) -> Par
     """
     settings, listed = run.pipeline, RevokedParties(home.pki).read()
     out = history.convicted | history.revoked | listed.keys()
-    known = (*settings.workers, *settings.late_workers)
+    names = (*settings.workers, *settings.late_workers)
     return Participants(
         [name for name in settings.workers if name not in out],
         [name for name in settings.late_workers if name not in out],
-        [revocation_facts(listed[name]) for name in known if name in listed.keys() - history.revoked],
+        [revocation_facts(listed[name]) for name in names if name in listed.keys() - history.revoked],
     )
 
 
 def opening_facts(
     run: RunConfig, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
 ) -> dict[str, Any]:
-    """What the first event of a session of a pipeline says beside what every engine's does.
+    """Return the additional facts of a pipeline session's first event.
 
     Args:
-        run: The run file.
-        home: Has the certificates.
-        source: The model.
         names: Workers that take part from the beginning.
-        session: Its name.
-        draw: Its audits.
     """
     stages = [
         {key: getattr(row, key) for key in ("index", "layers", "parameters", "holder", "shadow")}
@@ -314,10 +310,7 @@ def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> 
     """The file of a local worker.
 
     Args:
-        run: The run file.
-        home: Has the worker's keys.
-        name: Of the worker.
-        owner: Where the owner of the pipeline listens.
+        owner: Address of the owner of the pipeline.
     """
     return WorkerConfig(
         identity=str((home.pki / name).resolve()),
@@ -325,7 +318,7 @@ def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> 
         threads=run.train.threads,
         device=run.train.device,
         parallel=run.pipeline.layout_of(name),
-        journal=str(home.journal.resolve()) if run.journals else None,
+        journal=str(home.journal.resolve()) if run.journals else False,
         code=() if run.model.family is None else (WorkerCode(kind=run.model.family),),
         code_home=None if run.model.family is None else str(run.home.resolve()),
         # the port of the run file is the owner's

@@ -1,4 +1,4 @@
-"""One session of a run: its log, what earlier sessions have decided, its figures, and what is left on the disk."""
+"""One session of a run: its log, decisions of earlier sessions, its figures, and the state of the disk."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,10 +23,11 @@ from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
-from phalanx.train.records.history import CONFIG_CHANGED, RunHistory
+from phalanx.train.records.history import CONFIG_CHANGED, FELL_BACK, RunHistory
 from phalanx.train.records.record import RunningTotals, RunRecorder
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
+from phalanx.train.records.trust import in_words
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.continue_from import adopted_state
 from phalanx.train.setup.layout import check_head
@@ -50,14 +51,11 @@ class SessionContext:
     """The context of a session, on which every engine's part works.
 
     Attributes:
-        run: The run file.
-        home: The run directory.
         console: The terminal of the session.
-        log: The audit log, open.
-        history: What the log says of earlier sessions.
-        beginning: Where the run goes on.
+        history: Earlier sessions in the log.
+        beginning: Point where the run goes on.
         resume: Whether the run directory was there before.
-        figures: What the summary will say.
+        figures: Figures of the summary.
         totals: Running figures over all sessions.
     """
 
@@ -96,7 +94,7 @@ class SessionContext:
         self.history.certified.take(kind, body)
 
     def keep_changes(self, step: int) -> None:
-        """Log and tell what this session changes of the run file, then make it the one of the run directory.
+        """Log and print this session's changes of the run file, then make it the run directory's.
 
         The log comes first: a crash in between leaves a directory that says less than the log, never more.
 
@@ -151,12 +149,12 @@ class SessionContext:
 
     def _pairs(self, source: ModelSource) -> PairCorpus:
         self.console.print("preparing pairs")
-        with row_bar("reference", self.console) as told:
-            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, told)
+        with row_bar("reference", self.console) as show_progress:
+            store = ReferenceStore(self.home.path / REFERENCE_FILE, self.history.opened, show_progress)
             pairs = prepare_pairs(self.run, self.home.cache / "data", source, store, self.say)
         check_vocabulary(pairs.vocab_size, source.vocab_size)
-        held = pairs.num_validation_sequences
-        self.say(f"data: {pairs.num_train_sequences} pairs to train on, {held} held out")
+        num_held_out = pairs.num_validation_sequences
+        self.say(f"data: {pairs.num_train_sequences} pairs to train on, {num_held_out} held out")
         return pairs
 
     def validation_sets(self, source: ModelSource, corpus: Corpus | PairCorpus) -> Mapping[str, HeldOut]:
@@ -167,14 +165,13 @@ class SessionContext:
         """
         if isinstance(corpus, PairCorpus):
             return {}
-        where = self.home.cache / "data"
-        return prepare_validation_sets(self.run.data, corpus, where, source.tokenizer_path, self._say)
+        directory = self.home.cache / "data"
+        return prepare_validation_sets(self.run.data, corpus, directory, source.tokenizer_path, self._say)
 
     def adopt(self, savepoint: Savepoint, cut: Callable[[Checkpoint], Iterable[Shard]]) -> None:
         """Write the first checkpoint of a run that goes on where another one is.
 
         Args:
-            savepoint: Writes it.
             cut: Yields the other run's tensors as this run has its stages.
 
         Raises:
@@ -204,12 +201,45 @@ class SessionContext:
         savepoint.accept_older(step)
         self.tell("older_accepted", {"step": step})
 
+    def tell_return(self, reached: int, start: int) -> None:
+        """Say from which step to which a resumed run goes back, and count the steps that are lost by it.
+
+        A step whose states were not verified yet when a run with a journal stopped is none of them; nor are those that
+        the user gives up with ``--from-step``.
+
+        Args:
+            reached: The step after the last one that has metrics.
+        """
+        earlier = [body["steps_lost"] for kind, body in self.history.decisions if kind == FELL_BACK]
+        self.figures.steps_lost = max(self.figures.steps_lost, sum(earlier))
+        if reached <= start or not self.goes_on:
+            return
+        done = in_words([(start, reached - 1)])
+        if self.beginning.from_step is not None:
+            self.say(f"goes back from step {reached} to step {start}, as --from-step says: {done} will be done again")
+        elif self.run.journals and reached - start <= 1 + self.run.guard.commit_lag:
+            self.say(f"goes back from step {reached} to step {start}: {done} had no verified state yet; done again")
+        else:
+            reason = "the run stopped, and its last state is of that step"
+            body = {"from_step": reached, "to_step": start, "steps_lost": reached - start, "reason": reason}
+            self.tell(FELL_BACK, body)
+            self.figures.observe(FELL_BACK, body)
+            self.say(
+                f"goes back from step {reached} to step {start}, of which the last state is: {done} of the last "
+                f"session are lost and done again; {self._keep_more()}"
+            )
+
+    def _keep_more(self) -> str:
+        """What to set, so that less is lost the next time."""
+        can_journal = self.run.checkpoint.journal is False and self.run.can_journal
+        return "checkpoint.journal = true loses none" if can_journal else "a smaller checkpoint.every loses fewer"
+
     def opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
-        own, corpus = self.run.own_code, loader.corpus_digest
+        own_code, corpus = self.run.own_code, loader.corpus_digest
         shared = {
             "config_digest": digest(self.run),
-            **({"own_code": own} if own else {}),
+            **({"own_code": own_code} if own_code else {}),
             "step": start,
             "owner": OWNER,
             "owner_key": self.home.owner.public.public_key.hex(),
@@ -218,7 +248,7 @@ class SessionContext:
         recorder.observe("run_started" if self.history.head is None else "run_resumed", {**shared, **facts})
 
     def spend_from(self, ledger: BudgetLedger) -> None:
-        """Have the run spend from a privacy budget, and say what it has.
+        """Spend from a privacy budget from now on, and print the rest of it.
 
         Raises:
             ConfigError: As `check_begins_anew` says.

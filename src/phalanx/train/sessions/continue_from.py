@@ -8,7 +8,6 @@ from phalanx.checkpoint import Checkpoint, Shard, manifest_digest
 from phalanx.config import digest
 from phalanx.errors import CheckpointError, ConfigError
 from phalanx.optimizers import learning_rate
-from phalanx.optimizers.stage import UPDATES
 from phalanx.train.config import RunConfig
 from phalanx.train.records.check_record import CheckRecord, adopted_record
 from phalanx.train.records.past_run import PastRun
@@ -22,7 +21,7 @@ _SAME_IN_TRAIN = ("seed", "batch_size", "precision", "objective")
 def check_adoption(run: RunConfig, past: PastRun) -> None:
     """Refuse a run that would not be the continuation of another one.
 
-    Stages, copies, guard and paths may differ, and there may be more steps; what is learned, from what and how may not.
+    Stages, copies, guard and paths may differ, and there may be more steps; model, data and objective may not.
 
     Raises:
         ConfigError: Names the first key that differs.
@@ -47,7 +46,7 @@ def schedule_told(run: RunConfig, past: RunConfig, step: int) -> str | None:
     was, now = past.train.steps, run.train.steps
     if was == now:
         return None
-    rates = [learning_rate(run.optimizer, at, steps) for at, steps in ((max(0, step - 1), was), (step, now))]
+    rates = [learning_rate(run.optimizer, at_step, steps) for at_step, steps in ((max(0, step - 1), was), (step, now))]
     return (
         f"train.steps: {was} -> {now}. Steps before {step} stay as they were trained. From step {step} on the learning "
         f"rate follows the schedule of {now} steps: {rates[1]:.3g}, after {rates[0]:.3g} where the other run ended. "
@@ -59,8 +58,6 @@ def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Check
     """Open the newest checkpoint of the run in a directory, which `run` is to go on from.
 
     Args:
-        run: Goes on there.
-        path: The directory.
         say: Is told what more steps change, where there are more.
 
     Raises:
@@ -69,21 +66,21 @@ def open_origin(run: RunConfig, path: Path, say: Callable[[str], None]) -> Check
     """
     past = PastRun(path)
     check_adoption(run, past)
-    found = past.open()
-    record = _record_of(found)
+    checkpoint = past.open()
+    record = _record_of(checkpoint)
     for verdict in past.verdicts:
         # a party may have been convicted after the checkpoint was written
         record.observe("verdict", verdict)
-    found.state["figures"]["checks"] = record.to_json()
-    told = schedule_told(run, past.config, found.step)
-    if told is not None:
-        found.state[_STEPS_BEFORE] = past.config.train.steps
-        say(told)
-    return found
+    checkpoint.state["figures"]["checks"] = record.to_json()
+    note = schedule_told(run, past.config, checkpoint.step)
+    if note is not None:
+        checkpoint.state[_STEPS_BEFORE] = past.config.train.steps
+        say(note)
+    return checkpoint
 
 
 def adopted_state(checkpoint: Checkpoint, run: RunConfig, run_id: str) -> dict[str, Any]:
-    """Return the state of the new run's first checkpoint beside the tensors: what was in doubt stays in doubt."""
+    """Return the state of the new run's first checkpoint beside the tensors: doubtful steps stay in doubt."""
     origin: dict[str, Any] = {"run": checkpoint.run, "step": checkpoint.step}
     origin["manifest"] = manifest_digest(checkpoint.path)
     saved = dict(checkpoint.state)
@@ -109,23 +106,18 @@ def cut_anew(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
     """Yield the shards of another layout: each stage's tensors by name, from whichever stage held them.
 
     Raises:
-        CheckpointError: It lacks a tensor or has one too many, or counts skipped updates by stage.
+        CheckpointError: It lacks a tensor or has one too many.
     """
     names = checkpoint.names()
-    if UPDATES in names:
-        raise CheckpointError(
-            f"{checkpoint.path}: its stages have skipped different updates (recovery = skip_layer); "
-            "it can only be resumed with the stages that it has"
-        )
-    left = set(names)
+    unread = set(names)
     for stage in range(library.num_stages):
-        wanted = library(stage).optimizer.state()
-        missing = sorted(wanted.keys() - names.keys())
+        state = library(stage).optimizer.state()
+        missing = sorted(state.keys() - names.keys())
         if missing:
             raise CheckpointError(f"{checkpoint.path}: lacks {missing[:3]}; it is of another model")
-        left -= wanted.keys()
+        unread -= state.keys()
         # in the order of the old stages, so that each of them is read once
-        order = sorted(wanted, key=lambda name: (names[name], name))
+        order = sorted(state, key=lambda name: (names[name], name))
         yield Shard(stage, {name: checkpoint.tensor(name) for name in order}, checkpoint.step)
-    if left:
-        raise CheckpointError(f"{checkpoint.path}: holds {sorted(left)[:3]} too many; it is of another model")
+    if unread:
+        raise CheckpointError(f"{checkpoint.path}: holds {sorted(unread)[:3]} too many; it is of another model")

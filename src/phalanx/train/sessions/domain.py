@@ -1,4 +1,4 @@
-"""A session's domain: ranks that trust each other, led by this process, and what every rank must know."""
+"""A session's domain: ranks that trust each other, led by this process, and the facts that every rank needs."""
 
 import contextlib
 import math
@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
-from rich.table import Table
 
 from phalanx.checkpoint import Checkpoint, Shard
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest
 from phalanx.errors import CheckpointError, ConfigError, TrainingError
 from phalanx.models import LoraConfig, ModelSource, PrefixConfig, open_model, rows_before, stage_table, weights_digest
 from phalanx.parallel import (
@@ -37,6 +35,7 @@ from phalanx.parallel.groups.mesh import Domain, open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory
 from phalanx.security.privacy import BudgetLedger
+from phalanx.telemetry import FittedTable
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
@@ -52,6 +51,7 @@ from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.sessions.texts import text_material
 from phalanx.train.setup.layout import attention_asked, attention_kind, check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.shown_config import shown_config
 
 
 def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
@@ -87,7 +87,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
 
     Args:
         run: The run file of all ranks.
-        models: Where models that the run file describes are kept, as rank 0 has it.
+        models: Directory of models that the run file describes, the same as rank 0's.
 
     Raises:
         PhalanxError: The model is wrong, or ranks do not fit together.
@@ -125,21 +125,26 @@ def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
     recipe = recipe_of(run, config, source)
     check_objective(recipe)
     check_deepspeed(run, config, source, None)
-    table = Table(title=f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches")
-    for name in ("stage", "layers", "parameters", "pipeline rank"):
-        table.add_column(name, justify="right")
     specs = recipe.stages(source)
-    for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True):
-        layers = f"{spec.first_layer}-{spec.end_layer - 1}"
-        table.add_row(str(spec.index), layers, f"{row.parameters:,}", str(spec.index % config.pp))
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table)
+    cells = [
+        (
+            str(spec.index),
+            f"{spec.first_layer}-{spec.end_layer - 1}",
+            f"{row.parameters:,}",
+            str(spec.index % config.pp),
+        )
+        for spec, row in zip(specs, stage_table(source.hub_config, specs, run.model.adapter), strict=True)
+    ]
+    title = f"{config.layout}: {config.world} ranks, {run.train.microbatches} microbatches"
+    table = FittedTable(("stage", "layers", "parameters", "pipeline rank"), cells, title=title)
+    return Group(shown_config(run), table)
 
 
 class DomainFactory:
     """A factory of the ranks of one domain, of which this process is rank 0.
 
     Args:
-        ranks: How many to start here; None for as many as the run file says.
+        ranks: Number of ranks to start here; the run file's when None.
     """
 
     def __init__(self, ranks: int | None = None) -> None:
@@ -168,10 +173,8 @@ class DomainSetup:
     """The ranks of one session, before they start.
 
     Args:
-        context: The session.
         parallel: The layout for as many ranks as are there.
-        place: Of this process; None where this machine starts all ranks.
-        material: Model, text and batches.
+        place: Place of this process; None where this machine starts all ranks.
     """
 
     def __init__(
@@ -254,7 +257,6 @@ class RunningDomain:
     Attributes:
         engine: Runs steps on all ranks.
         trained: The same, measured by all ranks.
-        saver: Saves it.
     """
 
     def __init__(self, engine: DomainEngine, saver: DomainSaver, figures: Figures, recorder: RunRecorder) -> None:
@@ -285,7 +287,7 @@ def section_of(run: RunConfig) -> ParallelConfig:
 
 
 def load_of(run: RunConfig) -> StepWorkload:
-    """Return what a step of a run asks of a layout."""
+    """Return the load of a run's step on a layout."""
     adapter = run.model.sliced_adapter
     return StepWorkload(
         run.train.batch_size,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from phalanx.errors import PeerLostError, PeerRefusedError
 from phalanx.security.crypto import Identity, Peer
 from phalanx.split import ENCLAVE
+from phalanx.telemetry import MissingNotice
 from phalanx.transport import Endpoint, GrpcWire, JoinedPeer, TransportConfig, describe
 
 _LOOK_EVERY_S = 5.0
@@ -20,11 +21,11 @@ class EnclaveCall:
     """The caller, and where the enclave is.
 
     Attributes:
-        identity: The caller.
         enclave: ``host:port``.
-        transport: Where the caller listens, deadlines and bounds.
-        patience_s: How long to look for an enclave that does not answer.
+        transport: Listening address of the caller, deadlines and bounds.
+        patience_s: Seconds to look for an enclave that does not answer.
         advertise: Host under which the caller is reached; None for the address that leads to the enclave.
+        say: Takes one line about parties that are missing.
     """
 
     identity: Identity
@@ -32,6 +33,7 @@ class EnclaveCall:
     transport: TransportConfig
     patience_s: float
     advertise: str | None = None
+    say: Callable[[str], None] = lambda line: None
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,6 @@ class CalledEnclave:
 
     Attributes:
         peer: Name and message key, as the authority has certified them.
-        certificate: PEM.
-        session: Name of its session.
         endpoint: The caller's end in that session.
         look: Raises where the session is over.
     """
@@ -69,7 +69,7 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
     with contextlib.ExitStack() as stack:
         stack.callback(wire.close)
         address = reached_at(wire.address, call)
-        met = describe(call.identity, ENCLAVE, call.enclave, address, call.transport, call.patience_s, begins=True)
+        met = _first_answer(call, address)
         if expected is not None and met.peer != expected:
             raise PeerRefusedError(
                 f"{call.enclave}: answers with another key than the enclave's certificate here has; have the request "
@@ -81,6 +81,24 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
         endpoint.add_peer(met.peer, call.enclave)
         watch = _Watch(call, address, met)
         yield CalledEnclave(met.peer, met.certificate, met.run, endpoint, watch.look)
+
+
+def _first_answer(call: EnclaveCall, address: str) -> JoinedPeer:
+    """Call until the enclave answers, and say meanwhile that it does not.
+
+    Raises:
+        PeerLostError: It does not answer in time.
+    """
+    deadline = time.monotonic() + call.patience_s
+    notice = MissingNotice(call.say, call.patience_s, (f"{ENCLAVE} at {call.enclave}",))
+    while True:
+        patience_s = min(_LOOK_EVERY_S, max(0.0, deadline - time.monotonic()))
+        try:
+            return describe(call.identity, ENCLAVE, call.enclave, address, call.transport, patience_s, begins=True)
+        except PeerLostError:
+            if time.monotonic() >= deadline:
+                raise
+        notice.waits_for((f"{ENCLAVE} at {call.enclave}",))
 
 
 def reached_at(bound: str, call: EnclaveCall) -> str:
@@ -100,10 +118,10 @@ def _own_host(towards: str) -> str:
         family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)
-            own = str(probe.getsockname()[0])
+            own_address = str(probe.getsockname()[0])
     except OSError as exc:
         raise PeerLostError(f"{towards}: there is no way to it ({exc}); is the name right?") from exc
-    return f"[{own}]" if ":" in own else own
+    return f"[{own_address}]" if ":" in own_address else own_address
 
 
 class _Watch:
@@ -113,6 +131,8 @@ class _Watch:
         self._call, self._address, self._session = call, address, met.run
         self._next = time.monotonic() + _LOOK_EVERY_S
         self._silent_since: float | None = None
+        self._notice = MissingNotice(call.say, call.patience_s)
+        self._notice.waits_for(met.awaited)
 
     def look(self) -> None:
         """Return while the session goes on, as far as this side can tell.
@@ -133,5 +153,6 @@ class _Watch:
                 raise PeerLostError(f"the enclave at {call.enclave} is gone: {exc}") from exc
             return
         self._silent_since = None
+        self._notice.waits_for(met.awaited)
         if met.run != self._session:
             raise PeerLostError(f"the enclave at {call.enclave} has begun another session; go on with --resume")

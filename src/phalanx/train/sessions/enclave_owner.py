@@ -40,7 +40,6 @@ class EnclaveOwnerConfig(StrictModel):
     """The file that an enclave with a pipeline is started with.
 
     Attributes:
-        enclave: As of any enclave.
         run: The run file; the config digest that clients appraise is its digest.
         middle: Directory of the log, the evidence and the keys of the middle stages.
     """
@@ -76,13 +75,12 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
 
 
 class EnclavePipeline:
-    """The pipeline of an enclave: what it must know, and what the owner of the run is told.
+    """The pipeline of an enclave: its settings, and its reports to the owner of the run.
 
     Args:
-        run: With ``[split]`` and ``[pipeline]``.
+        run: Needs ``[split]`` and ``[pipeline]``.
         home: Directory of the middle stages.
-        source: The model.
-        tell: Sends the owner of the run what it is to know and to do.
+        tell: Sends reports and requests to the owner of the run.
     """
 
     def __init__(self, run: RunConfig, home: RunDirectory, source: ModelSource, tell: Tell) -> None:
@@ -105,12 +103,12 @@ class EnclavePipeline:
         return engine
 
     def report(self, guard: GuardReport) -> None:
-        """Tell the owner of the run what the guard did in a step."""
-        found = asdict(guard) | {"verdicts": guard.verdicts}
-        self._tell(say.GuardedStep(**found))
+        """Report the guard's work in a step to the owner of the run."""
+        report = asdict(guard) | {"verdicts": guard.verdicts}
+        self._tell(say.GuardedStep(**report))
 
     def books(self) -> dict[str, object]:
-        """Where the log of the guard ends, on the disk: what a sealed state must know of it."""
+        """Return the end of the guard's log on the disk, for a sealed state."""
         return end_of(self.owned.log)
 
     def check_books(self, books: Mapping[str, object]) -> None:
@@ -118,15 +116,15 @@ class EnclavePipeline:
         check_end(self.owned.log, books)
 
     def _checked(self, step: int, stages: Mapping[int, StageChecks]) -> None:
-        found = {
+        rows = {
             str(stage): {
-                "made": sorted(one.made),
-                "party": one.party,
-                "rests_on": None if one.rests_on is None else sorted(one.rests_on),
+                "made": sorted(checks.made),
+                "party": checks.party,
+                "rests_on": None if checks.rests_on is None else sorted(checks.rests_on),
             }
-            for stage, one in stages.items()
+            for stage, checks in stages.items()
         }
-        self._tell(say.GuardEvent(event=CHECKED, facts={"step": step, "stages": found}))
+        self._tell(say.GuardEvent(event=CHECKED, facts={"step": step, "stages": rows}))
 
 
 def end_of(log: AuditLog) -> dict[str, object]:
@@ -138,8 +136,8 @@ def check_end(log: AuditLog, books: Mapping[str, object]) -> None:
     """Return where a log has every line that a sealed state knows of, convictions included.
 
     Args:
-        log: Of the guard of middle stages.
-        books: As `end_of` made them when the state was sealed.
+        log: Log of the guard of middle stages.
+        books: From `end_of` when the state was sealed.
 
     Raises:
         CheckpointError: They are no books of an enclave that owns a pipeline.
@@ -188,4 +186,4 @@ class AskedWorkers:
         return f"see the log of {name}"
 
     def close(self) -> None:
-        """Every worker has been told that the run is over; the owner of the run ends what is left."""
+        """Every worker has been told that the run is over; the owner of the run ends the remaining processes."""

@@ -27,13 +27,10 @@ class RunMaterial:
     """The material of a run: model, text and batches.
 
     Attributes:
-        source: The model.
-        corpus: Held-out rows.
-        loader: Training batches.
         named: Further validation sets by name.
         sampler: Has the model write texts; None where the run file asks for none.
         vocabulary: Digest of the vocabulary; None where this process has no text.
-        tokenizer: What the run directory keeps; None where a run exports no whole model.
+        tokenizer: Tokenizer that the run directory keeps; None where a run exports no whole model.
     """
 
     source: ModelSource
@@ -47,8 +44,8 @@ class RunMaterial:
     @property
     def validation_sets(self) -> Mapping[str, HeldOut]:
         """All that the model is measured on by name; without further sets, the held-out rows must be there."""
-        own = {HELD_OUT: self.corpus} if self.corpus.num_validation_sequences or not self.named else {}
-        return {**own, **self.named}
+        held_out = {HELD_OUT: self.corpus} if self.corpus.num_validation_sequences or not self.named else {}
+        return {**held_out, **self.named}
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,7 @@ class EngineStart:
     """The point and the records with which an engine begins.
 
     Attributes:
-        start: The next step.
         checkpoint: The state of that step; None for a run that begins from nothing.
-        savepoint: Reads and writes checkpoints.
-        metrics: One line a step.
-        recorder: Takes events.
     """
 
     start: int
@@ -122,5 +115,5 @@ class EngineFactory(Protocol):
     """A factory of one kind of engine: pipeline, domain or split."""
 
     def prepare(self, context: SessionContext) -> AbstractContextManager[EngineSetup]:
-        """Open model and text; what has been started is ended with the context."""
+        """Open model and text; processes are ended with the context."""
         ...

@@ -2,13 +2,12 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
-from rich.table import Table
+from rich.text import Text
 
 from phalanx.checkpoint.export import RunTokenizer
-from phalanx.config import dump_toml
 from phalanx.errors import PeerLostError, TrainingError
 from phalanx.federated.enclave.aggregator import AggregatorPort
 from phalanx.federated.enclave.process import run_aggregator
@@ -20,7 +19,7 @@ from phalanx.federated.vectors import num_values, shapes_of
 from phalanx.models import ModelSource, StageSpec, open_model, stage_table, weights_digest
 from phalanx.optimizers import learning_rate
 from phalanx.security.crypto import Identity
-from phalanx.telemetry import MetricsFile
+from phalanx.telemetry import FittedTable, MetricsFile
 from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
@@ -32,10 +31,12 @@ from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
-from phalanx.train.sessions.site_carriers import open_carrier, where_to_look
+from phalanx.train.sessions.site_carriers import await_all, open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
 from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.privacy_outlook import NoiseOutlook, outlooks
+from phalanx.train.setup.shown_config import shown_config
 from phalanx.train.setup.site_plan import pipeline_of
 
 _JOIN_S = 600.0
@@ -44,24 +45,48 @@ ROUNDS_FILE = "rounds.jsonl"
 """One line a round, and one a measurement of sites, in the run directory."""
 
 
-def describe_federated(run: RunConfig, source: ModelSource) -> RenderableType:
-    """The resolved config, what crosses in a round, and the stages of each site's pipeline, for the terminal."""
+def describe_federated(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
+    """The resolved config, what crosses in a round, its privacy, and the stages of each site's pipeline.
+
+    Args:
+        run: With ``[federated]``.
+        cache: Of the run: prepared text is kept there, which is read where sites bring noise.
+    """
     section = section_of(run)
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     how = "secure sums" if section.secure else section.aggregator
-    table = Table(title=f"{section.algorithm.kind}, {how}: {section.num_asked} of {len(section.sites)} sites a round")
-    for name in ("sites", "rounds", "local steps", "trained", "bytes a site and round"):
-        table.add_column(name, justify="right")
-    crossing = 2 * 4 * row.trainable
-    table.add_row(
-        ", ".join(section.sites),
-        str(run.train.steps),
-        str(section.local_steps),
-        f"{row.trainable:,}",
-        f"{crossing:,}",
-    )
+    facts = {
+        "sites": ", ".join(section.sites),
+        "rounds": str(run.train.steps),
+        "local steps": str(section.local_steps),
+        "trained": f"{row.trainable:,}",
+        "bytes a site and round": f"{2 * 4 * row.trainable:,}",
+    }
+    title = f"{section.algorithm.kind}, {how}: {section.num_asked} of {len(section.sites)} sites a round"
+    table = FittedTable(tuple(facts), [tuple(facts.values())], title=title)
     stages = [stages_of(pipeline_of(run), source)] if run.has_site_stages else []
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), table, *stages)
+    privacy: list[RenderableType] = []
+    if section.privacy is not None or run.privacy is not None:
+        texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
+        privacy = [
+            part
+            for outlook in _outlooks(run, whole_model(run, source, texts.num_classes), texts)
+            for part in (*map(Text, outlook.lines()), *_warning(outlook))
+        ]
+    return Group(shown_config(run), table, *privacy, *stages)
+
+
+def _outlooks(run: RunConfig, model: WholeModel, texts: SharedTexts) -> list[NoiseOutlook]:
+    section = section_of(run)
+    # sites of others have rows of their own, and say it themselves
+    knows_rows = run.privacy is not None and section.carrier == "loopback"
+    fewest = min(texts.of(site).num_sequences for site in section.sites) if knows_rows else None
+    return outlooks(run, num_values(shapes_of(model.trained)), fewest)
+
+
+def _warning(outlook: NoiseOutlook) -> list[Text]:
+    warning = outlook.warning()
+    return [] if warning is None else [Text(warning, style="yellow")]
 
 
 class FederatedFactory:
@@ -89,17 +114,17 @@ class FederatedFactory:
         rows = section.num_asked * section.local_steps * run.train.batch_size
         loader = RemoteTurns(rows, run.data.sequence_length)
         material = RunMaterial(source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer)
-        yield FederatedSetup(context, material, whole_model(run, source, texts.num_classes))
+        model = whole_model(run, source, texts.num_classes)
+        for outlook in _outlooks(run, model, texts):
+            for line in outlook.lines():
+                context.say(line)
+            for warning in _warning(outlook):
+                context.console.print(warning, soft_wrap=True)
+        yield FederatedSetup(context, material, model)
 
 
 class FederatedSetup:
-    """The owner and the sites of one session, before they meet.
-
-    Args:
-        context: The session.
-        material: Model and held-out text.
-        model: The owner's.
-    """
+    """The owner and the sites of one session, before they meet."""
 
     def __init__(self, context: SessionContext, material: RunMaterial, model: WholeModel) -> None:
         self.material = material
@@ -126,8 +151,8 @@ class FederatedSetup:
                 context.spend_from(budget)
             summed_by: Identity | AggregatorPort = home.owner
             if section.sums == "enclave":
-                found = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
-                summed_by = stack.enter_context(found)
+                aggregator = run_aggregator(terms, shapes_of(self._model.trained), home.path / "aggregator")
+                summed_by = stack.enter_context(aggregator)
             coordinator = RoundCoordinator(terms, summed_by, fleet, journal, weights, budget)
             if terms.rows is not None:
                 context.check_begins_anew()
@@ -142,26 +167,25 @@ class FederatedSetup:
                 recorder,
                 budget,
             )
+            context.figures.rounds = engine
             if opening.checkpoint is not None:
                 engine.load(opening.checkpoint)
             coordinator.recall(opening.start)
             context.say(f"waiting for {', '.join(section.sites)}")
-            there = carrier.await_sites(len(section.sites), _JOIN_S)
-            if len(there) < section.min_cohort:
-                missing = ", ".join(sorted(set(section.sites) - there))
+            present_sites = await_all(carrier, section.sites, _JOIN_S, context.say)
+            if len(present_sites) < section.min_cohort:
+                missing = ", ".join(sorted(set(section.sites) - present_sites))
                 raise PeerLostError(f"{missing}: no call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume")
             saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
-            fleet.end()
+            fleet.end_sites()
 
 
 class RunningRounds:
     """Rounds at work.
 
     Attributes:
-        engine: Runs rounds.
         trained: The same, measured by the owner and by sites.
-        saver: Saves the model.
     """
 
     def __init__(
@@ -177,6 +201,6 @@ class RunningRounds:
 
     def finish(self) -> None:
         """Record the digest of the weights."""
-        found = weights_digest(self.engine.weights().items())
-        self._context.figures.final_weights_digest = found
-        self._recorder.observe("run_completed", {"final_weights_digest": found})
+        digest = weights_digest(self.engine.weights().items())
+        self._context.figures.final_weights_digest = digest
+        self._recorder.observe("run_completed", {"final_weights_digest": digest})

@@ -21,6 +21,7 @@ from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
 from phalanx.train.batches.validation import perplexities
 from phalanx.train.config import RunConfig
+from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.saver import PlainSaver
@@ -49,7 +50,6 @@ class StagesInTurn:
     """A pipeline's stages, measured by the owner alone, one behind the other.
 
     Args:
-        engine: Has the stages.
         sampler: Has the model write texts; None where the run file asks for none.
         judge: Measures stages: by default their perplexity.
     """
@@ -66,7 +66,7 @@ class StagesInTurn:
 
         Guarantees:
             The weights are those that holder and shadow have signed after the last verified step, and the owner alone
-            computes with them: no figure is another party's word.
+            computes with them: no figure is another party's claim.
         """
         return self._judge((copy.module for copy in self._engine.copies("weights")), sets)
 
@@ -79,7 +79,7 @@ class StagesInTurn:
     def weights(self) -> dict[str, Tensor]:
         """All weights by name, as holder and shadow have signed them after the last verified step."""
         modules = [copy.module for copy in self._engine.copies("weights")]
-        return {name: one.detach() for module in modules for name, one in module.all_parameters().items()}
+        return {name: parameter.detach() for module in modules for name, parameter in module.all_parameters().items()}
 
     def settle(self) -> None:
         """Wait for verdicts that are behind."""
@@ -105,13 +105,16 @@ class RunHooks:
         self._saver = saver
         self._figures = figures
         self._went_back = False
+        self._use = DeviceUse(run)
 
     def opened(self, step: int) -> None:
         """A step is about to begin."""
         self._saver.opened(step)
+        self._use.opened()
 
     def drawn(self, step: int, batch: Batch) -> None:
         """A batch was drawn for a step."""
+        self._use.drawn()
         self._recorder.samples.drawn(step, batch.indices)
         self._recorder.figures = batch.figures
 
@@ -126,6 +129,7 @@ class RunHooks:
         body: dict[str, object] = {"step": step, "number": number, "reason": str(reason)}
         self._figures.observe("batch_skipped", body)
         self._recorder.observe("batch_skipped", body)
+        self._use.skipped()
 
     def validate(self, num_steps: int) -> ValidationResult | None:
         """Validate after so many finished steps, when it is time for it."""
@@ -150,6 +154,7 @@ class RunHooks:
         if isinstance(self._run.train.objective, RolloutSettings):
             check_fresh(result)
         self._went_back = self._went_back or (result.guard or UNGUARDED).steps_redone > 0
+        self._recorder.figures = {**self._recorder.figures, **self._use.row(tokens / wall_s)}
         self._recorder.stepped(result, tokens=tokens, wall_s=wall_s, lr=lr, validation=validation)
 
     def save(self, num_steps: int) -> None:
@@ -190,13 +195,13 @@ class RunHooks:
             self._recorder.observe("budget_spent" if self._figures.budget.is_spent else "budget_told", spent)
 
     def _measure(self, num_steps: int) -> ValidationResult:
-        batches = [validation_batches(one, VALIDATION_BATCH) for one in self._sets.values()]
-        found = dict(zip(self._sets, self._trained.measure(batches), strict=True))
-        own = found.pop(HELD_OUT, None)
-        named = {name: value for name, value in found.items() if isinstance(value, float)}
+        batches = [validation_batches(corpus, VALIDATION_BATCH) for corpus in self._sets.values()]
+        scores = dict(zip(self._sets, self._trained.measure(batches), strict=True))
+        held_out = scores.pop(HELD_OUT, None)
+        named = {name: value for name, value in scores.items() if isinstance(value, float)}
         # other engines are refused `train.samples` by the run file
         samples = self._trained.samples() if isinstance(self._trained, StagesInTurn) else ()
-        result = ValidationResult(own, named, samples, self._histograms(num_steps))
+        result = ValidationResult(held_out, named, samples, self._histograms(num_steps))
         self._recorder.validated(result, num_steps)
         return result
 

@@ -1,4 +1,4 @@
-"""The middle stages of an enclave's pipeline, seen from the owner of the run: workers to start, and what is told."""
+"""The middle stages of an enclave's pipeline, for the owner of the run: workers to start, and the enclave's reports."""
 
 import contextlib
 from collections.abc import Iterator
@@ -29,20 +29,18 @@ _TOLD = frozenset(
     {
         *("party_joined", "not_let_in", "respawned", "lost", "replaced", "evicted", "revoked", "takeover"),
         *("alarm", "drift", "doubts_not_followed", "verdict", "verdict_refused", "distrusted"),
-        *("guarantees", "guarantee_weaker", "replayed", "rolled_back", "step_repeated"),
+        *("guarantees", "guarantee_weaker", "rolled_back", "step_repeated"),
     }
 )
 """Events of the enclave's log that the log of the run has as well."""
 
 
 class MiddleStages:
-    """The middle stages of a session: processes that the enclave asks for, and what it tells of them.
+    """The middle stages of a session: processes that the enclave asks for, and its reports on them.
 
     Args:
-        run: With ``[split]`` and ``[pipeline]``.
-        home: Of the middle stages.
-        workers: Starts and ends processes.
-        note: Takes what the guard did.
+        run: Needs ``[split]`` and ``[pipeline]``.
+        note: Takes the guard's decisions.
     """
 
     def __init__(self, run: RunConfig, home: RunDirectory, workers: WorkerProcesses, note: Observe) -> None:
@@ -51,10 +49,10 @@ class MiddleStages:
         self._awaited: set[str] = set()
 
     def aside(self, message: SplitMessage) -> bool:
-        """Do what the enclave asks for, and take what it tells.
+        """Serve the enclave's requests, and take its reports.
 
         Raises:
-            FrameError: It asks for a worker that the run has not, or what it tells is malformed.
+            FrameError: It asks for a worker that the run has not, or its report is malformed.
         """
         match message:
             case say.WorkersWanted():
@@ -112,10 +110,8 @@ def middle_stages(
     """Make ready for the workers of an enclave's pipeline, and end them whatever happens; None where it has none.
 
     Args:
-        run: The run file.
-        home: Of the run.
         open_workers: Starts workers; another than the default is for drills only.
-        note: Takes what the guard did.
+        note: Takes the guard's decisions.
     """
     middle = middle_directory(run, home)
     if middle is None:
@@ -140,20 +136,19 @@ def noting(figures: Figures, savepoint: Savepoint, observe: Observe) -> Observe:
     """What takes the events of an enclave's guard, which are its word, into figures and the log of the run.
 
     Args:
-        figures: Of the session.
-        savepoint: Checkpoints that hold what is being undone are removed.
+        savepoint: Removes checkpoints that contain undone steps.
         observe: Counts and records an event.
     """
 
     def note(kind: str, facts: dict[str, Any]) -> None:
         if kind == CHECKED:
-            stages = {int(stage): _checks(one) for stage, one in facts["stages"].items()}
+            stages = {int(stage): _checks(stage_facts) for stage, stage_facts in facts["stages"].items()}
             figures.checks.applied(int(facts["step"]), stages)
         elif kind in _TOLD:
             if kind == "rolled_back":
                 savepoint.forget_after(int(facts["to"]))
-            where = facts.get("evidence")
-            observe(kind, facts | ({"evidence": f"{MIDDLE}/{where}"} if isinstance(where, str) else {}))
+            evidence = facts.get("evidence")
+            observe(kind, facts | ({"evidence": f"{MIDDLE}/{evidence}"} if isinstance(evidence, str) else {}))
 
     return note
 

@@ -35,18 +35,16 @@ class OwnedPipeline:
     """The pipeline of a process; as a context manager it gathers the workers, and leaves a log that says how it ended.
 
     Args:
-        run: What its workers are told; `make_plan` makes the plan of it.
-        home: Its own directory.
+        run: Run of its workers; `make_plan` makes the plan of it.
         plan: The run, as every party sees it.
-        open_workers: Starts workers.
         note: Takes each event of the log once it is written.
-        note_checks: Takes what was checked of each applied step.
+        note_checks: Takes the checks of each applied step.
 
     Attributes:
-        figures: What the log says so far.
+        figures: Figures of the log so far.
 
     Guarantees:
-        The audit key, the draws and the log's key are this process's alone; what it tells of them is what the log says.
+        The audit key, the draws and the log's key are this process's alone; others learn of them from the log.
     """
 
     def __init__(
@@ -109,8 +107,6 @@ class OwnedPipeline:
         """Say in the log what begins, and make the engine; no party has a role yet.
 
         Args:
-            source: The model.
-            library: Stages to begin with.
             step: The next one, for the log.
             beside: Further facts of the log's opening line.
         """

@@ -76,11 +76,7 @@ class PipelineSetup:
     """The pipeline of one session, before its first step.
 
     Args:
-        context: The session.
         plan: The run, as every party sees it.
-        material: Model, text and batches.
-        open_workers: Starts local workers.
-        stack: Sends the workers home.
     """
 
     def __init__(
@@ -146,8 +142,8 @@ class PipelineSetup:
         """Where the last session died in the middle of a run: make its last verified step the newest checkpoint."""
         context, home = self._context, self._context.home
         try:
-            known = context.beginning.from_step is None
-            entry = newer_entry(home, context.history, context.log) if known else None
+            starts_anew = context.beginning.from_step is None
+            entry = newer_entry(home, context.history, context.log) if starts_anew else None
             if entry is not None:
                 # as with any checkpoint: the log must not be behind it
                 context.tell("checkpoint", {"step": entry.step})
@@ -190,9 +186,9 @@ class PipelineSetup:
                 )
             )
             self._book.watch_roles(engine)
-            known = library.digests() if run.guard.enabled else {}
+            digests = library.digests() if run.guard.enabled else {}
             settings = run.pipeline
-            engine.start(opening.start, known, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+            engine.start(opening.start, digests, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
             fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)
@@ -225,11 +221,13 @@ class PipelineSetup:
         if guard.enabled:
             context.history.committed.add(facts["audit_key_commitment"])
         if context.history.head is not None and guard.enabled:
-            context.console.print("audits: a new nonce is in force, nobody can know them from an earlier session")
+            context.console.print(
+                "audits are drawn anew from here on: nobody can know from an earlier session what comes next"
+            )
 
 
 class PipelineEvents:
-    """The events of a pipeline: journal and saver learn what a rollback has made void before an event is recorded.
+    """The events of a pipeline: journal and saver learn of undone steps before an event is recorded.
 
     Attributes:
         saver: Waited for before checkpoints of undone steps are removed; None before there is one.
@@ -257,9 +255,7 @@ class RunningPipeline:
     """A pipeline at work.
 
     Attributes:
-        engine: Runs verified steps.
         trained: Its stages, measured by the owner.
-        saver: Saves it.
     """
 
     def __init__(
@@ -306,7 +302,7 @@ def _hidden(run: RunConfig, private: PrivateBatches) -> RowPrivacy | None:
 
 
 def _and_in(book: PartyBook, observe: Observe) -> Observe:
-    """Let the book of parties follow what is observed."""
+    """Let the book of parties follow observed events."""
 
     def both(kind: str, body: dict[str, Any]) -> None:
         book.observe(kind, body)

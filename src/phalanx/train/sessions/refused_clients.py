@@ -13,12 +13,9 @@ REFUSED, EXCLUDED = "client_refused", "client_excluded"
 class RefusedClients:
     """The refusals of one session.
 
-    Args:
-        observe: Takes an event.
-
     Attributes:
         facts: Refusals by client, and the clients that are shut out with step, reason, figure and bound.
-        figures: How many there are of both, for every line of the metrics from now on.
+        figures: Numbers of both, for every line of the metrics from now on.
     """
 
     def __init__(self, observe: Observe) -> None:
@@ -33,7 +30,7 @@ class RefusedClients:
         body, client = message.model_dump(mode="json", exclude={"is_excluded"}), message.client
         refusals, excluded = self.facts["refusals"], self.facts["excluded"]
         if message.is_excluded:
-            excluded[client] = {name: one for name, one in body.items() if name != "client"}
+            excluded[client] = {name: fact for name, fact in body.items() if name != "client"}
         else:
             refusals[client] = refusals.get(client, 0) + 1
         self._observe(EXCLUDED if message.is_excluded else REFUSED, body)

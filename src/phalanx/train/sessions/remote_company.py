@@ -23,11 +23,11 @@ def remote_company(
     """Call the enclave, wait for it and for all clients, and end the run of all of them when it is complete.
 
     Args:
-        run: With ``split.remote_clients``.
+        run: Needs ``split.remote_clients``.
         home: Has the owner's keys and the enclave's certificate.
-        num_classes: Of a classification; 0 of a language model.
+        num_classes: Number of classes of a classification; 0 of a language model.
         tell: Takes one line for people.
-        clients: Takes word of clients: of their evidence, and of those that admission refuses.
+        clients: Takes reports on clients: their evidence, and refusals by admission.
 
     Raises:
         RefusedEvidenceError: The owner does not accept the enclave's evidence.
@@ -36,15 +36,15 @@ def remote_company(
     split = split_of(run)
     names = ", ".join(split.client_names)
     tell(f"calling the enclave at {split.remote_enclave} and waiting for {names}, at most {split.step_timeout_s:g} s")
-    call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s)
+    call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s, say=tell)
     with call_enclave(call, enclave_of(home)) as called, contextlib.ExitStack() as stack:
         watch = WaitNotice(split.step_timeout_s, tell)
 
         def aside(message: SplitMessage) -> bool:
             return watch.aside(message) or clients(message)
 
-        line = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
-        lead = RemoteLead(split, party_of(run, home, home.owner, line, called.session), num_classes)
+        connection = Connection(called.endpoint, ENCLAVE, split.step_timeout_s, called.look, aside)
+        lead = RemoteLead(split, party_of(run, home, home.owner, connection, called.session), num_classes)
         stack.callback(lead.close)
         lead.meet()
         yield lead
@@ -56,7 +56,6 @@ class WaitNotice:
 
     Args:
         timeout_s: After so long the run ends.
-        tell: Takes one line.
     """
 
     def __init__(self, timeout_s: float, tell: Say) -> None:

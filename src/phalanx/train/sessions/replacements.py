@@ -6,14 +6,12 @@ from phalanx.pipeline import Observe
 
 
 class Replacements:
-    """The names of replacements: those that are still free, and those on the way.
+    """The names of replacements: free ones, and those on the way.
 
     Args:
-        names: In the order in which they are used.
+        names: In the order of their use.
         start: Starts the worker of a name.
-        is_alive: Whether its process runs.
         has_joined: Whether it takes part, or has.
-        observe: Told of each start.
     """
 
     def __init__(

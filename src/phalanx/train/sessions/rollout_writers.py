@@ -1,4 +1,4 @@
-"""The workers that write a run's texts, started beside it; what one of them lied about is in the audit log."""
+"""The workers that write a run's texts, started beside it; their lies are in the audit log."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,6 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
     """Start the workers that a run file asks for, and end them; without any, this process writes.
 
     Args:
-        context: The session.
         others: Commands of single workers, by name; for drills only.
 
     Raises:
@@ -66,7 +65,7 @@ def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | 
             yield company.generate
         finally:
             context.figures.rollouts = {
-                "convicted": {one.party: one.offence for one in company.verdicts},
-                "left_out": {one.party: one.cause for one in company.dismissals},
+                "convicted": {verdict.party: verdict.offence for verdict in company.verdicts},
+                "left_out": {dismissal.party: dismissal.cause for dismissal in company.dismissals},
                 "unanswered": dict(company.unanswered),
             }

@@ -1,4 +1,4 @@
-"""A session that learns from what the model writes: its prompts, its rewards, and how it is measured."""
+"""A session that learns from its model's texts: prompts, rewards and measurement."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
 
     Raises:
         DataError: A prompt is malformed, or leaves no room for a text.
-        ConfigError: The model has no embedding for some token, or does not give what the objective reads.
+        ConfigError: The model has no embedding for some token, or lacks an output that the objective reads.
     """
     run, home = context.run, context.home
     if run.rewards is None:
@@ -40,20 +40,17 @@ def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[R
     prompts = prepare_prompts(run.data, home.cache / "data", run.train.seed, source.tokenizer_path, longest)
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
     context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
+    if prompts.tokenizer.beginning and any(one.asked is None for one in prompts.train):
+        context.say(f"prompts of text begin with {prompts.tokenizer.beginning}, as the tokenizer begins texts")
     with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer, open_writers(context) as write:
         loader = RolloutLoader(prompts, run, source, scorer, write)
         file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path
-        kept = RunTokenizer(file, prompts.tokenizer.eos_id, of_model=run.data.tokenizer.kind == "model")
-        yield RunMaterial(source, prompts, loader, vocabulary=prompts.vocabulary_digest, tokenizer=kept)
+        kept_tokenizer = RunTokenizer(file, prompts.tokenizer.eos_id, of_model=run.data.tokenizer.kind == "model")
+        yield RunMaterial(source, prompts, loader, vocabulary=prompts.vocabulary_digest, tokenizer=kept_tokenizer)
 
 
 class RewardedModel:
-    """A trained model, measured by the rewards of what it writes to held-out prompts.
-
-    Args:
-        trained: The model.
-        loader: Has prompts and rewards.
-    """
+    """A trained model, measured by the rewards of its texts for held-out prompts."""
 
     def __init__(self, trained: TrainedModel, loader: RolloutLoader) -> None:
         self._trained = trained

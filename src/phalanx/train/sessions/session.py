@@ -1,4 +1,4 @@
-"""One run from its file to its summary: set up, train, finish; what is left behind is always consistent."""
+"""One run from its file to its summary: set up, train, finish; the directory is always consistent."""
 
 import contextlib
 import time
@@ -9,20 +9,37 @@ from typing import Any, final
 from rich.console import Console
 
 from phalanx.config import escape_controls
-from phalanx.errors import AuditLogError, CheckpointError, CutLogError, DiskError, NoHolderError, StaleRolloutsError
+from phalanx.errors import (
+    AuditLogError,
+    CheckpointError,
+    CutLogError,
+    DiskError,
+    NoHolderError,
+    StaleRolloutsError,
+    writing_cure,
+)
 from phalanx.optimizers import OptimizerConfig, learning_rate
-from phalanx.telemetry import CurveWriter, MetricsFile, ProgressDisplay, TensorBoardWriter, open_tracking
+from phalanx.telemetry import (
+    CurveWriter,
+    MetricsFile,
+    ProgressDisplay,
+    ShownProgress,
+    TensorBoardWriter,
+    open_tracking,
+)
 from phalanx.telemetry.sinks import TrackedRun
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.config import RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
+from phalanx.train.records.comparison import say_worse
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import GroundTruth, RunningTotals, RunRecorder
-from phalanx.train.records.run_directory import RunDirectory, cache_beside
-from phalanx.train.records.summary import Figures, summarise
+from phalanx.train.records.run_directory import RunDirectory, cache_beside, kept_preparations
+from phalanx.train.records.summary import Figures, has_guard, summarise
 from phalanx.train.records.trust import say_trust
+from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.sessions.context import SessionContext, StartingPoint
 from phalanx.train.sessions.factory import EngineFactory, EngineStart
@@ -35,11 +52,7 @@ class Session:
     """A session of ``train``, from start to end, whichever engine runs the steps.
 
     Args:
-        run: The run file.
-        home: The run directory.
-        console: Where progress is shown.
-        factory: Makes the engine.
-        beginning: Where the run goes on.
+        beginning: Point where the run goes on.
     """
 
     def __init__(
@@ -82,7 +95,7 @@ class Session:
 
     @contextlib.contextmanager
     def _summarised(self, context: SessionContext) -> Iterator[dict[str, Any]]:
-        """Leave a summary of what is done meanwhile, however it ends; its entries are in the dict that is given."""
+        """Write a summary of the enclosed work, however it ends; its entries are in the given dict."""
         started = time.perf_counter()
         figures, is_whole, summary = context.figures, True, dict[str, Any]()
         try:
@@ -94,14 +107,20 @@ class Session:
             raise
         except KeyboardInterrupt:
             figures.status = "interrupted"
-            self._console.print("interrupted; go on with --resume")
+            if is_unstarted(self._home.path):
+                self._say(f"interrupted before the first step; {kept_preparations(self._home.path)}")
+            else:
+                self._console.print("interrupted; go on with --resume")
         except OSError as exc:
             raise CheckpointError(
-                f"{exc.filename or self._home.path}: {exc.strerror or exc}; free or allow it, then --resume"
+                f"{exc.filename or self._home.path}: {exc.strerror or exc}; {writing_cure(exc)}, then --resume"
             ) from exc
         finally:
             figures.wall_s += time.perf_counter() - started
             summary |= self._leave_summary(context) if is_whole else {}
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _leave_summary(self, context: SessionContext) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history
@@ -118,8 +137,8 @@ class Session:
         figures.signed_log_head = log.signed_head
         summary = summarise(context.run, figures, context.totals, self._truth)
         summary["run_dir"] = str(self._home.path)
-        for line in say_trust(summary):
-            self._console.print(escape_controls(line), markup=False, highlight=False)
+        for sentence in (*say_trust(summary), *say_worse(summary)):
+            self._console.print(escape_controls(sentence), markup=False, highlight=False)
         try:
             self._home.write_summary(summary)
         except CheckpointError as exc:
@@ -148,7 +167,9 @@ class Session:
             metrics = MetricsFile(home.path / "metrics.jsonl")
             if material.tokenizer is not None:
                 savepoint.keep(material.source, material.tokenizer)
+            reached = metrics.next_step
             start = savepoint.rewind(checkpoint, metrics)
+            context.tell_return(reached, start)
             context.keep_changes(start)
             if context.goes_on:
                 figures.resumed_from = start
@@ -156,7 +177,8 @@ class Session:
             stack.enter_context(metrics)
             board = stack.enter_context(_tracked(context))
             figures.tracking = board.report
-            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, console=self._console))
+            shown = ShownProgress("step" if run.federated is None else "round", has_guard=has_guard(run))
+            progress = stack.enter_context(ProgressDisplay(run.train.steps, start, shown=shown, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
             trained = running.trained
@@ -182,9 +204,9 @@ class Session:
 
 def _tracked(context: SessionContext) -> CurveWriter:
     run, home = context.run, context.home
-    told = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
+    tracked = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
     board = TensorBoardWriter(home.path / "tensorboard")
-    return open_tracking(board, run.tracking, told, run.home, context.say)
+    return open_tracking(board, run.tracking, tracked, run.home, context.say)
 
 
 def rate_of(optimizer: OptimizerConfig, total_steps: int) -> Callable[[int], float]:

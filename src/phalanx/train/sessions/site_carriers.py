@@ -1,7 +1,8 @@
 """The carrier that a run file names, open: with processes of this machine, or a socket for an engine."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -10,11 +11,13 @@ from phalanx.federated.carriers.carrier import Carrier
 from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import RevokedParties
+from phalanx.telemetry import MissingNotice
 from phalanx.train.federated_faults import section_of
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.site_file import SiteFile, session_prefix
 from phalanx.train.sessions.site_processes import LocalSites, new_session
 
+_LOOK_EVERY_S = 5.0
 OWNER_SOCKET = Path("bridge") / "owner.sock"
 """In the run directory: where an engine's server takes frames."""
 
@@ -23,8 +26,19 @@ class OpenCarrier(Carrier, Protocol):
     """A carrier that sites come to."""
 
     def await_sites(self, least: int, timeout_s: float) -> frozenset[str]:
-        """Wait until so many sites are there, or all that will be in time; return those that are."""
+        """Wait until this many sites are there, or until the deadline; return those that are."""
         ...
+
+
+def await_all(
+    carrier: OpenCarrier, sites: Collection[str], timeout_s: float, say: Callable[[str], None]
+) -> frozenset[str]:
+    """Wait for the sites of a run, and say meanwhile which are missing; return those that are there in time."""
+    notice, deadline, there = MissingNotice(say, timeout_s, sites), time.monotonic() + timeout_s, frozenset[str]()
+    while len(there) < len(sites) and (left_s := deadline - time.monotonic()) > 0:
+        there = carrier.await_sites(len(there) + 1, min(left_s, _LOOK_EVERY_S))
+        notice.waits_for(set(sites) - there)
+    return there
 
 
 @contextlib.contextmanager

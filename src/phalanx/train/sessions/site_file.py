@@ -108,7 +108,7 @@ def _check_names(path: Path, file: SiteFile, own: str, sites: tuple[str, ...]) -
 
 
 def session_prefix(run: RunConfig) -> str:
-    """Return what the names of a run's sessions begin with."""
+    """Return the common prefix of a run's session names."""
     return f"{digest(run)[:32]}-"
 
 
@@ -118,9 +118,8 @@ def terms_of(
     """Return the facts of a run, with parties that its authority has certified.
 
     Args:
-        run: With ``[federated]``.
-        identity: Has the authority's certificate.
-        certificates: Directory with those of all parties, as `SiteFile` says.
+        run: Needs ``[federated]``.
+        certificates: Directory of all parties' certificates, as in `SiteFile`.
         pinned: Message keys by name, hex, that certificates must have; of the other parties the authority is believed.
 
     Raises:
@@ -129,19 +128,21 @@ def terms_of(
             another key than is pinned.
     """
     section = section_of(run)
-    found = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
+    peers = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
     for name, key in (pinned or {}).items():
-        _check_key(found[name], key, str(certificates / name / "certificate.pem"))
-    owner = found.pop(OWNER)
-    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, found, run.train.steps, run.privacy)
+        _check_key(peers[name], key, str(certificates / name / "certificate.pem"))
+    owner = peers.pop(OWNER)
+    return RunTerms(digest(run)[:32], digest(run), section, run.train.seed, owner, peers, run.train.steps, run.privacy)
 
 
 def _check_key(peer: Peer, key: str, where: str) -> None:
-    if (found := peer.public_key.hex()) != key:
+    if (actual_key := peer.public_key.hex()) != key:
         raise CertificateError(
-            f"{where}: certifies the message key {found}, and keys has {key} for {peer.name!r}; ask {peer.name!r} "
+            f"{where}: certifies the message key {actual_key}, and keys has {key} for {peer.name!r}; ask {peer.name!r} "
             "which one is its own: who issues certificates can put another in its place, and read what it was to hide"
-        ).about(code="PHX-V014", file=where, found=found, expected=key, do=f"ask {peer.name!r} which one is its own")
+        ).about(
+            code="PHX-V014", file=where, found=actual_key, expected=key, do=f"ask {peer.name!r} which one is its own"
+        )
 
 
 def _certified(name: str, certificates: Path, identity: Identity) -> Peer:

@@ -18,9 +18,8 @@ class LocalSites:
 
     Args:
         directory: Gets each site's file and log.
-        files: By name.
         threads: Threads of tensor kernels of each.
-        respawns: How often the process of each is started again.
+        respawns: Maximum of restarts of each process.
     """
 
     def __init__(self, directory: Path, files: Mapping[str, SiteFile], threads: int, respawns: int) -> None:
@@ -36,7 +35,7 @@ class LocalSites:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids of those that were started last."""
+        """Return the process ids of the last starts."""
         return {site: process.pid for site, process in self._processes.items()}
 
     def look(self) -> dict[str, str]:
@@ -53,7 +52,7 @@ class LocalSites:
         return ended
 
     def close(self) -> None:
-        """Give those that have been told to end a moment, then end them."""
+        """Give processes that have been told to end a moment, then end them."""
         for process in self._processes.values():
             process.end(_TO_END_S)
 

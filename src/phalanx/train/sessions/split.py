@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
-from rich.table import Table
 from safetensors.torch import save_file
 
-from phalanx.config import dump_toml
 from phalanx.data import Corpus
 from phalanx.data.config import OWN_TASK
 from phalanx.errors import ReleaseRefusedError, TrainingError
@@ -23,6 +20,7 @@ from phalanx.split.channel.message import SplitMessage
 from phalanx.split.check import check_split
 from phalanx.split.hardware.tier import worth
 from phalanx.split.roles.remote_lead import RemoteLead
+from phalanx.telemetry import FittedTable
 from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.batches.remote_turns import RemoteTurns
@@ -43,6 +41,7 @@ from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
 from phalanx.train.sessions.split_revocations import SplitRevocations
 from phalanx.train.setup.layout import attends_in_documents, stages_of
+from phalanx.train.setup.shown_config import shown_config
 
 ADAPTERS = "adapters.safetensors"
 
@@ -56,18 +55,18 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
     _check(run, source)
     split = split_of(run)
     title = f"{split.mode} split, {split.clients} clients; {worth(split)}"
-    table = Table(title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
-    for name in ("part", "layers", "parameters", "trained", "bytes a step"):
-        table.add_column(name, justify="right")
     specs = cut_model(source.num_layers, split.cut)
     item_bytes = 4 if split.wire == "fp32" else 2
     crossing = run.train.batch_size * run.data.sequence_length * (source.hidden_size * item_bytes + 8)
     rows = stage_table(source.hub_config, specs, run.model.adapter)
+    cells = []
     for name, row, trained, size in (("client", rows[0], 0, f"{crossing:,} out"), ("enclave", rows[1], None, "")):
         layers = f"{row.first_layer}-{row.end_layer - 1}"
         count = row.trainable if trained is None else trained
-        table.add_row(name, layers, f"{row.parameters:,}", f"{count:,}", size)
-    toml = Syntax(dump_toml(run), "toml", background_color="default")
+        cells.append((name, layers, f"{row.parameters:,}", f"{count:,}", size))
+    heads = ("part", "layers", "parameters", "trained", "bytes a step")
+    table = FittedTable(heads, cells, title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
+    toml = shown_config(run)
     return Group(toml, table, stages_of(run, source)) if run.is_joined else Group(toml, table)
 
 
@@ -114,9 +113,7 @@ class SplitSetup:
     """The clients and the enclave of one session, before they meet.
 
     Args:
-        context: The session.
-        material: Model, texts and batches.
-        labelled: Of a classification; None of anything else.
+        labelled: Labelled texts of a classification; None of any other task.
         open_workers: Starts the workers of an enclave that owns a pipeline.
     """
 
@@ -157,9 +154,7 @@ class RemoteSetup:
     """The owner of clients and an enclave of others, before they meet.
 
     Args:
-        context: The session.
         material: Model, and batches without texts.
-        turns: Counts the draws.
     """
 
     def __init__(self, context: SessionContext, material: RunMaterial, turns: RemoteTurns) -> None:
@@ -201,7 +196,7 @@ class RemoteSetup:
 def _at_work(
     context: SessionContext, opening: EngineStart, observe: Observe, lead: SplitDriver | RemoteLead, engine: SplitEngine
 ) -> Iterator["RunningSplit"]:
-    """Record what was appraised, go on from the checkpoint, and tell the costs however it ends."""
+    """Record the appraisal, go on from the checkpoint, and report the costs however it ends."""
     recorder = opening.recorder
     for party in lead.parties:
         if party.appraisal is not None:
@@ -223,7 +218,6 @@ class RunningSplit:
     Attributes:
         engine: Runs steps over clients and enclave.
         trained: The same, measured by the clients.
-        saver: Saves its sealed state.
     """
 
     def __init__(
@@ -245,7 +239,7 @@ class RunningSplit:
         raise reason
 
     def tell_costs(self) -> None:
-        """Put what the steps have cost into the summary."""
+        """Put the costs of the steps into the summary."""
         self._facts.update(self.engine.facts())
 
     def finish(self) -> None:
@@ -256,7 +250,10 @@ class RunningSplit:
         self._release()
         statements = lead.compare_transcripts(enclave_of(context.home))
         if statements:
-            text = {name: [one.decode("ascii") for one in both] for name, both in statements.items()}
+            text = {
+                name: [statement.decode("ascii") for statement in signed_pair]
+                for name, signed_pair in statements.items()
+            }
             (context.home.path / "transcript.json").write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
         self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
@@ -288,14 +285,17 @@ class RunningSplit:
 
 def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | None:
     """Prepare the task's texts, shared out; None where text is learned."""
-    run, wanted = context.run, context.run.data.labelled
-    if wanted is None:
+    run, labelled = context.run, context.run.data.labelled
+    if labelled is None:
         return None
-    context.console.print(f"preparing {wanted.name}", markup=False)
+    context.console.print(f"preparing {labelled.name}", markup=False)
     seed = run.train.seed
     texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source.vocab_size)
-    context.figures.texts = describe_texts(texts, wanted.name, seed)
+    if texts.tokenizer.beginning:
+        begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer begins texts"
+        context.console.print(begin, markup=False)
+    context.figures.texts = describe_texts(texts, labelled.name, seed)
     return texts
 
 

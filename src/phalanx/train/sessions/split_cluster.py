@@ -38,8 +38,8 @@ def split_of(run: RunConfig) -> SplitConfig:
 
 def num_classes_of(run: RunConfig) -> int:
     """Classes of the clients' own texts, as the run file names them; 0 of a run without such texts."""
-    own = None if run.data.labelled is None else run.data.labelled.own
-    return 0 if own is None else len(own.classes)
+    own_texts = None if run.data.labelled is None else run.data.labelled.own
+    return 0 if own_texts is None else len(own_texts.classes)
 
 
 def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKinds:
@@ -69,13 +69,12 @@ def split_company(
     """Start the enclave, have every party meet it, and end it whatever happens.
 
     Args:
-        run: With a section ``[split]``.
+        run: Needs ``[split]``.
         home: Has the keys of all parties.
-        source: The model.
-        num_classes: Of a classification; 0 of anything else.
-        middle: Of an enclave that owns a pipeline.
+        num_classes: Number of classes of a classification; 0 of any other task.
+        middle: Middle stages of an enclave that owns a pipeline.
         refused: Takes word of clients that admission refuses.
-        front: Of all clients; when left out, the model's own, as the run file cuts it.
+        front: Front part of all clients; cut from the model by the run file when left out.
 
     Raises:
         RefusedEvidenceError: A party does not accept the enclave's evidence.
@@ -106,8 +105,8 @@ def split_company(
         process.start()
         parties = []
         for name, (identity, endpoint) in endpoints.items():
-            line = _line(split, endpoint, process.look, middle if name == OWNER else None, refused)
-            parties.append(party_of(run, home, identity, line, session))
+            connection = _line(split, endpoint, process.look, middle if name == OWNER else None, refused)
+            parties.append(party_of(run, home, identity, connection, session))
         front = front or FrontPart(
             source,
             split.cut,

@@ -12,9 +12,8 @@ class SplitRevocations:
 
     Args:
         parties: Enclave and clients, by the names in their certificates.
-        revoked: Reads what the owner has taken back, by name.
+        revoked: Reads the owner's revocations, by name.
         barred: Parties that the log of earlier sessions names as revoked, whatever the list says now.
-        observe: Takes an event.
 
     Guarantees:
         The enclave trains on turns of the owner alone, so of a revoked party no tensor is taken after the step under
@@ -38,10 +37,10 @@ class SplitRevocations:
             PeerRefusedError: One is; the log has it.
             CertificateError: The list cannot be read, so none is known to be still a party.
         """
-        found = self._revoked()
+        revoked = self._revoked()
         for name in self._parties:
-            if name in found and name not in self._barred:
-                self._observe("revoked", {**revocation_facts(found[name]), "step": step})
+            if name in revoked and name not in self._barred:
+                self._observe("revoked", {**revocation_facts(revoked[name]), "step": step})
                 self._barred.add(name)
         if gone := [name for name in self._parties if name in self._barred]:
             raise PeerRefusedError(

@@ -1,4 +1,4 @@
-"""A session that learns from texts: its batches, charged where rows are private, and what it is measured on."""
+"""A session that learns from texts: its batches, charged where rows are private, and its measurement."""
 
 from phalanx.checkpoint.export import RunTokenizer
 from phalanx.data import BatchLoader
@@ -32,7 +32,7 @@ def text_material(context: SessionContext, source: ModelSource) -> tuple[RunMate
         source,
         measured(corpus, rewriting),
         loader,
-        {name: measured(one, rewriting) for name, one in context.validation_sets(source, corpus).items()},
+        {name: measured(corpus, rewriting) for name, corpus in context.validation_sets(source, corpus).items()},
         TextSampler.of(run, corpus),
         corpus.vocabulary_digest,
         RunTokenizer.of(run.data.tokenizer, source, corpus),

@@ -1,13 +1,8 @@
-"""The outlook of a run's guard: what it finds, and when, and what it costs, printed before anything is trained."""
+"""The outlook of a run's guard: its findings, their times and its cost, printed before training."""
 
 from phalanx.pipeline import GuardConfig
-from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price
+from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price_guard
 from phalanx.train.config import RunConfig
-
-
-def upkeep_bytes(guard: GuardConfig) -> float:
-    """Bytes a trained parameter and step that keep a shadow fresh, without weights that are fetched for audits."""
-    return guard.upkeep.bytes_sent / (guard.snapshot_every if guard.keeps_snapshots else 1)
 
 
 def watch_of(run: RunConfig) -> AuditRates | None:
@@ -24,17 +19,15 @@ def watch_of(run: RunConfig) -> AuditRates | None:
         step_audit_rate=1.0 if lockstep else guard.step_audit_rate,
         owner_audit_rate=guard.owner_audit_rate,
         gradient_screen=guard.screens_gradients,
-        states_agree=not guard.one_optimizer,
-        reach=guard.keep_states or guard.keep_steps,
+        reach=guard.keep_states,
         kept_every=guard.keep_states,
     )
 
 
 def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
-    """Return what a run's guard finds and costs.
+    """Return the expected findings and the cost of a run's guard.
 
     Args:
-        run: From a run file.
         untrusted_share: Work of the stages in other hands, as a share of the model's.
 
     Returns:
@@ -43,7 +36,7 @@ def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds]
     watch, costs = watch_of(run), measured_costs()
     if watch is None:
         return None
-    return findings(watch, costs), price(watch, costs, untrusted_share, upkeep_bytes(run.guard))
+    return findings(watch, costs), price_guard(watch, costs, untrusted_share, run.guard.upkeep.bytes_sent)
 
 
 def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
@@ -71,17 +64,22 @@ def guarded_by_nobody(run: RunConfig) -> str | None:
 
 
 def preset_in_words(guard: GuardConfig) -> str:
-    """The preset that is in force, or that there is none."""
-    return guard.preset_in_force or "none, rates are written out"
+    """The preset that is in force, with the keys that the run file writes out in its place, or that there is none."""
+    if guard.preset_in_force is not None or guard.preset is None:
+        return guard.preset_in_force or "none, rates are written out"
+    changed = [
+        f"{key} = {getattr(guard, key):g}" for key, value in guard.preset_values.items() if getattr(guard, key) != value
+    ]
+    return f"{guard.preset}, with {', '.join(changed)}"
 
 
 def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
-    """Say in one sentence what the guard costs."""
-    kept = f"{cost.memory_per_number:.0f} bytes of memory per copy to go back with"
+    """Describe the guard's cost in one sentence."""
+    memory_text = ""
     if guard.keep_states:
         every = f"{cost.disk_per_number:.0f} bytes on the owner's disk for each state that it keeps"
-        kept = f"{every}, one every {guard.keep_states} steps,"
+        memory_text = f" and {every}, one every {guard.keep_states} steps,"
     return (
         f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
-        f"run, {cost.bytes_per_number:.1f} bytes a step and {kept} for each number that is trained in other hands"
+        f"run, {cost.bytes_per_number:.1f} bytes a step{memory_text} for each number that is trained in other hands"
     )

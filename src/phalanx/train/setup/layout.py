@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
-from rich.syntax import Syntax
-from rich.table import Table
 from rich.text import Text
 
-from phalanx.config import digest, dump_toml
+from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.models import (
     FAMILIES,
@@ -27,14 +25,15 @@ from phalanx.objectives import OBJECTIVES, RowAttention, objective_of
 from phalanx.objectives.pretraining import DenoisersSettings
 from phalanx.pipeline import OWNER, StageRange, StepPlan
 from phalanx.pipeline.assignment.assignment import first_assignment
-from phalanx.pipeline.assignment.rank_memory import rank_bytes
-from phalanx.pipeline.assignment.stage_memory import footprints, stage_counts
+from phalanx.pipeline.assignment.stage_memory import footprints, rank_bytes, stage_counts
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
+from phalanx.telemetry import FittedTable
 from phalanx.train.config import RunConfig
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.private_stages import check_private_model
+from phalanx.train.setup.shown_config import shown_config
 
 # measured on CPU with torch 2.13: interpreter, libraries, transport buffers and what malloc keeps
 WORKER_BYTES = 600 * 2**20
@@ -46,8 +45,8 @@ _SHARED_BYTES = 290 * 2**20
 def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
     """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
 
-    The owner has the first and the last stage, so both together get about as much work as one worker. Of a split the
-    stages are those of the enclave's part.
+    The owner has the first and the last stage, so both together get about as much work as one worker. The stages of a
+    split are those of the enclave's part.
 
     Raises:
         ConfigError: The model has too few layers for so many stages.
@@ -62,18 +61,18 @@ def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
 
 
 def check_head(run: RunConfig, source: ModelSource) -> None:
-    """Return where the model gives for each token what the objective reads.
+    """Check that the model gives for each token the output that the objective reads.
 
     Raises:
         ConfigError: It gives something else.
     """
-    wanted = objective_of(run.train.objective).head
-    if source.head != wanted:
+    head = objective_of(run.train.objective).head
+    if source.head != head:
         raise ConfigError(
             f'model.head: the model gives "{source.head}" for each token, and train.objective = '
-            f'"{run.train.objective_kind}" reads "{wanted}"; set model.head = "{wanted}"'
+            f'"{run.train.objective_kind}" reads "{head}"; set model.head = "{head}"'
         )
-    if run.train.samples is not None and wanted == "score":
+    if run.train.samples is not None and head == "score":
         raise ConfigError("train.samples: a model that gives scores writes no text; leave it out")
     if run.train.samples is not None and source.family.facts.predicts != "next":
         raise ConfigError(
@@ -175,9 +174,9 @@ def _check_masters(run: RunConfig, source: ModelSource) -> None:
         "model.adapter.quantize: widened matrices would be rounded twice": run.model.quantize is not None,
         "pipeline.layout: ranks of a party share float32 weights; leave it out": shared,
     }
-    for said, holds in faults.items():
+    for feature, holds in faults.items():
         if holds:
-            raise ConfigError(f'train.precision = "bf16_weights" with {said}; or take "bf16"')
+            raise ConfigError(f'train.precision = "bf16_weights" with {feature}; or take "bf16"')
 
 
 def _check_few_bits(run: RunConfig) -> None:
@@ -196,9 +195,9 @@ def _check_few_bits(run: RunConfig) -> None:
             run.pipeline.layout is not None or bool(run.pipeline.layouts)
         ),
     }
-    for said, holds in faults.items():
+    for feature, holds in faults.items():
         if holds:
-            raise ConfigError(f'optimizer.kind = "{run.optimizer.kind}" with {said}; or take "adamw"')
+            raise ConfigError(f'optimizer.kind = "{run.optimizer.kind}" with {feature}; or take "adamw"')
 
 
 def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
@@ -210,7 +209,7 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     family, kind = FAMILIES[source.hub_config.model_type], attention_asked(run)
     needs, has = f"{kind} attention", f"only {', '.join(sorted(family.attention_kinds))}"
     settings = run.train.objective
-    hides = isinstance(settings, DenoisersSettings) and any(one.kind == "masked" for one in settings.parts)
+    hides = isinstance(settings, DenoisersSettings) and any(part.kind == "masked" for part in settings.parts)
     if family.facts.predicts == "target" and hides:
         # hidden tokens are predicted where they stood, and that is the encoder's text
         needs, has = "logits of the text that is seen", "only those of what a decoder writes"
@@ -258,14 +257,11 @@ class StageEstimate:
     """One stage in the table: its layers, its parties and its needs.
 
     Attributes:
-        index: The stage.
         layers: First and last layer, as text.
-        parameters: Numbers held.
-        trainable: Numbers trained.
         size_bytes: Parameters in fp32.
         holder: The party that serves it first.
         shadow: The party that shadows it first, None for the owner's own.
-        memory_bytes: Expected peak at the holder; `footprints` says what is counted.
+        memory_bytes: Expected peak at the holder; `footprints` defines what is counted.
         shadow_bytes: The same at the shadow.
     """
 
@@ -281,7 +277,7 @@ class StageEstimate:
 
 
 def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
-    """Stage table with expected memory; `workers` are those that take part, all of the run's if None."""
+    """Return the stage table with expected memory; `workers` are the participants, all of the run's when None."""
     plan = make_plan(run, source)
     names = run.pipeline.workers if workers is None else workers
     first = first_assignment(len(plan.stages), names, guarded=run.guard.enabled)
@@ -306,21 +302,17 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
 
 def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
     """The resolved config and the stage table, for the terminal."""
-    return Group(Syntax(dump_toml(run), "toml", background_color="default"), stages_of(run, source))
+    return Group(shown_config(run), stages_of(run, source))
 
 
 def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
-    """The stages with their parties and their memory, and what the guard finds and costs."""
-    table = Table(title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}")
+    """Return the stages with their parties and memory, and the guard's findings and cost."""
     rows = estimate_stages(run, source)
-    # a column that says nothing new would cut the others off on a terminal of 80 characters
+    # a column that says nothing new only takes room from the others
     some_are_frozen = any(row.trainable != row.parameters for row in rows)
     trained = ("trained",) if some_are_frozen else ()
-    for name in ("stage", "layers", "parameters", *trained, "size", "memory, expected", "holder", "shadow"):
-        # numbers that do not fit go on in the next line: half of one is another number
-        table.add_column(name, justify="left" if name in ("holder", "shadow") else "right", overflow="fold")
-    for row in rows:
-        table.add_row(
+    cells = [
+        (
             str(row.index),
             row.layers,
             f"{row.parameters:,}",
@@ -330,6 +322,14 @@ def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
             row.holder,
             row.shadow or "-",
         )
+        for row in rows
+    ]
+    table = FittedTable(
+        ("stage", "layers", "parameters", *trained, "size", "memory, expected", "holder", "shadow"),
+        cells,
+        title=f"{run.pipeline.stages} stages, {run.train.microbatches} microbatches, {run.pipeline.schedule}",
+        left=("holder", "shadow"),
+    )
     forked = bool(run.pipeline.workers) and not run.pipeline.remote_workers and run.train.device == "cpu"
     return Group(
         table, _memory_note(rows, forked=forked), *_party_ranks(run, rows, source), *_guard_notes(run, rows, source)
@@ -342,40 +342,45 @@ def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
     shared = [row for row in rows if row.holder != OWNER and run.pipeline.layout_of(row.holder).world > 1]
     if not shared:
         return []
-    table = Table(title=f"{run.world['processes']} processes; parties of several ranks")
-    for name in ("party", "stage", "layout", "processes", "memory of rank 0", "of each other"):
-        table.add_column(name, justify="left" if name in ("party", "layout") else "right")
+    cells = []
     for row in shared:
         layout = run.pipeline.layout_of(row.holder)
         needs = rank_bytes(plan, row.index, layout)
         sizes = (_mebibytes(needs.first), _mebibytes(needs.other))
-        table.add_row(row.holder, str(row.index), layout.label, str(layout.world), *sizes)
+        cells.append((row.holder, str(row.index), layout.label, str(layout.world), *sizes))
+    table = FittedTable(
+        ("party", "stage", "layout", "processes", "memory of rank 0", "of each other"),
+        cells,
+        title=f"{run.world['processes']} processes; parties of several ranks",
+        left=("party", "layout"),
+    )
     return [table]
 
 
 def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
-    """Return notes on what the guard finds and costs, or that it has nothing to check."""
+    """Return notes on the guard's findings and cost, or that it has nothing to check."""
     nobody = guarded_by_nobody(run)
     if nobody is not None:
         return [Text(nobody, style="yellow")]
     others = [row for row in rows if row.holder != OWNER]
     if not others:
         return []
-    first, last = (int(row.layers.split("-")[end]) for row, end in ((others[0], 0), (others[-1], 1)))
-    found = outlook(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
-    if found is None:
+    first, last = (int(row.layers.split("-")[side]) for row, side in ((others[0], 0), (others[-1], 1)))
+    expected = outlook(run, (last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))))
+    if expected is None:
         return []
-    table = Table(title="one stage in other hands that lies in every step")
-    lines = outlook_rows(found[0])
-    for name in lines[0]:
-        table.add_column(name)
-    for line in lines:
-        table.add_row(*line.values())
-    return [table, price_note(run.guard, found[1])]
+    lines = outlook_rows(expected[0])
+    table = FittedTable(
+        tuple(lines[0]),
+        [tuple(line.values()) for line in lines],
+        title="one stage in other hands that lies in every step",
+        left=tuple(lines[0]),
+    )
+    return [table, price_note(run.guard, expected[1])]
 
 
 def memory_by_party(rows: Sequence[StageEstimate]) -> dict[str, int]:
-    """Expected memory of each process in bytes: what it holds, what it shadows, and what it needs for itself."""
+    """Return the expected memory of each process in bytes: its stages, its shadows, and its own needs."""
     totals: dict[str, int] = {}
     for row in rows:
         for name in (row.holder, row.shadow):

@@ -12,6 +12,7 @@ from phalanx.data import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokeni
 from phalanx.data.phases import DatasetTokenizerConfig
 from phalanx.data.run_dataset import open_groups
 from phalanx.data.sources import SourceSettings, no_text, open_source
+from phalanx.data.sources.row_layout import chats_read_as_text
 from phalanx.data.spool import Intake
 from phalanx.data.tasks import Columns, load_own
 from phalanx.data.tokenizers import load_tokenizer, train_bpe
@@ -37,7 +38,7 @@ _SMALL_BYTES = 1 << 16
 
 
 def check_inputs(run: RunConfig) -> None:
-    """Refuse a run with a model or data that cannot be what it says: files, fields and first documents are looked at.
+    """Refuse a run whose model or data contradict its file: files, fields and first documents are read.
 
     Raises:
         ConfigError: This build of torch has no such device, code of the user's own cannot be loaded, or stages or
@@ -53,10 +54,19 @@ def check_inputs(run: RunConfig) -> None:
     _check_tokenizer(run)
     _check_data(run.data)
     _check_small_text(run)
+    _check_held_out(run)
+
+
+def text_warnings(run: RunConfig) -> list[str]:
+    """Return a warning for each source of a run that reads conversations or preferences as text."""
+    warnings = chats_read_as_text(run.data.sources, "data.sources")
+    for one in run.data.validation:
+        warnings += chats_read_as_text(one.sources, f'data.validation "{one.name}"')
+    return warnings
 
 
 def _check_sizes(run: RunConfig) -> None:
-    """Compare a run of stages with what config.json says; what it leaves out is looked at with the model."""
+    """Compare a run of stages with config.json; keys that it lacks are checked with the model."""
     described = describe(run.model)
     if described is None or run.parallel is not None:
         return
@@ -67,29 +77,31 @@ def _check_sizes(run: RunConfig) -> None:
 
 
 def _check_tokenizer(run: RunConfig) -> None:
-    """Read a tokenizer's file; compare its tokens, or those that one trained here will have, with the embeddings."""
-    wanted, described = run.data.tokenizer, describe(run.model)
+    """Read a tokenizer's file; compare its tokens, or those of one that is trained here, with the embeddings."""
+    tokenizer, described = run.data.tokenizer, describe(run.model)
     if run.data.dataset is not None:
         if not isinstance(run.data.dataset.path, Path):
             # in an object store: brought here, and compared with the model, before the first step
             return
         # one of a model is only known with the model, and compared before the first step
-        named = named_tokenizer(wanted, None) if isinstance(wanted, FileTokenizerConfig) else None
-        found, _ = open_groups(run.data, run.data.dataset, run.data.dataset.path, named)
-        num_tokens = found.manifest.tokenizer.vocab_size
-    elif isinstance(wanted, ModelTokenizerConfig | DatasetTokenizerConfig):
+        named = named_tokenizer(tokenizer, None) if isinstance(tokenizer, FileTokenizerConfig) else None
+        groups, _ = open_groups(run.data, run.data.dataset, run.data.dataset.path, named)
+        num_tokens = groups.manifest.tokenizer.vocab_size
+    elif isinstance(tokenizer, ModelTokenizerConfig | DatasetTokenizerConfig):
         return
-    elif isinstance(wanted, FileTokenizerConfig):
-        if not wanted.path.is_file():
-            raise DataError(f"data.tokenizer.path: {wanted.path}: is no file; give the path of a tokenizer.json").about(
+    elif isinstance(tokenizer, FileTokenizerConfig):
+        if not tokenizer.path.is_file():
+            raise DataError(
+                f"data.tokenizer.path: {tokenizer.path}: is no file; give the path of a tokenizer.json"
+            ).about(
                 code="PHX-I016",
-                file=str(wanted.path),
+                file=str(tokenizer.path),
                 key="data.tokenizer.path",
                 do="give the path of a tokenizer.json",
             )
-        num_tokens = load_tokenizer(wanted, None).vocab_size
+        num_tokens = load_tokenizer(tokenizer, None).vocab_size
     else:
-        num_tokens = wanted.vocab_size
+        num_tokens = tokenizer.vocab_size
     embedded = None if described is None else _first_number(described, _EMBEDDINGS)
     if embedded is not None:
         check_vocabulary(num_tokens, embedded)
@@ -113,22 +125,35 @@ def _check_small_text(run: RunConfig) -> None:
             train_bpe(spool.train.texts(), data.tokenizer)
 
 
+def _check_held_out(run: RunConfig) -> None:
+    """Refuse a run that has nothing to measure itself with; sites of a federated run hold out rows of their own."""
+    data = run.data
+    if data.validation_names or run.federated is not None:
+        return
+    do = "set data.validation_share above 0"
+    if data.preferences is None and not data.prompts:
+        do += ", or name a set in data.validation"
+    raise ConfigError(
+        f"data.validation_share: found 0, and a run measures itself on text that is held out; {do}"
+    ).about(key="data.validation_share", found="0", expected="above 0", do=do)
+
+
 def _is_small(sources: Sequence[SourceSettings]) -> bool:
     """Whether all of it is plain text or JSON lines of this machine, and little of it."""
-    left, named = _SMALL_BYTES, [getattr(source, "path", None) for source in sources]
+    bytes_left, named = _SMALL_BYTES, [getattr(source, "path", None) for source in sources]
     paths = [path for path in named if isinstance(path, Path)]
-    if len(paths) < len(named) or {one.kind for one in sources} - {"text", "jsonl"}:
+    if len(paths) < len(named) or {source.kind for source in sources} - {"text", "jsonl"}:
         return False
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else (path,):
-            left -= file.lstat().st_size
-            if left < 0:
+            bytes_left -= file.lstat().st_size
+            if bytes_left < 0:
                 return False
     return bool(paths)
 
 
 def load_own_code(run: RunConfig) -> None:
-    """Load what a run file names of the user's own code, attacks apart, and look at objective and metrics sinks.
+    """Load the user's own code of a run file, attacks apart, and check objective and metrics sinks.
 
     Raises:
         ConfigError: It cannot be had, or is not what its place asks for.
@@ -169,13 +194,13 @@ def _check_own_family(model: ModelConfig) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
-    own = None if data.labelled is None else data.labelled.own
-    if own is not None:
-        for train, test in zip(own.train, own.test, strict=True):
-            load_own(train, test, Columns(own.text, own.label, own.classes))
+    own_files = None if data.labelled is None else data.labelled.own
+    if own_files is not None:
+        for train, test in zip(own_files.train, own_files.test, strict=True):
+            load_own(train, test, Columns(own_files.text, own_files.label, own_files.classes))
     _look_at_all(data.sources, "data.sources")
-    for one in data.validation:
-        _look_at_all(one.sources, f'data.validation "{one.name}"')
+    for validation_set in data.validation:
+        _look_at_all(validation_set.sources, f'data.validation "{validation_set.name}"')
 
 
 def _look_at_all(sources: Sequence[SourceSettings], where: str) -> None:
@@ -187,18 +212,18 @@ def _look_at_all(sources: Sequence[SourceSettings], where: str) -> None:
 
 
 def _look_at(source: SourceSettings) -> None:
-    found = open_source(source)
+    opened = open_source(source)
     path = getattr(source, "path", None)
     by_line = source.kind == "jsonl"
     if not by_line and path is not None and path.is_file() and path.stat().st_size > _MOST_BYTES:
         return
     has_text: list[bool] = []
-    for document in islice(found.documents(), _FIRST_DOCUMENTS):
+    for document in islice(opened.documents(), _FIRST_DOCUMENTS):
         has_text.append(bool(document.text.strip()))
         if has_text[-1] and not by_line:
             return
     if not any(has_text) and len(has_text) < _FIRST_DOCUMENTS:
-        raise no_text(source.kind)
+        raise no_text(source)
 
 
 def require_extras(run: RunConfig) -> None:

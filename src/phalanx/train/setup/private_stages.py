@@ -40,7 +40,7 @@ def check_private_model(run: RunConfig, source: ModelSource) -> None:
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Every number of a model's config by its key, those of configs inside it too."""
+    """Return every number of a model's config by its key, those of configs inside it too."""
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _numbers(value)

@@ -19,8 +19,7 @@ def plan_of(run: RunConfig, source: ModelSource) -> StepPlan:
     """Return the plan of a site's pipeline, as its workers have it.
 
     Args:
-        run: With ``[federated]`` and ``[pipeline]``.
-        source: The model.
+        run: Needs ``[federated]`` and ``[pipeline]``.
 
     Raises:
         ConfigError: Run file and model do not fit.

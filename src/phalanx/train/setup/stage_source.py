@@ -17,11 +17,10 @@ class StageLibrary:
     """A library that builds each stage from its own tensors only, and ties the last stage's head to the embedding.
 
     Args:
-        source: The model.
-        plan: As all parties have it.
-        checkpoint: Where the run goes on from; None where it begins.
-        adapter_directory: Where the first values of an adapter lie, which the plan does not tell; None where its seed
-            draws them. A checkpoint has later ones.
+        plan: Plan of all parties.
+        checkpoint: Checkpoint where the run goes on; None where it begins.
+        adapter_directory: Directory of an adapter's first values, which the plan lacks; None where its seed draws them.
+            A checkpoint has later ones.
     """
 
     def __init__(
@@ -48,8 +47,7 @@ class StageLibrary:
         """Build one stage with its weights, and its optimizer's state when there is a checkpoint.
 
         Args:
-            stage: Which one.
-            trained: Takes the place of what the checkpoint has, which is not read then.
+            trained: Replaces the checkpoint's state, which is not read then.
 
         Raises:
             ModelError: A tensor is missing or wrong.
@@ -92,7 +90,6 @@ class BackLibrary(StageLibrary):
     """A library of the stages of a back part, from the state of the whole.
 
     Args:
-        source: The model.
         plan: Its stages are those of the back part.
         state: Weights and moments of all that is trained, by name; copied when a stage is built.
         num_steps: Optimizer steps that led to it.
@@ -115,9 +112,8 @@ class ModulesOfRounds:
     """The stages of a model that its owner keeps in memory, for all rounds; each is built once.
 
     Args:
-        source: The model.
-        plan: As all parties have it.
-        adapter_directory: As `StageLibrary` has it.
+        plan: Plan of all parties.
+        adapter_directory: See `StageLibrary`.
     """
 
     def __init__(self, source: ModelSource, plan: StepPlan, adapter_directory: str | None = None) -> None:
@@ -128,13 +124,13 @@ class ModulesOfRounds:
     @property
     def trained(self) -> dict[str, Parameter]:
         """What is trained of all stages, by name."""
-        return {name: one for module in self.all for name, one in module.trainable().items()}
+        return {name: parameter for module in self.all for name, parameter in module.trainable().items()}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take weights, of exactly what is trained."""
-        for name, one in self.trained.items():
-            one.copy_(weights[name])
+        """Load weights of exactly the trained tensors."""
+        for name, parameter in self.trained.items():
+            parameter.copy_(weights[name])
 
     def begin(self, weights: Mapping[str, Tensor], num_steps: int) -> "RoundLibrary":
         """Return the stages of a round, with these weights and optimizers that are new."""
@@ -148,8 +144,8 @@ class RoundLibrary(StageLibrary):
     """A library of the stages of one round; a copy that it makes has the module that is in memory.
 
     Args:
-        modules: Of the model; those of a round before are at work no more.
-        weights: Of all that is trained, by name; copied when a stage is asked for.
+        modules: Modules of the model; those of an earlier round are no longer at work.
+        weights: Trained weights by name; copied when a stage is asked for.
         num_steps: Steps of all rounds before.
     """
 
@@ -166,7 +162,7 @@ class RoundLibrary(StageLibrary):
         if trained is not None:
             return copy
         state = copy.optimizer.state()
-        own = {name: self._weights[name.removeprefix(_WEIGHT)] for name in state if name.startswith(_WEIGHT)}
+        weights = {name: self._weights[name.removeprefix(_WEIGHT)] for name in state if name.startswith(_WEIGHT)}
         # moments of an optimizer that was made just now are zero
-        copy.optimizer.load_state({**state, **own}, self._num_steps)
+        copy.optimizer.load_state({**state, **weights}, self._num_steps)
         return copy

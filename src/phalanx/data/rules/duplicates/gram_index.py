@@ -103,7 +103,6 @@ class EarlierTexts:
         """Begin with no text.
 
         Args:
-            texts: Of all documents.
             least: Bytes of a run; one of half as many again is found, a shorter one where its gram is in the sample.
         """
         self._least, self._window = least, max(1, least // 2)
@@ -125,8 +124,6 @@ class EarlierTexts:
 
         Args:
             text: Each document with a byte behind it that is in none.
-            ends: Where each document ends.
-            numbers: Of the documents.
             repeated: Is set for each byte of a run that stood before.
         """
         begins = np.concatenate((np.zeros(1, np.int64), ends[:-1] + 1))

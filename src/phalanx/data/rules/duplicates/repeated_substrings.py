@@ -126,7 +126,7 @@ def _encode(text: str) -> bytes:
 
 
 def _without(text: bytes, is_cut: NDArray[np.bool_]) -> Outcome:
-    """Leave out what is marked, whole characters only."""
+    """Cut out the marked parts, whole characters only."""
     borders = np.flatnonzero(np.diff(np.concatenate(([False], is_cut, [False])).astype(np.int8))).tolist()
     kept: list[bytes] = []
     at = places = cut = 0

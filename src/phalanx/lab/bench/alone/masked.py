@@ -35,7 +35,7 @@ from phalanx.security.mask import (
     masked_linear,
     worst_error,
 )
-from phalanx.security.mask.ring import LIMIT, reduced
+from phalanx.security.mask.ring import LIMIT, reduce_mod_p
 
 SIZES = ((128, 256, 1024), (512, 768, 768), (512, 768, 3072), (512, 2048, 2048), (512, 4096, 1024))
 """Rows, inner dimension, columns; the first is of `phalanx bench split`."""
@@ -91,7 +91,7 @@ class Parts:
             "receive": lambda: self.side.receive(self.sent, self.answer),
             "pad": lambda: self._pads.draw(*self._size),
             "pad_os": lambda: self._os_pads.draw(*self._size),
-            "reduce": lambda: reduced(self._sums),
+            "reduce": lambda: reduce_mod_p(self._sums),
             "reduce_int64": lambda: (self._sums.astype(np.int64) % P).astype(np.uint32),
         }
 

@@ -4,8 +4,8 @@
 
 The program starts itself again in a network namespace of its own, with a token bucket that holds its loopback to
 `--mbit` in all: owner and workers behave as on one site's line. That takes Linux, root and ``tc``. Every arm runs the
-same stages and microbatches as in ``phalanx bench overhead``; a turn is as long as snapshots are apart, so that each
-turn has one. Wall seconds of a step are what a slow line shows; they are compared within a turn.
+same stages and microbatches as in ``phalanx bench overhead``. Wall seconds of a step are what a slow line shows; they
+are compared within a turn.
 """
 
 import argparse
@@ -26,9 +26,8 @@ from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.overhead.overhead import run_in_turns
 from phalanx.lab.bench.overhead.overhead_arms import (
     EIGHTH,
-    SNAPSHOT,
+    LOCKSTEP,
     UNGUARDED,
-    UPDATE,
     InterleavedGuards,
     shift_of,
 )
@@ -94,9 +93,8 @@ def _row(shift: InterleavedGuards, name: str, arm: ArmMeasurement, base: ArmMeas
 
 
 def _arms(turns: int) -> InterleavedGuards:
-    shift = shift_of(4, 32, 16, (EIGHTH, UPDATE, SNAPSHOT), rounds=turns, budget_s=float("inf"))
-    # one snapshot in each turn, and none is left to the warm-up
-    return replace(shift, steps=SNAPSHOT.snapshot_every, warm_ups=1)
+    shift = shift_of(4, 32, 16, (EIGHTH, LOCKSTEP), rounds=turns, budget_s=float("inf"))
+    return replace(shift, steps=8, warm_ups=1)
 
 
 def _start_inside(arguments: Sequence[str]) -> int:

@@ -139,7 +139,9 @@ class Door:
             )
             try:
                 found.append(
-                    self.admission.admit(identity.name, sign_update(header, identity), values, due).tensors["update"]
+                    self.admission.admit_update(identity.name, sign_update(header, identity), values, due).tensors[
+                        "update"
+                    ]
                 )
             except UpdateRefusedError:
                 self.refused += 1

@@ -9,9 +9,8 @@ from phalanx.testing import tiny_run
 from phalanx.train import RunConfig, TrainConfig
 
 GUARDS: dict[str, GuardConfig] = {
-    "watchful": GuardConfig(audit_rate=1 / 4, step_audit_rate=1 / 8, owner_audit_rate=1 / 8, keep_steps=64),
+    "watchful": GuardConfig(audit_rate=1 / 4, step_audit_rate=1 / 8, owner_audit_rate=1 / 8, keep_states=64),
     **{name: GuardConfig(preset=name) for name in PRESETS},
-    "statistics": GuardConfig(mode="statistics"),
     "off": GuardConfig(mode="off"),
 }
 """Guards by the name in the rows; `watchful` has rates that show every layer in some dozens of steps."""

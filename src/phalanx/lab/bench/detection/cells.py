@@ -110,8 +110,7 @@ def _across_paths(attack: AttackConfig, stages: int) -> DetectionCell:
 def _compared(attack: AttackConfig, stages: int) -> Iterator[DetectionCell]:
     """Yield the baselines, against the same attacker, for lies in messages."""
     if ATTACKS[attack.kind].direction is not None and ATTACKS[attack.kind].caught_by in _SHOWN_BY_BASELINES:
-        for guard in ("statistics", "off"):
-            yield DetectionCell(small_run(stages, guard, attack=attack), guard, _BASELINE_STEPS)
+        yield DetectionCell(small_run(stages, "off", attack=attack), "off", _BASELINE_STEPS)
 
 
 def _at_most(steps: int, attack: AttackConfig) -> int:

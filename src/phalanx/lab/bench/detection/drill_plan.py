@@ -11,6 +11,7 @@ from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.assignment.assignment import first_assignment
 from phalanx.train import RunConfig
 
+_HONEST = "with `phalanx join TOKEN --stay`, which serves run after run, or anew with `phalanx worker`"
 DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
 
 
@@ -58,13 +59,15 @@ class DrillRun:
     def instructions(self) -> str:
         """How the workers are to be started, where they are remote."""
         if not self.liars:
-            return "start every worker of the run with `phalanx worker`; nobody attacks"
+            return f"start every worker of the run {_HONEST}; nobody attacks"
         named = ", ".join(self.liars)
         # also names the other parties of a run file's section; each has an entry of its own here
         plan = AttackPlan(attackers={name: one.model_copy(update={"also": ()}) for name, one in self.liars.items()})
         return (
-            f"start every worker of the run again, {named} with `python -m phalanx.lab.attacks.worker ATTACK.toml "
-            f"WORKER.toml`, where ATTACK.toml holds:\n{dump_toml(plan)}"
+            f"start every worker of the run: {named} with `python -m phalanx.lab.attacks.worker ATTACK.toml "
+            f"WORKER.toml`, in the place of the honest process, all others {_HONEST}; WORKER.toml is what `phalanx "
+            f"join` has made, such as {next(iter(self.liars))}/worker.toml, and ATTACK.toml holds:\n"
+            f"{dump_toml(plan)}"
         )
 
 

@@ -75,8 +75,6 @@ def _on_one_path(steps: int) -> Iterator[DetectionCell]:
         yield _guarded(stages, "lockstep", lockstep, steps)
         yield DetectionCell(small_run(stages, "watchful", adapter=LoraConfig(rank=4)), "watchful", steps)
         yield from (DetectionCell(small_run(stages, name), name, steps) for name in PRESETS)
-    yield _guarded(4, "paper", GuardConfig(mode="paper"), steps)
-    yield DetectionCell(small_run(4, "statistics"), "statistics", steps)
 
 
 def _guarded(stages: int, name: str, guard: GuardConfig, steps: int) -> DetectionCell:

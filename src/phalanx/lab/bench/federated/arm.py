@@ -112,7 +112,7 @@ def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Lo
             }
 
         yield run_round, lambda: set(sites.pids.items())
-        fleet.end()
+        fleet.end_sites()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from phalanx.config import canonical_json
-from phalanx.errors import DataError
+from phalanx.errors import DataError, writing_cure
 
 Row = dict[str, Any]
 Cell = TypeVar("Cell")
@@ -55,7 +55,7 @@ class RowFile(Generic[Cell]):
                 file.write(json.dumps(kept, allow_nan=False) + "\n")
         except OSError as exc:
             raise DataError(
-                f"{self.path}: cannot be written ({exc.strerror}); free space or set PHALANX_CACHE"
+                f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}, with PHALANX_CACHE"
             ) from exc
         self._rows[kept["key"]] = kept
         return kept

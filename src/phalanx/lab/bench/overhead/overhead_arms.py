@@ -15,12 +15,17 @@ SIXTEENTH = EIGHTH.model_copy(update={"audit_rate": 1 / 16, "step_audit_rate": 1
 SIXTY_FOURTH = SIXTEENTH.model_copy(update={"audit_rate": 1 / 64})
 WITH_OWNER = EIGHTH.model_copy(update={"owner_audit_rate": 1 / 64})
 SCREENED = WITH_OWNER.model_copy(update={"gradient_screen": True})
-UPDATE = EIGHTH.model_copy(update={"shadow": "update"})
 ADAPTERS = EIGHTH.model_copy(update={"shadow": "adapters"})
-SNAPSHOT = EIGHTH.model_copy(update={"shadow": "snapshot", "snapshot_every": 8})
 LOCKSTEP = EIGHTH.model_copy(update={"shadow": "lockstep"})
-PAPER = GuardConfig(mode="paper")
-STATISTICS = GuardConfig(mode="statistics")
+PAPER = GuardConfig(
+    audit_rate=1.0,
+    step_audit_rate=0.0,
+    owner_audit_rate=0.0,
+    shadow="lockstep",
+    screen=False,
+    gradient_screen=False,
+)
+"""The duplicated block of Lu et al. 2023: every message of a stage is recomputed by a copy in lock-step."""
 
 NARROW, WIDE = 288, 576
 MODELS = {NARROW: "scratch-10m", WIDE: "scratch-34m"}
@@ -61,12 +66,12 @@ def shifts(quick: bool) -> list[InterleavedGuards]:
     if quick:
         return [
             shift_of(4, 32, 8, BY_PRESET, rounds=6, budget_s=130.0),
-            shift_of(4, 32, 8, (EIGHTH, UPDATE, SNAPSHOT, PAPER), rounds=4, budget_s=130.0),
+            shift_of(4, 32, 8, (EIGHTH, PAPER), rounds=4, budget_s=130.0),
             _adapted(shift_of(4, 32, 8, (ADAPTERS,), rounds=4, budget_s=40.0)),
             shift_of(4, 32, 16, (SIXTEENTH,), rounds=4, budget_s=60.0),
             shift_of(4, 64, 64, (SIXTY_FOURTH,), rounds=4, budget_s=60.0),
         ]
-    upkeeps = (EIGHTH, WITH_OWNER, UPDATE, SNAPSHOT, LOCKSTEP, PAPER, STATISTICS)
+    upkeeps = (EIGHTH, WITH_OWNER, LOCKSTEP, PAPER)
     return [
         *preset_shifts(),
         shift_of(4, 32, 8, (WITH_OWNER, SCREENED), rounds=12, budget_s=300.0),

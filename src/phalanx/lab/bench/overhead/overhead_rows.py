@@ -9,7 +9,6 @@ from phalanx.lab.bench.overhead.arm import Report
 from phalanx.lab.bench.overhead.overhead_arms import UNGUARDED
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, guard_cost
 from phalanx.pipeline import GuardConfig
-from phalanx.train.setup.guard_outlook import upkeep_bytes
 
 RECOMPUTE_SHARE = 0.72
 """Forward and the backward pass to the input, as a share of all work on a microbatch; measured on CPU."""
@@ -25,7 +24,7 @@ def audited_share(guard: GuardConfig) -> float:
 
 def formula_of(guard: GuardConfig) -> str | None:
     """How extra work is predicted; None where nothing is recomputed."""
-    if not guard.audits:
+    if not guard.enabled:
         return None
     # a copy in lock-step does everything again, the weight gradient included
     if guard.upkeep.in_lockstep:
@@ -64,21 +63,19 @@ class RunShape:
 
     def predicted(self, guard: GuardConfig) -> float | None:
         """Extra work by `formula_of` the guard: digests, signatures and the owner's own audits are not in it."""
-        if not guard.audits:
+        if not guard.enabled:
             return None
         rate = 1.0 if guard.upkeep.in_lockstep else audited_share(guard) * guard.audit_rate + guard.step_audit_rate
         return self.untrusted_share * rate
 
     def expected_audits(self, guard: GuardConfig) -> float | None:
         """Recomputed microbatches a step in the long run; a short measurement may have had more or fewer."""
-        if not guard.audits:
+        if not guard.enabled:
             return None
         drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
         if guard.upkeep.in_lockstep:
             drawn, p = self.microbatches, 0.0
-        # a coin draws all of a step's microbatches or none
-        expected = guard.audit_rate * self.microbatches if guard.keeps_snapshots else drawn
-        each = (1 - p) * expected + (p + guard.owner_audit_rate) * self.microbatches
+        each = (1 - p) * drawn + (p + guard.owner_audit_rate) * self.microbatches
         return self.num_untrusted * each
 
 
@@ -134,9 +131,9 @@ def _settings(guard: GuardConfig, layout: RunShape) -> Row:
         "mode": guard.mode if guard.enabled else UNGUARDED,
         "preset": guard.preset_in_force,
         "gradient_screen": guard.screens_gradients,
-        "q": guard.audit_rate if guard.audits else None,
-        "p": guard.step_audit_rate if guard.audits else None,
-        "owner_audit_rate": guard.owner_audit_rate if guard.audits else None,
+        "q": guard.audit_rate if guard.enabled else None,
+        "p": guard.step_audit_rate if guard.enabled else None,
+        "owner_audit_rate": guard.owner_audit_rate if guard.enabled else None,
         "K": layout.stages,
         "M": layout.microbatches,
         "shadow": guard.shadow if guard.enabled else None,
@@ -151,13 +148,13 @@ def _shares(guard: GuardConfig, arm: ArmMeasurement, base: ArmMeasurement, layou
         "untrusted_share": layout.untrusted_share,
         "predicted_extra_compute": layout.predicted(guard),
         "formula": formula_of(guard),
-        "audits_per_step": sum(block.report.audits for block in arm.blocks) / arm.steps if guard.audits else None,
+        "audits_per_step": sum(block.report.audits for block in arm.blocks) / arm.steps if guard.enabled else None,
         "expected_audits_per_step": layout.expected_audits(guard),
         "alarms": sum(block.report.alarms for block in arm.blocks) if guard.enabled else None,
     }
     if not guard.enabled:
         return row
-    upkeep = upkeep_bytes(guard) * layout.trained_untrusted
+    upkeep = guard.upkeep.bytes_sent * layout.trained_untrusted
     before = _bytes_per_step(base)
     extra = row["extra_over_unguarded"]
     return row | {

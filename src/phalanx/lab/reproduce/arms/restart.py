@@ -6,7 +6,9 @@ from phalanx.lab.reproduce.arms.arm import ArmInputs
 from phalanx.lab.reproduce.arms.duplicates import DuplicateCheck
 from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
-from phalanx.pipeline import MAX_ATTEMPTS
+
+MAX_ATTEMPTS = 200
+"""Attempts at one step, all of them attacked, after which it gives up."""
 
 
 class Restart(SimulatedArm):

@@ -14,7 +14,12 @@ from phalanx.lab.reproduce.arms.arm import ArmInputs
 from phalanx.lab.reproduce.arms.duplicates import DuplicateCheck
 from phalanx.lab.reproduce.arms.undefended import SimulatedArm
 from phalanx.lab.reproduce.simulator import AlarmRaised
-from phalanx.pipeline import skipping
+
+
+def skipping(suspect: int, num_stages: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the stages that are left out after an alarm about one, and those that are frozen."""
+    last = {num_stages - 1}
+    return frozenset({suspect, suspect + 1} - last), frozenset({suspect - 1, suspect, suspect + 1} - last)
 
 
 class SkipLayer(SimulatedArm):
@@ -59,12 +64,12 @@ class SkipLayer(SimulatedArm):
         simulator.abandon()
         duplicates.abandon()
         self.counts.redone_steps += 1
-        attempt = skipping(suspect, len(simulator.plan.stages))
-        duplicates.idle = attempt.frozen
+        bypassed, frozen = skipping(suspect, len(simulator.plan.stages))
+        duplicates.idle = frozen
         try:
-            simulator.run(step, inputs, duplicates, bypassed=attempt.bypassed)
+            simulator.run(step, inputs, duplicates, bypassed=bypassed)
         except AlarmRaised as alarm:
             raise TrainingError(
                 f"step {step}: stage {alarm.suspect} lies as well as stage {suspect}; skip_layer knows one liar a step"
             ) from alarm
-        return attempt.frozen
+        return frozen

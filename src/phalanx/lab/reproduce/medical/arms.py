@@ -107,7 +107,7 @@ ARMS: Mapping[str, Arm] = MappingProxyType(
 
 def _tfidf(bench: ArmMaterial, train: Sequence[Example], test: Sequence[Example]) -> ArmResult:
     predicted = tfidf_predictions(train, test, bench.seed)
-    return ArmResult((Confusion.of(predicted, bench.material.test.classes, bench.material.num_classes),))
+    return ArmResult((Confusion.count_answers(predicted, bench.material.test.classes, bench.material.num_classes),))
 
 
 def _plain_config(bench: ArmMaterial) -> SplitConfig:

@@ -87,7 +87,7 @@ class ArmMaterial:
         for begin in range(0, len(test.classes), _ROWS_TESTED_AT_ONCE):
             ids, labels = test.pick(range(begin, min(begin + _ROWS_TESTED_AT_ONCE, len(test.classes))))
             predicted += self.task.predict(back, front(ids), labels)
-        return Confusion.of(predicted, test.classes, self.material.num_classes)
+        return Confusion.count_answers(predicted, test.classes, self.material.num_classes)
 
     def step(self, trainer: BackTrainer, microbatches: Sequence[Indices]) -> float:
         """Learn from some microbatches and take a step; return the mean loss."""

@@ -5,7 +5,7 @@ from phalanx.planner.model.families.facts import FamilyFacts
 from phalanx.planner.model.shape import ModelShape, plain_shape
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _bert_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab = keys.size("hidden_size"), keys.size("vocab_size")
     heads, head_dim = keys.heads(hidden, "num_attention_heads")
     positions = keys.size("max_position_embeddings")
@@ -28,7 +28,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 
 BERT = FamilyFacts(
-    shape=_shape,
+    shape=_bert_shape,
     matrices=(
         ("attention.self.query", "first", "queries"),
         ("attention.self.key", "first", "shared"),

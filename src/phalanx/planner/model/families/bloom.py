@@ -5,7 +5,7 @@ from phalanx.planner.model.families.facts import FamilyFacts
 from phalanx.planner.model.shape import ModelShape, plain_shape
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _bloom_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab = keys.size("hidden_size", "n_embed"), keys.size("vocab_size")
     heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
     return plain_shape(
@@ -24,7 +24,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 
 BLOOM = FamilyFacts(
-    shape=_shape,
+    shape=_bloom_shape,
     matrices=(
         ("self_attention.query_key_value", "first", "all"),
         ("self_attention.dense", "mixed", "stream"),

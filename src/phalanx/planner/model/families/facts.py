@@ -8,7 +8,7 @@ from phalanx.planner.model.config_keys import ConfigKeys
 from phalanx.planner.model.shape import ModelShape
 
 Feed = Literal["first", "mixed", "second", "inner"]
-"""What a matrix multiplies: what the first norm gave, what attention gave, the second norm, or the MLP's middle."""
+"""Input of a matrix: output of the first norm, of attention, of the second norm, or the MLP's middle."""
 
 Width = Literal["all", "queries", "shared", "inner", "both", "stream"]
 """What a matrix gives: queries, keys and values in one, queries, keys or values, the MLP's middle, that and its gate in
@@ -18,26 +18,26 @@ SharedAxis = Literal["tp", "cp"]
 
 
 def no_rows(keys: ConfigKeys) -> int:
-    """Return the rows beside those of tokens where tokens are all that crosses: none."""
+    """Return 0 rows beside the tokens' rows, for families where only tokens cross."""
     return 0
 
 
 @dataclass(frozen=True)
 class SlicingRule:
-    """What the stages of a model must know beside transformers' own pipeline plan for it.
+    """Facts that the stages of a model need beside transformers' own pipeline plan for it.
 
     Attributes:
         trunk: Name of the model without head.
-        windows: Layers with a sliding window: none, all where ``sliding_window`` is a number (``config``), or those
-            that ``layer_types`` names (``layers``).
+        windows: Layers with a sliding window: none, all where ``sliding_window`` is a number (``config``), or the ones
+            named by ``layer_types`` (``layers``).
         rotary_by_type: Each of the layer types has rotary tables of its own.
         embedding_factor: Config key of a number that embeddings are multiplied by.
         embedding_dropout: Config key of the share of embeddings that is dropped by no module.
         scaled_embedding: The embedding module itself multiplies by a number that is in no file.
-        logits: How logits are changed behind the head, and the config key of the number.
+        logits: Whether logits are multiplied or divided behind the head, and the config key of the number.
         plain_attention: transformers has no fused attention kernel for the family.
-        past_key: How a block calls keys and values that come before its own.
-        stored_names: Names in the hub's files that differ from those of transformers' modules.
+        past_key: Name in a block's signature of keys and values that come before its own.
+        stored_names: Pairs of names that differ between the hub's files and transformers' modules.
         refused: Config keys with the values that stages can carry; anything else is refused.
     """
 
@@ -70,20 +70,20 @@ class FamilyFacts:
 
     Attributes:
         shape: Reads the sizes from the hub's config.
-        matrices: Of a block, in the order of the module: name, what it multiplies, and what it gives.
-        adapter_targets: Ends of the names of those that have an adapter where none are named.
+        matrices: Matrices of a block, in the order of the module: name, input, and output.
+        adapter_targets: Ends of the names of matrices that have an adapter by default.
         per_head: Attributes of the attention module that tensor parallel ranks divide among themselves.
-        heads_first: Whether one matrix of queries, keys and values puts those of one head together, so that its rows
+        heads_first: Whether one matrix of queries, keys and values has the rows of one head together, so that its rows
             can be dealt out as they are, and not all heads of the queries together.
         composed_norm: Whether a norm is composed of several kernels, and keeps its normalised input as well.
         biased_scores: Whether attention adds a bias to its scores, for which kernels and a ring of ranks have no room.
-        dropout: Where a config has attention's dropout, with transformers' default.
-        norms: Of a block, those over the width of the stream.
+        dropout: Config key of attention's dropout, with transformers' default.
+        norms: Number of norms in a block over the width of the stream.
         shared_axes: Mesh axes along which ranks may share a block; a test compares each with one rank alone.
-        predicts: What is predicted: the next token; hidden tokens, by an encoder; or a target behind an encoder's text.
-        rows_beside: How many rows of what crosses between stages are no tokens of the text.
+        predicts: Labels: the next token; hidden tokens, by an encoder; or a target behind an encoder's text.
+        rows_beside: Returns the number of rows in a message between stages that are no tokens of the text.
         routed: Whether tokens ask experts that a router chooses: another rounding may choose others.
-        slicing: How the model is cut by transformers' pipeline plan; None for a family that is written out.
+        slicing: Slicing by transformers' pipeline plan; None for a family that is written out.
     """
 
     shape: Callable[[ConfigKeys], ModelShape]

@@ -7,7 +7,7 @@ from phalanx.planner.model.shape import ModelShape
 _BOTH = 2
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _falcon_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab = keys.size("hidden_size"), keys.size("vocab_size")
     heads, head_dim = keys.heads(hidden, "num_attention_heads")
     ffn = keys.size("ffn_hidden_size", default=4 * hidden)
@@ -39,7 +39,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 
 FALCON = FamilyFacts(
-    shape=_shape,
+    shape=_falcon_shape,
     matrices=(
         ("self_attention.query_key_value", "first", "all"),
         ("self_attention.dense", "mixed", "stream"),

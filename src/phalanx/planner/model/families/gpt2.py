@@ -5,7 +5,7 @@ from phalanx.planner.model.families.facts import FamilyFacts
 from phalanx.planner.model.shape import ModelShape, plain_shape
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _gpt2_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab = keys.size("n_embd", "hidden_size"), keys.size("vocab_size")
     heads, head_dim = keys.heads(hidden, "n_head", "num_attention_heads")
     positions = keys.size("n_positions", "max_position_embeddings")
@@ -26,7 +26,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 
 GPT2 = FamilyFacts(
-    shape=_shape,
+    shape=_gpt2_shape,
     matrices=(
         ("attn.c_attn", "first", "all"),
         ("attn.c_proj", "mixed", "stream"),

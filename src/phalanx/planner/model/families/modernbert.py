@@ -5,7 +5,7 @@ from phalanx.planner.model.families.facts import FamilyFacts
 from phalanx.planner.model.shape import ModelShape
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _modernbert_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab, ffn = keys.size("hidden_size"), keys.size("vocab_size"), keys.size("intermediate_size")
     heads, head_dim = keys.heads(hidden, "num_attention_heads")
     norm = 2 * hidden if keys.flag("norm_bias", False) else hidden
@@ -36,7 +36,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 
 MODERNBERT = FamilyFacts(
-    shape=_shape,
+    shape=_modernbert_shape,
     matrices=(
         ("attn.Wqkv", "first", "all"),
         ("attn.Wo", "mixed", "stream"),

@@ -8,7 +8,7 @@ _OFFSET = 2
 """Rows of the position table beyond its positions."""
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _opt_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab = keys.size("hidden_size"), keys.size("vocab_size")
     heads, head_dim = keys.heads(hidden, "num_attention_heads")
     positions = keys.size("max_position_embeddings")
@@ -35,7 +35,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 
 OPT = FamilyFacts(
-    shape=_shape,
+    shape=_opt_shape,
     matrices=(
         ("self_attn.k_proj", "first", "shared"),
         ("self_attn.v_proj", "first", "shared"),

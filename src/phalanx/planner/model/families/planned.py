@@ -1,4 +1,4 @@
-"""Families that are cut by transformers' own pipeline plans: one line each says what the plans leave open."""
+"""Families that are cut by transformers' own pipeline plans: each row of the table completes one plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,11 +37,11 @@ class PlannedFamily:
     """One line of the table.
 
     Attributes:
-        slicing: What its stages must know beside transformers' plan.
+        slicing: Facts that transformers' plan lacks.
         matrices: See `FamilyFacts`.
         adapter_targets: See `FamilyFacts`.
-        biased: Which matrices have a bias, by what they multiply.
-        norms: Of a block, those over the width of the stream.
+        biased: Matrices with a bias, by their input.
+        norms: Number of norms in a block over the width of the stream.
         norm_weights: Parameters of a norm for each number: none, a factor, or a factor and a bias.
         head_norm: Whether queries and keys have norms, over each head or over all heads together.
         activation: Config key of the MLP's activation function, with transformers' default.
@@ -74,7 +74,7 @@ class PlannedFamily:
     def facts(self) -> FamilyFacts:
         """The family's line in the table of all families."""
         return FamilyFacts(
-            shape=self._shape,
+            shape=self._read_shape,
             matrices=self.matrices,
             adapter_targets=self.adapter_targets,
             per_head=self.per_head,
@@ -85,7 +85,7 @@ class PlannedFamily:
             slicing=self.slicing,
         )
 
-    def _shape(self, keys: ConfigKeys) -> ModelShape:
+    def _read_shape(self, keys: ConfigKeys) -> ModelShape:
         hidden, vocab, ffn = keys.size("hidden_size"), keys.size("vocab_size"), keys.size("intermediate_size")
         heads, head_dim = keys.heads(hidden, "num_attention_heads")
         head_dim = keys.size("head_dim", default=self.defaults.get("head_dim", head_dim))
@@ -114,9 +114,9 @@ class PlannedFamily:
             head=(0 if tied else vocab * hidden) + (vocab if self.head_bias else 0),
             head_matrix=vocab * hidden,
         )
-        return self._counted(bare, keys)
+        return self._count_parameters(bare, keys)
 
-    def _counted(self, shape: ModelShape, keys: ConfigKeys) -> ModelShape:
+    def _count_parameters(self, shape: ModelShape, keys: ConfigKeys) -> ModelShape:
         """Add the parameters of one block."""
         matrix, columns, rows = 0, 0, 0
         for _, feed, width in self.matrices:
@@ -128,12 +128,12 @@ class PlannedFamily:
             else:
                 rows += biases
         head_norms = self._head_norms(shape, keys)
-        whole = rows + self.norm_weights * (self.norms * shape.hidden + head_norms)
+        rest = rows + self.norm_weights * (self.norms * shape.hidden + head_norms)
         return replace(
             shape,
             layer_matrix=matrix,
             layer_split=matrix + columns,
-            layer_whole=whole,
+            layer_whole=rest,
             head_norms=head_norms > 0,
         )
 
@@ -150,18 +150,18 @@ def _is_on(keys: ConfigKeys, flag: Flag) -> bool:
     return flag if isinstance(flag, bool) else keys.flag(*flag)
 
 
-def _everywhere(flag: Flag) -> dict[Feed, Flag]:
+def _bias_everywhere(flag: Flag) -> dict[Feed, Flag]:
     return dict.fromkeys(("first", "mixed", "second", "inner"), flag)
 
 
-def _attention(flag: Flag) -> dict[Feed, Flag]:
+def _bias_of_attention(flag: Flag) -> dict[Feed, Flag]:
     return {"first": flag, "mixed": flag}
 
 
-_LLAMA_BIAS: Mapping[Feed, Flag] = _attention(_ATTENTION_BIAS) | {"second": _MLP_BIAS, "inner": _MLP_BIAS}
+_LLAMA_BIAS: Mapping[Feed, Flag] = _bias_of_attention(_ATTENTION_BIAS) | {"second": _MLP_BIAS, "inner": _MLP_BIAS}
 _GEMMA = PlannedFamily(
     SlicingRule(scaled_embedding=True),
-    biased=_attention(_ATTENTION_BIAS),
+    biased=_bias_of_attention(_ATTENTION_BIAS),
     activation=("hidden_act", "gelu_pytorch_tanh"),
     tied=True,
     shared_axes=_CP,
@@ -175,13 +175,13 @@ _LATER_GEMMA = replace(
 )
 _COHERE = PlannedFamily(
     SlicingRule(logits=("multiplied", "logit_scale")),
-    biased=_attention(_ATTENTION_BIAS),
+    biased=_bias_of_attention(_ATTENTION_BIAS),
     norms=1,
     head_norm=(("use_qk_norm", False), "all"),
     tied=True,
     shared_axes=_CP,
 )
-_OLMO = PlannedFamily(biased=_attention(_ATTENTION_BIAS), shared_axes=_CP)
+_OLMO = PlannedFamily(biased=_bias_of_attention(_ATTENTION_BIAS), shared_axes=_CP)
 _QK_NORMED = replace(_OLMO, head_norm=(True, "all"))
 _CAPPED: tuple[Literal["capped"], str] = ("capped", "final_logit_softcapping")
 
@@ -194,7 +194,7 @@ PLANNED: dict[str, PlannedFamily] = {
         _COHERE, slicing=SlicingRule(windows="layers", logits=("multiplied", "logit_scale")), head_norm=None
     ),
     "ernie4_5": PlannedFamily(
-        biased=_everywhere(("use_bias", False)),
+        biased=_bias_everywhere(("use_bias", False)),
         tied=True,
         shared_axes=_BOTH,
         defaults={"num_key_value_heads": 2, "head_dim": 128},
@@ -237,7 +237,7 @@ PLANNED: dict[str, PlannedFamily] = {
             ("mlp.dense_4h_to_h", "inner", "stream"),
         ),
         adapter_targets=("query_key_value",),
-        biased=_attention(("attention_bias", True)) | {"second": True, "inner": True},
+        biased=_bias_of_attention(("attention_bias", True)) | {"second": True, "inner": True},
         norm_weights=2,
         activation=("hidden_act", "gelu"),
         rms=False,
@@ -265,7 +265,7 @@ PLANNED: dict[str, PlannedFamily] = {
             ("mlp.fc1", "second", "inner"),
             ("mlp.fc2", "inner", "stream"),
         ),
-        biased=_everywhere(True),
+        biased=_bias_everywhere(True),
         norms=1,
         norm_weights=2,
         head_norm=(("qk_layernorm", False), "head"),
@@ -288,7 +288,7 @@ PLANNED: dict[str, PlannedFamily] = {
     ),
     "qwen3": PlannedFamily(
         SlicingRule(windows="layers"),
-        biased=_attention(_ATTENTION_BIAS),
+        biased=_bias_of_attention(_ATTENTION_BIAS),
         head_norm=(True, "head"),
         shared_axes=_CP,
         defaults={"num_key_value_heads": 32, "head_dim": 128},
@@ -313,7 +313,7 @@ PLANNED: dict[str, PlannedFamily] = {
     "starcoder2": PlannedFamily(
         SlicingRule(windows="config", embedding_dropout="embedding_dropout"),
         matrices=(*_QKVO, ("mlp.c_fc", "second", "inner"), ("mlp.c_proj", "inner", "stream")),
-        biased=_everywhere(("use_bias", True)),
+        biased=_bias_everywhere(("use_bias", True)),
         norm_weights=2,
         activation=("hidden_act", "gelu_pytorch_tanh"),
         tied=True,

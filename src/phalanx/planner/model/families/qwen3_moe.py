@@ -10,7 +10,7 @@ from phalanx.planner.model.shape import ModelShape
 _DENSE = replace(PLANNED["qwen3"], defaults={"num_key_value_heads": 4}).facts
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _qwen3_moe_shape(keys: ConfigKeys) -> ModelShape:
     dense = _DENSE.shape(keys)
     inner, asked = keys.size("moe_intermediate_size", default=768), keys.size("num_experts_per_tok", default=8)
     experts, hidden = keys.size("num_experts", "num_local_experts", default=128), dense.hidden
@@ -27,7 +27,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
 
 QWEN3_MOE = replace(
     _DENSE,
-    shape=_shape,
+    shape=_qwen3_moe_shape,
     matrices=_DENSE.matrices[:4],
     slicing=SlicingRule(refused=(("use_sliding_window", False),)),
     shared_axes=frozenset(),

@@ -9,13 +9,13 @@ from phalanx.planner.model.shape import ModelShape
 _SIDES = 2
 
 
-def _shape(keys: ConfigKeys) -> ModelShape:
+def _t5_shape(keys: ConfigKeys) -> ModelShape:
     hidden, vocab, ffn = keys.size("d_model", "hidden_size"), keys.size("vocab_size"), keys.size("d_ff")
     heads, head_dim = keys.size("num_heads", "num_attention_heads"), keys.size("d_kv", "head_dim")
     encoder = keys.size("num_layers", "num_hidden_layers")
     decoder = keys.size("num_decoder_layers", default=encoder)
-    words = keys.word("feed_forward_proj", "relu").split("-")
-    gated, activation = words[0] == "gated", "gelu_new" if words == ["gated", "gelu"] else words[-1]
+    parts = keys.word("feed_forward_proj", "relu").split("-")
+    gated, activation = parts[0] == "gated", "gelu_new" if parts == ["gated", "gelu"] else parts[-1]
     attention = 4 * hidden * heads * head_dim
     matrix = attention + (3 if gated else 2) * hidden * ffn
     tied = keys.flag("scale_decoder_outputs", keys.flag("tie_word_embeddings", True))
@@ -34,7 +34,7 @@ def _shape(keys: ConfigKeys) -> ModelShape:
         layer_matrix=matrix,
         layer_split=matrix,
         layer_whole=2 * hidden,
-        embedding=vocab * hidden + _SIDES * _buckets(keys) * heads,
+        embedding=vocab * hidden + _SIDES * _num_buckets(keys) * heads,
         # an encoder's blocks are those that are counted one by one: what a decoder's have beside stands here
         final=_SIDES * hidden + decoder * (attention + hidden),
         head=0 if tied else vocab * hidden,
@@ -42,18 +42,18 @@ def _shape(keys: ConfigKeys) -> ModelShape:
     )
 
 
-def _buckets(keys: ConfigKeys) -> int:
+def _num_buckets(keys: ConfigKeys) -> int:
     return keys.size("relative_attention_num_buckets", default=32)
 
 
-def _rows(keys: ConfigKeys) -> int:
-    """Rows of a message that are no token of the text: the decoder's first, and those of one side's biases."""
+def _extra_rows(keys: ConfigKeys) -> int:
+    """Return the rows of a message that are no token of the text: the decoder's first, and the biases of one side."""
     heads, hidden = keys.size("num_heads", "num_attention_heads"), keys.size("d_model", "hidden_size")
-    return 1 + math.ceil(_buckets(keys) * heads / hidden)
+    return 1 + math.ceil(_num_buckets(keys) * heads / hidden)
 
 
 T5 = FamilyFacts(
-    shape=_shape,
+    shape=_t5_shape,
     matrices=(
         ("layer.0.SelfAttention.q", "first", "queries"),
         ("layer.0.SelfAttention.k", "first", "shared"),
@@ -69,5 +69,5 @@ T5 = FamilyFacts(
     dropout=("dropout_rate", 0.1),
     shared_axes=frozenset(),
     predicts="target",
-    rows_beside=_rows,
+    rows_beside=_extra_rows,
 )

@@ -14,9 +14,9 @@ from phalanx.security.tee.amd.snp_report import (
     VLEK,
     SnpReport,
     decode_tcb,
+    known_products,
     parse_report,
     product_of,
-    products,
 )
 from phalanx.security.tee.claims import Backend, Claims, Reference
 from phalanx.security.tee.evidence import Evidence
@@ -68,7 +68,7 @@ class SnpReference(Reference):
     @field_validator("min_tcb")
     @classmethod
     def _known_parts(cls, value: dict[str, int]) -> dict[str, int]:
-        if set(value) - {"fmc"} != _FLOOR or any(not 0 <= one <= 255 for one in value.values()):
+        if set(value) - {"fmc"} != _FLOOR or any(not 0 <= number <= 255 for number in value.values()):
             raise ValueError(f"expected {', '.join(sorted(_FLOOR))} and perhaps fmc, each 0 to 255; found {value}")
         return value
 
@@ -85,19 +85,19 @@ def appraise_snp(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
         raise TypeError("appraise_snp: expected SnpReference")
     evidence.check_names({"vcek", "vlek", "chain", "crl"})
     report = parse_report(evidence.data)
-    leaf = _leaf(evidence, report)
+    leaf = _read_leaf(evidence, report)
     if "crl" in evidence.endorsements:
-        own = parse_crl(evidence.endorsements["crl"])
-        trust = Trust(trust.roots, trust.now, (*trust.crls, own), trust.revoked, trust.require_crl)
+        sent = parse_crl(evidence.endorsements["crl"])
+        trust = Trust(trust.roots, trust.now, (*trust.crls, sent), trust.revoked, trust.require_crl)
     path = check_chain(leaf, read_certificates(evidence.endorsement("chain"), "chain"), trust)
     check_ecdsa(leaf.key, ec.SECP384R1, report.r, report.s, report.signed, "SNP report")
-    product = _product(leaf, report)
+    product = _read_product(leaf, report)
     _check_identity(leaf, report, reference)
     tcb = decode_tcb(report.tcbs["reported"], product)
     _check_certified_tcb(leaf, tcb)
     _check_mode(report, reference)
     _check_floor(tcb, reference)
-    covered = any(one.issuer == path[-1].subject for one in trust.crls)
+    covered = any(crl.issuer == path[-1].subject for crl in trust.crls)
     return Claims(
         kind="snp",
         measurements=inspect_report(report),
@@ -119,7 +119,7 @@ def inspect_report(report: SnpReport) -> dict[str, str]:
     return {name: value for name, value in report.fields.items() if not name.startswith("report_id")}
 
 
-def _leaf(evidence: Evidence, report: SnpReport) -> Certificate:
+def _read_leaf(evidence: Evidence, report: SnpReport) -> Certificate:
     signer = _SIGNERS.get(report.signing_key)
     if signer is None:
         raise RefusedEvidenceError(
@@ -134,7 +134,7 @@ def _leaf(evidence: Evidence, report: SnpReport) -> Certificate:
     return certificates[0]
 
 
-def _product(leaf: Certificate, report: SnpReport) -> str:
+def _read_product(leaf: Certificate, report: SnpReport) -> str:
     """Return the product by the certificate, such as Milan for Milan-B0, and compare it with the report's CPU."""
     value = leaf.extension(_PRODUCT)
     if value is None:
@@ -143,8 +143,8 @@ def _product(leaf: Certificate, report: SnpReport) -> str:
     product = holder.read(IA5_STRING).decode("ascii", "replace").partition("-")[0]
     holder.end()
     product = _RELATIVES.get(product, product)
-    if product not in products():
-        raise malformed(leaf.name, f"product {product[:20]!r}; known: {', '.join(products())}")
+    if product not in known_products():
+        raise malformed(leaf.name, f"product {product[:20]!r}; known: {', '.join(known_products())}")
     if report.family_model is not None and product_of(report.family_model) != product:
         family, model = report.family_model
         raise RefusedEvidenceError(
@@ -165,7 +165,7 @@ def _check_identity(leaf: Certificate, report: SnpReport, reference: SnpReferenc
             raise RefusedEvidenceError(
                 Reason.FORBIDDEN_MODE, "SNP report: hides its chip; accepted with allow_masked_chip only"
             )
-    elif report.signing_key == VCEK and _chip(hardware_id or b"", leaf.name).ljust(64, b"\0") != report.chip_id:
+    elif report.signing_key == VCEK and _read_chip_id(hardware_id or b"", leaf.name).ljust(64, b"\0") != report.chip_id:
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{leaf.name}: is another chip's than the report's")
 
 
@@ -183,7 +183,7 @@ def _check_cloud(leaf: Certificate, reference: SnpReference) -> None:
         )
 
 
-def _chip(value: bytes, where: str) -> bytes:
+def _read_chip_id(value: bytes, where: str) -> bytes:
     """Return the chip id: AMD writes it plainly, without the DER around it that other extensions have."""
     if len(value) in (8, 64):
         return value

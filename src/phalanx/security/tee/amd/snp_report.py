@@ -26,7 +26,6 @@ class SnpReport:
     """One report.
 
     Attributes:
-        version: Of the structure.
         policy: Bits of the guest's policy.
         vmpl: Privilege level that asked for the report, 0 the highest.
         signing_key: `VCEK` or `VLEK`.
@@ -36,7 +35,7 @@ class SnpReport:
         tcbs: Raw TCB versions by name: ``current``, ``reported``, ``committed``, ``launch``.
         chip_id: 64 bytes, zeros if masked.
         family_model: CPUID family and model; None in version 2.
-        signed: What the signature covers.
+        signed: Bytes that the signature covers.
         r: First number of the signature.
         s: Second number of the signature.
     """
@@ -91,7 +90,7 @@ def parse_report(data: bytes) -> SnpReport:
     reader.take(8)
     tcbs["launch"] = reader.take(8)
     reader.take(SIGNED_BYTES - reader.position)
-    r, s = _signature(reader)
+    r, s = _read_signature(reader)
     return SnpReport(
         version=version,
         policy=policy,
@@ -109,7 +108,7 @@ def parse_report(data: bytes) -> SnpReport:
     )
 
 
-def _signature(reader: Reader) -> tuple[int, int]:
+def _read_signature(reader: Reader) -> tuple[int, int]:
     """Read r and s: 48 bytes each in fields of 72, least significant first; all else in the field is zero."""
     r = int.from_bytes(reader.take(48), "little")
     reader.zeros(24, "the rest of r")
@@ -137,6 +136,6 @@ def product_of(family_model: tuple[int, int]) -> str | None:
     return None
 
 
-def products() -> tuple[str, ...]:
+def known_products() -> tuple[str, ...]:
     """Return the products with a known TCB layout."""
     return tuple(_TCB_LAYOUT)

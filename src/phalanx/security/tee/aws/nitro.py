@@ -45,16 +45,16 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
     """
     evidence.check_names(set())
     message = parse_sign1(evidence.data, _WHERE)
-    document = _document(message)
+    document = _read_document(message)
     leaf = parse_certificate(document["certificate"], "Nitro certificate")
-    bundle = [parse_certificate(one, "Nitro certificate") for one in document["cabundle"]]
+    bundle = [parse_certificate(der, "Nitro certificate") for der in document["cabundle"]]
     path = check_chain(leaf, bundle, trust)
     check_signs_data(leaf)
     if message.algorithm != ES384 or len(message.signature) != 96:
         raise malformed(_WHERE, f"signature algorithm {message.algorithm}, expected {ES384} (ES384)")
     check_raw_ecdsa(leaf.key, ec.SECP384R1, message.signature, message.signed, _WHERE)
     _check_moment(document["timestamp"], trust.now)
-    pcrs = _pcrs(document)
+    pcrs = _read_pcrs(document)
     if not pcrs.get("pcr0", "").strip("0"):
         raise RefusedEvidenceError(
             Reason.DEBUG_ENABLED, "Nitro document: PCR0 is zero, which an enclave has in debug mode only"
@@ -72,10 +72,10 @@ def appraise_nitro(evidence: Evidence, reference: Reference, trust: Trust) -> Cl
 
 def inspect_nitro(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    return _pcrs(_document(parse_sign1(evidence.data, _WHERE)))
+    return _read_pcrs(_read_document(parse_sign1(evidence.data, _WHERE)))
 
 
-def _document(message: Sign1) -> dict[str, Any]:
+def _read_document(message: Sign1) -> dict[str, Any]:
     document = decode(message.payload, _WHERE)
     if not isinstance(document, dict) or not _REQUIRED <= set(document) <= _REQUIRED | set(_OPTIONAL):
         raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_REQUIRED))}")
@@ -92,8 +92,8 @@ def _document(message: Sign1) -> dict[str, Any]:
     bundle = document["cabundle"]
     if not isinstance(bundle, list) or not 1 <= len(bundle) <= _MAX_CERTIFICATES:
         raise malformed(_WHERE, f"expected 1 to {_MAX_CERTIFICATES} certificates in cabundle")
-    for one in (document["certificate"], *bundle):
-        if not isinstance(one, bytes) or not 1 <= len(one) <= _MAX_CERTIFICATE_BYTES:
+    for der in (document["certificate"], *bundle):
+        if not isinstance(der, bytes) or not 1 <= len(der) <= _MAX_CERTIFICATE_BYTES:
             raise malformed(_WHERE, "a certificate is no bytes, or of a length that cannot be")
     for name, limit in _OPTIONAL.items():
         value = document.get(name)
@@ -106,7 +106,7 @@ def _is_bytes(value: Any, lengths: tuple[int, ...]) -> bool:
     return isinstance(value, bytes) and len(value) in lengths
 
 
-def _pcrs(document: dict[str, Any]) -> dict[str, str]:
+def _read_pcrs(document: dict[str, Any]) -> dict[str, str]:
     return {f"pcr{index}": value.hex() for index, value in document["pcrs"].items()}
 
 

@@ -30,7 +30,7 @@ class NsmAttester:
     """An attester that asks the module for a document with a binding as its user data.
 
     Args:
-        root: Of the file system.
+        root: Root of the file system.
         ask: Sends a request to the device at a path and returns its response.
     """
 
@@ -52,10 +52,10 @@ class NsmAttester:
             raise NoEvidenceError(f"{self._device}: {exc.strerror}; is this a Nitro enclave?") from exc
         except RefusedEvidenceError as exc:
             raise NoEvidenceError(f"{_WHERE}: its response cannot be read ({exc.detail})") from exc
-        return Evidence(self.kind, _document(answer), {}, binding)
+        return Evidence(self.kind, _extract_document(answer), {}, binding)
 
 
-def _document(answer: Any) -> bytes:
+def _extract_document(answer: Any) -> bytes:
     if isinstance(answer, dict) and isinstance(answer.get("Error"), str):
         raise NoEvidenceError(f"{_WHERE}: refuses with {answer['Error'][:40]}")
     try:

@@ -57,8 +57,8 @@ def parse_hcl_report(data: bytes) -> HclReport:
         raise malformed(
             _WHERE, f"runtime data version {claims_version}, report type {kind}, hash {digest}; expected 1, {_SNP}, 1"
         )
-    whole = _HEADER_BYTES + _HARDWARE_BYTES + data_size
-    if runtime_size > _MAX_RUNTIME_BYTES or data_size != _RUNTIME_HEADER_BYTES + runtime_size or size != whole:
+    total = _HEADER_BYTES + _HARDWARE_BYTES + data_size
+    if runtime_size > _MAX_RUNTIME_BYTES or data_size != _RUNTIME_HEADER_BYTES + runtime_size or size != total:
         raise malformed(_WHERE, f"sizes {size}, {data_size} and {runtime_size} do not belong together")
     runtime = reader.take(runtime_size)
     reader.zeros(reader.left, "what follows the runtime data")
@@ -71,8 +71,8 @@ def check_runtime(runtime: bytes, report_data: bytes) -> None:
     Raises:
         RefusedEvidenceError: It signed something else.
     """
-    wanted = hashlib.sha256(runtime).digest().ljust(len(report_data), b"\0")
-    if not hmac.compare_digest(wanted, report_data):
+    expected = hashlib.sha256(runtime).digest().ljust(len(report_data), b"\0")
+    if not hmac.compare_digest(expected, report_data):
         raise RefusedEvidenceError(
             Reason.WRONG_SIGNER, f"{_WHERE}: the hardware report holds another hash than that of the runtime data"
         )
@@ -86,10 +86,10 @@ def attestation_key(runtime: bytes) -> rsa.RSAPublicKey:
     """
     try:
         value: Any = json.loads(runtime.decode("utf-8"), object_pairs_hook=_no_doubles)
-        found = [one for one in value["keys"] if one["kid"] == _ATTESTATION_KEY]
-        if len(found) != 1 or found[0]["kty"] != "RSA" or found[0]["key_ops"] != ["sign"]:
+        keys = [key for key in value["keys"] if key["kid"] == _ATTESTATION_KEY]
+        if len(keys) != 1 or keys[0]["kty"] != "RSA" or keys[0]["key_ops"] != ["sign"]:
             raise malformed(_WHERE, f"its runtime data has not exactly one RSA key {_ATTESTATION_KEY} that signs")
-        modulus, exponent = _number(found[0]["n"]), _number(found[0]["e"])
+        modulus, exponent = _decode_number(keys[0]["n"]), _decode_number(keys[0]["e"])
         if modulus.bit_length() < MIN_RSA_BITS:
             raise malformed(_WHERE, f"a key of {modulus.bit_length()} bits, least {MIN_RSA_BITS}")
         return rsa.RSAPublicNumbers(exponent, modulus).public_key()
@@ -97,7 +97,7 @@ def attestation_key(runtime: bytes) -> rsa.RSAPublicKey:
         raise malformed(_WHERE, "its runtime data cannot be read") from exc
 
 
-def _number(text: str) -> int:
+def _decode_number(text: str) -> int:
     try:
         return int.from_bytes(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), "big")
     except binascii.Error as exc:

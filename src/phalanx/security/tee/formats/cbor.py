@@ -1,6 +1,6 @@
 """The part of CBOR that attestation uses, read so that no two readers could understand it differently.
 
-Source: RFC 8949; what is written is in its core deterministic form (section 4.2.1).
+Source: RFC 8949; output is in its core deterministic form (section 4.2.1).
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def decode(data: bytes, where: str) -> Any:
     reader = Reader(data, where, big_endian=True)
     if data[:1] == bytes([_TAG << 5 | COSE_SIGN1]):
         reader.take(1)
-    value = _item(reader, where, MAX_DEPTH)
+    value = _read_item(reader, where, MAX_DEPTH)
     if value is _BREAK:
         raise malformed(where, "CBOR ends a sequence that has not begun")
     reader.end()
@@ -41,22 +41,22 @@ def encode(value: Any) -> bytes:
         case bool() | None:
             return bytes([_SIMPLE << 5 | {False: 20, True: 21, None: 22}[value]])
         case int():
-            return _head(_UNSIGNED, value) if value >= 0 else _head(_NEGATIVE, -1 - value)
+            return _write_head(_UNSIGNED, value) if value >= 0 else _write_head(_NEGATIVE, -1 - value)
         case bytes():
-            return _head(_BYTES, len(value)) + value
+            return _write_head(_BYTES, len(value)) + value
         case str():
             raw = value.encode("utf-8")
-            return _head(_TEXT, len(raw)) + raw
+            return _write_head(_TEXT, len(raw)) + raw
         case list() | tuple():
-            return _head(_ARRAY, len(value)) + b"".join(encode(one) for one in value)
+            return _write_head(_ARRAY, len(value)) + b"".join(encode(item) for item in value)
         case dict():
-            pairs = sorted((encode(key), encode(one)) for key, one in value.items())
-            return _head(_MAP, len(pairs)) + b"".join(key + one for key, one in pairs)
+            pairs = sorted((encode(key), encode(item)) for key, item in value.items())
+            return _write_head(_MAP, len(pairs)) + b"".join(key + pair_value for key, pair_value in pairs)
         case _:
             raise TypeError(f"CBOR: {type(value).__name__} has no encoding here")
 
 
-def _item(reader: Reader, where: str, depth: int) -> Any:
+def _read_item(reader: Reader, where: str, depth: int) -> Any:
     if depth == 0:
         raise malformed(where, f"CBOR is nested deeper than {MAX_DEPTH}")
     first = reader.number(1)
@@ -68,12 +68,16 @@ def _item(reader: Reader, where: str, depth: int) -> Any:
             raise malformed(where, f"CBOR simple value or float {info}")
         return _CONSTANTS[info]
     if kind in (_ARRAY, _MAP):
-        count = None if info == _INDEFINITE else _argument(reader, info, where)
-        return _sequence(reader, where, depth, count) if kind == _ARRAY else _mapping(reader, where, depth, count)
-    return _scalar(reader, where, kind, _argument(reader, info, where))
+        count = None if info == _INDEFINITE else _read_argument(reader, info, where)
+        return (
+            _read_sequence(reader, where, depth, count)
+            if kind == _ARRAY
+            else _read_mapping(reader, where, depth, count)
+        )
+    return _read_scalar(reader, where, kind, _read_argument(reader, info, where))
 
 
-def _scalar(reader: Reader, where: str, kind: int, argument: int) -> int | bytes | str:
+def _read_scalar(reader: Reader, where: str, kind: int, argument: int) -> int | bytes | str:
     match kind:
         case 0:
             return argument
@@ -90,7 +94,7 @@ def _scalar(reader: Reader, where: str, kind: int, argument: int) -> int | bytes
             raise malformed(where, f"CBOR tag {argument}")
 
 
-def _argument(reader: Reader, info: int, where: str) -> int:
+def _read_argument(reader: Reader, info: int, where: str) -> int:
     if info < 24:
         return info
     if info > 27:
@@ -102,37 +106,37 @@ def _argument(reader: Reader, info: int, where: str) -> int:
     return value
 
 
-def _sequence(reader: Reader, where: str, depth: int, count: int | None) -> list[Any]:
-    found: list[Any] = []
-    while count is None or len(found) < count:
-        if len(found) > MAX_ITEMS:
+def _read_sequence(reader: Reader, where: str, depth: int, count: int | None) -> list[Any]:
+    items: list[Any] = []
+    while count is None or len(items) < count:
+        if len(items) > MAX_ITEMS:
             raise malformed(where, f"CBOR array of more than {MAX_ITEMS}")
-        value = _item(reader, where, depth - 1)
+        value = _read_item(reader, where, depth - 1)
         if value is _BREAK:
             if count is None:
                 break
             raise malformed(where, "CBOR array ends too early")
-        found.append(value)
-    return found
+        items.append(value)
+    return items
 
 
-def _mapping(reader: Reader, where: str, depth: int, count: int | None) -> dict[int | str, Any]:
-    found: dict[int | str, Any] = {}
-    while count is None or len(found) < count:
-        key = _item(reader, where, depth - 1)
+def _read_mapping(reader: Reader, where: str, depth: int, count: int | None) -> dict[int | str, Any]:
+    entries: dict[int | str, Any] = {}
+    while count is None or len(entries) < count:
+        key = _read_item(reader, where, depth - 1)
         if key is _BREAK and count is None:
             break
         # True is an int to Python and would stand for 1
-        if isinstance(key, bool) or not isinstance(key, int | str) or key in found or len(found) >= MAX_ITEMS:
+        if isinstance(key, bool) or not isinstance(key, int | str) or key in entries or len(entries) >= MAX_ITEMS:
             raise malformed(where, "CBOR map with a key twice, of another type than integer or text, or too many")
-        value = _item(reader, where, depth - 1)
+        value = _read_item(reader, where, depth - 1)
         if value is _BREAK:
             raise malformed(where, "CBOR map ends after a key")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
-def _head(kind: int, argument: int) -> bytes:
+def _write_head(kind: int, argument: int) -> bytes:
     if argument < 24:
         return bytes([kind << 5 | argument])
     size = next(size for size in (1, 2, 4, 8) if argument < 1 << (8 * size))

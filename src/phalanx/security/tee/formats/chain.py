@@ -21,7 +21,6 @@ class Trust:
 
     Attributes:
         roots: The pinned roots of one vendor.
-        now: The moment of appraisal.
         crls: Revocation lists; each is checked against the authority that issued it.
         revoked: SHA-256 fingerprints of certificates that the policy does not accept.
         require_crl: Whether every certificate below a root must be covered by a list.
@@ -42,7 +41,6 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     Args:
         leaf: The certificate of a signer.
         others: Certificates that came along, in any order; each must be on the path, or one of the pinned roots.
-        trust: Roots, clock and revocation.
 
     Returns:
         Leaf first, root last.
@@ -56,7 +54,7 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
     while not _is_root(path[-1], trust):
         if len(path) >= MAX_DEPTH:
             raise RefusedEvidenceError(Reason.BAD_CHAIN, f"chain of {leaf.name!r} is longer than {MAX_DEPTH}")
-        path.append(_issuer(path[-1], (*trust.roots, *pool)))
+        path.append(_find_issuer(path[-1], (*trust.roots, *pool)))
     for index, (certificate, issuer) in enumerate(itertools.pairwise(path)):
         _check_issuer(certificate, issuer, below=index)
     for certificate in path:
@@ -66,12 +64,12 @@ def check_chain(leaf: Certificate, others: Iterable[Certificate], trust: Trust) 
             raise RefusedEvidenceError(Reason.REVOKED, f"certificate {certificate.name!r} is revoked by the policy")
     for certificate, issuer in itertools.pairwise(path):
         _check_revocation(certificate, issuer, trust)
-    used = {one.raw for one in (*path, *trust.roots)}
-    for one in pool:
-        if one.raw not in used:
+    used = {certificate.raw for certificate in (*path, *trust.roots)}
+    for candidate in pool:
+        if candidate.raw not in used:
             raise RefusedEvidenceError(
                 Reason.BAD_CHAIN,
-                f"certificate {one.name!r} was sent along and is neither on the path nor a pinned root",
+                f"certificate {candidate.name!r} was sent along and is neither on the path nor a pinned root",
             )
     return tuple(path)
 
@@ -96,20 +94,24 @@ def _is_root(certificate: Certificate, trust: Trust) -> bool:
     return any(certificate.raw == root.raw for root in trust.roots)
 
 
-def _issuer(certificate: Certificate, candidates: tuple[Certificate, ...]) -> Certificate:
-    named = [one for one in candidates if one.subject == certificate.issuer and one.raw != certificate.raw]
+def _find_issuer(certificate: Certificate, candidates: tuple[Certificate, ...]) -> Certificate:
+    named = [
+        candidate
+        for candidate in candidates
+        if candidate.subject == certificate.issuer and candidate.raw != certificate.raw
+    ]
     if not named:
         raise RefusedEvidenceError(
             Reason.BAD_CHAIN, f"issuer of certificate {certificate.name!r} is neither a pinned root nor sent along"
         )
-    for index, one in enumerate(named):
+    for index, candidate in enumerate(named):
         try:
-            _check_signature(certificate, one)
+            _check_signature(certificate, candidate)
         except RefusedEvidenceError:
             if index == len(named) - 1:
                 raise
         else:
-            return one
+            return candidate
     return named[-1]
 
 
@@ -144,9 +146,9 @@ def _check_dates(certificate: Certificate, now: datetime) -> None:
             Reason.NOT_YET_VALID, f"certificate {certificate.name!r} begins at {start}, the clock says {now}"
         )
     if now > certificate.not_after:
-        end = certificate.not_after.isoformat()
+        ended = certificate.not_after.isoformat()
         raise RefusedEvidenceError(
-            Reason.EXPIRED, f"certificate {certificate.name!r} ended at {end}, the clock says {now}"
+            Reason.EXPIRED, f"certificate {certificate.name!r} ended at {ended}, the clock says {now}"
         )
 
 
@@ -159,14 +161,14 @@ def _check_critical(certificate: Certificate) -> None:
 
 
 def _check_revocation(certificate: Certificate, issuer: Certificate, trust: Trust) -> None:
-    lists = [one for one in trust.crls if one.issuer == issuer.subject]
+    lists = [crl for crl in trust.crls if crl.issuer == issuer.subject]
     if not lists and trust.require_crl:
         raise RefusedEvidenceError(
             Reason.MISSING_ENDORSEMENT, f"no revocation list of {issuer.name!r}, who issued {certificate.name!r}"
         )
-    for one in lists:
-        check_crl(one, issuer, trust.now)
-        if certificate.serial in one.serials:
+    for crl in lists:
+        check_crl(crl, issuer, trust.now)
+        if certificate.serial in crl.serials:
             raise RefusedEvidenceError(
                 Reason.REVOKED, f"certificate {certificate.name!r} is on the revocation list of {issuer.name!r}"
             )
@@ -178,14 +180,14 @@ def check_crl(crl: RevocationList, issuer: Certificate, now: datetime) -> None:
     Raises:
         RefusedEvidenceError: It is another's, altered, of the future or overdue.
     """
-    where = f"revocation list of {issuer.name!r}"
+    place = f"revocation list of {issuer.name!r}"
     usage = key_usage(issuer)
     if usage is not None and not usage & _SIGNS_LISTS:
-        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"{where}: its issuer may not sign one")
-    check_x509_signature(issuer.spki, crl.algorithm, crl.signature, crl.signed, where)
+        raise RefusedEvidenceError(Reason.BAD_CHAIN, f"{place}: its issuer may not sign one")
+    check_x509_signature(issuer.spki, crl.algorithm, crl.signature, crl.signed, place)
     if now < crl.this_update:
-        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{where}: issued at {crl.this_update}, the clock says {now}")
+        raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{place}: issued at {crl.this_update}, the clock says {now}")
     if now > crl.next_update:
         raise RefusedEvidenceError(
-            Reason.EXPIRED, f"{where}: the next one was due at {crl.next_update}, the clock says {now}"
+            Reason.EXPIRED, f"{place}: the next one was due at {crl.next_update}, the clock says {now}"
         )

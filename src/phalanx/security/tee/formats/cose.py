@@ -18,10 +18,9 @@ class Sign1:
     """One signed message, parsed and not verified.
 
     Attributes:
-        algorithm: COSE's number.
-        payload: What it says.
-        signature: Raw.
-        signed: What the signature is over.
+        algorithm: Algorithm number of the COSE registry.
+        signature: Raw bytes of the signature, in COSE's form.
+        signed: Bytes that the signature covers.
     """
 
     algorithm: int
@@ -37,7 +36,7 @@ def parse_sign1(data: bytes, where: str) -> Sign1:
         RefusedEvidenceError: It is anything else.
     """
     value = decode(data, where)
-    if not isinstance(value, list) or [type(one) for one in value] != [bytes, dict, bytes, bytes]:
+    if not isinstance(value, list) or [type(item) for item in value] != [bytes, dict, bytes, bytes]:
         raise malformed(where, "is no COSE_Sign1 of protected header, unprotected header, payload and signature")
     protected, unprotected, payload, signature = value
     header: Any = decode(protected, where)

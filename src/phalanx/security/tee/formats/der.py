@@ -15,8 +15,7 @@ class Der:
     """A reader of DER elements from the front of some bytes; only definite, minimal lengths and tags of one byte.
 
     Args:
-        data: What is read.
-        where: How errors call it.
+        where: Name of the data in error messages.
     """
 
     def __init__(self, data: bytes, where: str) -> None:
@@ -42,7 +41,7 @@ class Der:
         tag = self._reader.number(1)
         if tag & 0x1F == 0x1F:
             raise malformed(self._where, "DER tag of more than one byte")
-        content = self._reader.take(self._length())
+        content = self._reader.take(self._read_length())
         return tag, content, self._reader.since(start)
 
     def read(self, tag: int) -> bytes:
@@ -51,9 +50,9 @@ class Der:
         Raises:
             RefusedEvidenceError: It has another one, or is not DER.
         """
-        found, content, _ = self.any()
-        if found != tag:
-            raise malformed(self._where, f"DER tag {found:#04x}, expected {tag:#04x}")
+        actual, content, _ = self.any()
+        if actual != tag:
+            raise malformed(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
         return content
 
     def enter(self, tag: int = SEQUENCE) -> "Der":
@@ -62,9 +61,9 @@ class Der:
 
     def whole(self, tag: int = SEQUENCE) -> bytes:
         """Return the encoding, tag included, of the next element."""
-        found, _, raw = self.any()
-        if found != tag:
-            raise malformed(self._where, f"DER tag {found:#04x}, expected {tag:#04x}")
+        actual, _, raw = self.any()
+        if actual != tag:
+            raise malformed(self._where, f"DER tag {actual:#04x}, expected {tag:#04x}")
         return raw
 
     def integer(self) -> int:
@@ -95,7 +94,7 @@ class Der:
 
     def oid(self) -> str:
         """Return the next OBJECT IDENTIFIER in dotted form."""
-        return self._dotted(self.read(OID))
+        return self._dotted_oid(self.read(OID))
 
     def time(self) -> datetime:
         """Return the next UTCTime or GeneralizedTime, in the one form of RFC 5280."""
@@ -117,7 +116,7 @@ class Der:
         """Check that nothing is left."""
         self._reader.end()
 
-    def _length(self) -> int:
+    def _read_length(self) -> int:
         first = self._reader.number(1)
         if first < 0x80:
             return first
@@ -130,7 +129,7 @@ class Der:
             raise malformed(self._where, "DER length is longer than it must be")
         return length
 
-    def _dotted(self, content: bytes) -> str:
+    def _dotted_oid(self, content: bytes) -> str:
         if not content or content[-1] & 0x80 or len(content) > 32:
             raise malformed(self._where, "malformed object identifier")
         arcs, value, fresh = [], 0, True

@@ -13,9 +13,7 @@ class Reader:
     """A reader of fields from the front of some bytes.
 
     Args:
-        data: What is read.
-        where: How errors call it.
-        big_endian: Byte order of numbers.
+        where: Name of the data in error messages.
     """
 
     def __init__(self, data: bytes, where: str, *, big_endian: bool = False) -> None:

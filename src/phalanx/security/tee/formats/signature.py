@@ -57,10 +57,8 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
 
     Args:
         spki: Public key of the signer.
-        algorithm: DER AlgorithmIdentifier.
-        signature: As in the certificate.
-        signed: What is signed.
-        where: How errors call what was signed.
+        signature: Signature in the encoding of certificates.
+        where: Name of the signed data in error messages.
 
     Raises:
         RefusedEvidenceError: The signature does not match, or the algorithm is none that is accepted.
@@ -78,7 +76,7 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
             parameters.end()
             key.verify(signature, signed, padding.PKCS1v15(), HASHES[_RSA[oid]])
         elif oid == _RSA_PSS and isinstance(key, rsa.RSAPublicKey):
-            digest, salt = _pss(parameters, where)
+            digest, salt = _read_pss(parameters, where)
             key.verify(signature, signed, padding.PSS(padding.MGF1(digest), salt), digest)
         else:
             raise malformed(where, f"signature algorithm {oid} is not accepted for this key")
@@ -87,7 +85,7 @@ def check_x509_signature(spki: bytes, algorithm: bytes, signature: bytes, signed
 
 
 def check_ecdsa(key: PublicKey, curve: type[ec.EllipticCurve], r: int, s: int, signed: bytes, where: str) -> None:
-    """Check an ECDSA signature given as two numbers; the hash is the one that belongs to the curve.
+    """Verify an ECDSA signature given as two numbers; the curve decides the hash.
 
     Raises:
         RefusedEvidenceError: The signature does not match, or the key is of another curve.
@@ -120,23 +118,23 @@ def point_to_key(point: bytes, curve: ec.EllipticCurve, where: str) -> ec.Ellipt
         raise malformed(where, "its key is no point of the curve") from exc
 
 
-def _pss(parameters: Der, where: str) -> tuple[hashes.HashAlgorithm, int]:
+def _read_pss(parameters: Der, where: str) -> tuple[hashes.HashAlgorithm, int]:
     """Read RSASSA-PSS parameters: one hash for message and mask, the salt as long as the digest (RFC 4055)."""
     fields = parameters.enter()
     parameters.end()
-    digest = _hash(fields.enter(0xA0), where)
+    digest = _read_hash(fields.enter(0xA0), where)
     mask = fields.enter(0xA1).enter()
     salt = fields.enter(0xA2).integer()
     trailer = fields.enter(0xA3).integer() if fields.more() else 1
     fields.end()
-    if mask.oid() != _MGF1 or _hash(mask, where) != digest or trailer != 1:
+    if mask.oid() != _MGF1 or _read_hash(mask, where) != digest or trailer != 1:
         raise malformed(where, "parameters of its PSS signature are not accepted")
     if salt != HASHES[digest].digest_size:
         raise malformed(where, f"PSS salt of {salt} bytes")
     return HASHES[digest], salt
 
 
-def _hash(holder: Der, where: str) -> str:
+def _read_hash(holder: Der, where: str) -> str:
     identifier = holder.enter()
     holder.end()
     name = _HASH_OIDS.get(identifier.oid())

@@ -37,17 +37,14 @@ class Certificate:
     """One X.509 certificate, parsed and not verified.
 
     Attributes:
-        raw: Its DER.
+        raw: DER encoding of the whole certificate.
         signed: The part that the issuer signed.
         serial: Serial number; 0 is accepted.
         issuer: DER name; compared byte by byte.
-        subject: DER name.
-        not_before: First moment of validity.
-        not_after: Last moment of validity.
+        subject: DER of the subject's name.
         spki: DER of the public key.
         extensions: Critical or not, and value, by object identifier.
         algorithm: DER of the signature's algorithm.
-        signature: Of the issuer.
     """
 
     raw: bytes = field(repr=False)
@@ -79,8 +76,8 @@ class Certificate:
 
     def extension(self, oid: str) -> bytes | None:
         """Return the value of an extension, or None."""
-        found = self.extensions.get(oid)
-        return None if found is None else found[1]
+        extension = self.extensions.get(oid)
+        return None if extension is None else extension[1]
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,11 @@ class RevocationList:
     """One X.509 revocation list, parsed and not verified.
 
     Attributes:
-        issuer: DER name.
-        this_update: When it was issued.
-        next_update: When the next one is due.
+        issuer: DER of the issuer's name.
+        next_update: When the next list is due.
         serials: Numbers of the revoked certificates.
         signed: The part that the issuer signed.
         algorithm: DER of the signature's algorithm.
-        signature: Of the issuer.
     """
 
     issuer: bytes = field(repr=False)
@@ -115,7 +110,7 @@ def parse_certificate(der: bytes, where: str = "certificate", limit: int = MAX_C
     """
     if len(der) > limit:
         raise malformed(where, f"{len(der)} bytes, allowed {limit}")
-    outer, signed, algorithm, signature = _envelope(der, where)
+    outer, signed, algorithm, signature = _open_envelope(der, where)
     version = outer.enter(0xA0)
     if version.integer() != 2:
         raise malformed(where, "is not X.509 version 3")
@@ -127,7 +122,7 @@ def parse_certificate(der: bytes, where: str = "certificate", limit: int = MAX_C
     not_before, not_after = validity.time(), validity.time()
     validity.end()
     subject, spki = outer.whole(), outer.whole()
-    extensions = _extensions(outer, _EXTENSIONS, where)
+    extensions = _read_extensions(outer, _EXTENSIONS, where)
     outer.end()
     return Certificate(
         der, signed, serial, issuer, subject, not_before, not_after, spki, extensions, algorithm, signature
@@ -141,7 +136,7 @@ def parse_crl(der: bytes, where: str = "revocation list") -> RevocationList:
     Raises:
         RefusedEvidenceError: Malformed, without a next update, or with a critical extension (such as a delta list).
     """
-    outer, signed, algorithm, signature = _envelope(der, where)
+    outer, signed, algorithm, signature = _open_envelope(der, where)
     if outer.integer() != 1:
         raise malformed(where, "is not of version 2")
     _check_same_algorithm(outer.whole(), algorithm, where)
@@ -150,8 +145,8 @@ def parse_crl(der: bytes, where: str = "revocation list") -> RevocationList:
     if outer.peek() not in (UTC_TIME, GENERALIZED_TIME):
         raise malformed(where, "does not say when the next one is due")
     next_update = outer.time()
-    serials = _revoked(outer.enter(), where) if outer.peek() == SEQUENCE else frozenset()
-    extensions = _extensions(outer, 0xA0, where)
+    serials = _read_revoked(outer.enter(), where) if outer.peek() == SEQUENCE else frozenset()
+    extensions = _read_extensions(outer, 0xA0, where)
     outer.end()
     if any(critical for critical, _ in extensions.values()):
         raise malformed(where, "has a critical extension that is not understood here")
@@ -175,18 +170,18 @@ def read_certificates(data: bytes, where: str) -> tuple[Certificate, ...]:
 def common_name(name: bytes) -> str:
     """Return the common name in a DER name, or nothing."""
     attributes = Der(name, "name").enter()
-    found = ""
+    text = ""
     while attributes.more():
-        one = attributes.enter(SET).enter()
-        if one.oid() == _COMMON_NAME:
-            found = one.any()[1].decode("utf-8", "replace")
-    return found
+        attribute = attributes.enter(SET).enter()
+        if attribute.oid() == _COMMON_NAME:
+            text = attribute.any()[1].decode("utf-8", "replace")
+    return text
 
 
 def _from_pem(block: bytes, where: str) -> bytes:
-    body, found, rest = block.partition(_END)
+    body, marker, rest = block.partition(_END)
     # Intel's quotes end their chain in a NUL
-    if not found or rest.strip(b"\r\n") not in (b"", b"\0"):
+    if not marker or rest.strip(b"\r\n") not in (b"", b"\0"):
         raise malformed(where, "PEM certificate does not end, or something follows it")
     text = body.replace(b"\r", b"").replace(b"\n", b"")
     try:
@@ -198,7 +193,7 @@ def _from_pem(block: bytes, where: str) -> bytes:
     return der
 
 
-def _envelope(der: bytes, where: str) -> tuple[Der, bytes, bytes, bytes]:
+def _open_envelope(der: bytes, where: str) -> tuple[Der, bytes, bytes, bytes]:
     """Open SEQUENCE { signed, algorithm, signature }, the form of both; return a reader of the signed part first."""
     outermost = Der(der, where)
     holder = outermost.enter()
@@ -213,10 +208,10 @@ def _check_same_algorithm(inner: bytes, outer: bytes, where: str) -> None:
         raise malformed(where, "names two signature algorithms")
 
 
-def _extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
-    found: dict[str, tuple[bool, bytes]] = {}
+def _read_extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes]]:
+    extensions: dict[str, tuple[bool, bytes]] = {}
     if outer.peek() != tag:
-        return found
+        return extensions
     holder = outer.enter(tag)
     items = holder.enter()
     holder.end()
@@ -226,13 +221,13 @@ def _extensions(outer: Der, tag: int, where: str) -> dict[str, tuple[bool, bytes
         critical = item.boolean() if item.peek() == BOOLEAN else False
         value = item.read(OCTET_STRING)
         item.end()
-        if oid in found:
+        if oid in extensions:
             raise malformed(where, f"has extension {oid} twice")
-        found[oid] = (critical, value)
-    return found
+        extensions[oid] = (critical, value)
+    return extensions
 
 
-def _revoked(entries: Der, where: str) -> frozenset[int]:
+def _read_revoked(entries: Der, where: str) -> frozenset[int]:
     serials = set()
     while entries.more():
         entry = entries.enter()

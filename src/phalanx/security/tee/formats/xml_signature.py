@@ -31,8 +31,7 @@ def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Cert
 
     Args:
         root: The document; its signature is the last child.
-        trust: Roots, clock and revocation.
-        where: How errors call it.
+        where: Name of the document in error messages.
 
     Returns:
         The signer's path, leaf first.
@@ -40,32 +39,34 @@ def check_signed_document(root: Element, trust: Trust, where: str) -> tuple[Cert
     Raises:
         RefusedEvidenceError: Another form of signature, an altered document, or an untrusted signer.
     """
-    signature = _signature(root, where)
-    info, value, key_info = _parts(signature, ("SignedInfo", "SignatureValue", "KeyInfo"), where)
+    signature = _find_signature(root, where)
+    info, value, key_info = _check_children(signature, ("SignedInfo", "SignatureValue", "KeyInfo"), where)
     digest = _digest_of_document(info, where)
     if not hmac.compare_digest(hashlib.sha384(canonical(root, without=signature)).digest(), digest):
         raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: its digest is another one; it was altered")
-    certificates = _certificates(key_info, where)
+    certificates = _read_certificates(key_info, where)
     path = check_chain(certificates[0], certificates[1:], trust)
     check_signs_data(certificates[0])
-    raw = _bytes(value, where)
+    raw = _decode_base64(value, where)
     if len(raw) != _SIGNATURE_BYTES:
         raise malformed(where, f"a signature of {len(raw)} bytes, expected {_SIGNATURE_BYTES}")
     check_raw_ecdsa(certificates[0].key, ec.SECP384R1, raw, canonical(info), where)
     return path
 
 
-def _signature(root: Element, where: str) -> Element:
-    found = [one for one in root.elements if one.name == (DSIG, "Signature")]
-    if len(found) != 1 or root.elements[-1] is not found[0]:
-        raise malformed(where, f"{len(found)} signatures, expected one at its end")
-    return found[0]
+def _find_signature(root: Element, where: str) -> Element:
+    signatures = [element for element in root.elements if element.name == (DSIG, "Signature")]
+    if len(signatures) != 1 or root.elements[-1] is not signatures[0]:
+        raise malformed(where, f"{len(signatures)} signatures, expected one at its end")
+    return signatures[0]
 
 
 def _digest_of_document(info: Element, where: str) -> bytes:
-    method, signed_with, reference = _parts(info, ("CanonicalizationMethod", "SignatureMethod", "Reference"), where)
-    transforms, hashed_with, value = _parts(reference, ("Transforms", "DigestMethod", "DigestValue"), where)
-    enveloped, form = _parts(transforms, ("Transform", "Transform"), where)
+    method, signed_with, reference = _check_children(
+        info, ("CanonicalizationMethod", "SignatureMethod", "Reference"), where
+    )
+    transforms, hashed_with, value = _check_children(reference, ("Transforms", "DigestMethod", "DigestValue"), where)
+    enveloped, form = _check_children(transforms, ("Transform", "Transform"), where)
     if reference.attributes != {"URI": ""}:
         raise malformed(where, "is not signed as a whole")
     for element, allowed in (
@@ -75,28 +76,32 @@ def _digest_of_document(info: Element, where: str) -> bytes:
         (enveloped, (ENVELOPED,)),
         (form, CANONICAL),
     ):
-        found = element.attributes.get("Algorithm", "")
-        if set(element.attributes) != {"Algorithm"} or element.children or found not in allowed:
-            raise malformed(where, f"{element.tag[:40]} {found[:80]!r}, expected {allowed[0]}")
-    return _bytes(value, where)
+        algorithm = element.attributes.get("Algorithm", "")
+        if set(element.attributes) != {"Algorithm"} or element.children or algorithm not in allowed:
+            raise malformed(where, f"{element.tag[:40]} {algorithm[:80]!r}, expected {allowed[0]}")
+    return _decode_base64(value, where)
 
 
-def _certificates(key_info: Element, where: str) -> tuple[Certificate, ...]:
-    (data,) = _parts(key_info, ("X509Data",), where)
-    found = data.elements
-    if not 1 <= len(found) <= _MAX_CERTIFICATES or {one.name for one in found} != {(DSIG, "X509Certificate")}:
+def _read_certificates(key_info: Element, where: str) -> tuple[Certificate, ...]:
+    (data,) = _check_children(key_info, ("X509Data",), where)
+    certificates = data.elements
+    if not 1 <= len(certificates) <= _MAX_CERTIFICATES or {certificate.name for certificate in certificates} != {
+        (DSIG, "X509Certificate")
+    }:
         raise malformed(where, f"expected 1 to {_MAX_CERTIFICATES} certificates and nothing else")
-    return tuple(parse_certificate(_bytes(one, where), f"certificate of {where}") for one in found)
+    return tuple(
+        parse_certificate(_decode_base64(certificate, where), f"certificate of {where}") for certificate in certificates
+    )
 
 
-def _parts(element: Element, names: tuple[str, ...], where: str) -> list[Element]:
+def _check_children(element: Element, names: tuple[str, ...], where: str) -> list[Element]:
     """Return the children of an element, which are exactly these, with nothing but space between."""
-    if [one.name for one in element.elements] != [(DSIG, name) for name in names] or element.text.strip():
+    if [child.name for child in element.elements] != [(DSIG, name) for name in names] or element.text.strip():
         raise malformed(where, f"{element.tag[:40]} must hold {', '.join(names)} and nothing else")
     return element.elements
 
 
-def _bytes(element: Element, where: str) -> bytes:
+def _decode_base64(element: Element, where: str) -> bytes:
     text = "".join(element.text.split())
     if element.elements:
         raise malformed(where, f"{element.tag[:40]} holds elements, expected base64")

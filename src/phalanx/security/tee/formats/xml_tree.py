@@ -23,9 +23,9 @@ class Element:
     """One element.
 
     Attributes:
-        tag: As it stands in the document, prefix included.
+        tag: Tag in the document's spelling, prefix included.
         attributes: Likewise, namespace declarations left out.
-        scope: Namespace by prefix, those of its ancestors included; ``""`` is the default one.
+        scope: Namespace by prefix, with the prefixes of all ancestors; ``""`` is the default one.
         children: Elements and text, in order.
     """
 
@@ -43,16 +43,16 @@ class Element:
     @property
     def elements(self) -> "list[Element]":
         """Children that are elements."""
-        return [one for one in self.children if isinstance(one, Element)]
+        return [child for child in self.children if isinstance(child, Element)]
 
     @property
     def text(self) -> str:
         """Its text; only of an element without child elements."""
-        return "".join(one for one in self.children if isinstance(one, str))
+        return "".join(child for child in self.children if isinstance(child, str))
 
     def attribute(self, name: tuple[str, str]) -> str | None:
         """Return an attribute by namespace and local name; one without a prefix has no namespace."""
-        return next((value for key, value in self.attributes.items() if _expanded(key, self.scope) == name), None)
+        return next((value for key, value in self.attributes.items() if _expand_name(key, self.scope) == name), None)
 
 
 def parse_xml(data: bytes, where: str) -> Element:
@@ -88,11 +88,11 @@ class _Builder:
         self._count += 1
         if self._count > _MAX_ELEMENTS or len(self._open) >= _MAX_DEPTH:
             raise malformed(self._where, "too many elements, or nested too deep")
-        declared = {_declared(key): value for key, value in found.items() if _is_declaration(key)}
+        declared = {_declared_prefix(key): value for key, value in found.items() if _is_declaration(key)}
         scope = {**(self._open[-1].scope if self._open else {}), **declared}
         attributes = {key: value for key, value in found.items() if not _is_declaration(key)}
         element = Element(tag, attributes, scope)
-        self._check(element, declared)
+        self._check_element(element, declared)
         if self._open:
             self._open[-1].children.append(element)
         else:
@@ -109,14 +109,14 @@ class _Builder:
     def refuse(self, *_: object) -> None:
         raise malformed(self._where, "holds a document type, entity, comment, CDATA or processing instruction")
 
-    def _check(self, element: Element, declared: Mapping[str, str]) -> None:
+    def _check_element(self, element: Element, declared: Mapping[str, str]) -> None:
         names = [element.tag, *element.attributes]
         prefixes = {name.rpartition(":")[0] for name in names if ":" in name}
         if any(name.count(":") > 1 for name in names) or not prefixes <= set(element.scope):
             raise malformed(self._where, f"element {element.tag[:40]!r} uses a prefix that is not declared")
         if {"xml", "xmlns"} & set(declared) or any(prefix and not uri for prefix, uri in declared.items()):
             raise malformed(self._where, f"element {element.tag[:40]!r} declares a prefix that it may not")
-        if len({_expanded(key, element.scope) for key in element.attributes}) != len(element.attributes):
+        if len({_expand_name(key, element.scope) for key in element.attributes}) != len(element.attributes):
             raise malformed(self._where, f"element {element.tag[:40]!r} has an attribute twice")
 
 
@@ -127,27 +127,27 @@ def canonical(element: Element, without: Element | None = None) -> bytes:
         element: The root, or a part.
         without: An element below it that is left out.
     """
-    return "".join(_written(element, without, {})).encode("utf-8")
+    return "".join(_write_element(element, without, {})).encode("utf-8")
 
 
-def _written(element: Element, without: Element | None, above: Mapping[str, str]) -> Iterator[str]:
+def _write_element(element: Element, without: Element | None, above: Mapping[str, str]) -> Iterator[str]:
     yield f"<{element.tag}"
     # sorted by prefix, the default one first; what an ancestor has said is not said again
     for prefix, uri in sorted(element.scope.items()):
         if above.get(prefix, "") != uri:
-            yield f' xmlns{":" if prefix else ""}{prefix}="{_escaped(uri, _IN_ATTRIBUTES)}"'
-    for key, value in sorted(element.attributes.items(), key=lambda pair: _expanded(pair[0], element.scope)):
-        yield f' {key}="{_escaped(value, _IN_ATTRIBUTES)}"'
+            yield f' xmlns{":" if prefix else ""}{prefix}="{_escape_text(uri, _IN_ATTRIBUTES)}"'
+    for key, value in sorted(element.attributes.items(), key=lambda pair: _expand_name(pair[0], element.scope)):
+        yield f' {key}="{_escape_text(value, _IN_ATTRIBUTES)}"'
     yield ">"
     for child in element.children:
         if isinstance(child, str):
-            yield _escaped(child, _IN_TEXT)
+            yield _escape_text(child, _IN_TEXT)
         elif child is not without:
-            yield from _written(child, without, element.scope)
+            yield from _write_element(child, without, element.scope)
     yield f"</{element.tag}>"
 
 
-def _expanded(key: str, scope: Mapping[str, str]) -> tuple[str, str]:
+def _expand_name(key: str, scope: Mapping[str, str]) -> tuple[str, str]:
     prefix, _, local = key.rpartition(":")
     return (scope.get(prefix, "") if prefix else ""), local
 
@@ -156,9 +156,9 @@ def _is_declaration(key: str) -> bool:
     return key == "xmlns" or key.startswith("xmlns:")
 
 
-def _declared(key: str) -> str:
+def _declared_prefix(key: str) -> str:
     return key.removeprefix("xmlns").removeprefix(":")
 
 
-def _escaped(text: str, table: Mapping[str, str]) -> str:
-    return "".join(table.get(one, one) for one in text)
+def _escape_text(text: str, table: Mapping[str, str]) -> str:
+    return "".join(table.get(character, character) for character in text)

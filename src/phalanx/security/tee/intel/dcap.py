@@ -25,7 +25,7 @@ from phalanx.security.tee.intel.dcap_tcb import (
     module_level,
     platform_level,
     quoting_enclave_level,
-    worst,
+    worst_level,
 )
 from phalanx.security.tee.intel.pck import PckFacts, pck_facts
 from phalanx.security.tee.refusal_reason import Reason
@@ -53,11 +53,9 @@ class CheckedQuote:
     """A quote with sound signatures, chain and TCB.
 
     Attributes:
-        quote: It.
-        level: Of the whole TCB.
-        pck: The platform.
+        level: TCB level of the whole platform.
         evaluation: Number of the TCB table.
-        expires: When the first certificate or table ends.
+        expires: Earliest end of a certificate or table.
     """
 
     quote: Quote
@@ -83,27 +81,27 @@ def check_quote(evidence: Evidence, tee: int, reference: DcapReference, trust: T
     certificates = read_certificates(quote.chain, "PCK chain")
     if collateral.pck_chain is not None:
         again = read_certificates(collateral.pck_chain, "pck_certificate_chain")
-        if [one.raw for one in again] != [one.raw for one in certificates]:
+        if [certificate.raw for certificate in again] != [certificate.raw for certificate in certificates]:
             raise RefusedEvidenceError(Reason.BAD_CHAIN, "pck_certificate_chain: is not the chain inside the quote")
     others = (*certificates[1:], *read_certificates(collateral.crl_chain, "pck_crl_issuer_chain"))
     path = check_chain(certificates[0], others, collateral.trust)
     check_signs_data(certificates[0])
     if certificates[0].name != _PCK:
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"quote: signed below {certificates[0].name!r}, no PCK")
-    _check_all_lists(collateral, {one.subject for one in path[1:]})
+    _check_all_lists(collateral, {certificate.subject for certificate in path[1:]})
     check_raw_ecdsa(
         certificates[0].key, ec.SECP256R1, quote.qe_signature, quote.qe_report, "report of the quoting enclave"
     )
     _check_attestation_key(quote)
     pck = pck_facts(certificates[0])
-    level = _level(quote, collateral, pck)
+    level = _appraise_level(quote, collateral, pck)
     _check_level(level, collateral, reference)
     return CheckedQuote(quote, level, pck, collateral.tcb_info.evaluation, min(collateral.expires, first_end(path)))
 
 
 def _check_all_lists(collateral: Collateral, issuers: set[bytes]) -> None:
     """A list that covers nothing on the path was left unchecked, so it is refused instead."""
-    strangers = [one for one in collateral.lists if one.issuer not in issuers]
+    strangers = [crl for crl in collateral.lists if crl.issuer not in issuers]
     if strangers:
         raise RefusedEvidenceError(Reason.BAD_CHAIN, "collateral: a revocation list of an authority off the path")
 
@@ -118,17 +116,17 @@ def _check_attestation_key(quote: Quote) -> None:
     check_raw_ecdsa(key, ec.SECP256R1, quote.signature, quote.signed, "quote")
 
 
-def _level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
-    wanted = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
-    if (collateral.tcb_info.id, collateral.qe_identity.id) != wanted:
+def _appraise_level(quote: Quote, collateral: Collateral, pck: PckFacts) -> Level:
+    expected = ("TDX", "TD_QE") if quote.tee == TDX else ("SGX", "QE")
+    if (collateral.tcb_info.id, collateral.qe_identity.id) != expected:
         raise RefusedEvidenceError(
-            Reason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {wanted[0]}"
+            Reason.WRONG_SIGNER, f"collateral: for {collateral.tcb_info.id}, expected {expected[0]}"
         )
     levels = [platform_level(collateral.tcb_info, pck, quote.body)]
     if isinstance(quote.body, TdxBody):
         levels.append(module_level(collateral.tcb_info, quote.body))
     levels.append(quoting_enclave_level(collateral.qe_identity, quote.qe))
-    return worst(levels)
+    return worst_level(levels)
 
 
 def _check_level(level: Level, collateral: Collateral, reference: DcapReference) -> None:

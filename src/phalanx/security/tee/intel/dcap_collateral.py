@@ -40,13 +40,11 @@ class Collateral:
     """Collateral with sound signatures and dates.
 
     Attributes:
-        tcb_info: TCB levels.
-        qe_identity: The quoting enclave.
         trust: The caller's, with the revocation lists added, and lists required.
-        lists: Its revocation lists.
+        lists: Revocation lists of the chain.
         crl_chain: PEM of the authority that issued the PCK certificates.
         pck_chain: PEM of the chain that the quote has too; None where it was not sent.
-        expires: When the first of it ends.
+        expires: Earliest end of a table or list.
     """
 
     tcb_info: TcbInfo
@@ -64,18 +62,20 @@ def check_collateral(data: bytes, trust: Trust) -> Collateral:
     Raises:
         RefusedEvidenceError: Malformed, not signed by Intel's TCB key, revoked, of the future or overdue.
     """
-    parts = _object(data)
-    lists = (_crl(parts, "root_ca_crl"), _crl(parts, "pck_crl"))
+    parts = _unique_object(data)
+    lists = (_read_crl(parts, "root_ca_crl"), _read_crl(parts, "pck_crl"))
     trust = Trust(trust.roots, trust.now, (*trust.crls, *lists), trust.revoked, require_crl=True)
     tcb_info, first = _signed_table(parts, "tcb_info", TcbInfo, trust)
     qe_identity, second = _signed_table(parts, "qe_identity", QeIdentity, trust)
-    ends = (first, second, *(one.next_update for one in lists))
-    pck_chain = _text(parts, _PCK_CHAIN) if parts.get(_PCK_CHAIN) is not None else None
-    return Collateral(tcb_info, qe_identity, trust, lists, _text(parts, "pck_crl_issuer_chain"), pck_chain, min(ends))
+    ends = (first, second, *(crl.next_update for crl in lists))
+    pck_chain = _read_text(parts, _PCK_CHAIN) if parts.get(_PCK_CHAIN) is not None else None
+    return Collateral(
+        tcb_info, qe_identity, trust, lists, _read_text(parts, "pck_crl_issuer_chain"), pck_chain, min(ends)
+    )
 
 
-def _object(data: bytes) -> dict[str, str]:
-    value = _load(data, _WHERE)
+def _unique_object(data: bytes) -> dict[str, str]:
+    value = _load_json(data, _WHERE)
     if not isinstance(value, dict) or not _KEYS <= set(value) <= _KEYS | _OPTIONAL:
         raise malformed(_WHERE, f"expected the keys {', '.join(sorted(_KEYS))}")
     if not all(isinstance(value[name], str) for name in value if value[name] is not None or name in _KEYS):
@@ -85,19 +85,19 @@ def _object(data: bytes) -> dict[str, str]:
 
 def _signed_table(parts: dict[str, str], name: str, model: type[_Table], trust: Trust) -> tuple[_Table, datetime]:
     """Return a table and when it or its signer's chain ends; the signature is over the text as it stands."""
-    certificates = read_certificates(_text(parts, f"{name}_issuer_chain"), f"{name} chain")
+    certificates = read_certificates(_read_text(parts, f"{name}_issuer_chain"), f"{name} chain")
     path = check_chain(certificates[0], certificates[1:], trust)
     check_signs_data(certificates[0])
     if certificates[0].name != _TCB_SIGNER:
         raise RefusedEvidenceError(
             Reason.WRONG_SIGNER, f"{name}: signed by {certificates[0].name!r}, expected {_TCB_SIGNER!r}"
         )
-    signed = _text(parts, name)
-    signature = _hex(parts, f"{name}_signature")
+    signed = _read_text(parts, name)
+    signature = _read_hex(parts, f"{name}_signature")
     if len(signature) != 64:
         raise malformed(name, f"signature of {len(signature)} bytes, expected 64")
     check_raw_ecdsa(certificates[0].key, ec.SECP256R1, signature, signed, name)
-    _load(signed, name)
+    _load_json(signed, name)
     try:
         table = model.model_validate_json(signed)
     except (ValidationError, RecursionError) as exc:
@@ -106,7 +106,7 @@ def _signed_table(parts: dict[str, str], name: str, model: type[_Table], trust: 
 
 
 def _check_dates(table: BaseModel, name: str, now: datetime) -> datetime:
-    issued, due = _time(getattr(table, "issued", ""), name), _time(getattr(table, "next_update", ""), name)
+    issued, due = _parse_time(getattr(table, "issued", ""), name), _parse_time(getattr(table, "next_update", ""), name)
     if now < issued:
         raise RefusedEvidenceError(Reason.NOT_YET_VALID, f"{name}: issued at {issued}, the clock says {now}")
     if now > due:
@@ -116,32 +116,32 @@ def _check_dates(table: BaseModel, name: str, now: datetime) -> datetime:
     return due
 
 
-def _time(text: str, where: str) -> datetime:
+def _parse_time(text: str, where: str) -> datetime:
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError as exc:
         raise malformed(where, "malformed date") from exc
 
 
-def _crl(parts: dict[str, str], name: str) -> RevocationList:
-    return parse_crl(_hex(parts, name), name)
+def _read_crl(parts: dict[str, str], name: str) -> RevocationList:
+    return parse_crl(_read_hex(parts, name), name)
 
 
-def _hex(parts: dict[str, str], name: str) -> bytes:
+def _read_hex(parts: dict[str, str], name: str) -> bytes:
     try:
         return bytes.fromhex(parts[name])
     except ValueError as exc:
         raise malformed(_WHERE, f"{name} is not hex") from exc
 
 
-def _text(parts: dict[str, str], name: str) -> bytes:
+def _read_text(parts: dict[str, str], name: str) -> bytes:
     try:
         return parts[name].encode("utf-8")
     except UnicodeEncodeError as exc:
         raise malformed(_WHERE, f"{name} is not valid text") from exc
 
 
-def _load(data: bytes, where: str) -> Any:
+def _load_json(data: bytes, where: str) -> Any:
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles, parse_constant=_no_constant)
     except (ValueError, RecursionError) as exc:
@@ -149,10 +149,10 @@ def _load(data: bytes, where: str) -> Any:
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key twice")
-    return found
+    return entries
 
 
 def _no_constant(text: str) -> Any:

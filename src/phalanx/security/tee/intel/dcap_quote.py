@@ -23,11 +23,10 @@ class SgxBody:
 
     Attributes:
         cpu_svn: Raw security versions of the platform.
-        misc_select: Raw.
         attributes: Flags and XFRM, 16 bytes.
         fields: Hex by name, for reference values.
-        product_id: ISVPRODID.
-        svn: ISVSVN.
+        product_id: ISVPRODID: the enclave's product id.
+        svn: ISVSVN: the enclave's security version.
         report_data: 64 bytes.
     """
 
@@ -47,8 +46,8 @@ class TdxBody:
     Attributes:
         tcb_svn: Sixteen security versions of the TDX module and platform.
         signer_seam: MRSIGNERSEAM, 48 bytes.
-        seam_attributes: Eight bytes.
-        attributes: TDATTRIBUTES, eight bytes.
+        seam_attributes: SEAMATTRIBUTES, 8 bytes.
+        attributes: TDATTRIBUTES, 8 bytes.
         fields: Hex by name, for reference values.
         report_data: 64 bytes.
     """
@@ -68,15 +67,14 @@ class Quote:
     Attributes:
         version: 3, 4 or 5.
         tee: `SGX` or `TDX`.
-        body: What it says.
-        signed: What the attestation key signed.
-        signature: Of the attestation key, r and s.
+        signed: Bytes that the attestation key signed.
+        signature: Signature of the attestation key, r and s.
         attestation_key: Point on P-256, 64 bytes.
         qe_report: Raw report of the quoting enclave.
-        qe: The same, parsed.
-        qe_signature: Of the PCK key, over the raw report.
-        qe_auth: What the quoting enclave authenticated beside the key.
-        chain: PEM certificates, PCK first.
+        qe: Parsed report of the quoting enclave.
+        qe_signature: Signature of the PCK key over the raw report.
+        qe_auth: Data that the quoting enclave authenticated beside the key.
+        chain: PEM certificates; the PCK certificate is `chain[0]`.
     """
 
     version: int
@@ -102,7 +100,7 @@ def parse_quote(data: bytes) -> Quote:
     if len(data) > MAX_QUOTE_BYTES:
         raise malformed(_WHERE, f"{len(data)} bytes, allowed {MAX_QUOTE_BYTES}")
     reader = Reader(data, _WHERE)
-    version, tee = _header(reader)
+    version, tee = _read_header(reader)
     tee, size = _body_size(reader, version, tee)
     raw = reader.take(size)
     body = parse_sgx_body(raw) if tee == SGX else _tdx_body(raw)
@@ -115,10 +113,10 @@ def parse_quote(data: bytes) -> Quote:
     signature, key = signatures.take(64), signatures.take(64)
     if version > 3:
         # since version 4 the quoting enclave's report is itself certification data
-        signatures = Reader(_certification(signatures, _QE_REPORT), _WHERE)
+        signatures = Reader(_read_certification(signatures, _QE_REPORT), _WHERE)
     qe_report, qe_signature = signatures.take(384), signatures.take(64)
     qe_auth = signatures.sized(2, _MAX_AUTH_BYTES)
-    chain = _certification(signatures, _PCK_CHAIN)
+    chain = _read_certification(signatures, _PCK_CHAIN)
     qe = parse_sgx_body(qe_report)
     return Quote(version, tee, body, signed, signature, key, qe_report, qe, qe_signature, qe_auth, chain)
 
@@ -163,7 +161,7 @@ def _tdx_body(raw: bytes) -> TdxBody:
     return TdxBody(tcb_svn, signer_seam, seam_attributes, attributes, named, report_data)
 
 
-def _header(reader: Reader) -> tuple[int, int]:
+def _read_header(reader: Reader) -> tuple[int, int]:
     version, key_type = reader.number(2), reader.number(2)
     if version not in (3, 4, 5):
         raise malformed(_WHERE, f"version {version}, known: 3, 4, 5")
@@ -189,7 +187,7 @@ def _body_size(reader: Reader, version: int, tee: int) -> tuple[int, int]:
     return tee, size
 
 
-def _certification(reader: Reader, expected: int) -> bytes:
+def _read_certification(reader: Reader, expected: int) -> bytes:
     kind = reader.number(2)
     if kind != expected:
         raise malformed(_WHERE, f"certification data of type {kind}, expected {expected}")

@@ -108,7 +108,7 @@ class Level:
     """A status and what Intel says about it.
 
     Attributes:
-        status: Intel's word.
+        status: Intel's name of the status.
         advisories: Names of security advisories that apply.
     """
 
@@ -128,14 +128,14 @@ def platform_level(table: TcbInfo, pck: PckFacts, body: SgxBody | TdxBody) -> Le
         )
     for level in table.levels:
         tcb = level.tcb
-        if not _reaches(pck.svns, tcb.sgxtcbcomponents) or pck.pce_svn < tcb.pcesvn:
+        if not _reaches_level(pck.svns, tcb.sgxtcbcomponents) or pck.pce_svn < tcb.pcesvn:
             continue
         if isinstance(body, TdxBody):
             if tcb.tdxtcbcomponents is None:
                 continue
             # the first two are the module's own, and judged by its identity where it has one
             start = 2 if body.tcb_svn[1] else 0
-            if not _reaches(body.tcb_svn[start:], tcb.tdxtcbcomponents[start:]):
+            if not _reaches_level(body.tcb_svn[start:], tcb.tdxtcbcomponents[start:]):
                 continue
         return Level(level.status, level.advisories)
     raise RefusedEvidenceError(Reason.TCB_TOO_OLD, "TCB info: the platform is below every level that Intel knows")
@@ -152,10 +152,10 @@ def module_level(table: TcbInfo, body: TdxBody) -> Level:
     module: _Module | None = table.tdx_module
     if version:
         name = f"TDX_{version:02X}"
-        found = next((one for one in table.tdx_module_identities if one.id.upper() == name), None)
-        if found is None:
+        identity = next((entry for entry in table.tdx_module_identities if entry.id.upper() == name), None)
+        if identity is None:
             raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"TDX module {name}: not in Intel's table")
-        module, levels = found, found.levels
+        module, levels = identity, identity.levels
     if module is None:
         raise RefusedEvidenceError(Reason.MALFORMED, "TCB info: says nothing of the TDX module")
     if module.mrsigner.lower() != body.signer_seam.hex():
@@ -182,10 +182,10 @@ def quoting_enclave_level(table: QeIdentity, report: SgxBody) -> Level:
     return _svn_level(table.levels, report.svn, "quoting enclave")
 
 
-def worst(levels: Sequence[Level]) -> Level:
+def worst_level(levels: Sequence[Level]) -> Level:
     """Join the levels of platform, module and quoting enclave into one; the platform's comes first.
 
-    An enclave or module that is out of date makes the whole so; what the platform's configuration needs stays said.
+    An outdated enclave or module makes the whole outdated; a need of the platform's configuration stays in the status.
     """
     platform = levels[0].status
     others = [level.status for level in levels[1:]]
@@ -206,17 +206,17 @@ def _svn_level(levels: Iterable[_SvnLevel], svn: int, where: str) -> Level:
     raise RefusedEvidenceError(Reason.TCB_TOO_OLD, f"{where}: version {svn} is below every level that Intel knows")
 
 
-def _reaches(svns: bytes, components: Sequence[_Component]) -> bool:
+def _reaches_level(svns: bytes, components: Sequence[_Component]) -> bool:
     return all(svn >= component.svn for svn, component in zip(svns, components, strict=True))
 
 
 def _masked_equal(found: bytes, expected: str, mask: str) -> bool:
-    wanted, bits = bytes.fromhex(expected), bytes.fromhex(mask)
-    if not len(found) == len(wanted) == len(bits):
+    expected_bytes, bits = bytes.fromhex(expected), bytes.fromhex(mask)
+    if not len(found) == len(expected_bytes) == len(bits):
         return False
-    return all(one & bit == other & bit for one, other, bit in zip(found, wanted, bits, strict=True))
+    return all(byte & bit == other & bit for byte, other, bit in zip(found, expected_bytes, bits, strict=True))
 
 
 def as_claims(level: Level, evaluation: int) -> Mapping[str, int | str]:
-    """Return what a result says about a TCB."""
+    """Return the claims of a result about a TCB."""
     return {"status": level.status, "advisories": " ".join(level.advisories), "evaluation": evaluation}

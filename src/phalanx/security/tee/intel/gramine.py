@@ -20,8 +20,8 @@ class GramineAttester:
     """An attester that writes a binding and reads the quote over it; the files are the process's own.
 
     Args:
-        root: Of the file system.
-        endorsements: What goes along, such as ``collateral``.
+        root: Root of the file system.
+        endorsements: Named documents that are sent with the evidence, such as ``collateral``.
     """
 
     kind = "sgx"

@@ -20,9 +20,9 @@ class PckFacts:
     """The platform in a PCK certificate.
 
     Attributes:
-        svns: Sixteen security versions.
+        svns: 16 security versions.
         pce_svn: Version of the provisioning certification enclave.
-        pce_id: Two bytes.
+        pce_id: PCE id, 2 bytes.
         fmspc: Family, model, stepping, platform and custom SKU, six bytes.
     """
 
@@ -38,40 +38,40 @@ def pck_facts(certificate: Certificate) -> PckFacts:
     Raises:
         RefusedEvidenceError: It is absent, or lacks a field.
     """
-    where = f"certificate {certificate.name!r}"
+    place = f"certificate {certificate.name!r}"
     value = certificate.extension(_SGX)
     if value is None:
-        raise malformed(where, "has no SGX extension, so it is no PCK certificate")
-    fields = _by_oid(Der(value, where), where)
-    parts = _by_oid(Der(_field(fields, _TCB, SEQUENCE, where), where), where)
-    numbers = [_number(parts, f"{_TCB}.{index}", where) for index in range(1, _NUM_COMPONENTS + 1)]
+        raise malformed(place, "has no SGX extension, so it is no PCK certificate")
+    fields = _by_oid(Der(value, place), place)
+    parts = _by_oid(Der(_find_field(fields, _TCB, SEQUENCE, place), place), place)
+    numbers = [_read_number(parts, f"{_TCB}.{index}", place) for index in range(1, _NUM_COMPONENTS + 1)]
     if any(not 0 <= number <= 255 for number in numbers):
-        raise malformed(where, "a security version is not in one byte")
-    pce_id, fmspc = _field(fields, _PCE_ID, OCTET_STRING, where), _field(fields, _FMSPC, OCTET_STRING, where)
-    _field(fields, _TYPE, ENUMERATED, where)
+        raise malformed(place, "a security version is not in one byte")
+    pce_id, fmspc = _find_field(fields, _PCE_ID, OCTET_STRING, place), _find_field(fields, _FMSPC, OCTET_STRING, place)
+    _find_field(fields, _TYPE, ENUMERATED, place)
     if len(pce_id) != 2 or len(fmspc) != 6:
-        raise malformed(where, "PCE id or FMSPC of another length")
-    return PckFacts(bytes(numbers), _number(parts, _PCE_SVN, where), pce_id, fmspc)
+        raise malformed(place, "PCE id or FMSPC of another length")
+    return PckFacts(bytes(numbers), _read_number(parts, _PCE_SVN, place), pce_id, fmspc)
 
 
 def _by_oid(holder: Der, where: str) -> dict[str, bytes]:
     """Read SEQUENCE OF SEQUENCE { OID, value } into values, whole, by identifier."""
     items = holder.enter()
     holder.end()
-    found: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     while items.more():
         item = items.enter()
         if item.peek() != OID:
             raise malformed(where, "malformed SGX extension")
         oid = item.oid()
-        if oid in found:
+        if oid in values:
             raise malformed(where, f"SGX extension has {oid} twice")
-        found[oid] = item.any()[2]
+        values[oid] = item.any()[2]
         item.end()
-    return found
+    return values
 
 
-def _field(fields: dict[str, bytes], oid: str, tag: int, where: str) -> bytes:
+def _find_field(fields: dict[str, bytes], oid: str, tag: int, where: str) -> bytes:
     if oid not in fields:
         raise malformed(where, f"SGX extension lacks {oid}")
     holder = Der(fields[oid], where)
@@ -80,7 +80,7 @@ def _field(fields: dict[str, bytes], oid: str, tag: int, where: str) -> bytes:
     return holder.read(tag)
 
 
-def _number(fields: dict[str, bytes], oid: str, where: str) -> int:
+def _read_number(fields: dict[str, bytes], oid: str, where: str) -> int:
     if oid not in fields:
         raise malformed(where, f"SGX extension lacks {oid}")
     return Der(fields[oid], where).integer()

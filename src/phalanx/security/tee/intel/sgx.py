@@ -25,7 +25,6 @@ class SgxReference(DcapReference):
 
     Attributes:
         product_id: Expected ISVPRODID; any if left out.
-        min_svn: Lowest accepted ISVSVN.
     """
 
     product_id: int | None = None
@@ -41,7 +40,7 @@ def appraise_sgx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     if not isinstance(reference, SgxReference):
         raise TypeError("appraise_sgx: expected SgxReference")
     checked = check_quote(evidence, SGX_TEE, reference, trust)
-    body = _body(checked.quote.body)
+    body = _require_sgx_body(checked.quote.body)
     if body.attributes[0] & _DEBUG:
         raise RefusedEvidenceError(Reason.DEBUG_ENABLED, "SGX quote: the host can read a debug enclave's memory")
     if not body.attributes[0] & _INITIALISED:
@@ -58,10 +57,10 @@ def appraise_sgx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 def inspect_sgx(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    return _body(parse_quote(evidence.data).body).fields
+    return _require_sgx_body(parse_quote(evidence.data).body).fields
 
 
-def _body(body: object) -> SgxBody:
+def _require_sgx_body(body: object) -> SgxBody:
     if not isinstance(body, SgxBody):
         raise malformed("quote", "is of another TEE than SGX")
     return body

@@ -36,7 +36,7 @@ def appraise_tdx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
     if not isinstance(reference, TdxReference):
         raise TypeError("appraise_tdx: expected TdxReference")
     checked = check_quote(evidence, TDX_TEE, reference, trust)
-    body = _body(checked.quote.body)
+    body = _require_tdx_body(checked.quote.body)
     # bits 0 to 7 are the group "TUD": any of them makes the domain one under debug
     if body.attributes[0]:
         raise RefusedEvidenceError(Reason.DEBUG_ENABLED, "TDX quote: the trust domain is under debug")
@@ -51,10 +51,10 @@ def appraise_tdx(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 def inspect_tdx(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    return _body(parse_quote(evidence.data).body).fields
+    return _require_tdx_body(parse_quote(evidence.data).body).fields
 
 
-def _body(body: object) -> TdxBody:
+def _require_tdx_body(body: object) -> TdxBody:
     if not isinstance(body, TdxBody):
         raise malformed("quote", "is of another TEE than TDX")
     return body

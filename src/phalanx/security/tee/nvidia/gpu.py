@@ -73,7 +73,7 @@ def appraise_nv_gpu(evidence: Evidence, reference: Reference, trust: Trust) -> C
     manifests = _check_manifests(evidence, report, reference, trust)
     return Claims(
         kind="nv-gpu",
-        measurements=_measurements(report),
+        measurements=_hex_measurements(report),
         report_data=report.nonce,
         expires=first_end((*path, *manifests)),
         tcb={"driver": report.driver_version, "vbios": report.vbios_version},
@@ -98,22 +98,22 @@ def _check_manifests(
 
 def inspect_nv_gpu(evidence: Evidence) -> Mapping[str, str]:
     """Read measurements without appraising anything."""
-    return _measurements(parse_measurements(evidence.data))
+    return _hex_measurements(parse_measurements(evidence.data))
 
 
-def _measurements(report: SpdmMeasurements) -> dict[str, str]:
+def _hex_measurements(report: SpdmMeasurements) -> dict[str, str]:
     return {str(index): value.hex() for index, value in report.measurements.items()}
 
 
 def _check_firmware(leaf: Certificate, report: SpdmMeasurements) -> None:
-    """Check that the firmware which signed is the one that the certificate was made for."""
+    """Check that the certificate belongs to the firmware that signed."""
     if not report.fwid:
         return
-    where = f"certificate {leaf.name!r}"
-    value = next((one for oid in _DICE if (one := leaf.extension(oid)) is not None), None)
+    place = f"certificate {leaf.name!r}"
+    value = next((extension for oid in _DICE if (extension := leaf.extension(oid)) is not None), None)
     if value is None:
-        raise malformed(where, "does not name the firmware that holds its key")
-    if not any(report.fwid) or report.fwid not in _firmware_ids(value, where):
+        raise malformed(place, "does not name the firmware that holds its key")
+    if not any(report.fwid) or report.fwid not in _firmware_ids(value, place):
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, "SPDM measurements: of other firmware than the certificate's")
 
 
@@ -122,19 +122,19 @@ def _firmware_ids(value: bytes, where: str) -> list[bytes]:
     holder = Der(value, where)
     fields = holder.enter()
     holder.end()
-    found = []
+    digests = []
     while fields.more():
         tag, content, _ = fields.any()
         inside = Der(content, where)
         if tag == _FWIDS:
             while inside.more():
-                found.append(_digest(inside.enter()))
+                digests.append(_read_digest(inside.enter()))
         elif tag == SEQUENCE and inside.peek() == OID:
-            found.append(_digest(inside))
-    return found
+            digests.append(_read_digest(inside))
+    return digests
 
 
-def _digest(item: Der) -> bytes:
+def _read_digest(item: Der) -> bytes:
     """Read SEQUENCE { hash, digest }, already entered."""
     item.oid()
     digest = item.read(OCTET_STRING)

@@ -1,4 +1,4 @@
-"""NVIDIA's reference manifests (RIM): what a driver and a firmware must measure, signed by NVIDIA.
+"""NVIDIA's reference manifests (RIM): expected measurements of a driver and a firmware, signed by NVIDIA.
 
 Source: TCG, Reference Integrity Manifest Information Model; ISO/IEC 19770-2 (SWID tags); NVIDIA nvtrust for indexes.
 """
@@ -26,9 +26,8 @@ class ReferenceManifest:
     """One manifest with a sound signature.
 
     Attributes:
-        version: Of the driver or the firmware that it speaks of.
+        version: Version of the driver or the firmware.
         values: Accepted measurements in hex by SPDM block number; of active ones only.
-        path: The signer's certificates.
     """
 
     version: str
@@ -42,7 +41,7 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
     Args:
         data: The file, as NVIDIA's service gives it.
         trust: NVIDIA's root for manifests, clock and revocation.
-        where: How errors call it.
+        where: Name of the manifest in error messages.
 
     Raises:
         RefusedEvidenceError: Malformed, altered, ended, or not NVIDIA's.
@@ -52,16 +51,16 @@ def read_manifest(data: bytes, trust: Trust, where: str) -> ReferenceManifest:
     if root.name != (_SWID, "SoftwareIdentity"):
         raise malformed(where, f"is a {root.tag[:40]!r}, expected SoftwareIdentity")
     expected = [(_SWID, "Entity"), (_SWID, "Meta"), (_SWID, "Payload"), (DSIG, "Signature")]
-    if [one.name for one in root.elements] != expected:
+    if [element.name for element in root.elements] != expected:
         raise malformed(where, "expected Entity, Meta, Payload and Signature")
     version = root.elements[1].attributes.get("colloquialVersion", "")
     if not version:
         raise malformed(where, "names no version")
-    return ReferenceManifest(version, _values(root.elements[2], where), path)
+    return ReferenceManifest(version, _read_measurements(root.elements[2], where), path)
 
 
-def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
-    found: dict[int, frozenset[str]] = {}
+def _read_measurements(payload: Element, where: str) -> dict[int, frozenset[str]]:
+    measurements: dict[int, frozenset[str]] = {}
     seen: set[int] = set()
     for resource in payload.elements:
         index = resource.attributes.get("index", "")
@@ -73,18 +72,18 @@ def _values(payload: Element, where: str) -> dict[int, frozenset[str]]:
         if (active := resource.attributes.get("active")) not in ("True", "False"):
             raise malformed(where, f"measurement {index}: active is neither True nor False")
         if active == "True":
-            found[int(index) + 1] = _alternatives(resource, index, where)
-    if not found:
+            measurements[int(index) + 1] = _read_alternatives(resource, index, where)
+    if not measurements:
         raise malformed(where, "no measurement is active")
-    return found
+    return measurements
 
 
-def _alternatives(resource: Element, index: str, where: str) -> frozenset[str]:
+def _read_alternatives(resource: Element, index: str, where: str) -> frozenset[str]:
     count = resource.attributes.get("alternatives", "")
     if not count.isascii() or not count.isdecimal() or not 1 <= int(count) <= _MAX_ALTERNATIVES:
         raise malformed(where, f"measurement {index}: {count[:8]!r} alternatives")
     values = [resource.attribute((_HASH, f"Hash{number}")) or "" for number in range(int(count))]
-    if any(len(one) != _DIGEST_DIGITS or set(one) - set("0123456789abcdef") for one in values):
+    if any(len(digest) != _DIGEST_DIGITS or set(digest) - set("0123456789abcdef") for digest in values):
         raise malformed(where, f"measurement {index}: a value is not {_DIGEST_DIGITS} lowercase hex digits")
     return frozenset(values)
 
@@ -96,16 +95,16 @@ def check_manifests(report: SpdmMeasurements, driver: ReferenceManifest, firmwar
         RefusedEvidenceError: A manifest is of another version, both speak of one measurement, or one that is active
             is absent or has another value.
     """
-    for what, found, manifest in (
+    for what, running, manifest in (
         ("driver", report.driver_version, driver),
         ("firmware", report.vbios_version, firmware),
     ):
-        if manifest.version.upper() != found.upper():
+        if manifest.version.upper() != running.upper():
             raise RefusedEvidenceError(
-                Reason.WRONG_MEASUREMENT, f"manifest of {what} {manifest.version[:40]}, the GPU runs {found[:40]}"
+                Reason.WRONG_MEASUREMENT, f"manifest of {what} {manifest.version[:40]}, the GPU runs {running[:40]}"
             )
-    if both := sorted(set(driver.values) & set(firmware.values)):
-        raise malformed("manifests", f"both speak of measurement {both[0]}")
+    if shared := sorted(set(driver.values) & set(firmware.values)):
+        raise malformed("manifests", f"both speak of measurement {shared[0]}")
     for block, accepted in sorted({**driver.values, **firmware.values}.items()):
         if block == _DECODER_INDEX + 1 and report.is_decoder_off:
             continue
@@ -114,5 +113,5 @@ def check_manifests(report: SpdmMeasurements, driver: ReferenceManifest, firmwar
             raise RefusedEvidenceError(
                 Reason.WRONG_MEASUREMENT,
                 f"{block} is {f'{value[:16]}...' if value else 'absent'}; NVIDIA's manifest has "
-                f"{', '.join(sorted(f'{one[:16]}...' for one in accepted))}",
+                f"{', '.join(sorted(f'{digest[:16]}...' for digest in accepted))}",
             )

@@ -19,8 +19,7 @@ class NvmlAttester:
     """An attester that asks one GPU for an SPDM report with a binding as its nonce, and for its certificates.
 
     Args:
-        index: Number of the GPU.
-        endorsements: What goes along, such as ``driver_rim`` and ``vbios_rim``.
+        endorsements: Named documents that are sent with the evidence, such as ``driver_rim`` and ``vbios_rim``.
         nvml: The bindings; the installed ones if left out.
 
     Raises:
@@ -31,7 +30,7 @@ class NvmlAttester:
 
     def __init__(self, index: int = 0, endorsements: Mapping[str, bytes] | None = None, nvml: Any = None) -> None:
         self._index, self._endorsements = index, dict(endorsements or {})
-        self._nvml = nvml or _bindings()
+        self._nvml = nvml or _load_bindings()
 
     def evidence(self, binding: Binding) -> Evidence:
         """Have the GPU sign a binding.
@@ -58,7 +57,7 @@ class NvmlAttester:
         )
 
 
-def _bindings() -> Any:
+def _load_bindings() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError as exc:

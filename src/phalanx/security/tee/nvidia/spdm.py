@@ -25,9 +25,7 @@ class SpdmMeasurements:
     """One request and its response.
 
     Attributes:
-        nonce: What the verifier chose.
         measurements: Values by block number; the first byte, the kind of value, is apart.
-        opaque: NVIDIA's fields by number.
         signed: Request and response without the signature.
         signature: r and s, 96 bytes.
     """
@@ -74,16 +72,16 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
     if len(data) > MAX_REPORT_BYTES:
         raise malformed(_WHERE, f"{len(data)} bytes, allowed {MAX_REPORT_BYTES}")
     reader = Reader(data, _WHERE)
-    nonce = _request(reader)
+    nonce = _read_request(reader)
     version, code = reader.number(1), reader.number(1)
     if (version, code) != (_VERSION_1_1, _MEASUREMENTS):
         raise malformed(_WHERE, f"response {code:#x} of version {version:#x}, expected 0x60 of 0x11")
     reader.take(2)
     count = reader.number(1)
     record = Reader(reader.sized(3, MAX_REPORT_BYTES), _WHERE)
-    measurements = _blocks(record, count)
+    measurements = _read_blocks(record, count)
     reader.take(NONCE_BYTES)
-    opaque = _opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
+    opaque = _read_opaque(Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE))
     signed = reader.since(0)
     signature = reader.take(SIGNATURE_BYTES)
     # drivers hand reports over in a buffer that may be longer; what is signed ends before
@@ -92,15 +90,15 @@ def parse_measurements(data: bytes) -> SpdmMeasurements:
 
 
 def without_padding(data: bytes) -> bytes:
-    """Return a report up to the end of its signature; what is no report stays as it is, for its appraiser to refuse."""
+    """Cut a report at the end of its signature; other bytes are returned unchanged, for the appraiser to refuse."""
     try:
-        found = parse_measurements(data)
+        report = parse_measurements(data)
     except RefusedEvidenceError:
         return data
-    return data[: len(found.signed) + len(found.signature)]
+    return data[: len(report.signed) + len(report.signature)]
 
 
-def _request(reader: Reader) -> bytes:
+def _read_request(reader: Reader) -> bytes:
     version, code, attributes, operation = reader.take(4)
     if (version, code) != (_VERSION_1_1, _GET_MEASUREMENTS):
         raise malformed(_WHERE, f"request {code:#x} of version {version:#x}, expected 0xe0 of 0x11")
@@ -111,27 +109,27 @@ def _request(reader: Reader) -> bytes:
     return nonce
 
 
-def _blocks(reader: Reader, count: int) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+def _read_blocks(reader: Reader, count: int) -> dict[int, bytes]:
+    blocks: dict[int, bytes] = {}
     for _ in range(count):
         index, specification = reader.number(1), reader.number(1)
         block = Reader(reader.sized(2, MAX_REPORT_BYTES), _WHERE)
-        if specification != _DMTF or not 1 <= index <= _MAX_BLOCKS or index in found:
+        if specification != _DMTF or not 1 <= index <= _MAX_BLOCKS or index in blocks:
             raise malformed(_WHERE, f"measurement {index}: twice, or not in the DMTF's form")
         block.take(1)
-        found[index] = block.sized(2, MAX_REPORT_BYTES)
+        blocks[index] = block.sized(2, MAX_REPORT_BYTES)
         block.end()
     reader.end()
-    if not found:
+    if not blocks:
         raise malformed(_WHERE, "no measurement")
-    return found
+    return blocks
 
 
-def _opaque(reader: Reader) -> dict[int, bytes]:
-    found: dict[int, bytes] = {}
+def _read_opaque(reader: Reader) -> dict[int, bytes]:
+    fields: dict[int, bytes] = {}
     while reader.left:
         kind = reader.number(2)
-        if kind in found and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
+        if kind in fields and kind in (_DRIVER_VERSION, _VBIOS_VERSION, _DECODER, _FWID):
             raise malformed(_WHERE, f"opaque field {kind} twice")
-        found[kind] = reader.sized(2, MAX_REPORT_BYTES)
-    return found
+        fields[kind] = reader.sized(2, MAX_REPORT_BYTES)
+    return fields

@@ -16,7 +16,7 @@ from phalanx.security.tee.tpm.wire import TpmCommand
 
 DEFAULT_PCRS = (0, 1, 2, 3, 4, 5, 6, 7)
 EK_CERTIFICATE_INDEX = 0x01C00002
-"""Where the TCG's profile puts the certificate of the RSA 2048 endorsement key."""
+"""NV index of the certificate of the RSA 2048 endorsement key, by the TCG's profile."""
 _ATTEMPTS = 3
 
 
@@ -27,8 +27,9 @@ class TpmAttester(Closeable):
 
     Args:
         tpm: Used by this object and by others in turn.
-        pcrs: What is quoted, of the SHA-256 bank.
-        endorsements: What goes along with each piece of evidence, such as ``ek_certificate`` and ``chain``.
+        pcrs: PCRs to quote, of the SHA-256 bank.
+        endorsements: Named documents that are sent with each piece of evidence, such as ``ek_certificate`` and
+            ``chain``.
 
     Raises:
         TpmError: The TPM cannot make the key.
@@ -68,7 +69,7 @@ class TpmAttester(Closeable):
         """
         parameters = wire.sized(binding.digest()) + b"\0\x10" + wire.pcr_selection(self._pcrs)
         for _ in range(_ATTEMPTS):
-            answer = self._tpm.call(TpmCommand.QUOTE, (self._ak,), parameters, wire.password())
+            answer = self._tpm.call(TpmCommand.QUOTE, (self._ak,), parameters, wire.password_authorisation())
             quote, values = answer.take(answer.left), self._tpm.read_pcrs(self._pcrs)
             if _is_of(quote, values):
                 plain = {"sha256": {str(index): value.hex() for index, value in values.items()}}
@@ -87,9 +88,11 @@ class TpmAttester(Closeable):
             self._tpm.policy_session() as session,
         ):
             nothing = wire.sized(b"") * 3 + bytes(4)
-            self._tpm.call(TpmCommand.POLICY_SECRET, (wire.ENDORSEMENT, session), nothing, wire.password())
+            self._tpm.call(
+                TpmCommand.POLICY_SECRET, (wire.ENDORSEMENT, session), nothing, wire.password_authorisation()
+            )
             parameters = enrolment.credential + enrolment.encrypted_secret
-            authorised = (wire.password(), wire.by_session(session))
+            authorised = (wire.password_authorisation(), wire.by_session(session))
             return self._tpm.call(TpmCommand.ACTIVATE_CREDENTIAL, (self._ak, ek), parameters, *authorised).sized(2, 64)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class TpmCounter:
 
     Args:
         tpm: Used by this object and by others in turn.
-        index: Where it lies; `create` made it.
+        index: NV index of the counter; `create` made it.
 
     Raises:
         RollbackError: No counter lies there, or one that a sudden end may turn back.
@@ -54,9 +54,9 @@ class TpmCounter:
         public = struct.pack(">IHI", index, wire.SHA256, _ATTRIBUTES) + wire.sized(b"") + struct.pack(">H", _SIZE_BYTES)
         try:
             parameters = wire.sized(b"") + wire.sized(public)
-            tpm.call(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), parameters, wire.password())
+            tpm.call(TpmCommand.NV_DEFINE_SPACE, (wire.OWNER,), parameters, wire.password_authorisation())
             # before it is raised once, a counter has no number
-            tpm.call(TpmCommand.NV_INCREMENT, (index, index), b"", wire.password())
+            tpm.call(TpmCommand.NV_INCREMENT, (index, index), b"", wire.password_authorisation())
         except TpmError as exc:
             raise RollbackError(f"TPM counter {index:#x}: cannot be made ({exc}); does one lie there already?") from exc
         return cls(tpm, index)
@@ -65,7 +65,7 @@ class TpmCounter:
         """As `MonotonicCounter` says."""
         try:
             part = struct.pack(">HH", _SIZE_BYTES, 0)
-            answer = self._tpm.call(TpmCommand.NV_READ, (self._index, self._index), part, wire.password())
+            answer = self._tpm.call(TpmCommand.NV_READ, (self._index, self._index), part, wire.password_authorisation())
             return int.from_bytes(answer.sized(2, _SIZE_BYTES), "big")
         except TpmError as exc:
             raise RollbackError(f"{self}: cannot be read ({exc})") from exc
@@ -74,7 +74,7 @@ class TpmCounter:
         """As `MonotonicCounter` says; raises also where another process raises it at the same time."""
         before = self.read()
         try:
-            self._tpm.call(TpmCommand.NV_INCREMENT, (self._index, self._index), b"", wire.password())
+            self._tpm.call(TpmCommand.NV_INCREMENT, (self._index, self._index), b"", wire.password_authorisation())
         except TpmError as exc:
             raise RollbackError(f"{self}: cannot be raised ({exc})") from exc
         # the TPM does not say which number it gave: only where one step lies between was it this caller's

@@ -30,7 +30,7 @@ class TpmDevice(Closeable):
         link: The way to it; used by no other object.
 
     Guarantees:
-        Every object and session that a method made is removed again, except what it returns a handle of.
+        Every object and session that a method made is removed again, except a returned handle.
     """
 
     def __init__(self, link: TpmLink) -> None:
@@ -53,7 +53,7 @@ class TpmDevice(Closeable):
         Raises:
             TpmError: The TPM refuses it.
         """
-        return self._run(code, handles, parameters, sessions, with_handle=False)[1]
+        return self._run_command(code, handles, parameters, sessions, with_handle=False)[1]
 
     def make(
         self, code: TpmCommand, handles: Sequence[int], parameters: bytes, *sessions: bytes
@@ -63,7 +63,7 @@ class TpmDevice(Closeable):
         Raises:
             TpmError: The TPM refuses it.
         """
-        return self._run(code, handles, parameters, sessions, with_handle=True)
+        return self._run_command(code, handles, parameters, sessions, with_handle=True)
 
     def flush(self, handle: int) -> None:
         """Remove an object or a session."""
@@ -84,8 +84,8 @@ class TpmDevice(Closeable):
 
     def make_primary(self, hierarchy: int, template: bytes) -> tuple[int, bytes]:
         """Make a primary key and return its handle and public area; the caller removes it."""
-        parameters = wire.sensitive() + wire.sized(template) + wire.sized(b"") + struct.pack(">I", 0)
-        handle, answer = self.make(TpmCommand.CREATE_PRIMARY, (hierarchy,), parameters, wire.password())
+        parameters = wire.sensitive_area() + wire.sized(template) + wire.sized(b"") + struct.pack(">I", 0)
+        handle, answer = self.make(TpmCommand.CREATE_PRIMARY, (hierarchy,), parameters, wire.password_authorisation())
         return handle, answer.sized(2, 1024)
 
     @contextmanager
@@ -99,22 +99,22 @@ class TpmDevice(Closeable):
 
     def read_pcrs(self, indexes: Iterable[int]) -> dict[int, bytes]:
         """Return values of the SHA-256 bank by number, in the order of their numbers."""
-        wanted = sorted(set(indexes))
-        found: dict[int, bytes] = {}
-        for start in range(0, len(wanted), _PCRS_AT_ONCE):
-            some = wanted[start : start + _PCRS_AT_ONCE]
+        numbers = sorted(set(indexes))
+        values: dict[int, bytes] = {}
+        for start in range(0, len(numbers), _PCRS_AT_ONCE):
+            some = numbers[start : start + _PCRS_AT_ONCE]
             answer = self.call(TpmCommand.PCR_READ, (), wire.pcr_selection(some))
             answer.take(4)
             selected = answer.take(len(wire.pcr_selection(some)))
             if selected != wire.pcr_selection(some) or answer.number(4) != len(some):
                 raise TpmError(f"TPM: has not all of the PCRs {some} in a SHA-256 bank")
-            found |= {index: answer.sized(2, 32) for index in some}
-        return found
+            values |= {index: answer.sized(2, 32) for index in some}
+        return values
 
     def extend(self, index: int, digest: bytes) -> None:
         """Extend a PCR of the SHA-256 bank by 32 bytes."""
         parameters = struct.pack(">IH", 1, wire.SHA256) + digest
-        self.call(TpmCommand.PCR_EXTEND, (index,), parameters, wire.password())
+        self.call(TpmCommand.PCR_EXTEND, (index,), parameters, wire.password_authorisation())
 
     def read_memory(self, index: int) -> bytes:
         """Return what lies at an index of the non-volatile memory, such as the EK's certificate."""
@@ -122,14 +122,16 @@ class TpmDevice(Closeable):
         size, data = int.from_bytes(public[-2:], "big"), b""
         while len(data) < size:
             part = struct.pack(">HH", min(_NV_BYTES_AT_ONCE, size - len(data)), len(data))
-            data += self.call(TpmCommand.NV_READ, (wire.OWNER, index), part, wire.password()).sized(2, size)
+            data += self.call(TpmCommand.NV_READ, (wire.OWNER, index), part, wire.password_authorisation()).sized(
+                2, size
+            )
         return data
 
     def close(self) -> None:
         """End the connection; closing twice is harmless."""
         self._link.close()
 
-    def _run(
+    def _run_command(
         self,
         code: TpmCommand,
         handles: Sequence[int],

@@ -32,8 +32,8 @@ class EkForm:
     """The form of the endorsement key; the default is that of the TCG's low-range templates (L-1, L-2).
 
     Attributes:
-        hash: Its name algorithm.
-        key_bits: Of its AES.
+        hash: Name algorithm of the key.
+        key_bits: AES key size in bits.
     """
 
     hash: str = "sha256"
@@ -75,11 +75,10 @@ def begin_enrolment(
     """Check the EK's certificate and the AK's form, and make the challenge that ties them together.
 
     Args:
-        ek_certificate: DER or PEM.
+        ek_certificate: DER or PEM of the certificate.
         chain: PEM of the vendor's certificates between it and a root; may be empty.
         ak_public: TPMT_PUBLIC of the attestation key.
         trust: Roots of TPM vendors, clock, revocation.
-        form: Of the EK.
 
     Raises:
         RefusedEvidenceError: The EK is no pinned vendor's, or the AK could leave its TPM or sign anything.
@@ -104,27 +103,27 @@ def make_credential(ek: PublicKey, ak_name: bytes, secret: bytes, form: EkForm =
     seed, encrypted = _seed_for(ek, form)
     size = hashlib.new(form.hash).digest_size
     storage = _kdf_a(form.hash, seed, b"STORAGE", ak_name, form.key_bits // 8)
-    identity = _cfb(storage, _tpm2b(secret))
+    identity = _encrypt_cfb(storage, _sized_bytes(secret))
     integrity = _kdf_a(form.hash, seed, b"INTEGRITY", b"", size)
     outer = hmac.digest(integrity, identity + ak_name, form.hash)
-    return _tpm2b(_tpm2b(outer) + identity), _tpm2b(encrypted)
+    return _sized_bytes(_sized_bytes(outer) + identity), _sized_bytes(encrypted)
 
 
 def _seed_for(ek: PublicKey, form: EkForm) -> tuple[bytes, bytes]:
-    """Return a seed, and what the TPM needs to find it."""
+    """Return a seed, and its encrypted form for the TPM."""
     size = hashlib.new(form.hash).digest_size
     if isinstance(ek, rsa.RSAPublicKey):
         seed, digest = secrets.token_bytes(size), HASHES[form.hash]
         scheme = padding.OAEP(padding.MGF1(digest), digest, b"IDENTITY\0")
         return seed, ek.encrypt(seed, scheme)
-    own = ec.generate_private_key(ek.curve)
+    ephemeral = ec.generate_private_key(ek.curve)
     width = (ek.curve.key_size + 7) // 8
-    shared = own.exchange(ec.ECDH(), ek)
-    mine, theirs = own.public_key().public_numbers(), ek.public_numbers()
+    shared = ephemeral.exchange(ec.ECDH(), ek)
+    mine, theirs = ephemeral.public_key().public_numbers(), ek.public_numbers()
     parties = mine.x.to_bytes(width, "big") + theirs.x.to_bytes(width, "big")
     # KDFe, one round: the seed is as long as the hash
     seed = hashlib.new(form.hash, b"\0\0\0\x01" + shared + b"IDENTITY\0" + parties).digest()
-    return seed, _tpm2b(mine.x.to_bytes(width, "big")) + _tpm2b(mine.y.to_bytes(width, "big"))
+    return seed, _sized_bytes(mine.x.to_bytes(width, "big")) + _sized_bytes(mine.y.to_bytes(width, "big"))
 
 
 def _kdf_a(name: str, key: bytes, label: bytes, context: bytes, size: int) -> bytes:
@@ -133,7 +132,7 @@ def _kdf_a(name: str, key: bytes, label: bytes, context: bytes, size: int) -> by
     return hmac.digest(key, message, name)[:size]
 
 
-def _cfb(key: bytes, data: bytes) -> bytes:
+def _encrypt_cfb(key: bytes, data: bytes) -> bytes:
     """Encrypt by AES in cipher feedback mode from a zero start: the encryption of each block masks the next one.
 
     It is counter mode with the block before as the counter of each block; libraries are dropping the mode itself.
@@ -146,5 +145,5 @@ def _cfb(key: bytes, data: bytes) -> bytes:
     return out
 
 
-def _tpm2b(data: bytes) -> bytes:
+def _sized_bytes(data: bytes) -> bytes:
     return len(data).to_bytes(2, "big") + data

@@ -53,10 +53,9 @@ class TrustedAk:
     """An attestation key that is believed.
 
     Attributes:
-        key: The public key.
-        name: Of the TPM object, or of the key where that is not shown, in hex.
+        name: Name of the TPM object in hex; name of the key where the object is not shown.
         path: Certificates that vouch for it or its TPM; empty where the enrolment alone does.
-        notes: What rests on the enrolment, in sentences.
+        notes: Properties that rest on the enrolment alone, in sentences.
     """
 
     key: PublicKey
@@ -72,9 +71,9 @@ def trusted_ak(evidence: Evidence, reference: TpmReference, trust: Trust) -> Tru
         RefusedEvidenceError: It is neither enrolled nor certified, or could sign what no TPM made.
     """
     if "ak_certificate" in evidence.endorsements:
-        return _certified(evidence, trust)
+        return _read_certified_key(evidence, trust)
     if "ak_key" in evidence.endorsements:
-        return _known(evidence.endorsements["ak_key"], reference)
+        return _read_known_key(evidence.endorsements["ak_key"], reference)
     ak = parse_public(evidence.endorsement("ak"))
     check_attestation_key(ak)
     if ak.name.hex() not in reference.ak_names:
@@ -86,13 +85,13 @@ def trusted_ak(evidence: Evidence, reference: TpmReference, trust: Trust) -> Tru
         return TrustedAk(
             ak.key, ak.name.hex(), (), ("no EK certificate was sent: the AK is trusted by its enrolled name alone",)
         )
-    path = _check_vendor(_one(evidence, "ek_certificate"), _chain(evidence), trust)
+    path = _check_vendor(_read_certificate(evidence, "ek_certificate"), _read_chain(evidence), trust)
     note = "that AK and EK are of one TPM was shown when the AK was enrolled, and is not shown by a quote"
     return TrustedAk(ak.key, ak.name.hex(), path, (note,))
 
 
 def check_attestation_key(ak: TpmPublic) -> None:
-    """Check that the key signs nothing but what the TPM itself made, and cannot leave it.
+    """Check that the key signs only structures made by the TPM itself, and cannot leave it.
 
     Raises:
         RefusedEvidenceError: Its attributes allow more.
@@ -104,9 +103,9 @@ def check_attestation_key(ak: TpmPublic) -> None:
         )
 
 
-def _certified(evidence: Evidence, trust: Trust) -> TrustedAk:
-    certificate = _one(evidence, "ak_certificate")
-    path = _check_vendor(certificate, _chain(evidence), trust)
+def _read_certified_key(evidence: Evidence, trust: Trust) -> TrustedAk:
+    certificate = _read_certificate(evidence, "ak_certificate")
+    path = _check_vendor(certificate, _read_chain(evidence), trust)
     check_signs_data(certificate)
     if "ak" not in evidence.endorsements:
         note = "that the AK signs nothing but what its TPM made rests on who issued its certificate"
@@ -118,7 +117,7 @@ def _certified(evidence: Evidence, trust: Trust) -> TrustedAk:
     return TrustedAk(ak.key, ak.name.hex(), path)
 
 
-def _known(spki: bytes, reference: TpmReference) -> TrustedAk:
+def _read_known_key(spki: bytes, reference: TpmReference) -> TrustedAk:
     name = hashlib.sha256(spki).hexdigest()
     if name not in reference.ak_keys:
         raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"TPM key {name[:16]}...: not in ak_keys; enrol it first")
@@ -126,7 +125,7 @@ def _known(spki: bytes, reference: TpmReference) -> TrustedAk:
     return TrustedAk(load_key(spki, "ak_key"), name, (), (note,))
 
 
-def _chain(evidence: Evidence) -> tuple[Certificate, ...]:
+def _read_chain(evidence: Evidence) -> tuple[Certificate, ...]:
     chain = evidence.endorsements.get("chain")
     return read_certificates(chain, "chain") if chain else ()
 
@@ -137,7 +136,7 @@ def _check_vendor(leaf: Certificate, others: tuple[Certificate, ...], trust: Tru
     return check_chain(leaf, others, trust)
 
 
-def _one(evidence: Evidence, name: str) -> Certificate:
+def _read_certificate(evidence: Evidence, name: str) -> Certificate:
     certificates = read_certificates(evidence.endorsement(name), name)
     if len(certificates) != 1:
         raise malformed(name, f"{len(certificates)} certificates, expected one")

@@ -47,7 +47,7 @@ def open_link(address: str = DEFAULT_ADDRESS) -> TpmLink:
         if kind == "device" and rest:
             return _Device(rest)
         if kind == "swtpm":
-            return _Socket(_connected(rest))
+            return _Socket(_connect_socket(rest))
     except OSError as exc:
         raise TpmError(
             f"TPM at {address}: cannot be opened ({exc.strerror}); is it there, may this user open it?"
@@ -96,11 +96,11 @@ class _Socket:
         """As `TpmLink` says."""
         try:
             self._connection.sendall(command)
-            head = self._take(_HEADER_BYTES)
+            head = self._receive_bytes(_HEADER_BYTES)
             size = int.from_bytes(head[2:6], "big")
             if not _HEADER_BYTES <= size <= _MAX_RESPONSE_BYTES:
                 raise TpmError(f"TPM: a response of {size} bytes, allowed {_MAX_RESPONSE_BYTES}")
-            return head + self._take(size - _HEADER_BYTES)
+            return head + self._receive_bytes(size - _HEADER_BYTES)
         except OSError as exc:
             raise TpmError(f"TPM: the connection broke ({exc})") from exc
 
@@ -108,7 +108,7 @@ class _Socket:
         """As `TpmLink` says."""
         self._connection.close()
 
-    def _take(self, size: int) -> bytes:
+    def _receive_bytes(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             chunk = self._connection.recv(size - len(data))
@@ -118,8 +118,8 @@ class _Socket:
         return data
 
 
-def _connected(rest: str) -> socket.socket:
-    options = dict(one.split("=", 1) for one in rest.split(","))
+def _connect_socket(rest: str) -> socket.socket:
+    options = dict(option.split("=", 1) for option in rest.split(","))
     if set(options) == {"path"}:
         connection = socket.socket(socket.AF_UNIX)
         try:

@@ -60,7 +60,7 @@ def appraise_tpm(evidence: Evidence, reference: Reference, trust: Trust) -> Clai
 
 
 def check_quote(evidence: Evidence, key: PublicKey) -> tuple[TpmQuote, dict[str, str]]:
-    """Check that the key signed the quote, and that the PCR values sent along are those of the quote.
+    """Check that the key signed the quote, and that the PCR values beside it fit the quote.
 
     Returns:
         The quote, and the values by ``BANK.NUMBER``.
@@ -82,29 +82,29 @@ def inspect_tpm(evidence: Evidence) -> Mapping[str, str]:
 
 
 def _check_signature(key: PublicKey, signature: TpmSignature, signed: bytes) -> None:
-    where = "TPM quote"
+    place = "TPM quote"
     if signature.hash not in HASHES:
-        raise malformed(where, f"signed with {signature.hash}, which is not accepted")
+        raise malformed(place, f"signed with {signature.hash}, which is not accepted")
     digest = HASHES[signature.hash]
     if isinstance(key, ec.EllipticCurvePublicKey) and signature.scheme == structures.ECDSA:
         if digest.digest_size * 8 != min(key.curve.key_size, 512):
-            raise malformed(where, f"{signature.hash} does not belong to {key.curve.name}")
+            raise malformed(place, f"{signature.hash} does not belong to {key.curve.name}")
         r, s = (int.from_bytes(part, "big") for part in signature.parts)
-        check_ecdsa(key, type(key.curve), r, s, signed, where)
+        check_ecdsa(key, type(key.curve), r, s, signed, place)
         return
     if not isinstance(key, rsa.RSAPublicKey) or signature.scheme == structures.ECDSA:
-        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{where}: signed by a key of another kind")
+        raise RefusedEvidenceError(Reason.WRONG_SIGNER, f"{place}: signed by a key of another kind")
     scheme: padding.AsymmetricPadding = padding.PKCS1v15()
     if signature.scheme == structures.RSAPSS:
         scheme = padding.PSS(padding.MGF1(digest), padding.PSS.AUTO)
     try:
         key.verify(signature.parts[0], signed, scheme, digest)
     except InvalidSignature as exc:
-        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{where}: the signature does not match") from exc
+        raise RefusedEvidenceError(Reason.BAD_SIGNATURE, f"{place}: the signature does not match") from exc
 
 
 def _pcr_values(evidence: Evidence, quote: TpmQuote) -> dict[str, str]:
-    """Read the values that were sent along: exactly those that the quote selects, in its order."""
+    """Read the PCR values beside a quote: exactly the selected ones, in its order."""
     try:
         sent: Any = parse_canonical(evidence.endorsement("pcrs"))
     except ValueError as exc:
@@ -116,13 +116,13 @@ def _pcr_values(evidence: Evidence, quote: TpmQuote) -> dict[str, str]:
         if not isinstance(of_bank, dict) or set(of_bank) != {str(index) for index in indexes}:
             raise malformed("pcrs", f"expected the values of {bank} that are in the quote, no more and no fewer")
         for index in indexes:
-            values[f"{bank}.{index}"] = _hex(of_bank[str(index)], size)
+            values[f"{bank}.{index}"] = _decode_hex(of_bank[str(index)], size)
     if set(sent) != {bank for bank, _ in quote.selection}:
         raise malformed("pcrs", "values of a bank that is not in the quote")
     return values
 
 
-def _hex(text: Any, size: int) -> str:
+def _decode_hex(text: Any, size: int) -> str:
     if not isinstance(text, str) or len(text) != 2 * size or set(text) - set("0123456789abcdef"):
         raise malformed("pcrs", f"a value is not {size} bytes in lowercase hex")
     return text

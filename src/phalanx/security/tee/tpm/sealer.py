@@ -27,7 +27,7 @@ class TpmSealer:
 
     Args:
         tpm: Used by this object and by others in turn.
-        pcrs: What stands for the state, of the SHA-256 bank.
+        pcrs: PCRs that stand for the state, of the SHA-256 bank.
     """
 
     def __init__(self, tpm: TpmDevice, pcrs: Iterable[int] = DEFAULT_PCRS) -> None:
@@ -42,10 +42,10 @@ class TpmSealer:
         if not 1 <= len(secret) <= MAX_SECRET_BYTES:
             raise TpmError(f"{_WHERE}: {len(secret)} bytes, a TPM takes 1 to {MAX_SECRET_BYTES}; seal a key instead")
         policy = wire.pcr_policy(wire.pcr_selection(self._pcrs), self._tpm.read_pcrs(self._pcrs).values())
-        parameters = wire.sensitive(bytes(secret)) + wire.sized(wire.sealed_object(policy))
+        parameters = wire.sensitive_area(bytes(secret)) + wire.sized(wire.sealed_object(policy))
         parameters += wire.sized(b"") + struct.pack(">I", 0)
         with self._tpm.primary(wire.OWNER, wire.storage_key()) as (parent, _):
-            answer = self._tpm.call(TpmCommand.CREATE, (parent,), parameters, wire.password())
+            answer = self._tpm.call(TpmCommand.CREATE, (parent,), parameters, wire.password_authorisation())
         private, public = answer.sized(2, 1024), answer.sized(2, 1024)
         plain = {"phalanx_tpm_sealed": _FORMAT, "pcrs": list(self._pcrs)}
         return canonical_json({**plain, "public": public.hex(), "private": private.hex()})
@@ -57,10 +57,10 @@ class TpmSealer:
             TpmError: The PCRs have other values than when it was sealed, or it is another TPM's.
             CheckpointError: It is not what `seal` returned.
         """
-        pcrs, public, private = _parsed(sealed)
+        pcrs, public, private = _parse_sealed(sealed)
         with self._tpm.primary(wire.OWNER, wire.storage_key()) as (parent, _):
             parameters = wire.sized(private) + wire.sized(public)
-            item, _ = self._tpm.make(TpmCommand.LOAD, (parent,), parameters, wire.password())
+            item, _ = self._tpm.make(TpmCommand.LOAD, (parent,), parameters, wire.password_authorisation())
         try:
             with self._tpm.policy_session() as session:
                 self._tpm.call(TpmCommand.POLICY_PCR, (session,), wire.sized(b"") + wire.pcr_selection(pcrs))
@@ -78,13 +78,13 @@ class TpmSealer:
             self._tpm.flush(item)
 
 
-def _parsed(sealed: bytes) -> tuple[tuple[int, ...], bytes, bytes]:
+def _parse_sealed(sealed: bytes) -> tuple[tuple[int, ...], bytes, bytes]:
     try:
         value: Any = parse_canonical(sealed)
         if set(value) != _KEYS or value["phalanx_tpm_sealed"] != _FORMAT:
             raise CheckpointError(f"{_WHERE}: expected the keys {', '.join(sorted(_KEYS))} and format {_FORMAT}")
         pcrs = value["pcrs"]
-        if not isinstance(pcrs, list) or not all(type(one) is int for one in pcrs):
+        if not isinstance(pcrs, list) or not all(type(pcr) is int for pcr in pcrs):
             raise CheckpointError(f"{_WHERE}: pcrs is no list of numbers")
         return tuple(pcrs), bytes.fromhex(value["public"]), bytes.fromhex(value["private"])
     except (ValueError, TypeError) as exc:

@@ -28,9 +28,9 @@ class TpmQuote:
 
     Attributes:
         signer: Qualified name of the key.
-        extra_data: What the verifier had the TPM sign.
+        extra_data: Data that the verifier had the TPM sign.
         reset_count: Number of resets of the TPM.
-        restart_count: Number of restarts since.
+        restart_count: Number of restarts since the last reset.
         safe: Whether the TPM's clock is known not to have gone back.
         firmware: Version, of the vendor's own form.
         selection: Banks and their PCR numbers, in order.
@@ -53,7 +53,6 @@ class TpmSignature:
 
     Attributes:
         scheme: `RSASSA`, `RSAPSS` or `ECDSA`.
-        hash: Name of the hash.
         parts: One number as bytes for RSA, r and s for ECDSA.
     """
 
@@ -67,8 +66,6 @@ class TpmPublic:
     """TPMT_PUBLIC of a signing key.
 
     Attributes:
-        attributes: Object attributes, as bits.
-        key: The public key.
         name: Name of the object, hash algorithm included: what credentials are made for.
     """
 
@@ -88,12 +85,12 @@ def parse_quote_and_signature(data: bytes) -> tuple[bytes, TpmQuote, TpmSignatur
     """
     reader = Reader(data, "TPM evidence", big_endian=True)
     signed = reader.sized(2, _MAX_BYTES)
-    signature = _signature(reader)
+    signature = _read_signature(reader)
     reader.end()
-    return signed, _quote(signed), signature
+    return signed, _parse_quote(signed), signature
 
 
-def _quote(data: bytes) -> TpmQuote:
+def _parse_quote(data: bytes) -> TpmQuote:
     reader = Reader(data, "TPMS_ATTEST", big_endian=True)
     magic, kind = reader.number(4), reader.number(2)
     if magic != MAGIC:
@@ -106,19 +103,19 @@ def _quote(data: bytes) -> TpmQuote:
     if safe > 1:
         raise malformed("TPMS_ATTEST", "safe is neither 0 nor 1")
     firmware = reader.number(8)
-    selection = _selection(reader)
+    selection = _read_selection(reader)
     digest = reader.sized(2, 64)
     reader.end()
     return TpmQuote(signer, extra_data, reset_count, restart_count, bool(safe), firmware, selection, digest)
 
 
-def _selection(reader: Reader) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _read_selection(reader: Reader) -> tuple[tuple[str, tuple[int, ...]], ...]:
     count = reader.number(4)
     if count > _MAX_BANKS:
         raise malformed("TPMS_ATTEST", f"{count} PCR banks, allowed {_MAX_BANKS}")
     banks = []
     for _ in range(count):
-        name = _hash(reader, "TPMS_ATTEST")
+        name = _read_hash(reader, "TPMS_ATTEST")
         bits = int.from_bytes(reader.sized(1, _MAX_SELECT_BYTES), "little")
         banks.append((name, tuple(index for index in range(32) if bits >> index & 1)))
     if len({name for name, _ in banks}) != len(banks):
@@ -126,11 +123,11 @@ def _selection(reader: Reader) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple(banks)
 
 
-def _signature(reader: Reader) -> TpmSignature:
+def _read_signature(reader: Reader) -> TpmSignature:
     scheme = reader.number(2)
     if scheme not in (RSASSA, RSAPSS, ECDSA):
         raise malformed("TPMT_SIGNATURE", f"scheme {scheme:#x} is not accepted")
-    name = _hash(reader, "TPMT_SIGNATURE")
+    name = _read_hash(reader, "TPMT_SIGNATURE")
     count = 2 if scheme == ECDSA else 1
     return TpmSignature(scheme, name, tuple(reader.sized(2, 512) for _ in range(count)))
 
@@ -141,19 +138,19 @@ def parse_public(data: bytes) -> TpmPublic:
     Raises:
         RefusedEvidenceError: Anything else.
     """
-    where = "TPMT_PUBLIC"
-    reader = Reader(data, where, big_endian=True)
+    place = "TPMT_PUBLIC"
+    reader = Reader(data, place, big_endian=True)
     kind, name_hash = reader.number(2), reader.number(2)
     if name_hash not in HASHES or kind not in (RSA, ECC):
-        raise malformed(where, f"type {kind:#x} with name algorithm {name_hash:#x}")
+        raise malformed(place, f"type {kind:#x} with name algorithm {name_hash:#x}")
     attributes = reader.number(4)
     reader.sized(2, 64)
     if reader.number(2) != NULL:
         # a symmetric algorithm: a storage key, such as the EK
         reader.take(4)
     if reader.number(2) != NULL:
-        _hash(reader, where)
-    key = _rsa_key(reader, where) if kind == RSA else _ecc_key(reader, where)
+        _read_hash(reader, place)
+    key = _rsa_key(reader, place) if kind == RSA else _ecc_key(reader, place)
     reader.end()
     name = name_hash.to_bytes(2, "big") + hashlib.new(HASHES[name_hash], data).digest()
     return TpmPublic(attributes, key, name)
@@ -174,7 +171,7 @@ def _rsa_key(reader: Reader, where: str) -> rsa.RSAPublicKey:
 def _ecc_key(reader: Reader, where: str) -> ec.EllipticCurvePublicKey:
     curve = _CURVES.get(reader.number(2))
     if reader.number(2) != NULL:
-        _hash(reader, where)
+        _read_hash(reader, where)
     x, y = reader.sized(2, 66), reader.sized(2, 66)
     if curve is None:
         raise malformed(where, "a curve that is not accepted")
@@ -185,7 +182,7 @@ def _ecc_key(reader: Reader, where: str) -> ec.EllipticCurvePublicKey:
         raise malformed(where, "is no point of its curve") from exc
 
 
-def _hash(reader: Reader, where: str) -> str:
+def _read_hash(reader: Reader, where: str) -> str:
     number = reader.number(2)
     if number not in HASHES:
         raise malformed(where, f"hash {number:#x}")

@@ -64,7 +64,7 @@ class TpmResponse(Reader):
 
 def encode_command(code: TpmCommand, handles: Iterable[int], sessions: Iterable[bytes], parameters: bytes) -> bytes:
     """Write one command."""
-    body = b"".join(struct.pack(">I", one) for one in handles)
+    body = b"".join(struct.pack(">I", handle) for handle in handles)
     authorisation = b"".join(sessions)
     if authorisation:
         body += struct.pack(">I", len(authorisation)) + authorisation
@@ -81,19 +81,19 @@ def decode_response(code: TpmCommand, data: bytes, *, with_handle: bool) -> tupl
     Raises:
         TpmError: The TPM refused the command, or the response is none.
     """
-    where = f"response to {code.name}"
-    reader = TpmResponse(data, where, big_endian=True)
+    place = f"response to {code.name}"
+    reader = TpmResponse(data, place, big_endian=True)
     tag, size, result = reader.number(2), reader.number(4), reader.number(4)
     if result:
         raise TpmError(f"TPM: refused {code.name} with {result:#x}", result)
     if size != len(data) or tag not in (_NO_SESSIONS, _SESSIONS):
-        raise TpmError(f"TPM: {where} is malformed")
+        raise TpmError(f"TPM: {place} is malformed")
     handle = reader.number(4) if with_handle else 0
-    left = reader.number(4) if tag == _SESSIONS else reader.left
-    return handle, TpmResponse(reader.take(left), where, big_endian=True)
+    parameter_size = reader.number(4) if tag == _SESSIONS else reader.left
+    return handle, TpmResponse(reader.take(parameter_size), place, big_endian=True)
 
 
-def password(secret: bytes = b"") -> bytes:
+def password_authorisation(secret: bytes = b"") -> bytes:
     """Write an authorisation by a password, by default the empty one."""
     return struct.pack(">IHB", _PASSWORD, 0, 0) + sized(secret)
 
@@ -115,9 +115,9 @@ def pcr_selection(indexes: Iterable[int]) -> bytes:
         TpmError: None, or a number that no PCR has.
     """
     chosen = tuple(indexes)
-    if not chosen or not all(0 <= one <= MAX_PCR for one in chosen):
+    if not chosen or not all(0 <= pcr <= MAX_PCR for pcr in chosen):
         raise TpmError(f"TPM: PCRs {chosen}, expected one or more of 0 to {MAX_PCR}")
-    bits = sum(1 << one for one in set(chosen)).to_bytes(3, "little")
+    bits = sum(1 << pcr for pcr in set(chosen)).to_bytes(3, "little")
     return struct.pack(">IHB", 1, SHA256, len(bits)) + bits
 
 
@@ -128,7 +128,7 @@ def pcr_policy(selection: bytes, values: Iterable[bytes]) -> bytes:
 
 
 def attestation_key() -> bytes:
-    """Template of a P-256 key that signs nothing but what the TPM made itself."""
+    """Return the template of a P-256 key that signs only structures made by the TPM itself."""
     head = struct.pack(">HHI", _ECC, SHA256, _AK_ATTRIBUTES) + sized(b"")
     return head + struct.pack(">HHHHH", _NULL, _ECDSA, SHA256, _P256, _NULL) + sized(b"") + sized(b"")
 
@@ -152,7 +152,7 @@ def sealed_object(policy: bytes) -> bytes:
     return head + struct.pack(">H", _NULL) + sized(b"")
 
 
-def sensitive(secret: bytes = b"") -> bytes:
+def sensitive_area(secret: bytes = b"") -> bytes:
     """Write what an object is created with: no password, and the secret if it is sealed."""
     return sized(sized(b"") + sized(secret))
 

@@ -1,0 +1,142 @@
+"""What an earlier ``phalanx join`` left in a directory, and what a later one changes there: nothing in silence."""
+
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.cli.files import read_file, write_text
+
+if TYPE_CHECKING:
+    from phalanx.security.invite import JoinToken
+
+_RECORD = "joined.json"
+Setting = str | int | bool | None
+
+
+def has_joined(token: "JoinToken", home: Path, file: Path) -> bool:
+    """Whether a directory was joined with this very token; False where it is new, or another token is for it.
+
+    Args:
+        token: The invitation.
+        home: Directory of the keys.
+        file: What an earlier join has written last.
+
+    Raises:
+        ConfigError: The keys there are of another party, or of another authority than the token's.
+        CertificateError: They are unusable.
+    """
+    from phalanx.errors import ConfigError
+    from phalanx.security.crypto import fingerprint, load_identity, read_public
+
+    if not file.exists():
+        return False
+    name = load_identity(home).name
+    if name != token.name:
+        raise ConfigError(f"{home}: has the keys of {name!r}, and the token is for {token.name!r}; give another --dir")
+    authority = home / "authority.pem"
+    if fingerprint(read_public(authority), str(authority)) != token.authority:
+        raise ConfigError(
+            f"{home}: has keys that another authority has certified than the token names, so it is of another owner's "
+            "run; give another --dir for this one"
+        ).about(code="PHX-C019", file=str(home), key="--dir", do="give another --dir")
+    record = home / _RECORD
+    if not record.exists():
+        # joined by a release that kept no record
+        return True
+    try:
+        known = json.loads(read_file(record))
+    except ValueError:
+        return False
+    return isinstance(known, dict) and known.get("token") == token.digest
+
+
+def note_joined(token: "JoinToken", home: Path) -> None:
+    """Note with which token a directory was joined; its secret is not kept."""
+    write_text(home / _RECORD, json.dumps({"token": token.digest}) + "\n")
+
+
+def change_file(path: Path, settings: Mapping[str, Setting]) -> list[str]:
+    """Change keys of a TOML file, and leave everything else in it as it is.
+
+    Args:
+        path: The file.
+        settings: By key, at most one table deep; None removes it.
+
+    Returns:
+        What was changed, one line each.
+
+    Raises:
+        ConfigError: The file is not TOML.
+    """
+    text = read_file(path).decode("utf-8", errors="replace")
+    before, after = _parsed(path, text), _parsed(path, text)
+    changed = []
+    for key, value in settings.items():
+        found = _place(before, key)
+        if found == value:
+            continue
+        changed.append(f"{path}: {key} = {_literal(value)} (was {_literal(found)})")
+        *tables, last = key.split(".")
+        table = after
+        for name in tables:
+            table = table.setdefault(name, {})
+        table.pop(last, None)
+        if value is not None:
+            table[last] = value
+        text = _with_line(text, key, value)
+    if changed:
+        write_text(path, text if _is(text, after) else _dumped(after))
+    return changed
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    from phalanx.errors import ConfigError
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path}: is not valid TOML: {exc}").about(file=str(path)) from exc
+
+
+def _place(data: Mapping[str, Any], key: str) -> Any:
+    for name in key.split("."):
+        data = data.get(name, {}) if isinstance(data, dict) else {}
+    return None if data == {} else data
+
+
+def _literal(value: Any) -> str:
+    return "left out" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _with_line(text: str, key: str, value: Setting) -> str:
+    """Replace, add or remove one line; the caller looks whether that is what it came to."""
+    *tables, last = key.split(".")
+    heads = [0, *(found.start() for found in re.finditer(r"^\[", text, re.MULTILINE)), len(text)]
+    parts = [text[start:end] for start, end in itertools.pairwise(heads)]
+    number = next((at for at, part in enumerate(parts) if tables and part.startswith(f"[{tables[0]}]")), 0)
+    line = "" if value is None else f"{last} = {_literal(value)}\n"
+    old = re.compile(rf"^{re.escape(last)}\s*=.*\n?", re.MULTILINE)
+    if old.search(parts[number]):
+        parts[number] = old.sub(lambda found: line, parts[number], count=1)
+    elif tables:
+        parts[number] = parts[number].rstrip("\n") + f"\n{line}\n"
+    else:
+        parts[0] = line + parts[0]
+    return "".join(parts)
+
+
+def _is(text: str, data: Mapping[str, Any]) -> bool:
+    try:
+        return tomllib.loads(text) == data
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _dumped(data: Mapping[str, Any]) -> str:
+    import tomli_w
+
+    return tomli_w.dumps(data)

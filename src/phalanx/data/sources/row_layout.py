@@ -1,0 +1,140 @@
+"""What the rows of a file are, seen by their columns: conversations, preferences, or plain text.
+
+A look at the first row or at the names of the columns; it decides what a starter writes, and warns where a run or a
+recipe reads conversations as text.
+"""
+
+import csv
+import gzip
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from phalanx.config import printable
+from phalanx.data.sources.listing import list_files
+from phalanx.data.sources.source import SourceSettings
+from phalanx.data.sources.turns import turns_of
+from phalanx.errors import DataError
+
+RowLayout = Literal["chat", "pairs", "hh", "labelled"]
+"""`chat`: conversations, instructions with answers, prompts with completions; the others are shapes of preferences."""
+
+_SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "jsonl": (".jsonl", ".json"),
+    "csv": (".csv", ".tsv"),
+    "parquet": (".parquet",),
+}
+_ANSWERS = ("completion", "response")
+_MAX_LINE_BYTES = 1 << 24
+_FIRST_ROWS = 20
+_BLOCK_BYTES = 1 << 16
+
+
+def layout_of(row: Mapping[str, Any]) -> RowLayout | None:
+    """Return what a row is; None where it is plain text or of no known layout."""
+    chosen, rejected = row.get("chosen"), row.get("rejected")
+    if chosen is not None and rejected is not None:
+        is_transcript = isinstance(chosen, str) and "prompt" not in row and "\n\nAssistant:" in chosen
+        return "hh" if is_transcript else "pairs"
+    if "prompt" in row and "completion" in row and isinstance(row.get("label"), bool | int):
+        return "labelled"
+    try:
+        return "chat" if list(turns_of(row, "auto")) else None
+    except DataError:
+        return None
+
+
+def layout_of_columns(names: Sequence[str]) -> RowLayout | None:
+    """Return what the rows of a table are, by the names of its columns alone."""
+    columns = set(names)
+    if {"chosen", "rejected"} <= columns:
+        return "pairs"
+    if {"prompt", "completion", "label"} <= columns:
+        return "labelled"
+    is_asked = "prompt" in columns and not columns.isdisjoint(_ANSWERS)
+    is_chat = is_asked or {"instruction", "output"} <= columns or not columns.isdisjoint(("messages", "conversations"))
+    return "chat" if is_chat else None
+
+
+def layout_of_file(path: Path) -> RowLayout | None:
+    """Return what the rows of one file are; None where it is text, or cannot be read: a source says why.
+
+    A file of JSON lines is looked at in its first rows, any other table in the names of its columns.
+    """
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    kind = next((kind for kind, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), None)
+    try:
+        if kind == "jsonl":
+            rows = (json.loads(line) for line in islice(lines_of(path), _FIRST_ROWS) if line.strip())
+            return next((layout_of(row) for row in rows if isinstance(row, dict)), None)
+        if kind == "csv":
+            header = next(lines_of(path)).decode("utf-8-sig")
+            return layout_of_columns(next(csv.reader([header], delimiter="\t" if ".tsv" in name else ",")))
+        if kind == "parquet":
+            return layout_of_columns(importlib.import_module("pyarrow.parquet").read_schema(path).names)
+    except (OSError, EOFError, ValueError, RecursionError, ImportError, StopIteration, csv.Error):
+        return None
+    return None
+
+
+def lines_of(file: Path) -> Iterator[bytes]:
+    """Give the lines of a file, unpacked where it ends in .gz or .zst; a line beyond 16 MiB ends them.
+
+    Raises:
+        ImportError: It needs a package to be unpacked that is not there.
+    """
+    name = file.name.lower()
+    zstandard = importlib.import_module("zstandard") if name.endswith(".zst") else None
+    with file.open("rb") as packed:
+        stream: Any = packed
+        if name.endswith(".gz"):
+            stream = gzip.open(packed)  # noqa: SIM115 - closed with the file below it
+        elif zstandard is not None:
+            stream = zstandard.ZstdDecompressor().stream_reader(packed)
+        rest = b""
+        while block := stream.read(_BLOCK_BYTES):
+            *whole, rest = (rest + block).split(b"\n")
+            yield from whole
+            if len(rest) > _MAX_LINE_BYTES:
+                return
+        yield rest
+
+
+def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]:
+    """Return a warning for each source that reads conversations or preferences as text; one look at its first file.
+
+    Args:
+        key: Where they stand in the run file or the recipe.
+    """
+    warnings: list[str] = []
+    for number, source in enumerate(sources):
+        path = getattr(source, "path", None)
+        layout = "chat" if source.kind == "dialogue" else _layout_below(path) if isinstance(path, Path) else None
+        if layout is None:
+            continue
+        what, section, way = _CURES["chat" if layout == "chat" else "preferences"]
+        warnings.append(
+            f"WARNING: {key}.{number}: {printable(str(path))} holds {what} and is read as text: every token is "
+            "learned, the users' words too, and no chat template is used. To learn what the assistant says, a run file "
+            f"has data.{section} in place of data.sources; phalanx init --kind {way} writes one"
+        )
+    return warnings
+
+
+_CURES = {
+    "chat": ("conversations", "conversations", "chat"),
+    "preferences": ("preferences", "preferences", "preferences"),
+}
+
+
+def _layout_below(path: Path) -> RowLayout | None:
+    try:
+        files = [
+            Path(file.path) for file in list_files(path, tuple(end for ends in _SUFFIXES.values() for end in ends))
+        ]
+    except DataError:
+        return None
+    return layout_of_file(files[0]) if files else None

@@ -1,0 +1,44 @@
+"""The lines that an owner prints while it waits for parties: who is missing, and for how long it waits."""
+
+import time
+from collections.abc import Callable, Collection
+
+from phalanx.config import printable
+
+_REPEAT_S = 15.0
+_MAX_NAMES = 20
+_MAX_CHARACTERS = 80
+
+
+class MissingNotice:
+    """Says which parties are missing: when that changes, and again after a quarter of a minute.
+
+    Args:
+        say: Takes one line.
+        timeout_s: How long they are waited for, from now on.
+        expected: Those of whom it was said already that they are waited for.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        timeout_s: float,
+        expected: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._say, self._clock = say, clock
+        self._deadline = clock() + timeout_s
+        self._missing = frozenset(expected)
+        self._next = clock() + _REPEAT_S
+
+    def waits_for(self, missing: Collection[str]) -> None:
+        """Take the parties that are missing now; asked as often as the caller likes."""
+        now = self._clock()
+        if not missing or (frozenset(missing) == self._missing and now < self._next):
+            return
+        self._missing, self._next = frozenset(missing), now + _REPEAT_S
+        names = [printable(name, _MAX_CHARACTERS) for name in sorted(missing)]
+        more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        left_s = max(0.0, self._deadline - now)
+        self._say(f"still waiting for {', '.join(names[:_MAX_NAMES])}{more}; at most {left_s:.0f} s more")

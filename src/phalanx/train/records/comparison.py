@@ -1,0 +1,82 @@
+"""What held-out text says of a model after training beside what it said before."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.train.batches.preferences import PreferenceScores
+from phalanx.train.batches.scores import Scores, loss_of
+
+
+@dataclass(frozen=True)
+class HeldOutMeasure:
+    """One figure of the untouched model and of the final one.
+
+    Attributes:
+        first: Before training; None where it was not measured.
+        is_better_low: Whether a lower value is the better one.
+    """
+
+    name: str
+    first: float | None
+    last: float | None
+    is_better_low: bool = True
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the final model is worse by this figure, as far as four digits show it; None tells nothing."""
+        if self.first is None or self.last is None or not math.isfinite(self.first):
+            return False
+        if not math.isfinite(self.last):
+            return True
+        moved = self.last - self.first
+        return (moved > 0) is self.is_better_low and _shown(self.first) != _shown(self.last)
+
+    def __str__(self) -> str:
+        return f"{self.name} {_shown(self.first)} -> {_shown(self.last)}"
+
+
+def measures_of_scores(
+    first: Scores | PreferenceScores | None, last: Scores | PreferenceScores | None
+) -> list[HeldOutMeasure]:
+    """Return what held-out rows with classes, or pairs, are compared by."""
+    if isinstance(first, Scores) and isinstance(last, Scores):
+        return [
+            HeldOutMeasure("held-out accuracy", first.accuracy, last.accuracy, is_better_low=False),
+            HeldOutMeasure("held-out loss", first.loss, last.loss),
+        ]
+    if isinstance(first, PreferenceScores) and isinstance(last, PreferenceScores):
+        return [
+            HeldOutMeasure("accuracy on held-out pairs", first.accuracy, last.accuracy, is_better_low=False),
+            HeldOutMeasure("loss of a held-out pair", first.loss, last.loss),
+        ]
+    return []
+
+
+def measures_of_perplexity(name: str, first: float | None, last: float | None) -> list[HeldOutMeasure]:
+    """Return what held-out text is compared by."""
+    before, after = (None if value is None else loss_of(value) for value in (first, last))
+    return [HeldOutMeasure(name, before, after)]
+
+
+def worse(measures: Iterable[HeldOutMeasure]) -> list[str]:
+    """Return by which figures the final model is worse than the untouched one, in words."""
+    return [str(measure) for measure in measures if measure.is_worse]
+
+
+def say_worse(summary: Mapping[str, Any]) -> list[str]:
+    """Say at the end of a run that its model is worse than before; nothing where it is not, as far as was measured."""
+    found = summary.get("worse_than_before")
+    if not found:
+        return []
+    noise = "; the noise of its privacy may be why" if "privacy" in summary else ""
+    return [
+        f"WORSE THAN BEFORE: {', '.join(found)}. The model that training began with does better on held-out rows{noise}"
+    ]
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:.4g}" if math.isfinite(value) else "not a finite number"

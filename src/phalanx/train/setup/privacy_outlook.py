@@ -1,0 +1,139 @@
+"""The privacy of a federated run before it trains: noise beside the largest update, and rounds that are paid for."""
+
+import math
+from dataclasses import dataclass
+
+from phalanx.federated.config import FederatedConfig
+from phalanx.federated.rounds.terms import noisy_rounds
+from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, check_rate, noise_for
+from phalanx.train.config import RunConfig
+from phalanx.train.federated_faults import section_of
+
+MAX_RATIO = 1.0
+"""Ratio of noise to the largest update above which a run warns."""
+
+
+@dataclass(frozen=True)
+class NoiseOutlook:
+    """The noise in a round's mean update beside the largest one that there can be, where all sites take part.
+
+    Attributes:
+        protected: Whose data the bound is about, and against whom.
+        ratio: Euclidean norm of the noise in the mean of all sites over that of the largest update without noise.
+        rounds: Rounds that the run is to have.
+        paid_rounds: Rounds that the budget pays for, `rounds` at most.
+        epsilon: What all rounds together may spend.
+        delta: The chance that the bound does not hold.
+    """
+
+    protected: str
+    ratio: float
+    largest: str
+    num_values: int
+    rounds: int
+    paid_rounds: int
+    epsilon: float
+    delta: float
+    cure: str
+
+    def lines(self) -> list[str]:
+        """Return what a person must know of it before the run."""
+        return [
+            f"privacy: protects {self.protected}; epsilon {self.epsilon:g} at delta {self.delta:g} for the whole run",
+            f"privacy: the budget pays for {self.paid_rounds} of {self.rounds} rounds",
+            f"privacy: noise beside the largest update: ratio {self.ratio:.3g} ({self.largest}, "
+            f"{self.num_values:,} trained values)",
+        ]
+
+    def warning(self) -> str | None:
+        """Say that noise is larger than any update; None where it is not."""
+        if self.ratio <= MAX_RATIO:
+            return None
+        return (
+            f"WARNING: privacy: the noise of a round is {self.ratio:.3g} times the largest update, so the model may "
+            f"become worse than it was before training; {self.cure}"
+        )
+
+
+def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOutlook | None:
+    """Return the outlook of sites that bring noise to sums; None where they bring none.
+
+    Args:
+        rounds: How many it is to have.
+
+    Raises:
+        ConfigError: No noise keeps the rounds within their budget.
+    """
+    wanted, sums = section.privacy, noisy_rounds(section, rounds, length)
+    if wanted is None or sums is None:
+        return None
+    clients = section.cohort_sizes[-1]
+    plan, colluding = sums.of(clients), (clients - 1) // 3
+    # each site brings its share, also those on which the bound does not count
+    noise = math.sqrt(float(plan.share) * length / section.num_asked)
+    return NoiseOutlook(
+        protected=f"all data of one site, against the owner {_with_sites(colluding, clients)}",
+        ratio=noise / plan.encoding.levels,
+        largest=f"max_norm = {section.max_norm:g}",
+        num_values=length,
+        rounds=rounds,
+        paid_rounds=sums.affordable(wanted.epsilon, wanted.delta, rounds),
+        epsilon=wanted.epsilon,
+        delta=wanted.delta,
+        cure="have more sites, train fewer values (a smaller model.adapter.rank), take fewer rounds, or raise "
+        "federated.privacy.epsilon; beside updates that are smaller than max_norm the noise is larger still",
+    )
+
+
+def _with_sites(colluding: int, sites: int) -> str:
+    return f"and {colluding} of {sites} sites that collude with it" if colluding else "without any site's help"
+
+
+def rows_outlook(run: RunConfig, wanted: PrivacyConfig, rows: int, length: int) -> NoiseOutlook:
+    """Return the outlook of sites with private rows.
+
+    Args:
+        run: With ``[federated]``.
+        wanted: Its ``[privacy]``.
+        rows: Training rows of the site that has fewest.
+
+    Raises:
+        ConfigError: The site has too few rows.
+    """
+    section, batch_size = section_of(run), run.train.batch_size
+    steps = run.train.steps * section.local_steps
+    share = check_rate(rows, batch_size, wanted.delta)
+    rate = share if wanted.sampling == "poisson" else 1.0
+    multiplier = wanted.noise_multiplier or noise_for(wanted.epsilon, wanted.delta, rate, steps)
+    paid = PoissonGaussian(multiplier, rate).affordable(wanted.epsilon, wanted.delta, steps)
+    # noise of steps and sites is independent, and gradients at most point the same way
+    independent = math.sqrt(section.local_steps * section.num_asked)
+    return NoiseOutlook(
+        protected="one training row of a site, against everybody who sees its updates",
+        ratio=multiplier * math.sqrt(length) / (batch_size * independent),
+        largest=f"each gradient at privacy.clip_norm = {wanted.clip_norm:g}",
+        num_values=length,
+        rounds=run.train.steps,
+        paid_rounds=paid // section.local_steps,
+        epsilon=wanted.epsilon,
+        delta=wanted.delta,
+        cure="raise train.batch_size or federated.local_steps, have more rows and sites, train fewer values (a smaller "
+        "model.adapter.rank), or raise privacy.epsilon",
+    )
+
+
+def outlooks(run: RunConfig, length: int, fewest_rows: int | None) -> list[NoiseOutlook]:
+    """Return the outlook of each kind of noise that a federated run has.
+
+    Args:
+        run: With ``[federated]``.
+        fewest_rows: Training rows of the site that has fewest; None where this process does not know.
+
+    Raises:
+        ConfigError: No noise keeps the rounds within their budget, or a site has too few rows.
+    """
+    sums = sums_outlook(section_of(run), run.train.steps, length)
+    found = [] if sums is None else [sums]
+    if run.privacy is not None and fewest_rows is not None:
+        found.append(rows_outlook(run, run.privacy, fewest_rows, length))
+    return found

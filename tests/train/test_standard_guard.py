@@ -1,0 +1,96 @@
+"""A run file that names no preset is guarded by `standard`; one that says off is not, and ranks have no guard."""
+
+import pytest
+
+from phalanx.config import digest, dump_toml
+from phalanx.pipeline import PRESETS
+from phalanx.train import load_run
+from phalanx.train.setup.guard_outlook import preset_in_words
+
+STANDARD = PRESETS["standard"]
+
+
+def values(guard):
+    return {key: getattr(guard, key) for key in STANDARD}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a run file with some lines at its end."""
+
+    def read(lines="", *overrides):
+        path = tmp_path / "run.toml"
+        path.write_text(
+            "[model]\nfrom_scratch = true\n[model.architecture]\nmodel_type = 'gpt2'\nvocab_size = 300\n"
+            "n_positions = 32\nn_embd = 16\nn_layer = 4\nn_head = 2\n[data]\nsources = [{ kind = 'python_manual' }]\n"
+            "tokenizer = { kind = 'bpe', vocab_size = 300 }\nsequence_length = 32\n[train]\nsteps = 9\n"
+            f"batch_size = 8\n[optimizer]\nlr = 0.1\n{lines}"
+        )
+        return load_run(path, overrides)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("lines", "written"),
+    [
+        ("", {}),
+        ("[guard]\n", {}),
+        ("[guard]\nmode = 'phalanx'\nshadow = 'gradient'\n", {}),
+        ("[guard]\naudit_rate = 0.25\n", {"audit_rate": 0.25}),
+        ("[guard]\nowner_audit_rate = 0.0\nstep_audit_rate = 0.5\n", {"owner_audit_rate": 0.0, "step_audit_rate": 0.5}),
+        ("[guard]\ngradient_screen = false\n", {"gradient_screen": False}),
+        ("[guard]\nkeep_states = 0\n", {"keep_states": 0}),
+        ("[pipeline]\nstages = 4\n", {}),
+    ],
+)
+def test_a_run_file_without_a_preset_gets_standard_for_what_it_leaves_out(read, lines, written):
+    guard = read(lines).guard
+
+    assert guard.preset == "standard"
+    assert values(guard) == {**STANDARD, **written}
+
+
+def test_an_override_without_a_preset_gets_standard_as_well(read):
+    guard = read("", "guard.audit_rate=0.25").guard
+
+    assert values(guard) == {**STANDARD, "audit_rate": 0.25}
+    assert preset_in_words(guard) == "standard, with audit_rate = 0.25"
+
+
+def test_a_preset_that_is_named_stays(read):
+    assert values(read("[guard]\npreset = 'light'\n").guard) == PRESETS["light"]
+
+
+@pytest.mark.parametrize("mode", ["off"])
+def test_a_mode_that_is_asked_for_has_no_preset(read, mode):
+    guard = read(f"[guard]\nmode = '{mode}'\n").guard
+
+    assert (guard.mode, guard.preset, guard.keep_states) == (mode, None, 0)
+    assert guard.enabled is (mode != "off")
+
+
+def test_ranks_that_trust_each_other_have_no_guard(read):
+    run = read("[parallel]\ndp = 2\n")
+
+    assert not run.has_stages
+    assert "guard" not in run.model_dump()
+
+
+@pytest.mark.parametrize("keys", [dict(zip(STANDARD, (0.5, 0.0, 0.0, 0, False), strict=True))])
+def test_a_config_with_every_key_means_what_it_meant_when_it_was_written(read, tmp_path, keys):
+    """Such a file is in the directory of a run of an older version, whose guard had rates and no preset."""
+    lines = "\n".join(f"{key} = {str(value).lower()}" for key, value in keys.items())
+    run = read(f"[guard]\n{lines}\n")
+    (tmp_path / "config.toml").write_text(dump_toml(run))
+
+    assert (values(run.guard), run.guard.preset) == (keys, None)
+    assert digest(load_run(tmp_path / "config.toml")) == digest(run)
+
+
+@pytest.mark.parametrize("lines", ["", "[guard]\naudit_rate = 0.25\n", "[guard]\nmode = 'off'\n"])
+def test_a_resolved_config_has_the_digest_of_its_run_file(read, tmp_path, lines):
+    run = read(lines)
+    (tmp_path / "config.toml").write_text(dump_toml(run))
+
+    assert digest(load_run(tmp_path / "config.toml")) == digest(run)
