@@ -69,7 +69,7 @@ def made(mistake: Mistake) -> dict[str, Any]:
     return {
         "mistake": mistake.name,
         "command": f"phalanx {mistake.command}",
-        "message": re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", result.stderr)).strip().replace(f"{home}/", ""),
+        "message": re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", result.stderr)).strip().replace(f"{home}/", "").replace(str(home), "HOME"),
         "exit": result.returncode,
         "cpu_s": round(cpu, 3),
         "wall_s": round(wall, 3),
