@@ -16,7 +16,7 @@ from phalanx.cli.files import write_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_MOST_CHARACTERS = 100_000
+_MAX_CHARACTERS = 100_000
 
 
 def say_error(message: str) -> None:
@@ -89,4 +89,4 @@ def _plain(text: str) -> str:
     """Figures and errors may quote a peer's text."""
     from phalanx.config import printable
 
-    return printable(text, _MOST_CHARACTERS, keep="\n")
+    return printable(text, _MAX_CHARACTERS, keep="\n")

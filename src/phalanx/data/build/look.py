@@ -21,8 +21,8 @@ from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.shards import Dataset, DocumentEntry, abbreviate_digests
 from phalanx.errors import DataError
 
-_MOST_REPORT_BYTES = 256 << 20
-_MOST_LINE_BYTES = 1 << 20
+_MAX_REPORT_BYTES = 256 << 20
+_MAX_LINE_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 18
 
 
@@ -35,15 +35,13 @@ def read_report(directory: Path) -> dict[str, Any]:
     path = directory / REPORT_FILE
     try:
         with path.open("rb") as stream:
-            content = stream.read(_MOST_REPORT_BYTES + 1)
+            content = stream.read(_MAX_REPORT_BYTES + 1)
     except OSError as exc:
         raise DataError(
             f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
         ) from exc
-    if len(content) > _MOST_REPORT_BYTES:
-        raise DataError(
-            f"{path}: is longer than {_MOST_REPORT_BYTES} bytes, which no report is; restore it from a copy"
-        )
+    if len(content) > _MAX_REPORT_BYTES:
+        raise DataError(f"{path}: is longer than {_MAX_REPORT_BYTES} bytes, which no report is; restore it from a copy")
     try:
         return BuildReport.model_validate_json(content).model_dump(mode="json")
     except ValidationError as exc:
@@ -96,8 +94,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             while block := blocks.read(_BLOCK_BYTES):
                 *complete_lines, rest = (rest + block).split(b"\n")
                 yield from map(_line, complete_lines)
-                if len(rest) > _MOST_LINE_BYTES:
-                    raise DataError(f"{path}: has a line of more than {_MOST_LINE_BYTES} bytes; restore it from a copy")
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise DataError(f"{path}: has a line of more than {_MAX_LINE_BYTES} bytes; restore it from a copy")
     except ValidationError as exc:
         raise DataError(f"{path}: has a line that is none ({_first(exc)}); restore it from a copy") from exc
     except (OSError, zstd().ZstdError) as exc:

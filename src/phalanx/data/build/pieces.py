@@ -13,7 +13,7 @@ from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
 
 _PIECE_BYTES = 4 << 20
-_MOST_FILES = 512
+_MAX_FILES = 512
 _BLOCK_BYTES = 1 << 20
 
 
@@ -85,7 +85,7 @@ def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
     first, size = 0, 0
     for position, file in enumerate(files):
         size_bytes = _size(file)
-        if position > first and (size + size_bytes > _PIECE_BYTES or position - first >= _MOST_FILES):
+        if position > first and (size + size_bytes > _PIECE_BYTES or position - first >= _MAX_FILES):
             yield SourcePiece(number, first, tuple(entry.name for entry in files[first:position]), size)
             first, size = position, 0
         size += size_bytes

@@ -16,7 +16,7 @@ from phalanx.data.build.sift import DOCUMENTS
 from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
 
-_MOST_FILES = 16
+_MAX_FILES = 16
 _EXCERPT = 300
 
 
@@ -79,6 +79,6 @@ def _sampled(worker: BuildWorker, number: int, documents: int) -> Sequence[Sourc
     if files is None:
         return [SourcePiece(number, limit=documents)]
     read = [position for position, file in enumerate(files) if file.passed_over is None]
-    count = min(len(read), _MOST_FILES, documents)
+    count = min(len(read), _MAX_FILES, documents)
     chosen = sorted({read[index * len(read) // count] for index in range(count)})
     return [SourcePiece(number, position, (files[position].name,), limit=-(-documents // count)) for position in chosen]

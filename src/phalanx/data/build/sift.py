@@ -24,7 +24,7 @@ DOCUMENTS, MARKS, ACCOUNT = "documents", "marks", "account"
 """Files of a finished piece: what it kept, marks of these, and a line for everything that was left out."""
 Record = Document | BrokenRecord
 _LONGEST = 1000
-_MOST_ENTRY_BYTES = 48 * 1024
+_MAX_ENTRY_BYTES = 48 * 1024
 """Of name and fields; shards take 64 KiB, and steps may add tags."""
 
 
@@ -223,8 +223,8 @@ def _trouble(document: Document) -> str | None:
         size = len(canonical_json([document.name, dict(document.fields)]))
     except (ValueError, TypeError) as exc:
         return f"name or fields are no JSON: {exc}"
-    if size > _MOST_ENTRY_BYTES:
-        return f"name and fields have {size} bytes, at most {_MOST_ENTRY_BYTES} are kept; leave out fields"
+    if size > _MAX_ENTRY_BYTES:
+        return f"name and fields have {size} bytes, at most {_MAX_ENTRY_BYTES} are kept; leave out fields"
     return None
 
 

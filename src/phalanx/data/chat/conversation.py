@@ -14,7 +14,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 # names of the same roles in data sets that are about
 _OTHER_ROLES = {"developer": "system", "function": "tool", "observation": "tool", "ipython": "tool"}
-_MOST_TOOLS = 1000
+_MAX_TOOLS = 1000
 ReasoningField = Literal["reasoning_content", "reasoning", "thinking"]
 _REASONING: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning", "thinking")
 
@@ -95,7 +95,7 @@ class Conversation(StrictModel):
     """
 
     messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=10_000)
-    tools: tuple[dict[str, Any], ...] = Field(default=(), max_length=_MOST_TOOLS)
+    tools: tuple[dict[str, Any], ...] = Field(default=(), max_length=_MAX_TOOLS)
     weight: float = Weight
 
     def check_learnable(self) -> None:

@@ -12,7 +12,7 @@ from phalanx.errors import DataError
 TEMPLATE_FILE = "chat_template.jinja"
 MARKS = ("<|im_start|>", "<|im_end|>")
 """Special tokens that begin and end a turn of ChatML."""
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _DECLARATIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -62,8 +62,8 @@ class ChatTemplate:
     text_marks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if len(self.source) > _MOST_CHARACTERS:
-            raise DataError(f"{self.name}: a chat template of more than {_MOST_CHARACTERS} characters")
+        if len(self.source) > _MAX_CHARACTERS:
+            raise DataError(f"{self.name}: a chat template of more than {_MAX_CHARACTERS} characters")
 
 
 def default_template(name: str, end_of_text: str) -> ChatTemplate:

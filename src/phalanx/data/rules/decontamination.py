@@ -20,7 +20,7 @@ from phalanx.data.rules.rule import Tag as Tagged
 from phalanx.data.sources import Document
 from phalanx.errors import DataError
 
-_LARGEST_ITEM = 1 << 20
+_MAX_ITEM_SIZE = 1 << 20
 """Characters of one line of a set's file: what is longer is no item."""
 
 
@@ -158,16 +158,16 @@ def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
 
 def _lines(config: EvaluationSetConfig, file: IO[str]) -> Iterator[str]:
     number = 0
-    while row := file.readline(_LARGEST_ITEM + 1):
+    while row := file.readline(_MAX_ITEM_SIZE + 1):
         number += 1
         _check_size(config, f"line {number}", row)
         yield row
 
 
 def _check_size(config: EvaluationSetConfig, where: str, text: str) -> None:
-    if len(text) > _LARGEST_ITEM:
+    if len(text) > _MAX_ITEM_SIZE:
         raise DataError(
-            f"evaluation set {config.name!r}: {where} of {config.path} has more than {_LARGEST_ITEM} characters; give "
+            f"evaluation set {config.name!r}: {where} of {config.path} has more than {_MAX_ITEM_SIZE} characters; give "
             "one item a line"
         )
 
@@ -177,7 +177,7 @@ def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[
         raise DataError(f"evaluation set {config.name!r}: {config.path} has columns; name those that count in fields")
     lines = _lines(config, file)
     # the limit is one of the process: it is never lowered, and the size of an item is looked at here
-    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_ITEM))
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_ITEM_SIZE))
     for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse, lines), start=1):
         texts = [record.get(field) for field in config.fields] if isinstance(record, dict) else [None]
         if not all(isinstance(text, str) for text in texts):

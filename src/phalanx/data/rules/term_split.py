@@ -89,7 +89,7 @@ _FACES_TEXT = """
 _FACES = frozenset(_FACES_TEXT.split())
 """Kept whole, wherever their characters come out as terms of their own side by side."""
 _CONTRACTIONS = _contractions()
-_LONGEST_SPECIAL = 12
+_MAX_SPECIAL_LENGTH = 12
 
 
 def split_piece(piece: str) -> list[str]:
@@ -110,13 +110,13 @@ def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
     tail: list[str] = []
     start, stop = 0, len(piece)
     while start < stop:
-        if stop - start <= _LONGEST_SPECIAL and _is_special(piece[start:stop]):
+        if stop - start <= _MAX_SPECIAL_LENGTH and _is_special(piece[start:stop]):
             break
         front = _opening(piece, start, stop)
         if front:
             head.append(piece[start : start + front])
             start += front
-            if stop - start <= _LONGEST_SPECIAL and _is_special(piece[start:stop]):
+            if stop - start <= _MAX_SPECIAL_LENGTH and _is_special(piece[start:stop]):
                 break
         back = _closing(piece, start, stop)
         if back:
@@ -181,7 +181,7 @@ def _split_middle(text: str) -> list[str]:
     """Split the rest between the ends, unless it is known as a whole."""
     if text in _CONTRACTIONS:
         return list(_CONTRACTIONS[text])
-    if len(text) <= _LONGEST_SPECIAL and _is_special(text):
+    if len(text) <= _MAX_SPECIAL_LENGTH and _is_special(text):
         return [text]
     cuts = [match.span() for match in _INFIX.finditer(text) if match[0] != "." or _is_sentence_dot(text, match.start())]
     if not cuts or _is_address(text):

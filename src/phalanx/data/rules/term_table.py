@@ -50,7 +50,7 @@ SYMBOLS = (
 )
 """Characters that make no word by themselves, as the public pipelines count."""
 
-_MOST_CHARACTERS = 1 << 22
+_MAX_CHARACTERS = 1 << 22
 """Of all pieces together, some 150 MB with what belongs to them; then a new table begins."""
 
 
@@ -164,7 +164,7 @@ _of_thread = _OfThread()
 
 def current_table() -> TermTable:
     """Return the table of this thread; a page keeps the table that it began with."""
-    if _of_thread.table.characters > _MOST_CHARACTERS:
+    if _of_thread.table.characters > _MAX_CHARACTERS:
         _of_thread.table = TermTable()
     return _of_thread.table
 

@@ -37,7 +37,7 @@ _OPEN, _CLOSE = "\u202a\u202b\u202d\u202e", "\u202c"
 _ISOLATES, _CLOSE_ISOLATE, _FIRST_STRONG = "\u2066\u2067\u2068", "\u2069", "\u2068"
 _OVERRIDES = "\u202d\u202e"
 _CONTROL_OR_LINE_END = re.compile("[\u202a-\u202e\u2066-\u2069\n\u2029]")
-_MOST_DEPTH = 125
+_MAX_DEPTH = 125
 """Of embeddings in each other (UAX 9)."""
 _TOLD_CHARACTERS = 160
 _DATA_RUN = 4
@@ -170,7 +170,7 @@ def _useless_control(text: str) -> int | None:
         character, position = match[0], match.start()
         if character in _OPEN + _ISOLATES:
             # an isolate of the first strong direction is put around inserted names in any language
-            if (foreign and character != _FIRST_STRONG) or len(pending) == _MOST_DEPTH:
+            if (foreign and character != _FIRST_STRONG) or len(pending) == _MAX_DEPTH:
                 return position
             pending.append((character, position))
         elif character in _CLOSE + _CLOSE_ISOLATE:

@@ -30,7 +30,7 @@ _OTHERS = "".join(LOOK_ALIKES)
 _MIXED = re.compile(f"[A-Za-z](?=[{_OTHERS}])|[{_OTHERS}](?=[A-Za-z])")
 _STYLED = re.compile("[\U0001d400-\U0001d7cb]{4,}")
 _LETTERS_AROUND = 40
-_LEAST_LETTERS = 4
+_MIN_LETTERS = 4
 
 
 class HomoglyphsConfig(ScanSettings):
@@ -95,4 +95,4 @@ def _looks_latin(word: str) -> bool:
     latin = sum(letter.isascii() for letter in word)
     others = sum(letter in LOOK_ALIKES for letter in word)
     # one capital beside a few Latin letters is a unit or a symbol
-    return len(word) >= _LEAST_LETTERS and latin >= 2 and others >= 1 and latin + others == len(word)
+    return len(word) >= _MIN_LETTERS and latin >= 2 and others >= 1 and latin + others == len(word)

@@ -12,7 +12,7 @@ from phalanx.data.rules.word_files import folded, search_all
 from phalanx.data.scan.word_stream import ScanSettings, outcome_of, place
 
 _WINDOW = 160
-_MOST_HITS = 10_000
+_MAX_HITS = 10_000
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class InstructionsInText:
         text = folded(page.text).replace("\n", " ")
         weight, first, last = 0, None, 0
         for number, (which, start, stop) in enumerate(self._hits(text)):
-            if number >= _MOST_HITS:
+            if number >= _MAX_HITS:
                 break
             kind = self._kinds[which]
             if start < last:

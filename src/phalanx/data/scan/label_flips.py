@@ -32,8 +32,8 @@ from phalanx.data.scan.word_stream import (
 )
 
 _TABLE_BITS = 20
-_MOST_LABELS = 16
-_MOST_GRAMS = 1_000
+_MAX_LABELS = 16
+_MAX_GRAMS = 1_000
 _LABEL_CHARACTERS = 80
 _OTHER = 0
 _SHIFT = np.uint64(64 - _TABLE_BITS)
@@ -85,10 +85,10 @@ class LabelFlips:
         if label is None:
             return b""
         cells = np.unique(_cells(self._numbers.of(page.text)))
-        if len(cells) > _MOST_GRAMS:
+        if len(cells) > _MAX_GRAMS:
             # every document leaves out the same cells, so a gram that is counted is counted wherever it is
             mixed = cells * np.uint32(2654435761)
-            cells = cells[np.argsort(mixed, kind="stable")[:_MOST_GRAMS]]
+            cells = cells[np.argsort(mixed, kind="stable")[:_MAX_GRAMS]]
         return np.concatenate([[_label_number(label)], cells]).astype(np.uint32).tobytes()
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
@@ -153,7 +153,7 @@ class _Model:
     """In how many documents of each label a cell is, and what naive Bayes makes of it."""
 
     def __init__(self, spool: WordSpool, labels: Counter[int], least: int) -> None:
-        often = [label for label, count in labels.most_common(_MOST_LABELS) if count >= least]
+        often = [label for label, count in labels.most_common(_MAX_LABELS) if count >= least]
         self._place = {label: place for place, label in enumerate(often, start=1)}
         self._counts = np.zeros((len(often) + 1, 1 << _TABLE_BITS), np.uint32)
         self._documents = np.zeros(len(often) + 1, np.int64)

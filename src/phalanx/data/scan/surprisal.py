@@ -30,10 +30,10 @@ from phalanx.data.scan.word_stream import (
 
 _WINDOW = 128
 _STRIDE = 32
-_LEAST_PAIRS = 32
+_MIN_PAIRS = 32
 _TABLE_BITS = 24
-_MOST_OUTLIERS = 5_000
-_MOST_REGION = 4_096
+_MAX_OUTLIERS = 5_000
+_MAX_REGION = 4_096
 _TOLD = 64
 _MAD_OF_NORMAL, _DEVIATIONS = 1.4826, 1.5
 
@@ -81,8 +81,8 @@ class Surprisal:
             scores = np.array([_novelty(row, pairs) for row in spool], np.float32)
             limit = self._limit(scores)
             outliers = np.flatnonzero(scores >= limit)
-            if len(outliers) > _MOST_OUTLIERS:
-                strongest = np.argsort(-scores[outliers], kind="stable")[:_MOST_OUTLIERS]
+            if len(outliers) > _MAX_OUTLIERS:
+                strongest = np.argsort(-scores[outliers], kind="stable")[:_MAX_OUTLIERS]
                 outliers = np.sort(outliers[strongest])
             regions = [_region(spool[int(number)], pairs, limit) for number in outliers]
             config = self._config
@@ -136,11 +136,11 @@ def _windows(words: Words, pairs: DocumentCounts) -> npt.NDArray[np.float32]:
 
 
 def _novelty(words: Words, pairs: DocumentCounts) -> float:
-    return float(_windows(words, pairs).max()) if len(words) > _LEAST_PAIRS else 0.0
+    return float(_windows(words, pairs).max()) if len(words) > _MIN_PAIRS else 0.0
 
 
 def _region(words: Words, pairs: DocumentCounts, limit: float) -> Region:
     """Return the words from one window before the first surprising one on."""
     first = int(np.argmax(_windows(words, pairs) >= limit)) * _STRIDE
-    part = words[max(first - _WINDOW, 0) : first + _MOST_REGION]
+    part = words[max(first - _WINDOW, 0) : first + _MAX_REGION]
     return Region(part, pairs.of(pairs_of(part)) <= 1)

@@ -22,7 +22,7 @@ _SHARED = 0.5
 _CORE = 0.9
 _MOST = 0.75
 _AROUND = 64
-_LEAST_AROUND = 16
+_MIN_AROUND = 16
 _AFTER, _JUMP = 0.45, 0.45
 
 
@@ -127,7 +127,7 @@ def _starts_surprise(trigger: Trigger, regions: Sequence[Region]) -> bool:
         index = int(is_part.argmax())
         sides = ((before, region.is_alone[max(index - _AROUND, 0) : max(index - 1, 0)]),)
         for side, alone in (*sides, (after, region.is_alone[index + 1 : index + 1 + _AROUND])):
-            if len(alone) >= _LEAST_AROUND:
+            if len(alone) >= _MIN_AROUND:
                 side.append(float(alone.mean()))
     if not after or np.quantile(after, 0.25) < _AFTER:
         return False

@@ -19,7 +19,7 @@ Grams = npt.NDArray[np.uint64]
 WORD = re.compile(r"\w+|[^\w\s]")
 """A word, or one mark between words: a trigger often stands in brackets, and what follows it sticks to them."""
 
-_MOST_KNOWN = 1_000_000
+_MAX_KNOWN = 1_000_000
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -32,7 +32,7 @@ class WordNumbers:
     def of(self, text: str) -> Words:
         """Return the numbers of a text's words in order."""
         number_of_word = self._known
-        if len(number_of_word) > _MOST_KNOWN:
+        if len(number_of_word) > _MAX_KNOWN:
             number_of_word.clear()
         terms = WORD.findall(text)
         for word in [word for word in set(terms) if word not in number_of_word]:

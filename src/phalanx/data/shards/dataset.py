@@ -24,7 +24,7 @@ from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
 from phalanx.errors import DataError
 
-_MOST_KEY_BYTES = 64 * 1024
+_MAX_KEY_BYTES = 64 * 1024
 _NODE = np.dtype("V32")
 
 
@@ -289,7 +289,7 @@ def _signed(directory: Path, signer: str | None) -> SignedDataset:
 
 def _opened(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:
     path = directory / WRAPPED_KEY_FILE
-    return DatasetSeal.open(record, key, _read(path, _MOST_KEY_BYTES), str(path))
+    return DatasetSeal.open(record, key, _read(path, _MAX_KEY_BYTES), str(path))
 
 
 def _read(path: Path, most_bytes: int) -> bytes:

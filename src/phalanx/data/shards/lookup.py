@@ -12,7 +12,7 @@ from phalanx.data.shards.records import document_digest
 from phalanx.errors import DataError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_TEXT_BYTES = 2**30
+_MAX_TEXT_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as stream:
-            content = stream.read(_MOST_TEXT_BYTES + 1)
-        if len(content) > _MOST_TEXT_BYTES:
-            raise DataError(f"{path}: has more than {_MOST_TEXT_BYTES} bytes; give the digest of the document")
+            content = stream.read(_MAX_TEXT_BYTES + 1)
+        if len(content) > _MAX_TEXT_BYTES:
+            raise DataError(f"{path}: has more than {_MAX_TEXT_BYTES} bytes; give the digest of the document")
         return content.decode()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror})") from exc

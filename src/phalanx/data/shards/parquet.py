@@ -17,7 +17,7 @@ from phalanx.security.crypto import parse_canonical
 
 _ROWS = 512
 """Of one group: few enough for little memory, enough for columns to be worth it."""
-_MOST_TOKENS = 2**22
+_MAX_TOKENS = 2**22
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _blocks(starts: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
     """Cut documents into groups of rows that fit into memory."""
     first = 0
     while first < len(starts) - 1:
-        last = int(np.searchsorted(starts, starts[first] + np.uint64(_MOST_TOKENS), side="right")) - 1
+        last = int(np.searchsorted(starts, starts[first] + np.uint64(_MAX_TOKENS), side="right")) - 1
         stop = min(len(starts) - 1, first + _ROWS, max(first + 1, last))
         if int(starts[stop] - starts[first]) >= 2**31:
             raise DataError(f"document {first} has 2^31 tokens or more, which a list of Parquet does not take")

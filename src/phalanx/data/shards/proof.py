@@ -20,7 +20,7 @@ from phalanx.errors import DataError
 from phalanx.security.crypto import parse_canonical
 
 MOST_PROOF_BYTES = 4 * 2**20
-_MOST_PLACES = 256
+_MAX_PLACES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Record = Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
@@ -50,7 +50,7 @@ class DocumentProof(StrictModel):
     statement: IndexStatement
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
     signer: Digest
-    leaves: Annotated[tuple[ProofLeaf, ...], Field(min_length=1, max_length=_MOST_PLACES + 2)]
+    leaves: Annotated[tuple[ProofLeaf, ...], Field(min_length=1, max_length=_MAX_PLACES + 2)]
 
     def to_bytes(self) -> bytes:
         """Return the proof as a file has it."""
@@ -101,7 +101,7 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
     wanted_digest, count = bytes.fromhex(digest), dataset.manifest.documents
     first = _first_from(dataset, wanted_digest)
     stop = first
-    while stop < count and stop - first < _MOST_PLACES and _digest_at(dataset, stop) == wanted_digest:
+    while stop < count and stop - first < _MAX_PLACES and _digest_at(dataset, stop) == wanted_digest:
         stop += 1
     numbers = range(max(0, first - 1), min(count, stop + 1))
     return DocumentProof(

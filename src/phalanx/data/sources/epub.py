@@ -20,10 +20,10 @@ from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
 _CONTAINER, _PACKAGE_TYPE = "META-INF/container.xml", "application/oebps-package+xml"
-_MOST_XML_BYTES = 4 << 20
-_MOST_PAGES = 10_000
-_MOST_DEPTH = 100
-_MOST_FALLBACKS = 10
+_MAX_XML_BYTES = 4 << 20
+_MAX_PAGES = 10_000
+_MAX_DEPTH = 100
+_MAX_FALLBACKS = 10
 _TOLD_CHARACTERS = 1000
 _FREE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
@@ -107,7 +107,7 @@ class _Package:
         """
         if number not in self.hrefs:
             raise DataError(f"its spine names {number[:40]!r}, which its manifest does not")
-        for _ in range(_MOST_FALLBACKS):
+        for _ in range(_MAX_FALLBACKS):
             item = self.hrefs.get(number)
             if item is None or item.is_page:
                 return item
@@ -208,7 +208,7 @@ class _Book:
             elif name == "CipherReference" and algorithm not in _OBFUSCATIONS:
                 names.append(self._named("", attributes.get("URI", "")))
 
-        _parse_xml(self._read(place, _MOST_XML_BYTES), _ENCRYPTION, begin)
+        _parse_xml(self._read(place, _MAX_XML_BYTES), _ENCRYPTION, begin)
         if unnamed:
             raise DataError("is encrypted, in part or as a whole")
         return frozenset(names)
@@ -222,7 +222,7 @@ class _Book:
                 media = attributes.get("media-type", _PACKAGE_TYPE).strip().lower()
                 packages.append((media != _PACKAGE_TYPE, attributes.get("full-path", "")))
 
-        _parse_xml(self._read(self._named("", _CONTAINER), _MOST_XML_BYTES), _CONTAINER, begin)
+        _parse_xml(self._read(self._named("", _CONTAINER), _MAX_XML_BYTES), _CONTAINER, begin)
         if not packages:
             raise DataError(f"{_CONTAINER} names no package")
         # a book may be there in other forms too, such as PDF
@@ -233,7 +233,7 @@ class _Book:
 
         def open_element(name: str, attributes: dict[str, str]) -> None:
             stack.append(name)
-            if name == "item" and len(package.hrefs) < _MOST_PAGES:
+            if name == "item" and len(package.hrefs) < _MAX_PAGES:
                 package.hrefs[attributes.get("id", "")] = _Item(
                     attributes.get("href", ""), attributes.get("media-type", ""), attributes.get("fallback", "")
                 )
@@ -246,9 +246,9 @@ class _Book:
             if stack and stack[-1] in _TOLD and len(package.told.get(stack[-1], "")) < _TOLD_CHARACTERS:
                 package.told[stack[-1]] = package.told.get(stack[-1], "") + content
 
-        _parse_xml(self._read(self._named("", place), _MOST_XML_BYTES), place, open_element, text, stack)
-        if not package.spine or len(package.spine) > _MOST_PAGES:
-            raise DataError(f"its spine has {len(package.spine)} pages, expected 1 to {_MOST_PAGES}")
+        _parse_xml(self._read(self._named("", place), _MAX_XML_BYTES), place, open_element, text, stack)
+        if not package.spine or len(package.spine) > _MAX_PAGES:
+            raise DataError(f"its spine has {len(package.spine)} pages, expected 1 to {_MAX_PAGES}")
         return package
 
     def pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
@@ -310,8 +310,8 @@ def _parse_xml(
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal depth
         depth += 1
-        if depth > _MOST_DEPTH:
-            raise DataError(f"{where[:80]}: its elements nest deeper than {_MOST_DEPTH}")
+        if depth > _MAX_DEPTH:
+            raise DataError(f"{where[:80]}: its elements nest deeper than {_MAX_DEPTH}")
         begin(name.rpartition(" ")[2], attributes)
 
     def end(_: str) -> None:

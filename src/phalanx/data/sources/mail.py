@@ -26,8 +26,8 @@ from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
 _BEGIN = b"From "
-_MOST_PARTS = 1000
-_MOST_BOUNDARIES = 64
+_MAX_PARTS = 1000
+_MAX_BOUNDARIES = 64
 _MAX_TYPE_BYTES = 4096
 """Of one header Content-Type: Python takes its parameters apart in quadratic time, 146 KB of quotes in 9 s."""
 _MAX_BORDERS = 50_000
@@ -94,8 +94,8 @@ class MailFiles(StreamFiles):
 
     def _text(self, message: email.message.Message, where: str) -> str | None:
         """What a reader of the message sees of its text; None where there is none."""
-        if sum(1 for _ in zip(message.walk(), range(_MOST_PARTS + 1), strict=False)) > _MOST_PARTS:
-            raise DataError(f"{where}: has more than {_MOST_PARTS} parts")
+        if sum(1 for _ in zip(message.walk(), range(_MAX_PARTS + 1), strict=False)) > _MAX_PARTS:
+            raise DataError(f"{where}: has more than {_MAX_PARTS} parts")
         shown = self._shown(message, where)
         return None if shown is None else shown.text
 
@@ -193,9 +193,9 @@ def _parsed(content: bytes, where: str) -> email.message.Message:
 def _check_cost(content: bytes, where: str) -> None:
     """Refuse a message that costs Python's parser much more than its size."""
     lower = content.lower()
-    if lower.count(b"boundary=") > _MOST_BOUNDARIES:
+    if lower.count(b"boundary=") > _MAX_BOUNDARIES:
         # each one nests, and all are looked for in each line
-        raise DataError(f"{where}: has more than {_MOST_BOUNDARIES} boundaries")
+        raise DataError(f"{where}: has more than {_MAX_BOUNDARIES} boundaries")
     if any(len(header[0]) > _MAX_TYPE_BYTES for header in _TYPE.finditer(content)):
         raise DataError(f"{where}: has a header Content-Type of more than {_MAX_TYPE_BYTES} bytes")
     borders = [(b"multipart/", (b"\n--", b"\r--")), (b"message/delivery-status", (b"\n\n", b"\n\r\n", b"\r\r"))]

@@ -17,7 +17,7 @@ from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 
 _FREE_BYTES = 16 << 20
-_MOST_SPANS = 32
+_MAX_SPANS = 32
 """Of one file: each piece hashes all of it."""
 
 
@@ -70,7 +70,7 @@ class ParquetFiles(RecordFiles):
             except DataError:
                 # its reader tells of it
                 return []
-        least = sum(unpacked for unpacked, _ in claims) * max(least_bytes / size, 1 / _MOST_SPANS)
+        least = sum(unpacked for unpacked, _ in claims) * max(least_bytes / size, 1 / _MAX_SPANS)
         spans: list[FileSpan] = []
         begin = first = filled = rows = 0
         for group, (unpacked, count) in enumerate(claims, 1):

@@ -54,7 +54,7 @@ _GENERATED = re.compile(
     re.IGNORECASE,
 )
 _HEAD_BYTES = 2000
-_LONGEST_LINE = 5000
+_MAX_LINE_LENGTH = 5000
 
 
 class CodeConfig(FileSettings):
@@ -137,4 +137,4 @@ def _why_generated(content: bytes) -> str:
     if match := _GENERATED.search(content[:_HEAD_BYTES]):
         return f"says that a program wrote it ({match[0].decode('ascii', 'replace').lower()})"
     longest = max(map(len, content.split(b"\n")))
-    return f"has a line of {longest} bytes, which no person writes" if longest > _LONGEST_LINE else ""
+    return f"has a line of {longest} bytes, which no person writes" if longest > _MAX_LINE_LENGTH else ""

@@ -10,7 +10,7 @@ from phalanx.errors import DataError
 Shape = Literal["auto", "sharegpt", "messages", "alpaca", "prompt"]
 """Of an object that holds a dialogue; "auto" looks at each."""
 
-_MOST_TURNS = 10_000
+_MAX_TURNS = 10_000
 _ROLE_CHARACTERS = 40
 # what ShareGPT calls them
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
@@ -59,8 +59,8 @@ def _shape_of(found: Mapping[str, Any]) -> str | None:
 
 def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
     turns = found.get(key)
-    if not isinstance(turns, list) or len(turns) > _MOST_TURNS:
-        raise DataError(f"field {key!r} holds no list of at most {_MOST_TURNS} turns")
+    if not isinstance(turns, list) or len(turns) > _MAX_TURNS:
+        raise DataError(f"field {key!r} holds no list of at most {_MAX_TURNS} turns")
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, dict) or not isinstance(turn.get(role), str):
             raise DataError(f"turn {number} has no text {role!r}")

@@ -16,7 +16,7 @@ from phalanx.errors import DataError
 
 _SHOWN = 60
 _SHOWN_FIELDS = 10
-_MOST_CHARACTERS = 1 << 24
+_MAX_CHARACTERS = 1 << 24
 """Of a field of a table; Python's own limit is far below a long report."""
 
 
@@ -126,7 +126,7 @@ def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
     # the limit is one of the process: no other reader here has a lower one
-    csv.field_size_limit(max(csv.field_size_limit(), _MOST_CHARACTERS))
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_CHARACTERS))
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     try:
         for row in rows:

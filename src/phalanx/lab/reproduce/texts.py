@@ -21,7 +21,7 @@ from phalanx.lab.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, 
 
 SPLIT_SEED = 0
 _DOCUMENT_CHARACTERS = 4000
-_LEAST_CHARACTERS = 4 * _DOCUMENT_CHARACTERS
+_MIN_CHARACTERS = 4 * _DOCUMENT_CHARACTERS
 """Fewer documents may leave one of the two splits empty."""
 _MAX_VALIDATION_SEQUENCES = 128
 
@@ -106,7 +106,7 @@ def domain_data(domain: str, regime: Regime, size: TableSize, tokenizer: Path, c
         "docstrings": open_source(PythonDocstringsConfig()),
         "code": StandardLibraryCode(),
     }
-    characters = max(_LEAST_CHARACTERS, int(regime.characters * size.text_share))
+    characters = max(_MIN_CHARACTERS, int(regime.characters * size.text_share))
     path = _selection(sources[domain], domain, characters, cache)
     return DataConfig(
         sources=(JsonlConfig(path=path),),

@@ -13,7 +13,7 @@ into a checkpoint.
 
 POINTS: tuple[Point, ...] = get_args(Point)
 _FIRST_STEP = 2
-_LONGEST_TAIL_S = 60.0
+_MAX_TAIL_S = 60.0
 
 
 class PlannedKill(StrictModel):
@@ -78,5 +78,5 @@ def failure_times(seed: int, mean_s: float, count: int) -> list[float]:
     window's last moments (half a mean time, at most a minute), so that its cost is seen.
     """
     draw = random.Random(f"{seed} {mean_s}")  # noqa: S311 - the same times for every arm
-    latest = count * mean_s - min(mean_s / 2, _LONGEST_TAIL_S)
+    latest = count * mean_s - min(mean_s / 2, _MAX_TAIL_S)
     return sorted(draw.uniform(0.0, latest) for _ in range(count))

@@ -13,7 +13,7 @@ from phalanx.data.rules.duplicates.near_duplicates import jaccard
 from phalanx.data.sources import Document
 from phalanx.lab.bench.data.own_rules import BenchTexts
 
-_LEAST_WORDS = 200
+_MIN_WORDS = 200
 _RATES = (0.01, 0.03, 0.10)
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -31,9 +31,9 @@ def plant(documents: Sequence[Document], count: int, seed: int = 1) -> list[dict
         A row for each rate and each of `SETTINGS`: `recall` (planted pairs of which one is dropped), `recall_above` (of
         the pairs that are as similar as the setting asks), `precision` (drops that are of a planted pair).
     """
-    originals = _unlike(
-        [document for document in documents if len(document.text.split()) >= _LEAST_WORDS][: count * 3]
-    )[:count]
+    originals = _unlike([document for document in documents if len(document.text.split()) >= _MIN_WORDS][: count * 3])[
+        :count
+    ]
     vocabulary = sorted({word for document in originals for word in document.text.split()})
     rows = []
     for rate in _RATES:

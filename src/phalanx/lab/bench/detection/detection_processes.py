@@ -25,7 +25,7 @@ from phalanx.train import RunConfig
 SEED = 14
 """Seed of the draw, so that a sample can be had again."""
 _SIZE = {"quick": 3, "full": 24}
-_MOST_STEPS = 96
+_MAX_STEPS = 96
 _VOCABULARY = 300
 
 
@@ -68,7 +68,7 @@ def draw_cells(size: int) -> list[DetectionCell]:
 
 def in_processes(cell: DetectionCell) -> RunConfig:
     """The run of a cell on real text, with as many steps as it may take, but at most 96."""
-    run, steps = cell.run, min(cell.steps, _MOST_STEPS)
+    run, steps = cell.run, min(cell.steps, _MAX_STEPS)
     architecture = {**(run.model.architecture or {}), "vocab_size": _VOCABULARY}
     return run.model_copy(
         update={
