@@ -12,7 +12,7 @@ from phalanx.data.row_layout import chats_read_as_text
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
 from phalanx.data.tasks import Columns, load_own
-from phalanx.errors import ConfigError, DataError
+from phalanx.errors import ConfigError, DataError, ModelError
 from phalanx.train import describe, load_run
 from phalanx.train.starter import STARTERS, Answers, run_file
 from tiny_dataset import write_tiny_dataset
@@ -352,7 +352,7 @@ def test_an_answer_that_does_not_fit_is_refused(way, answers, message):
 def test_paths_that_hold_nothing_are_refused(tmp_path):
     with pytest.raises(DataError, match="nowhere: not found; give the path"):
         run_file("scratch", Answers((tmp_path / "nowhere",)))
-    with pytest.raises(DataError, match=r"nowhere/config\.json: cannot be read"):
+    with pytest.raises(ModelError, match="nowhere: is no directory; give one"):
         run_file("finetune", Answers((), tmp_path / "nowhere"))
 
 

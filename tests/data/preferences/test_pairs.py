@@ -197,7 +197,7 @@ def test_a_side_that_is_too_long_is_named_or_left_out(tmp_path):
 def test_what_nobody_can_learn_from_is_refused(tmp_path):
     with pytest.raises(DataError, match="pairs are left for training"):
         prepared(written(tmp_path / "a.jsonl", [pair(0)]), share=0.5)
-    with pytest.raises(DataError, match=r"data\.preferences: holds no preference"):
+    with pytest.raises(DataError, match=r"data\.preferences: .*b\.jsonl: holds no preference"):
         prepared(written(tmp_path / "b.jsonl", ["\n"]))
     with pytest.raises(ValueError, match="template: 'other' is none; expected model, chatml, plain"):
         PreferencesConfig(sources=(PreferenceSource(path=tmp_path),), template="other")

@@ -122,7 +122,8 @@ def test_the_laboratorys_worker_reads_both_files_and_attacks(monkeypatch, tmp_pa
     assert laboratory.main([str(tmp_path / "attack.toml"), str(tmp_path / "worker.toml")]) == 0
 
     ((config, *_),) = started
-    assert config == worker(tmp_path)
+    kept = worker(tmp_path).model_copy(update={"journal": str(Path(worker(tmp_path).identity) / "state")})
+    assert config == kept
 
 
 @pytest.mark.parametrize(
