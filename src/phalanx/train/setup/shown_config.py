@@ -8,7 +8,6 @@ from rich.syntax import Syntax
 
 from phalanx.train.config import RunConfig
 
-
 _NOTE = """# every other key has its default: docs/configuration.md;
 # the run directory's config.toml has them all
 """
