@@ -65,11 +65,12 @@ def made(mistake: Mistake) -> dict[str, Any]:
         if taken is not None:
             taken.close()
         wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", result.stderr)).strip()
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
         "mistake": mistake.name,
         "command": f"phalanx {mistake.command}",
-        "message": re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", result.stderr)).strip().replace(f"{home}/", ""),
+        "message": words.replace(f"{home}/", "").replace(str(home), "HOME"),
         "exit": result.returncode,
         "cpu_s": round(cpu, 3),
         "wall_s": round(wall, 3),

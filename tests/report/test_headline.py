@@ -3,7 +3,7 @@
 import pytest
 from made_run import SUMMARY
 
-from phalanx.report.headline import has_guard, headline, tiles
+from phalanx.report.headline import has_guard, headline, headline_tiles
 from phalanx.report.page import render
 from phalanx.report.read import RunRecord
 
@@ -63,7 +63,7 @@ def test_without_a_guard_nothing_is_said_of_attacks_and_audits(record):
 
     assert not [word for word in OF_AUDITS if word in headline(record).lower()]
     assert not has_guard(record)
-    assert not [name for name, *_ in tiles(record) if name == "Audits"]
+    assert not [name for name, *_ in headline_tiles(record) if name == "Audits"]
     assert ">Verdicts<" not in page and ">Audits<" not in page and "Attacked steps are marked" not in page
 
 
@@ -80,7 +80,7 @@ def test_a_federated_run_speaks_of_rounds_sites_and_privacy():
         "20 rounds of 3 sites, the owner sees sums of updates (masked), and no single one, "
         "epsilon 7.5 of 8 spent, which protects all data of one site, 0 rounds lost."
     )
-    names = {name: (value, remark) for name, value, remark in tiles(record_of(ROUNDS))}
+    names = {name: (value, remark) for name, value, remark in headline_tiles(record_of(ROUNDS))}
     assert "Steps" not in names and names["Rounds"][0] == "20"
     assert names["Sites"][0] == "3 of 3" and "north, south, west" in names["Sites"][1]
 
@@ -91,16 +91,16 @@ def test_a_site_that_is_asked_no_more_is_named_with_the_reason():
     found = headline(record_of(ROUNDS | {"federated": facts}))
 
     assert "west is asked no more (refused again: over_norm)" in found
-    assert (
-        dict((name, value) for name, value, _ in tiles(record_of(ROUNDS | {"federated": facts})))["Sites"] == "2 of 3"
-    )
+    assert {name: value for name, value, _ in headline_tiles(record_of(ROUNDS | {"federated": facts}))}[
+        "Sites"
+    ] == "2 of 3"
 
 
 def test_preferences_show_accuracy_and_margin():
     record = record_of(PAIRS)
 
     assert "accuracy 0.75 and margin 1.25 on held-out pairs" in headline(record)
-    names = {name: (value, remark) for name, value, remark in tiles(record)}
+    names = {name: (value, remark) for name, value, remark in headline_tiles(record)}
     assert names["Accuracy on pairs"] == (
         "0.75",
         "margin 1.25, before training 0.5, margin before 0, loss of a pair 0.5",

@@ -12,6 +12,7 @@ from phalanx.report.plan_page import render_plan
 from phalanx.report.shell import section
 
 RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def page():
 
 def rules(page):
     """Each selector of the page's style sheets with its declarations; of nested rules the inner ones."""
-    sheets = "".join(re.findall(r"<style[^>]*>(.*?)</style>", page, re.DOTALL))
+    sheets = COMMENT.sub("", "".join(re.findall(r"<style[^>]*>(.*?)</style>", page, re.DOTALL)))
     return [(selector.strip(), body) for selectors, body in RULE.findall(sheets) for selector in selectors.split(",")]
 
 

@@ -8,7 +8,8 @@ import torch
 from forked_workers import forked_workers
 from phalanx.errors import ConfigError, StaleReplicaError, TrainingError
 from phalanx.models import LoraConfig, PrefixConfig, open_model
-from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy, WorkerConfig
+from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy
+from phalanx.pipeline.worker.worker_file import load_worker
 from phalanx.security.crypto import create_authority, issue
 from phalanx.stage_group import open_group
 from phalanx.stage_group.group import check_plan
@@ -59,8 +60,7 @@ def open_ranks(tmp_path, fork_server):
             file = tmp_path / "worker.toml"
             words = ", ".join(f"{name} = {value!r}".lower() for name, value in layout.model_dump().items())
             file.write_text(f'identity = "{identity}"\nowner = "nowhere:1"\nparallel = {{ {words} }}\n')
-            config = WorkerConfig(identity=identity, owner="nowhere:1", parallel=layout)
-            return stack.enter_context(open_group(config, file))
+            return stack.enter_context(open_group(load_worker(file), file))
 
         yield start
 

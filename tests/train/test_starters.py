@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from phalanx.data.row_layout import chats_read_as_text
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
-from phalanx.data.sources.row_layout import chats_read_as_text
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError
 from phalanx.train import describe, load_run

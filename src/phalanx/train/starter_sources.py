@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from phalanx.data.row_layout import RowLayout, layout_of, layout_of_file, lines_of
 from phalanx.data.shards import DATASET_FILE, open_dataset
 from phalanx.data.sources.listing import is_empty, list_files
-from phalanx.data.sources.row_layout import RowLayout, layout_of, layout_of_file, lines_of
 from phalanx.data.sources.source_code import LANGUAGES
 from phalanx.errors import ConfigError, DataError
 

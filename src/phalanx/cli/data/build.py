@@ -42,7 +42,7 @@ def build(
 ) -> Answer:
     """Build a dataset from a recipe, or go on where an earlier build was cut off; the bytes come out the same."""
     from phalanx.data.build.recipe import load_recipe
-    from phalanx.data.sources.row_layout import chats_read_as_text
+    from phalanx.data.row_layout import chats_read_as_text
 
     recipe = load_recipe(recipe_file, overrides_of(sets, unsets))
     say_warnings(chats_read_as_text(recipe.sources, "sources"))

@@ -4,9 +4,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.data.sources.columns import ColumnSettings, said_in
 from phalanx.data.sources.jsonl import JsonLines
-from phalanx.data.sources.records import RawRecord, RecordClaims, document_of
+from phalanx.data.sources.records import ColumnSettings, RawRecord, RecordClaims, document_of, said_in
 from phalanx.data.sources.source import Document
 from phalanx.data.sources.turns import DialogueTurn, Shape, turns_of
 from phalanx.errors import DataError

@@ -7,14 +7,15 @@ from typing import Any, BinaryIO, ClassVar, Literal
 
 from pydantic import Field
 
-from phalanx.data.sources.columns import ColumnSettings, said_in
 from phalanx.data.sources.files import decode
 from phalanx.data.sources.records import (
+    ColumnSettings,
     RawRecord,
     StreamFiles,
     broken,
     document_of,
     line_of,
+    said_in,
 )
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError

@@ -8,11 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from phalanx.data.sources.columns import ColumnSettings, said_in
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.packed import is_packed
 from phalanx.data.sources.parquet_decoder import ParquetTable, open_table
-from phalanx.data.sources.records import RawRecord, RecordFiles, document_of, too_long
+from phalanx.data.sources.records import ColumnSettings, RawRecord, RecordFiles, document_of, said_in, too_long
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError

@@ -7,10 +7,18 @@ from typing import Any, BinaryIO, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phalanx.data.sources.columns import ColumnSettings, said_in
 from phalanx.data.sources.files import SourceFile
 from phalanx.data.sources.packed import Damage
-from phalanx.data.sources.records import RawRecord, RecordFiles, document_of, line_of, lost, too_long
+from phalanx.data.sources.records import (
+    ColumnSettings,
+    RawRecord,
+    RecordFiles,
+    document_of,
+    line_of,
+    lost,
+    said_in,
+    too_long,
+)
 from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 

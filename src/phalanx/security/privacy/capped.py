@@ -87,5 +87,7 @@ def room_for(rows: int, places: int, steps: int, epsilon: float, delta: float) -
 def _is_paid(chance: float, steps: int, epsilon: float, delta: float) -> bool:
     """Whether the share of delta that is kept for it pays for this chance in each of so many steps."""
     # by logarithms: e^epsilon may be more than a float holds
-    cost = -math.inf if chance == 0 else math.log(chance * steps) + epsilon + math.log1p(math.exp(-epsilon))
+    cost = (
+        -math.inf if chance == 0 or steps == 0 else math.log(chance * steps) + epsilon + math.log1p(math.exp(-epsilon))
+    )
     return cost <= math.log(SPILLED * delta)

@@ -10,9 +10,9 @@ from phalanx.config import KEPT_CODE, open_own_code, own_references
 from phalanx.config.extras import require_bitsandbytes, require_tenseal
 from phalanx.data import BpeConfig, DataConfig, FileTokenizerConfig, ModelTokenizerConfig
 from phalanx.data.phases import DatasetTokenizerConfig
+from phalanx.data.row_layout import chats_read_as_text
 from phalanx.data.run_dataset import open_groups
 from phalanx.data.sources import SourceSettings, no_text, open_source
-from phalanx.data.sources.row_layout import chats_read_as_text
 from phalanx.data.spool import Intake
 from phalanx.data.tasks import Columns, load_own
 from phalanx.data.tokenizers import load_tokenizer, train_bpe

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter
 
+from phalanx.data.row_layout import chats_read_as_text, layout_of, layout_of_columns, layout_of_file
 from phalanx.data.sources import SourceConfig
-from phalanx.data.sources.row_layout import chats_read_as_text, layout_of, layout_of_columns, layout_of_file
 
 USER = {"role": "user", "content": "two and two?"}
 ASSISTANT = {"role": "assistant", "content": "four"}
