@@ -1,4 +1,4 @@
-"""The command line: ``phalanx <verb>``, one file per verb; a verb imports what it runs only when it runs."""
+"""The command line: ``phalanx <verb>``, one file per verb; a verb imports its own modules only when it runs."""
 
 from phalanx.cli.outcome import main, run
 

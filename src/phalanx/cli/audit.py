@@ -1,4 +1,4 @@
-"""``phalanx audit``: check offline what a run wrote down about its parties."""
+"""``phalanx audit``: check offline the records of a run about its parties."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any

@@ -21,8 +21,8 @@ def calibrate(
 ) -> Answer:
     """Measure how far honest recomputations differ on this machine, and suggest guard.tolerance.
 
-    Threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances are
-    those of the guard, the largest over the tokens of a message.
+    Compares threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances
+    are the guard's, the largest over the tokens of a message.
     """
     from phalanx.train import load_run
 
@@ -33,9 +33,9 @@ def calibrate(
     from phalanx.lab.calibrate import calibrate as measure
 
     changes = [*(f"--unset {key}" for key in unsets or ()), *(f"--set {text}" for text in sets or ())]
-    words = ["phalanx calibrate", str(run_file), *changes, *["--quick"] * quick]
-    where = {"command": " ".join(words), "machine": describe_machine(), "commit": current_commit()}
-    result = where | {"load": load_average()} | measure(run, quick=quick)
+    arguments = ["phalanx calibrate", str(run_file), *changes, *["--quick"] * quick]
+    provenance = {"command": " ".join(arguments), "machine": describe_machine(), "commit": current_commit()}
+    result = provenance | {"load": load_average()} | measure(run, quick=quick)
     if out is not None:
         write_json(out, result)
     _say(result)
@@ -73,4 +73,4 @@ def _operator_rows(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     table: dict[str, dict[str, str]] = {}
     for row in rows:
         table.setdefault(_pair(row), {})[row["operator"]] = f"{row['max']:.1e}"
-    return [{"operators": pair} | {kind: found.get(kind, "-") for kind in OPERATORS} for pair, found in table.items()]
+    return [{"operators": pair} | {kind: errors.get(kind, "-") for kind in OPERATORS} for pair, errors in table.items()]

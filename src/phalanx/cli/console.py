@@ -16,7 +16,7 @@ from phalanx.cli.files import write_text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_MOST_CHARACTERS = 100_000
+_MAX_CHARACTERS = 100_000
 
 
 def say_error(message: str) -> None:
@@ -57,8 +57,8 @@ def say_rows(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def say_warnings(lines: Iterable[str]) -> None:
     """Print warnings where errors are printed: a program that reads the answer does not find them in it."""
-    for line in lines:
-        typer.echo(line, err=True)
+    for text in lines:
+        typer.echo(text, err=True)
 
 
 def say_page(page: "RenderableType") -> None:
@@ -86,7 +86,7 @@ def _as_text(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Figures and errors may quote what a peer said."""
+    """Figures and errors may quote a peer's text."""
     from phalanx.config import printable
 
-    return printable(text, _MOST_CHARACTERS, keep="\n")
+    return printable(text, _MAX_CHARACTERS, keep="\n")

@@ -31,7 +31,7 @@ def appraise(
     policy: Annotated[Path, typer.Option(metavar="POLICY.toml", help="Reference values, roots, nonce and key.")],
     at: Annotated[str | None, typer.Option(metavar="TIME", help="The clock, in ISO 8601; now if left out.")] = None,
 ) -> Answer:
-    """Accept evidence or refuse it with one reason; the policy's [expect] says what it must be bound to."""
+    """Accept evidence or refuse it with one reason; the policy's [expect] names its required binding."""
     from phalanx.cli.console import say_figures
     from phalanx.errors import RefusedEvidenceError
     from phalanx.security.tee import appraise as appraise_evidence
@@ -45,7 +45,7 @@ def appraise(
         result = appraise_evidence(_load(evidence), rules, expected, now).to_json()
     except RefusedEvidenceError as exc:
         return Answer({"accepted": False, "reason": exc.reason, "detail": exc.detail}, error=exc)
-    say_figures({"verdict": "accepted", **{name: one for name, one in result.items() if name != "accepted"}})
+    say_figures({"verdict": "accepted", **{name: value for name, value in result.items() if name != "accepted"}})
     return Answer(result)
 
 
@@ -55,13 +55,13 @@ def measure(evidence: Annotated[Path, _EVIDENCE]) -> Answer:
     from phalanx.cli.console import say_line
     from phalanx.security.tee import inspect_evidence
 
-    found = _load(evidence)
-    measured = inspect_evidence(found)
+    parsed_evidence = _load(evidence)
+    measured = inspect_evidence(parsed_evidence)
     typer.echo("# read and not appraised: compare each value with one that you computed yourself")
-    typer.echo(f"[{found.kind.replace('-', '_')}.measurements]")
+    typer.echo(f"[{parsed_evidence.kind.replace('-', '_')}.measurements]")
     for name, value in measured.items():
         say_line(f'"{name}" = ["{value}"]')
-    return Answer({"kind": found.kind, "appraised": False, "measurements": measured})
+    return Answer({"kind": parsed_evidence.kind, "appraised": False, "measurements": measured})
 
 
 enclave_app.command(epilog=ATTEST_EXAMPLES)(attest)

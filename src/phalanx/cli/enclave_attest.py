@@ -83,7 +83,7 @@ def read_numbers(text: str) -> tuple[int, ...]:
         ConfigError: They are none.
     """
     try:
-        return tuple(int(one) for one in text.split(","))
+        return tuple(int(number) for number in text.split(","))
     except ValueError as exc:
         raise ConfigError(f"--pcrs {text}: expected numbers such as 0,7").about(
             code="PHX-C002", key="--pcrs", found=text, expected="numbers such as 0,7"

@@ -94,5 +94,5 @@ def _policy(name: str, evidence: "Evidence", section: str, *, certified: bool) -
         f'ak_names = ["{name}"]',
     ]
     lines += ["", f"[{section}.measurements]"]
-    lines += [f'"{one}" = ["{value}"]' for one, value in inspect_evidence(evidence).items()]
+    lines += [f'"{measurement}" = ["{value}"]' for measurement, value in inspect_evidence(evidence).items()]
     return "\n".join(lines) + "\n"

@@ -51,7 +51,7 @@ def read_endorsements(add: list[str] | None) -> dict[str, bytes]:
         ConfigError: One has another form.
         InputError: A file cannot be read.
     """
-    pairs = [one.partition("=") for one in add or []]
+    pairs = [pair.partition("=") for pair in add or []]
     if any(not name or not path for name, _, path in pairs):
         raise ConfigError("--add: expected NAME=FILE, for example chain=chain.pem").about(
             code="PHX-C002", key="--add", expected="NAME=FILE"

@@ -1,4 +1,4 @@
-"""``phalanx explain``: the page of an error's code, or what a word of the project means; offline."""
+"""``phalanx explain``: the page of an error's code, or the meaning of a project word; offline."""
 
 import difflib
 import re
@@ -40,9 +40,11 @@ class Term(NamedTuple):
 @cache
 def error_pages() -> dict[str, ErrorPage]:
     """Read every page, by code."""
-    found = {code: _PARTS.fullmatch(body) for code, body in _SECTION.findall(_packaged(PAGES).read_text("utf-8"))}
+    sections = {code: _PARTS.fullmatch(body) for code, body in _SECTION.findall(_packaged(PAGES).read_text("utf-8"))}
     return {
-        code: ErrorPage(*(" ".join(one.split()) for one in parts.groups())) for code, parts in found.items() if parts
+        code: ErrorPage(*(" ".join(part.split()) for part in parts.groups()))
+        for code, parts in sections.items()
+        if parts
     }
 
 
@@ -78,27 +80,27 @@ def explain(
     if _CODE.fullmatch(word.strip()):
         return _explain_code(word)
     key, terms = _words(word), glossary()
-    found = terms.get(key) or terms.get(key.removesuffix("s"))
-    if found is None:
-        near = ", ".join(terms[one].term for one in _near(key, terms))
+    entry = terms.get(key) or terms.get(key.removesuffix("s"))
+    if entry is None:
+        near = ", ".join(terms[word].term for word in _near(key, terms))
         do = f"did you mean {near}?" if near else "`phalanx explain` lists what there is"
         raise ConfigError(f"explain: no term {word[:40]!r} in the glossary; {do}").about(
             code="PHX-C002", key="TERM", found=word[:40], do=do
         )
-    typer.echo(f"{found.term}: {found.meaning}\n\nIn the code: {found.name}, in phalanx/{found.file}")
-    return Answer(found._asdict())
+    typer.echo(f"{entry.term}: {entry.meaning}\n\nIn the code: {entry.name}, in phalanx/{entry.file}")
+    return Answer(entry._asdict())
 
 
 def _explain_code(code: str) -> Answer:
-    pages, wanted = error_pages(), code.strip().strip("[]").upper()
-    wanted = wanted if wanted.startswith("PHX-") else f"PHX-{wanted}"
-    if wanted not in pages:
+    pages, page_code = error_pages(), code.strip().strip("[]").upper()
+    page_code = page_code if page_code.startswith("PHX-") else f"PHX-{page_code}"
+    if page_code not in pages:
         raise ConfigError(f"explain: no error has the code {code[:40]!r}; `phalanx explain` lists them").about(
             code="PHX-C002", key="CODE", found=code[:40], do="phalanx explain"
         )
-    page = pages[wanted]
-    typer.echo(f"{wanted}: {page.title}\n\nCause: {page.cause}\nLook:  {page.look}\nCure:  {page.cure}")
-    return Answer({"code": wanted, **page._asdict()})
+    page = pages[page_code]
+    typer.echo(f"{page_code}: {page.title}\n\nCause: {page.cause}\nLook:  {page.look}\nCure:  {page.cure}")
+    return Answer({"code": page_code, **page._asdict()})
 
 
 def _list_all() -> Answer:

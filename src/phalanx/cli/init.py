@@ -40,7 +40,7 @@ def init(
     task: Annotated[str, typer.Option("--task", help="Which labelled texts to classify; for kind split.")] = "icd10",
     force: Annotated[bool, typer.Option("--force", help="Replace a run file that is there.")] = False,
 ) -> Answer:
-    """Write a commented run file to begin with; in a terminal, ask for what is left out."""
+    """Write a commented run file as a start; in a terminal, ask for options that are missing."""
     from phalanx.errors import ConfigError
     from phalanx.train import load_run, text_warnings
     from phalanx.train.starter import STARTERS, Answers
@@ -61,13 +61,13 @@ def init(
         kind = typer.prompt("What do you begin with", default="scratch")
     if asks and not data:
         what = _ASKED.get(kind, "text (empty: Python's documentation)")
-        given = typer.prompt(f"A file or directory of {what}", default="")
-        data = [Path(given)] if given else None
+        path_text = typer.prompt(f"A file or directory of {what}", default="")
+        data = [Path(path_text)] if path_text else None
     if asks and kind in ("finetune", "chat", "preferences") and model is None:
         model = Path(typer.prompt("The model's directory"))
     names = [name for name in (part.strip() for part in workers.split(",")) if name]
-    made = run_file.parent / f"{run_file.stem}-texts"
-    text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task, made)).replace(
+    texts_directory = run_file.parent / f"{run_file.stem}-texts"
+    text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task, texts_directory)).replace(
         "THIS_FILE", shlex.quote(str(run_file))
     )
     write_text(run_file, text)
@@ -75,8 +75,8 @@ def init(
     typer.echo(f"wrote {run_file}")
     say_warnings(text_warnings(run))
     following = _next(kind, run_file, names)
-    for line in following:
-        typer.echo(f"  {line}")
+    for hint in following:
+        typer.echo(f"  {hint}")
     return Answer({"run_file": run_file, "kind": kind, "next": following})
 
 

@@ -44,18 +44,18 @@ def lr(
     say_rows(
         [
             {
-                "step": str(one.step + 1),
-                "learning rate": f"{one.lr:.3g}",
-                "loss": "-" if one.loss is None else f"{one.loss:.4f}",
-                "smoothed": "-" if one.smoothed is None else f"{one.smoothed:.4f}",
+                "step": str(reading.step + 1),
+                "learning rate": f"{reading.lr:.3g}",
+                "loss": "-" if reading.loss is None else f"{reading.loss:.4f}",
+                "smoothed": "-" if reading.smoothed is None else f"{reading.smoothed:.4f}",
             }
-            for one in advice.readings[::stride]
+            for reading in advice.readings[::stride]
         ]
     )
     typer.echo(advice.in_words())
-    found = advice.to_json()
+    figures = advice.to_json()
     if advice.suggested is not None:
-        rates = [(one.lr, one.loss, one.smoothed) for one in advice.readings]
-        found["picture"] = write_rate_svg(rates, advice.suggested, out)
+        rates = [(reading.lr, reading.loss, reading.smoothed) for reading in advice.readings]
+        figures["picture"] = write_rate_svg(rates, advice.suggested, out)
         typer.echo(f"picture: {out}")
-    return Answer(found)
+    return Answer(figures)

@@ -19,7 +19,7 @@ RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="W
 
 
 def overrides_of(sets: Sequence[str] | None, unsets: Sequence[str] | None) -> list[str]:
-    """Return the overrides of a run file: what is taken out first, then what is set."""
+    """Return the overrides of a run file: first the keys to remove, then the keys to set."""
     return [*(f"{key}-" for key in unsets or ()), *(sets or ())]
 
 

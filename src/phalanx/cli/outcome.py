@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def command() -> Any:
-    """Return the app as a command, with what every command offers."""
-    made = typer.main.get_command(app)
-    furnish(made)
-    return made
+    """Return the app as a command, with the options that every command has."""
+    click_command = typer.main.get_command(app)
+    furnish(click_command)
+    return click_command

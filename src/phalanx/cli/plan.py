@@ -1,4 +1,4 @@
-"""``phalanx plan``: what a training needs in memory, time and money under every layout, before anything starts."""
+"""``phalanx plan``: memory, time and cost of a training under every layout, before anything starts."""
 
 from pathlib import Path
 from typing import Annotated
@@ -52,7 +52,7 @@ def plan(
 ) -> Answer:
     """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
 
-    Nothing is started. Every figure is an estimate; --json and --html name what it rests on.
+    Nothing is started. Every figure is an estimate; --json and --html name its assumptions.
     """
     from phalanx.cli.planned import planned_cluster, say_plan
     from phalanx.cli.planned_guard import guard_of
@@ -83,11 +83,11 @@ def plan(
     if is_of_split(run_file, overrides, split, of_split, of_layouts):
         asked = asked_for_split(run_file, overrides, model, sequences, sequence_length, precision)
         return propose_cut(asked, parties, cut, leaks)
-    there = planned_cluster(cluster, gpus, probe)
+    planned = planned_cluster(cluster, gpus, probe)
     if run_file is not None:
-        question, data = from_run(run_file, overrides, there)
+        question, data = from_run(run_file, overrides, planned)
     else:
-        question = about_model(model or "", there, sequences, sequence_length, precision, offload)
+        question = about_model(model or "", planned, sequences, sequence_length, precision, offload)
         data = new_run(model or "", question.recipe, tokens)
     answer = ask(question.judged(layout=layout, by=by, gpus=gpus or (), tokens=tokens))
     if html is not None:

@@ -32,8 +32,8 @@ def planned_cluster(name: str | None, gpus: list[int] | None, probe: Path | None
 
 
 def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: PlannedGuard | None) -> None:
-    """Print the best layouts, how many were refused, what was written, and what the run's guard finds and costs."""
-    say_rows([_row(found.row()) for found in answer.ranking.valid[:_SHOWN]])
+    """Print the best layouts, the number of refused ones, written files, and the guard's findings and cost."""
+    say_rows([_row(layout.row()) for layout in answer.ranking.valid[:_SHOWN]])
     best = answer.require_best()
     say_figures(
         {
@@ -55,7 +55,7 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
 
 
 def _batch(best: Estimate) -> str:
-    """Say what one step of all ranks trains on, which no layout changes."""
+    """Describe the batch of one step over all ranks, which no layout changes."""
     recipe, copies = best.recipe, best.layout.dp
     share = f"{recipe.microbatches} x {recipe.sequences // copies // recipe.microbatches} on each of {copies}"
     tokens = recipe.sequences * recipe.sequence_length
@@ -63,10 +63,10 @@ def _batch(best: Estimate) -> str:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    words = {"layout": row["layout"], "m": row["microbatches"], "again": row["checkpointing"]}
+    cells = {"layout": row["layout"], "m": row["microbatches"], "again": row["checkpointing"]}
     figures = {"memory_gib": "GiB", "step_s": "step s", "tokens_per_s": "tokens/s", "mfu": "MFU", "days": "days"}
     figures |= {"cost_usd_low": "USD from"}
     if row["days"] is not None and row["days"] < 1:
         row, figures = {**row, "hours": 24 * row["days"]}, {**figures, "hours": "hours"}
         del figures["days"]
-    return words | {title: None if row[key] is None else f"{row[key]:.3g}" for key, title in figures.items()}
+    return cells | {title: None if row[key] is None else f"{row[key]:.3g}" for key, title in figures.items()}

@@ -21,12 +21,12 @@ class PlannedGuard:
 
     def as_json(self) -> dict[str, Any]:
         """Findings and price."""
-        found = [asdict(finding) for finding in self.found]
-        return {"guard_outlook": {"findings": found, "price": asdict(self.cost)}}
+        findings = [asdict(finding) for finding in self.found]
+        return {"guard_outlook": {"findings": findings, "price": asdict(self.cost)}}
 
 
 def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
-    """Return what is known of a run file's guard beforehand; None where nothing is recomputed.
+    """Predict the findings of a run file's guard; None where nothing is recomputed.
 
     The stages are taken for equal; ``phalanx train --dry-run`` knows their layers.
     """
@@ -35,14 +35,14 @@ def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
 
     run = load_run(run_file, overrides)
     stages = run.pipeline.stages
-    known = outlook(run, max(stages - 2, 0) / stages)
-    if known is None:
+    guard_outlook = outlook(run, max(stages - 2, 0) / stages)
+    if guard_outlook is None:
         return None
-    return PlannedGuard(outlook_rows(known[0]), price_note(run.guard, known[1]), *known)
+    return PlannedGuard(outlook_rows(guard_outlook[0]), price_note(run.guard, guard_outlook[1]), *guard_outlook)
 
 
 def say_guard(guarded: PlannedGuard | None) -> None:
-    """Print what a run's guard finds and costs, where there is one."""
+    """Print the findings and the cost of a run's guard, if it has one."""
     if guarded is not None:
         say_rows(list(guarded.rows))
         typer.echo(guarded.note)

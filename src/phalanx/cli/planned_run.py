@@ -24,10 +24,7 @@ def from_run(
     """Return the question about a run file on all devices of a cluster, and the keys that it sets.
 
     Args:
-        run_file: The file.
-        overrides: Of its keys.
-        cluster: Where.
-        adapts: Whether the file's adapter says what is trained; else the caller does.
+        adapts: Whether the file's adapter decides the trained weights; else the caller does.
 
     Raises:
         ConfigError: The file is wrong, its adapter is none that ranks of a domain train, or parties have layouts.
@@ -51,8 +48,8 @@ def from_run(
         outer=None if parallel is None or parallel.outer is None else parallel.outer.planned,
     )
     number = float(run.train.steps * recipe.tokens)
-    own = None if parallel is None else parallel.layout
-    question = Question(run.name, shape, recipe, cluster, (cluster.num_devices,), number, own=own)
+    current_layout = None if parallel is None else parallel.layout
+    question = Question(run.name, shape, recipe, cluster, (cluster.num_devices,), number, own=current_layout)
     if parallel is None and run.guard.mode != "off" and run.pipeline.stages > 2:
         guard = run.guard
         verified = Verification(guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate)
@@ -64,11 +61,11 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
     """Return where no party shares a stage among ranks.
 
     Raises:
-        ConfigError: One does, and figures for it would be those of one process.
+        ConfigError: A party shares a stage among ranks, and the figures would describe one process.
     """
     for key in ("layout", "layouts"):
-        found = getattr(pipeline, key)
-        if found is not None:
+        value = getattr(pipeline, key)
+        if value is not None:
             raise ConfigError(
                 f"{run_file}: pipeline.{key}: phalanx plan has no figures for a party of several ranks, whose memory "
                 f"and times are not those of one process; plan for parties of one process each: --unset pipeline.{key}"
@@ -76,7 +73,7 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
                 code="PHX-C002",
                 file=str(run_file),
                 key=f"pipeline.{key}",
-                found=str(found),
+                found=str(value),
                 expected="parties of one process each",
                 do=f"--unset pipeline.{key}",
             )
@@ -92,7 +89,7 @@ def _adapter(model: Any, shape: ModelShape) -> Adapter | None:
 
 def _shape(model: Any) -> ModelShape:
     if model.architecture is not None:
-        whole = shape_of(model.architecture, "model.architecture")
+        full_shape = shape_of(model.architecture, "model.architecture")
     else:
-        whole = known_models()[model.name] if model.name is not None else read_shape(Path(model.path or ""))
-    return whole if model.layers is None else replace(whole, layers=min(model.layers, whole.layers))
+        full_shape = known_models()[model.name] if model.name is not None else read_shape(Path(model.path or ""))
+    return full_shape if model.layers is None else replace(full_shape, layers=min(model.layers, full_shape.layers))

@@ -61,14 +61,14 @@ def is_of_split(
 
 def propose_cut(asked: Question, parties: Path | None, cut: int | None, leaks: Path | None) -> Answer:
     """Judge every cut and print them; fail, with the nearest one that works, where the one asked for does not."""
-    found = parties_here(asked.cluster) if parties is None else load_config(parties, Parties)
-    answer = ask_cuts(asked.model, asked.shape, asked.recipe, found, read_leaks(leaks))
+    party_table = parties_here(asked.cluster) if parties is None else load_config(parties, Parties)
+    answer = ask_cuts(asked.model, asked.shape, asked.recipe, party_table, read_leaks(leaks))
     try:
         best = answer.require(cut)
     except ConfigError as exc:
         return Answer(answer.as_json(), error=exc)
     rows = [best] if cut is not None else answer.usable[:_SHOWN]
-    say_rows([_row(one.row()) for one in rows])
+    say_rows([_row(cut_row.row()) for cut_row in rows])
     say_figures(_figures(answer, best.depth))
     typer.echo("Estimates; the leaks were measured on the model named above. --json has what all of it rests on.")
     return Answer(answer.as_json())

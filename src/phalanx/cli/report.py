@@ -69,20 +69,20 @@ def report(
 
 
 def summary_of(run_dir: Path) -> dict[str, Any]:
-    """Return what a run has written down at its end; where and nothing more where it has not come to one."""
+    """Return the summary of a run; the run directory alone if the run has not ended."""
     try:
-        found = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        found = {}
-    return {"run_dir": str(run_dir), **found}
+        summary = {}
+    return {"run_dir": str(run_dir), **summary}
 
 
 def say_summary(summary: Mapping[str, Any]) -> None:
-    """Print what a user wants to know of ``summary.json`` on stdout; rows that the run does not have are left out."""
-    known = {**summary, **_scores(summary), **_ends(summary), **_rounds(summary), **_privacy(summary)}
-    known["worse_than_before"] = ", ".join(summary.get("worse_than_before") or ())
-    shown = {name: value for name in SUMMARY if (value := known.get(name)) is not None}
-    if not known.get("attacks_injected"):
+    """Print the main rows of ``summary.json`` on stdout; rows that the run does not have are left out."""
+    all_values = {**summary, **_scores(summary), **_ends(summary), **_rounds(summary), **_privacy(summary)}
+    all_values["worse_than_before"] = ", ".join(summary.get("worse_than_before") or ())
+    shown = {name: value for name in SUMMARY if (value := all_values.get(name)) is not None}
+    if not all_values.get("attacks_injected"):
         # a conviction of nobody's attacker stays: it is a false one
         shown = {name: value for name, value in shown.items() if name not in _OF_A_DRILL or value}
     if summary.get("guard") == "off":
@@ -91,10 +91,10 @@ def say_summary(summary: Mapping[str, Any]) -> None:
 
 
 def _scores(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a classifier, or a model of pairs, makes of held-out rows."""
+    """Return the scores of a classifier, or of a model of pairs, on held-out rows."""
     pairs = summary.get("preferences")
     # what a classifier had before is in its report
-    classes = {key: one for key, one in summary.get("classification", {}).items() if not key.endswith("_first")}
+    classes = {key: value for key, value in summary.get("classification", {}).items() if not key.endswith("_first")}
     return {**classes, **({} if not isinstance(pairs, dict) else pairs)}
 
 
@@ -109,20 +109,20 @@ def _rounds(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _privacy(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return whose data a bound protects, and what of it is spent."""
-    told = summary.get("privacy")
-    if not isinstance(told, dict):
+    """Describe the protected party of a privacy bound, and the spent budget."""
+    privacy = summary.get("privacy")
+    if not isinstance(privacy, dict):
         return {}
     return {
-        "privacy": f"protects {told.get('example', 'one training row')}",
-        "epsilon_spent": f"{told['epsilon_spent']:.4g} of {told['epsilon']:g} at delta {told['delta']:g}",
+        "privacy": f"protects {privacy.get('example', 'one training row')}",
+        "epsilon_spent": f"{privacy['epsilon_spent']:.4g} of {privacy['epsilon']:g} at delta {privacy['delta']:g}",
     }
 
 
 def _ends(summary: Mapping[str, Any]) -> dict[str, str]:
-    """An early end and the best checkpoint in words; nothing where the run has neither."""
+    """Describe an early end and the best checkpoint; empty where the run has neither."""
     stopped, best = summary.get("stopped_early"), summary.get("best_checkpoint")
-    words = {} if stopped is None else {"ended_early": f"after step {stopped['step']}, by {stopped['on']}"}
+    rows = {} if stopped is None else {"ended_early": f"after step {stopped['step']}, by {stopped['on']}"}
     if best is not None:
-        words["best_checkpoint"] = f"step {best['step']}, loss {best['loss']:.4g} on {best['on']}"
-    return words
+        rows["best_checkpoint"] = f"step {best['step']}, loss {best['loss']:.4g} on {best['on']}"
+    return rows

@@ -68,7 +68,7 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
 
 
 def _say(console: "Console", line: str) -> None:
-    """Print a line above the live table, which knows nothing of what is written past its own console."""
+    """Print a line above the live table, which cannot see text that is written past its own console."""
     from phalanx.config import escape_controls
 
     # whoever has closed the terminal may still want the worker

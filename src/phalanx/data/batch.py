@@ -68,12 +68,12 @@ class Batch:
         size = rows // num_microbatches
         return [
             Batch(
-                self.input_ids[at : at + size],
-                self.labels[at : at + size],
-                self.indices[at : at + size],
-                {name: whole[at : at + size] for name, whole in self.extras.items()},
+                self.input_ids[start : start + size],
+                self.labels[start : start + size],
+                self.indices[start : start + size],
+                {name: column[start : start + size] for name, column in self.extras.items()},
             )
-            for at in range(0, rows, size)
+            for start in range(0, rows, size)
         ]
 
 

@@ -33,7 +33,7 @@ def border_of(encoding: tokenizers.Encoding, text: str, characters: int) -> int:
     offsets = encoding.offsets
     if _is_composed(offsets, text, characters):
         characters -= 1
-    return next((at for at, (_, stop) in enumerate(offsets) if stop > characters), len(encoding.ids))
+    return next((place for place, (_, stop) in enumerate(offsets) if stop > characters), len(encoding.ids))
 
 
 def _is_composed(offsets: Sequence[tuple[int, int]], text: str, at: int) -> bool:
@@ -41,15 +41,17 @@ def _is_composed(offsets: Sequence[tuple[int, int]], text: str, at: int) -> bool
     if not 0 < at < len(text) or any(start <= at < stop for start, stop in offsets):
         return False
     pair = text[at - 1 : at + 1]
-    return len(unicodedata.normalize("NFC", pair)) < sum(len(unicodedata.normalize("NFC", one)) for one in pair)
+    return len(unicodedata.normalize("NFC", pair)) < sum(
+        len(unicodedata.normalize("NFC", character)) for character in pair
+    )
 
 
 def frame_of(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what a tokenizer's post-processor writes before a text, and behind it."""
-    bare, whole = (list(backend.encode("a", add_special_tokens=adds).ids) for adds in (False, True))
-    begins = (at for at in range(len(whole) - len(bare) + 1) if whole[at : at + len(bare)] == bare)
+    """Return the tokens that a tokenizer's post-processor writes before a text, and behind it."""
+    bare, encoded = (list(backend.encode("a", add_special_tokens=adds).ids) for adds in (False, True))
+    begins = (place for place in range(len(encoded) - len(bare) + 1) if encoded[place : place + len(bare)] == bare)
     begin = next(begins, None)
-    return ((), ()) if begin is None else (tuple(whole[:begin]), tuple(whole[begin + len(bare) :]))
+    return ((), ()) if begin is None else (tuple(encoded[:begin]), tuple(encoded[begin + len(bare) :]))
 
 
 def first_ids_of(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
@@ -63,7 +65,9 @@ def without_last(ids: Sequence[int], bare: Sequence[int]) -> list[int]:
     Args:
         ids: Ids with the post-processor's own before and behind.
     """
-    whole, inner = list(ids), list(bare)
-    begins = (at for at in range(len(whole) - len(inner) + 1) if whole[at : at + len(inner)] == inner)
+    token_ids, inner = list(ids), list(bare)
+    begins = (
+        place for place in range(len(token_ids) - len(inner) + 1) if token_ids[place : place + len(inner)] == inner
+    )
     begin = next(begins, None)
-    return whole if begin is None else whole[: begin + len(inner)]
+    return token_ids if begin is None else token_ids[: begin + len(inner)]

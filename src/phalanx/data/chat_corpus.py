@@ -66,7 +66,6 @@ class ChatCorpus(Corpus):
     """A corpus of conversations; the labels of its rows are the assistant's turns.
 
     Attributes:
-        manifest: Its sources and settings.
         directory: Directory of the shards, a dataset as any other.
         template: The file of its chat template, which exports of the model get.
     """
@@ -107,12 +106,12 @@ def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = 
     Raises:
         DataError: A file is missing or was altered, or the corpus is not signed with that key.
     """
-    found = open_own_shards(home, signer)
+    shards = open_own_shards(home, signer)
     try:
         manifest = ChatManifest.model_validate_json((home / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError) as exc:
         raise DataError(f"{home}: is no corpus of conversations ({exc}); delete it to have it made again") from exc
-    return ChatCorpus(found, manifest, layout)
+    return ChatCorpus(shards, manifest, layout)
 
 
 def weights_file(directory: Path, split: str) -> Path:

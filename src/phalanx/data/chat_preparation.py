@@ -83,7 +83,7 @@ def prepare_conversations(config: DataConfig, wanted: ConversationsConfig, job: 
         The same content, config, seed and library versions give the same bytes. No conversation is in both splits.
     """
     template = _template(config, wanted, job)
-    sources = [ConversationFiles(one, wanted.broken) for one in wanted.sources]
+    sources = [ConversationFiles(source, wanted.broken) for source in wanted.sources]
     fingerprints = [source.fingerprint() for source in sources]
     decided_by = {
         "format": FORMAT,
@@ -124,12 +124,12 @@ class _ChatBuild:
         """Write and sign all files."""
         config, job = self._config, self._job
         intake = Intake(job.seed, config.validation_share, config.max_documents)
-        named = ((one.kind, source) for one, source in zip(self._wanted.sources, self._sources, strict=True))
+        named = ((config.kind, source) for config, source in zip(self._wanted.sources, self._sources, strict=True))
         spool = intake.spool(named, directory, job.report)
         broken = self._broken()
         if not spool.train.documents:
-            said = f"; the first broken line is {broken[0].name}: {broken[0].reason}" if broken else ""
-            raise DataError(f"data.conversations: no conversation is left for training{said}").about(code="PHX-I012")
+            detail = f"; the first broken line is {broken[0].name}: {broken[0].reason}" if broken else ""
+            raise DataError(f"data.conversations: no conversation is left for training{detail}").about(code="PHX-I012")
         tokenizer = self._tokenizer(spool)
         (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
         (directory / TEMPLATE_FILE).write_text(self._template.source, encoding="utf-8", newline="")
@@ -159,7 +159,7 @@ class _ChatBuild:
     ) -> ChatManifest:
         broken = self._broken()
         self._dropped.update({"broken": len(broken)} if broken else {})
-        examples = [*(f"{one.name}: {one.reason}" for one in broken[:_NAMED]), *self._names()]
+        examples = [*(f"{record.name}: {record.reason}" for record in broken[:_NAMED]), *self._names()]
         return ChatManifest(
             key=key,
             token_dtype=token_dtype(record.vocab_size),
@@ -180,27 +180,29 @@ class _ChatBuild:
         return [record for source in self._sources for record in source.dropped]
 
     def _tokenizer(self, spool: Spool) -> TextTokenizer:
-        wanted = self._config.tokenizer
-        if not isinstance(wanted, BpeConfig):
-            return load_tokenizer(wanted, self._job.tokenizer_path)
+        tokenizer_config = self._config.tokenizer
+        if not isinstance(tokenizer_config, BpeConfig):
+            return load_tokenizer(tokenizer_config, self._job.tokenizer_path)
         marks = MARKS if any(mark in self._template.source for mark in MARKS) else ()
-        texts = (said.content for text in spool.train.texts() for said in from_text(text).messages if said.content)
-        training = ByteBpeTraining(vocab_size=wanted.vocab_size, special_tokens=marks)
+        texts = (
+            message.content for text in spool.train.texts() for message in from_text(text).messages if message.content
+        )
+        training = ByteBpeTraining(vocab_size=tokenizer_config.vocab_size, special_tokens=marks)
         self._job.report("vocabulary", spool.train.documents)
         return train_tokenizer(texts, training, "data.tokenizer")
 
     def _split(self, encoder: ChatEncoder, spool: SplitSpool, part: PartWriter, weights: Path) -> ChatSplitRecord:
         starts, targets, tokens, weighed = [0], 0, hashlib.sha256(), hashlib.sha256()
         with weights.open("wb") as stream:
-            for document, found in self._encoded(encoder, spool.kept()):
-                ids, of_ids = found.ids.astype(part.dtype), found.weights.astype("<f4")
+            for document, encoded in self._encoded(encoder, spool.kept()):
+                ids, of_ids = encoded.ids.astype(part.dtype), encoded.weights.astype("<f4")
                 part.add(ids, entry_of(document))
                 stream.write(of_ids.data)
                 tokens.update(ids.data)
                 weighed.update(of_ids.data)
                 starts.append(part.tokens)
                 # the first token is nothing that can be foretold
-                targets += int((found.weights[1:] > 0).sum())
+                targets += int((encoded.weights[1:] > 0).sum())
                 if part.documents % 100 == 0:
                     self._job.report("encode", part.documents)
         began = hashlib.sha256(np.array(starts, dtype="<i8").tobytes())
@@ -219,26 +221,28 @@ class _ChatBuild:
             conversation = from_text(text)
             try:
                 self._check_weights(conversation)
-                found = encoder.encode(conversation)
+                encoded = encoder.encode(conversation)
             except DataError as exc:
                 self._drop(text, "not rendered", str(exc), keeps=self._wanted.broken == "drop", cause=exc)
                 continue
-            length, most = len(found.ids), self._config.sequence_length
-            if length > most and self._wanted.too_long == "cut":
-                found = EncodedConversation(found.ids[:most], found.weights[:most])
-            elif length > most:
-                why = f"has {length} tokens, data.sequence_length is {most}; raise it, or set too_long"
+            length, max_tokens = len(encoded.ids), self._config.sequence_length
+            if length > max_tokens and self._wanted.too_long == "cut":
+                encoded = EncodedConversation(encoded.ids[:max_tokens], encoded.weights[:max_tokens])
+            elif length > max_tokens:
+                why = f"has {length} tokens, data.sequence_length is {max_tokens}; raise it, or set too_long"
                 self._drop(text, "too long", why, keeps=self._wanted.too_long == "drop")
                 continue
-            if not (found.weights[1:] > 0).any():
+            if not (encoded.weights[1:] > 0).any():
                 why = "nothing that the assistant says is among its tokens"
                 self._drop(text, "nothing learned", why, keeps=self._wanted.too_long == "cut")
                 continue
-            yield document, found
+            yield document, encoded
 
     def _check_weights(self, conversation: Conversation) -> None:
         odd = [
-            one for one in (conversation.weight, *(said.weight for said in conversation.messages)) if one not in (0, 1)
+            weight
+            for weight in (conversation.weight, *(message.weight for message in conversation.messages))
+            if weight not in (0, 1)
         ]
         if odd and not self._wanted.weighted:
             raise DataError(
@@ -259,38 +263,38 @@ class _ChatBuild:
 
     def _name_of(self, wanted: dict[bytes, str]) -> list[str]:
         """Find the lines of conversations by reading the sources again: names are not kept of all of them."""
-        found: dict[bytes, str] = {}
+        matches: dict[bytes, str] = {}
         for source in self._sources:
             for document in source.documents():
                 content = hashlib.sha256(cleaned(document)).digest()
-                if content in wanted and content not in found:
-                    found[content] = f"{document.name}: {wanted[content]}"
-                    if len(found) == len(wanted):
-                        return list(found.values())
-        return list(found.values()) or ["data.conversations: a file changed while it was read; run again"]
+                if content in wanted and content not in matches:
+                    matches[content] = f"{document.name}: {wanted[content]}"
+                    if len(matches) == len(wanted):
+                        return list(matches.values())
+        return list(matches.values()) or ["data.conversations: a file changed while it was read; run again"]
 
     def _check(self, train: ChatSplitRecord, held_out: ChatSplitRecord) -> None:
         left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(self._dropped.items()))
-        said = f" ({left_out})" if left_out else ""
+        suffix = f" ({left_out})" if left_out else ""
         if not train.conversations:
-            raise DataError(f"data.conversations: none is left for training{said}; add some").about(code="PHX-I012")
+            raise DataError(f"data.conversations: none is left for training{suffix}; add some").about(code="PHX-I012")
         if self._config.validation_share > 0 and not held_out.conversations:
             do = "raise data.validation_share, or add conversations"
-            raise DataError(f"data.conversations: none is held out{said}; {do}").about(code="PHX-I012", do=do)
+            raise DataError(f"data.conversations: none is held out{suffix}; {do}").about(code="PHX-I012", do=do)
 
 
 def _template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:
     """Return the chat template that a run file means."""
     if isinstance(config.tokenizer, BpeConfig):
-        directory, end = None, ByteBpeTraining(vocab_size=config.tokenizer.vocab_size).end_of_text
+        directory, end_token = None, ByteBpeTraining(vocab_size=config.tokenizer.vocab_size).end_of_text
     else:
         path = locate_tokenizer(config.tokenizer, job.tokenizer_path)
         directory = path.parent
         tokenizer = load_tokenizer(config.tokenizer, job.tokenizer_path)
-        end = tokenizer.backend.id_to_token(tokenizer.eos_id) or ""
+        end_token = tokenizer.backend.id_to_token(tokenizer.eos_id) or ""
     if wanted.template == OF_MODEL:
-        found = None if directory is None else model_template(directory)
-        return found or default_template("chatml", end)
+        template = None if directory is None else model_template(directory)
+        return template or default_template("chatml", end_token)
     if wanted.template in DEFAULT_TEMPLATES:
-        return default_template(wanted.template, end)
-    return template_from_file(Path(wanted.template), directory, end)
+        return default_template(wanted.template, end_token)
+    return template_from_file(Path(wanted.template), directory, end_token)

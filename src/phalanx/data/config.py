@@ -40,7 +40,7 @@ class BpeConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        odd = [one for one in self.special_tokens if one != one.strip() or self.special_tokens.count(one) > 1]
+        odd = [token for token in self.special_tokens if token != token.strip() or self.special_tokens.count(token) > 1]
         if odd:
             raise ValueError(f"special_tokens: {odd[0]!r} is there twice, or has white space around it; name each once")
         return self
@@ -101,7 +101,7 @@ class PromptSource(StrictModel):
 
 def _prompt_sources(value: object) -> object:
     listed = value if isinstance(value, list | tuple) else [value]
-    return [{"path": one} if isinstance(one, str | Path) else one for one in listed]
+    return [{"path": entry} if isinstance(entry, str | Path) else entry for entry in listed]
 
 
 PromptFiles = Annotated[tuple[PromptSource, ...], Field(strict=False), BeforeValidator(_prompt_sources)]
@@ -269,16 +269,16 @@ class DataConfig(StrictModel):
     def validation_names(self) -> tuple[str, ...]:
         """Names of all validation sets, the held-out share first where there is one."""
         split = self.labelled is not None or self.dataset is not None
-        own = (HELD_OUT,) if split or self.validation_share else ()
-        return (*own, *(one.name for one in self.validation))
+        split_names = (HELD_OUT,) if split or self.validation_share else ()
+        return (*split_names, *(entry.name for entry in self.validation))
 
     @model_validator(mode="after")
     def _check_origin(self) -> Self:
         others = (self.labelled, self.dataset, self.conversations, self.preferences)
-        if [bool(self.sources), bool(self.prompts), *(one is not None for one in others)].count(True) != 1:
+        if [bool(self.sources), bool(self.prompts), *(section is not None for section in others)].count(True) != 1:
             choices = "sources, labelled, dataset, conversations, preferences or prompts"
             raise ValueError(f"expected either {choices}; give one of them")
-        names = [one.name for one in self.validation]
+        names = [entry.name for entry in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
             raise ValueError(

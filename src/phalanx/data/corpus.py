@@ -28,9 +28,6 @@ class SequenceLayout:
 
     Attributes:
         max_validation_sequences: At most so many held-out ones are used, spread evenly.
-        packing: See the run file.
-        attention: See the run file.
-        phases: See the run file.
         weights: Weight of each group in phases that give none.
         repeats: Passes that a group gives at most.
         skip: Ranges of batches that are left out.
@@ -118,22 +115,22 @@ class Corpus:
         self.layout = layout
         self.trust = facts.trust
         self._groups = tuple(groups)
-        self._train = _Part([_rows(one.train, layout) for one in groups])
-        self._held_out = _Part([_held_out_rows(one.validation, layout.sequence_length) for one in groups])
+        self._train = _Part([_rows(group.train, layout) for group in groups])
+        self._held_out = _Part([_held_out_rows(group.validation, layout.sequence_length) for group in groups])
         self.digest = _packed(facts.digest, layout)
         self.num_train_sequences = self._train.num_rows
         self.num_validation_sequences = min(self._held_out.num_rows, layout.max_validation_sequences)
-        for one, rows in zip(groups, self._train.parts, strict=True):
-            if one.name and not rows.num_rows:
+        for group, rows in zip(groups, self._train.parts, strict=True):
+            if group.name and not rows.num_rows:
                 raise DataError(
-                    f'data: group "{one.name}" has {len(one.train.tokens)} tokens, one sequence needs '
+                    f'data: group "{group.name}" has {len(group.train.tokens)} tokens, one sequence needs '
                     f"{layout.sequence_length + 1}; leave the group out, or lower data.sequence_length"
                 )
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences about it for a person."""
-        return tuple(line for line in (self.trust, self._beginning()) if line)
+        return tuple(note for note in (self.trust, self._beginning()) if note)
 
     def _beginning(self) -> str:
         """Say whether documents begin with the token that the tokenizer writes before a text."""
@@ -159,7 +156,7 @@ class Corpus:
     @property
     def train_tokens(self) -> list[TokenArray]:
         """All training tokens, ``[tokens]`` of each group, read-only."""
-        return [one.train.tokens for one in self._groups]
+        return [group.train.tokens for group in self._groups]
 
     def order(self, seed: int, batch_size: int, share: tuple[int, int] = (0, 1)) -> RunOrder:
         """Return the order in which a run sees the sequences, or the share of one of several loaders.
@@ -171,34 +168,34 @@ class Corpus:
             ConfigError: A phase, a weight or a limit names a group that there is not, or a group has not a sequence for
                 every share.
         """
-        known = [one.name for one in self._groups]
+        group_names = [group.name for group in self._groups]
         layout = self.layout
-        _check_names([layout.weights, layout.repeats, *(one.weights for one in layout.phases)], known)
+        _check_names([layout.weights, layout.repeats, *(phase.weights for phase in layout.phases)], group_names)
         number, shares = share
         sizes = [len(range(number, rows.num_rows, shares)) for rows in self._train.parts]
-        for name, size in zip(known, sizes, strict=True):
+        for name, size in zip(group_names, sizes, strict=True):
             if not size:
                 of_group = f' of group "{name}"' if name else ""
                 raise ConfigError(
                     f"data: the training sequences{of_group} cannot be shared by {shares}; give more text"
                 )
-        default = layout.weights or dict(zip(known, map(float, sizes), strict=True))
+        default = layout.weights or dict(zip(group_names, map(float, sizes), strict=True))
         phases = [
             Phase(
-                None if one.until is None else one.until.in_samples(batch_size, layout.sequence_length),
-                tuple((one.weights or default).get(name, 0.0) for name in known),
-                _curriculum(one.curriculum),
-                one.sequence_length,
+                None if phase.until is None else phase.until.in_samples(batch_size, layout.sequence_length),
+                tuple((phase.weights or default).get(name, 0.0) for name in group_names),
+                _curriculum(phase.curriculum),
+                phase.sequence_length,
             )
-            for one in layout.phases or (PhaseConfig(),)
+            for phase in layout.phases or (PhaseConfig(),)
         ]
         groups = [
-            Group(one.name, size, _packed(one.digest, layout), partial(_every, rows.scores, share))
-            for one, size, rows in zip(self._groups, sizes, self._train.parts, strict=True)
+            Group(group.name, size, _packed(group.digest, layout), partial(_every, rows.scores, share))
+            for group, size, rows in zip(self._groups, sizes, self._train.parts, strict=True)
         ]
         limits = [
             math.floor(layout.repeats[name] * size) if name in layout.repeats else None
-            for name, size in zip(known, sizes, strict=True)
+            for name, size in zip(group_names, sizes, strict=True)
         ]
         return RunOrder(groups, phases, seed, limits)
 
@@ -206,13 +203,13 @@ class Corpus:
         """Return the training sequences of a share, in the order in which `order` numbers them."""
         number, shares = share
         edges = self._train.edges
-        return np.concatenate([np.arange(at + number, end, shares) for at, end in itertools.pairwise(edges)])
+        return np.concatenate([np.arange(begin + number, stop, shares) for begin, stop in itertools.pairwise(edges)])
 
     def sequences_of(self, group: str, start: int, stop: int) -> list[int]:
         """Return the training sequences that have any of a group's tokens ``start .. stop - 1`` as an input."""
-        for number, one in enumerate(self._groups):
+        for number, group_tokens in enumerate(self._groups):
             # what a run has made itself is one group, and nameless
-            if one.name in ("", group):
+            if group_tokens.name in ("", group):
                 return self._train.holding(number, start, stop)
         return []
 
@@ -253,18 +250,18 @@ class _Part:
 
     def holding(self, group: int, start: int, stop: int) -> list[int]:
         """Return the rows of all groups that hold any of one group's tokens."""
-        found = self.parts[group].holding(start, stop) + self.edges[group]
-        return [int(number) for number in found]
+        row_numbers = self.parts[group].holding(start, stop) + self.edges[group]
+        return [int(number) for number in row_numbers]
 
     def read(self, numbers: Sequence[int]) -> RowBlock:
         """Read rows, each from its group."""
         if len(self.parts) == 1:
             return self.parts[0].read(numbers)
-        wanted = np.asarray(numbers, dtype=np.int64)
-        groups = np.searchsorted(self.edges, wanted, side="right") - 1
+        row_numbers = np.asarray(numbers, dtype=np.int64)
+        groups = np.searchsorted(self.edges, row_numbers, side="right") - 1
         order = np.argsort(groups, kind="stable")
         blocks = [
-            self.parts[group].read((wanted[groups == group] - self.edges[group]).tolist())
+            self.parts[group].read((row_numbers[groups == group] - self.edges[group]).tolist())
             for group in np.unique(groups)
         ]
         back = np.argsort(order, kind="stable")
@@ -312,6 +309,6 @@ def _check_numbers(indices: Sequence[int], size: int) -> None:
 
 
 def _check_names(named: Sequence[Mapping[str, float]], known: Sequence[str]) -> None:
-    stray = sorted({name for one in named for name in one} - set(known))
+    stray = sorted({name for group in named for name in group} - set(known))
     if stray:
         raise ConfigError(f'data: there is no group "{stray[0]}"; the dataset has {", ".join(known)}: name one of them')

@@ -34,16 +34,18 @@ def open_shards(
         DataError: The dataset is altered, signed by another key or encoded with another tokenizer, a group has no
             training sequence, or nothing is there to validate on.
     """
-    found, names = open_groups(config, dataset, directory, tokenizer)
-    record = found.manifest.tokenizer
+    dataset_view, names = open_groups(config, dataset, directory, tokenizer)
+    record = dataset_view.manifest.tokenizer
     groups = [
-        TokenGroup(name, _digest(found, name), _split(found, name, TRAIN), _split(found, name, VALIDATION))
+        TokenGroup(
+            name, _digest(dataset_view, name), _split(dataset_view, name, TRAIN), _split(dataset_view, name, VALIDATION)
+        )
         for name in names
     ]
     path = directory / TOKENIZER_FILE
-    facts = CorpusFacts(found.digest, record.vocab_size, record.eos_id, path, found.trust)
+    facts = CorpusFacts(dataset_view.digest, record.vocab_size, record.eos_id, path, dataset_view.trust)
     layout = SequenceLayout.of(config)
-    hints = recipe_weights(found.manifest.recipe.content)
+    hints = recipe_weights(dataset_view.manifest.recipe.content)
     if not layout.weights and hints.keys() >= set(names):
         layout = replace(layout, weights={name: hints[name] for name in names})
     corpus = Corpus(facts, groups, layout)
@@ -65,13 +67,13 @@ def recipe_weights(recipe: str) -> dict[str, float]:
         sources = tomllib.loads(recipe).get("sources", [])
     except tomllib.TOMLDecodeError:
         return {}
-    given: dict[str, list[float | None]] = {}
+    weights_of_group: dict[str, list[float | None]] = {}
     for source in sources if isinstance(sources, list) else ():
         group = source.get("group") or source.get("name") or source.get("kind")
-        given.setdefault(str(group), []).append(source.get("weight"))
+        weights_of_group.setdefault(str(group), []).append(source.get("weight"))
     return {
         group: float(sum(weight for weight in weights if weight is not None))
-        for group, weights in given.items()
+        for group, weights in weights_of_group.items()
         if None not in weights
     }
 
@@ -105,7 +107,7 @@ def _field(found: Dataset, group: str, split: str, name: str) -> NDArray[np.floa
 
 def _digest(found: Dataset, group: str) -> str:
     part = found.part(group, TRAIN)
-    files = [one.model_dump(mode="json") for one in (*part.shards, part.starts)]
+    files = [file.model_dump(mode="json") for file in (*part.shards, part.starts)]
     return hashlib.sha256(canonical_json(files)).hexdigest()
 
 

@@ -76,7 +76,7 @@ class RewrittenHeldOut:
         return self._sequences.num_validation_sequences
 
     def validation_batch(self, indices: Sequence[int]) -> Batch:
-        """See `HeldOut`; rows are those of the first phase."""
+        """See `HeldOut`; rows have the layout of the first phase."""
         batch = self._sequences.validation_batch(indices)
         return self._rewrite(batch, list(indices), [0] * len(indices), held_out=True)
 
@@ -154,7 +154,7 @@ class BatchLoader:
 
     @property
     def consumed(self) -> dict[str, int]:
-        """Return the samples of each group so far, by its name, with those of skipped batches."""
+        """Return the samples of each group so far, by its name, with the samples of skipped batches."""
         return self._order.consumed(self._num_samples)
 
     def state(self) -> dict[str, Any]:
@@ -218,12 +218,12 @@ class BatchLoader:
 
     def _identity(self) -> dict[str, int]:
         number, shares = self._share
-        own = {} if shares == 1 else {"share": number, "shares": shares}
+        share_fields = {} if shares == 1 else {"share": number, "shares": shares}
         if self._is_mixed:
-            return {"seed": self._seed, **own}
+            return {"seed": self._seed, **share_fields}
         # 53 bits, so that a reader that takes JSON numbers for doubles keeps it whole
         corpus = int(self._corpus.digest[:13], 16)
-        return {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus, **own}
+        return {"seed": self._seed, "num_sequences": self._corpus.num_train_sequences, "corpus": corpus, **share_fields}
 
 
 def spanned(batch: Batch, spans: Sequence[int | None]) -> Batch:
@@ -251,12 +251,12 @@ def _of_one_group(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of a run that began without curricula as one with them has it; a malformed one stays so."""
     if set(state) != {"num_samples", "seed", "num_sequences", "corpus"}:
         return dict(state)
-    one = {
+    group_state = {
         "identity": [state["num_sequences"], state["corpus"]],
         "samples": state["num_samples"],
         "curricula": NO_CURRICULA,
     }
-    groups = {"": one} if state["num_samples"] else {}
+    groups = {"": group_state} if state["num_samples"] else {}
     return {"num_samples": state["num_samples"], "seed": state["seed"], "groups": groups}
 
 
@@ -264,18 +264,18 @@ def _check_history(found: object, expected: Mapping[str, Mapping[str, Any]], num
     """Return where a state's groups gave the samples that this run's phases would have taken of them."""
     if not isinstance(found, dict):
         raise CheckpointError(f"loader state: groups is {found!r:.80}, expected an object")
-    for name, there in found.items():
-        if not isinstance(there, dict) or set(there) != {"identity", "samples", "curricula"}:
-            raise CheckpointError(f"loader state: group {name!r:.80} is {there!r:.80}, expected what a loader writes")
+    for name, saved in found.items():
+        if not isinstance(saved, dict) or set(saved) != {"identity", "samples", "curricula"}:
+            raise CheckpointError(f"loader state: group {name!r:.80} is {saved!r:.80}, expected what a loader writes")
     for name in sorted({*found, *expected}):
-        there, here = found.get(name), expected.get(name)
-        if there == here:
+        saved, here = found.get(name), expected.get(name)
+        if saved == here:
             continue
-        had, has = (0 if one is None else one["samples"] for one in (there, here))
+        had, has = (0 if state_of_group is None else state_of_group["samples"] for state_of_group in (saved, here))
         if had != has:
             why = f"it gave {had} of the first {num_samples} samples, and by these phases it would have given {has}"
-        elif there is not None and here is not None and there["identity"] != here["identity"]:
-            why = f"it gave {had} samples, and is another one now: {there['identity']} there, {here['identity']} here"
+        elif saved is not None and here is not None and saved["identity"] != here["identity"]:
+            why = f"it gave {had} samples, and is another one now: {saved['identity']} there, {here['identity']} here"
         else:
             why = "its samples so far came in the order of another curriculum"
         raise CheckpointError(

@@ -89,19 +89,19 @@ def parse_manifest(content: bytes, where: str) -> CorpusManifest:
 
 def _check_sums(manifest: CorpusManifest, where: str) -> None:
     sources, splits = manifest.sources, (manifest.train, manifest.validation)
-    kept = sum(s.documents - s.empty_documents - s.duplicate_documents for s in sources)
+    num_kept = sum(s.documents - s.empty_documents - s.duplicate_documents for s in sources)
     kept_bytes = sum(s.size_bytes - s.duplicate_bytes for s in sources)
     sums = [
-        ("documents", kept, sum(split.documents for split in splits)),
+        ("documents", num_kept, sum(split.documents for split in splits)),
         ("bytes", kept_bytes, sum(split.size_bytes for split in splits)),
     ]
     for name, split in zip(("train", "validation"), splits, strict=True):
         sequences, left_over = count_sequences(split.tokens, manifest.sequence_length)
         sums.append((f"{name} sequences", sequences, split.sequences))
         sums.append((f"{name} left-over tokens", left_over, split.left_over_tokens))
-    for name, expected, found in sums:
-        if expected != found:
+    for name, expected, actual in sums:
+        if expected != actual:
             raise DataError(
-                f"{where}: {name} do not add up: expected {expected}, found {found}; "
+                f"{where}: {name} do not add up: expected {expected}, found {actual}; "
                 "delete the directory to have it made again"
             )

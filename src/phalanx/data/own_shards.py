@@ -76,7 +76,9 @@ class ShardPlace:
             files: Further files of the directory that the signature covers.
         """
         facts = DatasetFacts(
-            sources=tuple(SourceFacts(name=one.kind, kind=one.kind, fingerprint=one.fingerprint) for one in sources),
+            sources=tuple(
+                SourceFacts(name=source.kind, kind=source.kind, fingerprint=source.fingerprint) for source in sources
+            ),
             tokenizer=tokenizer,
             recipe=RecipeRecord.of(_recipe(config)),
             files=(TOKENIZER_FILE, *files),
@@ -87,7 +89,7 @@ class ShardPlace:
 def _recipe(config: DataConfig) -> str:
     """Return as TOML the part of a run file's section that decided the tokens."""
     read = config.sources if config.conversations is None else (config.conversations,)
-    sections = {"sources": [one.model_dump(mode="json", exclude_none=True) for one in read]}
+    sections = {"sources": [source.model_dump(mode="json", exclude_none=True) for source in read]}
     numbers = {name: value for name in _NUMBERS if (value := getattr(config, name)) is not None}
     return tomli_w.dumps(
         {**numbers, "tokenizer": config.tokenizer.model_dump(mode="json", exclude_none=True), **sections}
@@ -104,18 +106,18 @@ def open_own_shards(home: Path, signer: str | None) -> Dataset:
         DataError: It is damaged, or not signed with that key.
     """
     try:
-        found = open_dataset(home, signer)
+        shards = open_dataset(home, signer)
         for split in SPLITS:
-            tokens = found.tokens(GROUP, split)
-            for start in range(0, len(tokens), found.manifest.shard_tokens):
-                tokens.read(start, min(len(tokens), start + found.manifest.shard_tokens))
-        for name in found.manifest.files:
-            found.check_beside(name)
+            tokens = shards.tokens(GROUP, split)
+            for start in range(0, len(tokens), shards.manifest.shard_tokens):
+                tokens.read(start, min(len(tokens), start + shards.manifest.shard_tokens))
+        for name in shards.manifest.files:
+            shards.check_beside(name)
     except DataError as exc:
         raise DataError(f"{exc}; delete {home} to have the data made again").about(
             code="PHX-I018", file=str(home), do="delete it"
         ) from exc
-    return found
+    return shards
 
 
 def own_starts(found: Dataset, split: str) -> NDArray[np.int64]:

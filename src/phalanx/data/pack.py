@@ -31,10 +31,10 @@ def pack(spool: SplitSpool, encoder: Encoder, sequence_length: int, part: PartWr
         report: Told ``("encode", documents so far)``.
     """
     dtype = np.dtype(token_dtype(encoder.tokenizer.vocab_size))
-    content, end = hashlib.sha256(), np.uint32(encoder.tokenizer.eos_id)
+    content, end_token = hashlib.sha256(), np.uint32(encoder.tokenizer.eos_id)
     for batch in _batches(spool.kept()):
-        for document, ids in zip(batch, encoder.encode_batch([one.text for one in batch]), strict=True):
-            tokens = np.append(ids, end).astype(dtype)
+        for document, ids in zip(batch, encoder.encode_batch([document.text for document in batch]), strict=True):
+            tokens = np.append(ids, end_token).astype(dtype)
             part.add(tokens, entry_of(document))
             content.update(tokens.data)
         report("encode", part.documents)

@@ -13,7 +13,7 @@ Weight = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
 Weights = Annotated[dict[GroupName, Weight], Field(max_length=1000)]
 Packing = Literal["concatenate", "best_fit"]
 DocumentAttention = Literal["across", "document"]
-_MOST_SAMPLES = 2**52
+_MAX_SAMPLES = 2**52
 
 
 class DatasetTokenizerConfig(StrictModel):
@@ -65,13 +65,13 @@ class UntilConfig(StrictModel):
         steps: Batches; one that was skipped, or given up by the guard, counts.
     """
 
-    steps: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
-    samples: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
-    tokens: int | None = Field(default=None, ge=1, le=_MOST_SAMPLES)
+    steps: int | None = Field(default=None, ge=1, le=_MAX_SAMPLES)
+    samples: int | None = Field(default=None, ge=1, le=_MAX_SAMPLES)
+    tokens: int | None = Field(default=None, ge=1, le=_MAX_SAMPLES)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len([one for one in (self.steps, self.samples, self.tokens) if one is not None]) != 1:
+        if len([limit for limit in (self.steps, self.samples, self.tokens) if limit is not None]) != 1:
             raise ValueError("until: give one of steps, samples and tokens")
         return self
 
@@ -120,8 +120,8 @@ class PhaseConfig(StrictModel):
 
 
 SkippedRange = tuple[
-    Annotated[int, Field(ge=0, le=_MOST_SAMPLES, strict=True)],
-    Annotated[int, Field(ge=1, le=_MOST_SAMPLES, strict=True)],
+    Annotated[int, Field(ge=0, le=_MAX_SAMPLES, strict=True)],
+    Annotated[int, Field(ge=1, le=_MAX_SAMPLES, strict=True)],
 ]
 """Batches that a run leaves out: the first one, and the one behind the last, counted from 0."""
 

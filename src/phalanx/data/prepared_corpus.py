@@ -45,10 +45,10 @@ def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = No
     Raises:
         DataError: A file is missing or was altered, or the corpus is not signed with that key.
     """
-    found, where = open_own_shards(directory, signer), directory / MANIFEST_FILE
-    if MANIFEST_FILE not in found.manifest.files:
+    shards, manifest_path = open_own_shards(directory, signer), directory / MANIFEST_FILE
+    if MANIFEST_FILE not in shards.manifest.files:
         raise DataError(f"{directory}: was made by no run; name it as data.dataset")
-    return PreparedCorpus(found, parse_manifest(where.read_bytes(), str(where)), layout)
+    return PreparedCorpus(shards, parse_manifest(manifest_path.read_bytes(), str(manifest_path)), layout)
 
 
 def _split(found: Dataset, name: str, eos_id: int) -> TokenSplit:

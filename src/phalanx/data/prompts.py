@@ -52,7 +52,7 @@ class PromptRecord:
         """The line as rewards are given it: its messages and tools in the form that a template sees."""
         if self.asked is None:
             return dict(self.record)
-        messages = [one.for_template() for one in self.asked.messages]
+        messages = [message.for_template() for message in self.asked.messages]
         tools = {"tools": list(self.asked.tools)} if self.asked.tools else {}
         return {**self.record, PROMPT: messages, **tools}
 
@@ -83,9 +83,9 @@ class PromptSet:
     @cached_property
     def digest(self) -> str:
         """SHA-256 in hex over the vocabulary and every prompt with its record."""
-        told = [[list(one.ids), dict(one.record)] for one in (*self.train, *self.held_out)]
+        prompt_rows = [[list(prompt.ids), dict(prompt.record)] for prompt in (*self.train, *self.held_out)]
         counts = [len(self.train), len(self.held_out)]
-        return hashlib.sha256(canonical_json([self.vocabulary_digest, counts, told])).hexdigest()
+        return hashlib.sha256(canonical_json([self.vocabulary_digest, counts, prompt_rows])).hexdigest()
 
     @cached_property
     def vocabulary_digest(self) -> str:
@@ -111,9 +111,9 @@ class PromptSet:
         return self._rows([self.held_out[index] for index in indices], indices)
 
     def _rows(self, prompts: Sequence[PromptRecord], indices: Sequence[int]) -> Batch:
-        ids = torch.full((len(prompts), max(len(one.ids) for one in prompts)), self.tokenizer.eos_id)
-        for row, one in zip(ids, prompts, strict=True):
-            row[: len(one.ids)] = torch.tensor(one.ids)
+        ids = torch.full((len(prompts), max(len(prompt.ids) for prompt in prompts)), self.tokenizer.eos_id)
+        for row, prompt in zip(ids, prompts, strict=True):
+            row[: len(prompt.ids)] = torch.tensor(prompt.ids)
         return Batch(ids, torch.full_like(ids, IGNORE), tuple(indices))
 
 
@@ -133,7 +133,7 @@ def prepare_prompts(
         DataError: A file or a line is missing or malformed, or a prompt leaves no room; names file and line.
         ConfigError: The tokenizer is the model's, and there is none.
     """
-    lines = [(*found, source.ignore) for source in data.prompts for found in _lines(source.path)]
+    lines = [(*row, source.ignore) for source in data.prompts for row in _lines(source.path)]
     if isinstance(data.tokenizer, BpeConfig):
         texts = (_words(record) for _, record, _ in lines)
         tokenizer = train_bpe(texts, data.tokenizer)
@@ -148,24 +148,24 @@ def prepare_prompts(
     with contextlib.ExitStack() as stack:
         chat = None
         if any(not isinstance(record[PROMPT], str) for _, record, _ in lines):
-            end = end_of_text(original, tokenizer.eos_id)
-            chat = stack.enter_context(open_chat(OF_MODEL, tokenizer.backend, end, original.parent))
+            end_token = end_of_text(original, tokenizer.eos_id)
+            chat = stack.enter_context(open_chat(OF_MODEL, tokenizer.backend, end_token, original.parent))
             end_of_turn = chat.end_of_turn
         records = []
-        for where, record, ignore in lines:
+        for place, record, ignore in lines:
             try:
-                records.append(encode_prompt(where, record, tokenizer, chat, ignore))
+                records.append(encode_prompt(place, record, tokenizer, chat, ignore))
             except DataError as exc:
-                raise DataError(f"{where}: {exc}") from exc
+                raise DataError(f"{place}: {exc}") from exc
     _check_room(records, room)
-    held_out = [_is_held_out(one, seed, data.validation_share) for one in records]
-    train = [one for one, kept in zip(records, held_out, strict=True) if not kept]
+    held_out = [_is_held_out(prompt, seed, data.validation_share) for prompt in records]
+    train = [prompt for prompt, is_held in zip(records, held_out, strict=True) if not is_held]
     if not train:
         raise DataError(f"data.prompts: no prompt is left to train on, of {len(records)}; add prompts").about(
             code="PHX-I012", do="add prompts"
         )
-    kept = [one for one, is_kept in zip(records, held_out, strict=True) if is_kept]
-    return PromptSet(tokenizer, path, train, kept[: data.max_validation_sequences], end_of_turn)
+    validation = [prompt for prompt, is_kept in zip(records, held_out, strict=True) if is_kept]
+    return PromptSet(tokenizer, path, train, validation[: data.max_validation_sequences], end_of_turn)
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -175,25 +175,25 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); name a file of JSON lines").about(
             code="PHX-I011", file=str(path)
         ) from exc
-    found = []
-    for number, line in enumerate(content.splitlines(), start=1):
-        if not line.strip():
+    rows = []
+    for number, text_line in enumerate(content.splitlines(), start=1):
+        if not text_line.strip():
             continue
-        where = f"{path}, line {number}"
-        record = parse_object(line, where)
+        place = f"{path}, line {number}"
+        record = parse_object(text_line, place)
         if not isinstance(record.get(PROMPT), str | list) or not record[PROMPT]:
-            raise DataError(f'{where}: has no "{PROMPT}"; every line is an object with a text, or a list of messages')
-        found.append((where, record))
-    if not found:
+            raise DataError(f'{place}: has no "{PROMPT}"; every line is an object with a text, or a list of messages')
+        rows.append((place, record))
+    if not rows:
         raise DataError(f'{path}: has no prompt; every line is an object with a text "{PROMPT}"')
-    return found
+    return rows
 
 
 def _words(record: Mapping[str, Any]) -> str:
     """All texts of a line, for a vocabulary."""
-    said = record[PROMPT] if isinstance(record[PROMPT], list) else []
-    turns = [one.get("content") for one in said if isinstance(one, dict)]
-    return "".join(one for one in (*record.values(), *turns) if isinstance(one, str))
+    messages = record[PROMPT] if isinstance(record[PROMPT], list) else []
+    turns = [message.get("content") for message in messages if isinstance(message, dict)]
+    return "".join(text for text in (*record.values(), *turns) if isinstance(text, str))
 
 
 def encode_prompt(
@@ -224,15 +224,15 @@ def encode_prompt(
 
 
 def _check_room(records: Sequence[PromptRecord], room: int) -> None:
-    for one in records:
-        if len(one.ids) > room:
+    for prompt in records:
+        if len(prompt.ids) > room:
             raise DataError(
-                f"{one.where}: the prompt has {len(one.ids)} tokens, and data.sequence_length leaves {room} beside "
-                "max_new_tokens; shorten it, or raise data.sequence_length"
+                f"{prompt.where}: the prompt has {len(prompt.ids)} tokens, and data.sequence_length leaves {room} "
+                "beside max_new_tokens; shorten it, or raise data.sequence_length"
             )
 
 
 def _is_held_out(prompt: PromptRecord, seed: int, share: float) -> bool:
     """By content and seed, so that equal prompts are on one side."""
-    found = hashlib.sha256(f"phalanx prompt {seed} {prompt.text}".encode()).digest()
-    return int.from_bytes(found[:8], "big") < share * 2**64
+    digest = hashlib.sha256(f"phalanx prompt {seed} {prompt.text}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64

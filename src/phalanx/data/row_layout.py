@@ -34,7 +34,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 def layout_of(row: Mapping[str, Any]) -> RowLayout | None:
-    """Return what a row is; None where it is plain text or of no known layout."""
+    """Return the layout of a row; None for plain text and unknown layouts."""
     chosen, rejected = row.get("chosen"), row.get("rejected")
     if chosen is not None and rejected is not None:
         is_transcript = isinstance(chosen, str) and "prompt" not in row and "\n\nAssistant:" in chosen
@@ -48,7 +48,7 @@ def layout_of(row: Mapping[str, Any]) -> RowLayout | None:
 
 
 def layout_of_columns(names: Sequence[str]) -> RowLayout | None:
-    """Return what the rows of a table are, by the names of its columns alone."""
+    """Return the layout of a table's rows, by the names of its columns alone."""
     columns = set(names)
     if {"chosen", "rejected"} <= columns:
         return "pairs"
@@ -60,7 +60,7 @@ def layout_of_columns(names: Sequence[str]) -> RowLayout | None:
 
 
 def layout_of_file(path: Path) -> RowLayout | None:
-    """Return what the rows of one file are; None where it is text, or cannot be read: a source says why.
+    """Return the layout of the rows of a file; None for text and for a file that cannot be read: a source says why.
 
     A file of JSON lines is looked at in its first rows, any other table in the names of its columns.
     """
@@ -68,7 +68,7 @@ def layout_of_file(path: Path) -> RowLayout | None:
     kind = next((kind for kind, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), None)
     try:
         if kind == "jsonl":
-            rows = (json.loads(line) for line in islice(lines_of(path), _FIRST_ROWS) if line.strip())
+            rows = (json.loads(row) for row in islice(lines_of(path), _FIRST_ROWS) if row.strip())
             return next((layout_of(row) for row in rows if isinstance(row, dict)), None)
         if kind == "csv":
             header = next(lines_of(path)).decode("utf-8-sig")
@@ -96,8 +96,8 @@ def lines_of(file: Path) -> Iterator[bytes]:
             stream = zstandard.ZstdDecompressor().stream_reader(packed)
         rest = b""
         while block := stream.read(_BLOCK_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            yield from whole
+            *complete_lines, rest = (rest + block).split(b"\n")
+            yield from complete_lines
             if len(rest) > _MAX_LINE_BYTES:
                 return
         yield rest
@@ -133,7 +133,8 @@ _CURES = {
 def _layout_below(path: Path) -> RowLayout | None:
     try:
         files = [
-            Path(file.path) for file in list_files(path, tuple(end for ends in _SUFFIXES.values() for end in ends))
+            Path(file.path)
+            for file in list_files(path, tuple(ending for ends in _SUFFIXES.values() for ending in ends))
         ]
     except DataError:
         return None

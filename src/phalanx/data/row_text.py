@@ -38,35 +38,35 @@ def row_pieces(batch: Batch, corpus: Corpus, *, in_place: bool = False) -> list[
         ids = [token if label == IGNORE else label for token, label in zip(ids, labels, strict=True)]
     backend = tokenizers.Tokenizer.from_file(str(corpus.tokenizer_path))
     kinds = list(_kinds(batch, in_place=in_place))
-    found, at = [], 0
+    pieces, position = [], 0
     for (document, learned), group in groupby(kinds):
         size = len(list(group))
-        text = backend.decode(ids[at : at + size], skip_special_tokens=False)
-        found.append(RowPiece(text, size, learned, document))
-        at += size
-    return found[:-1] if _is_filling(ids, kinds, found, corpus.eos_id) else found
+        text = backend.decode(ids[position : position + size], skip_special_tokens=False)
+        pieces.append(RowPiece(text, size, learned, document))
+        position += size
+    return pieces[:-1] if _is_filling(ids, kinds, pieces, corpus.eos_id) else pieces
 
 
 def pieces_of(ids: Sequence[int], learned: Sequence[bool], backend: tokenizers.Tokenizer) -> list[RowPiece]:
     """Return a row of one document in pieces."""
-    found, at = [], 0
+    pieces, position = [], 0
     for is_learned, group in groupby(learned):
         size = len(list(group))
-        text = backend.decode(list(ids[at : at + size]), skip_special_tokens=False)
-        found.append(RowPiece(text, size, is_learned, 0))
-        at += size
-    return found
+        text = backend.decode(list(ids[position : position + size]), skip_special_tokens=False)
+        pieces.append(RowPiece(text, size, is_learned, 0))
+        position += size
+    return pieces
 
 
 def _kinds(batch: Batch, *, in_place: bool) -> Iterator[tuple[int, bool]]:
     """The document of each token, and whether it is the label of the one before, or of its own place."""
     labels: list[int] = batch.labels[0].tolist()
     documents = batch.extras[DOCUMENTS][0].tolist() if DOCUMENTS in batch.extras else [0] * len(labels)
-    for at, document in enumerate(documents):
-        yield document, labels[at] != IGNORE if in_place else at > 0 and labels[at - 1] != IGNORE
+    for index, document in enumerate(documents):
+        yield document, labels[index] != IGNORE if in_place else index > 0 and labels[index - 1] != IGNORE
 
 
 def _is_filling(ids: Sequence[int], kinds: Sequence[tuple[int, bool]], pieces: Sequence[RowPiece], eos_id: int) -> bool:
     """Whether the last piece is nothing but tokens that fill a row."""
     size = pieces[-1].tokens
-    return len(pieces) > 1 and not kinds[-1][1] and all(one == eos_id for one in ids[len(ids) - size :])
+    return len(pieces) > 1 and not kinds[-1][1] and all(token_id == eos_id for token_id in ids[len(ids) - size :])

@@ -45,22 +45,22 @@ def open_groups(
         DataError: The dataset is altered, signed with another key or encoded with another tokenizer.
     """
     key = None if dataset.key_file is None else SealKey.read(dataset.key_file)
-    found = open_dataset(path, dataset.signer, key)
-    _check_tokenizer(path / TOKENIZER_FILE, found, tokenizer)
-    trained = tuple(name for name, splits in found.groups.items() if TRAIN in splits)
+    dataset_view = open_dataset(path, dataset.signer, key)
+    _check_tokenizer(path / TOKENIZER_FILE, dataset_view, tokenizer)
+    trained = tuple(name for name, splits in dataset_view.groups.items() if TRAIN in splits)
     names = dataset.groups or trained
     weighed = [dataset.weights, config.repeats, *(phase.weights for phase in config.phases)]
-    stray = sorted(({*names} - {*trained}) | ({name for one in weighed for name in one} - {*names}))
+    stray = sorted(({*names} - {*trained}) | ({name for group in weighed for name in group} - {*names}))
     if stray or not names:
         raise ConfigError(
             f'data: {path} has no group "{stray[0] if stray else ""}" to train on; the run has '
             f"{', '.join(names)}, the dataset {', '.join(trained) or 'none'}: name one of them"
         )
-    return found, names
+    return dataset_view, names
 
 
 def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -> None:
-    """Check that the dataset's tokenizer is the signed one, and the one that the run file names."""
+    """Check that the dataset's tokenizer is the signed one and the tokenizer of the run file."""
     record = found.manifest.tokenizer
     try:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -71,10 +71,11 @@ def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -
         raise DataError(
             f"{path}: has SHA-256 {has}, the signed manifest {expects}: altered; restore it from a copy of the dataset"
         ).about(code="PHX-I027", file=str(path))
-    own = open_tokenizer(path, record.eos_id)
-    if wanted is not None and vocabulary_digest(own) != vocabulary_digest(wanted):
+    tokenizer = open_tokenizer(path, record.eos_id)
+    if wanted is not None and vocabulary_digest(tokenizer) != vocabulary_digest(wanted):
         raise DataError(
             f"data.tokenizer: is another one than {path} (SHA-256 {record.digest[:16]}...), with which the dataset was "
             f"encoded: {wanted.vocab_size} tokens and end of text {wanted.eos_id}, where the dataset has "
-            f"{own.vocab_size} and {own.eos_id}; build the dataset with this tokenizer, or leave data.tokenizer out"
+            f"{tokenizer.vocab_size} and {tokenizer.eos_id}; build the dataset with this tokenizer, "
+            "or leave data.tokenizer out"
         ).about(code="PHX-I018", file=str(path), key="data.tokenizer")

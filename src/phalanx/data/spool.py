@@ -60,7 +60,7 @@ class SplitSpool:
 
     def texts(self) -> Iterator[str]:
         """The text of every document, in the order in which it was kept."""
-        return (one.text for one in self.kept())
+        return (document.text for document in self.kept())
 
 
 @dataclass

@@ -58,24 +58,24 @@ def prepare_validation_sets(
     Raises:
         DataError: Names the set; a source is missing, malformed or too short.
     """
-    own = config.tokenizer
-    if isinstance(own, BpeConfig | DatasetTokenizerConfig):
-        own = FileTokenizerConfig(
+    tokenizer_config = config.tokenizer
+    if isinstance(tokenizer_config, BpeConfig | DatasetTokenizerConfig):
+        tokenizer_config = FileTokenizerConfig(
             path=corpus.tokenizer_path, eos_token=end_of_text(corpus.tokenizer_path, corpus.eos_id)
         )
-    found: dict[str, HeldOut] = {}
-    for one in config.validation:
-        wanted = DataConfig(
-            sources=one.sources,
-            tokenizer=own,
+    sets: dict[str, HeldOut] = {}
+    for section in config.validation:
+        section_config = DataConfig(
+            sources=section.sources,
+            tokenizer=tokenizer_config,
             sequence_length=config.sequence_length,
             attention=config.attention,
             validation_share=0.0,
         )
         try:
-            found[one.name] = ValidationSet(
-                prepare(wanted, cache_dir, _SEED, tokenizer_path, progress), one.max_sequences
+            sets[section.name] = ValidationSet(
+                prepare(section_config, cache_dir, _SEED, tokenizer_path, progress), section.max_sequences
             )
         except DataError as exc:
-            raise DataError(f'data.validation "{one.name}": {exc}') from exc
-    return found
+            raise DataError(f'data.validation "{section.name}": {exc}') from exc
+    return sets

@@ -41,7 +41,7 @@ def test_a_rule_says_the_same_in_every_order_and_with_every_term_table(name, mon
 
     # as another process would: with a term table that begins anew, every other document
     monkeypatch.setattr(term_table, "_of_thread", term_table._OfThread())
-    monkeypatch.setattr(term_table, "_MOST_CHARACTERS", 200)
+    monkeypatch.setattr(term_table, "_MAX_CHARACTERS", 200)
     assert outcomes(rule, texts, order[::-1]) == forward
 
 

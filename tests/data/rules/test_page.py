@@ -58,7 +58,7 @@ def test_a_gram_longer_than_the_text_or_the_limit_is_none_or_refused():
 
 def test_a_full_table_is_replaced_and_older_pages_keep_theirs(monkeypatch):
     monkeypatch.setattr(term_table, "_of_thread", term_table._OfThread())
-    monkeypatch.setattr(term_table, "_MOST_CHARACTERS", 20)
+    monkeypatch.setattr(term_table, "_MAX_CHARACTERS", 20)
     old = page_of("a first text of more than twenty characters")
     terms = old.terms
     new = page_of("twenty characters more")

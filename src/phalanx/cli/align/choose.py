@@ -61,13 +61,13 @@ def choose(
     with _chooser(writer, ways, seed, out) as (chooser, told_of):
         loop = PairChoice(writer, chooser, asked, seed, told_of)
         file = ResumableRows(out, loop.lineage, batch)
-        found = file.done()
-        if found is None:
-            with row_bar("prompts") as told:
-                rows = file.make_all(len(asked), loop.make_rows, told)
-            found = file.finish(*chosen_figures(rows))
-    say_found(out, found)
-    return Answer({"file": out, **found})
+        figures = file.done()
+        if figures is None:
+            with row_bar("prompts") as print_progress:
+                rows = file.make_all(len(asked), loop.make_rows, print_progress)
+            figures = file.finish(*chosen_figures(rows))
+    say_found(out, figures)
+    return Answer({"file": out, **figures})
 
 
 @contextmanager
@@ -88,9 +88,9 @@ def _chooser(
     if principles is None:
         if judge is None or principle or ranked:
             raise ConfigError("nothing to choose by: give --principles, a --judge of rewards, or --demonstrations")
-        with rewards_chooser(judge, out) as found:
-            yield found
+        with rewards_chooser(judge, out) as scorer:
+            yield scorer
         return
     constitution, asked = load_constitution(principles).with_principle(principle), open_asked_judge(judge, writer)
-    told = {"principles": constitution.digest, "ranked": ranked, "judge": asked.lineage}
-    yield by_principles(asked, constitution, seed, ranked=ranked), told
+    provenance = {"principles": constitution.digest, "ranked": ranked, "judge": asked.lineage}
+    yield by_principles(asked, constitution, seed, ranked=ranked), provenance

@@ -46,19 +46,19 @@ def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
 
     if file is None:
         return ModelJudge(writer)
-    found: Any = load_config(file, JudgeFile).judge
-    if isinstance(found, ServerJudgeConfig):
-        return ServerJudge(found)
-    if isinstance(found, ModelJudgeConfig):
-        return ModelJudge(ChatWriter(open_text_model(found.path), SamplingRule()))
+    judge_config: Any = load_config(file, JudgeFile).judge
+    if isinstance(judge_config, ServerJudgeConfig):
+        return ServerJudge(judge_config)
+    if isinstance(judge_config, ModelJudgeConfig):
+        return ModelJudge(ChatWriter(open_text_model(judge_config.path), SamplingRule()))
     raise ConfigError(
-        f'{file}: kind = "{found.kind}" weighs answers and cannot be asked; take kind = "server" or "model", or leave '
-        "--judge out"
+        f'{file}: kind = "{judge_config.kind}" weighs answers and cannot be asked; take kind = "server" or "model", '
+        "or leave --judge out"
     )
 
 
 def say_found(out: Path | None, found: Mapping[str, Any]) -> None:
-    """Print what came of a loop, a share with its interval; what it was made of is in the lineage, and in the JSON."""
+    """Print the figures of a loop, a share with its interval; provenance is in the lineage and in the JSON."""
     from phalanx.cli.console import say_figures
 
     def told(value: Any) -> Any:

@@ -41,10 +41,10 @@ def revise(
     writer = open_writer(where, max_new_tokens, temperature, best=best, own_code=own_code)
     loop = Revision(writer, constitution, asked, rounds=rounds, seed=seed)
     file = ResumableRows(out, loop.lineage, batch)
-    found = file.done()
-    if found is None:
-        with row_bar("prompts") as told:
-            rows = file.make_all(len(asked), loop.make_rows, told)
-        found = file.finish(*revised_figures(rows))
-    say_found(out, found)
-    return Answer({"file": out, **found})
+    figures = file.done()
+    if figures is None:
+        with row_bar("prompts") as print_progress:
+            rows = file.make_all(len(asked), loop.make_rows, print_progress)
+        figures = file.finish(*revised_figures(rows))
+    say_found(out, figures)
+    return Answer({"file": out, **figures})

@@ -24,12 +24,12 @@ def rewards_chooser(file: Path, out: Path) -> Iterator[tuple["Chooser", dict[str
     from phalanx.errors import ConfigError
     from phalanx.rewards import RewardScorer, ScoredText
 
-    found: Any = load_config(file, JudgeFile, prepare=pin_own_code).judge
-    if not isinstance(found, RewardsJudgeConfig):
-        raise ConfigError(f'{file}: a judge of kind = "{found.kind}" is asked by principles; give --principles')
-    with RewardScorer(found.rewards, file.resolve().parent, out.with_name(f"{out.name}.rewards.log")) as scorer:
+    judge_config: Any = load_config(file, JudgeFile, prepare=pin_own_code).judge
+    if not isinstance(judge_config, RewardsJudgeConfig):
+        raise ConfigError(f'{file}: a judge of kind = "{judge_config.kind}" is asked by principles; give --principles')
+    with RewardScorer(judge_config.rewards, file.resolve().parent, out.with_name(f"{out.name}.rewards.log")) as scorer:
 
         def worth(prompt: AskedPrompt, text: str) -> float:
             return scorer.total(scorer.score([ScoredText(prompt.where, prompt.text, text, prompt.record)])[0])
 
-        yield by_worth(worth), {"judge": {"kind": found.kind, "rewards": digest(found)}}
+        yield by_worth(worth), {"judge": {"kind": judge_config.kind, "rewards": digest(judge_config)}}

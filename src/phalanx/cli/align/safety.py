@@ -1,4 +1,4 @@
-"""``phalanx align safety``: what a model refuses, of harmful and of harmless prompts."""
+"""``phalanx align safety``: measure refusals of harmful and of harmless prompts."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,15 +58,15 @@ def safety(
     asked = _asked(prompts, hook, writer, seed)
     decides = refusal_by_patterns(refusal or ()) if judge is None else refusal_by_judge(open_asked_judge(judge, writer))
     loop = SafetyCheck(writer, asked, decides, violation, seed)
-    with tempfile.TemporaryDirectory(prefix="phalanx-safety-") as spare, row_bar("prompts") as told:
+    with tempfile.TemporaryDirectory(prefix="phalanx-safety-") as spare, row_bar("prompts") as print_progress:
         by = {"refusal": refusal or "usual", "judge": None if judge is None else judge.read_text(encoding="utf-8")}
         file = ResumableRows(out or Path(spare) / "outcomes.jsonl", {**loop.lineage, **by}, batch)
-        found: Any = file.done()
-        if found is None:
-            rows = file.make_all(len(asked), loop.make_rows, told)
-            found = file.finish(rows, safety_figures(rows))
-    say_found(out, found)
-    return Answer({"file": out, **found})
+        figures: Any = file.done()
+        if figures is None:
+            rows = file.make_all(len(asked), loop.make_rows, print_progress)
+            figures = file.finish(rows, safety_figures(rows))
+    say_found(out, figures)
+    return Answer({"file": out, **figures})
 
 
 def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: int) -> "list[AskedPrompt]":
@@ -78,7 +78,7 @@ def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: i
         return safety_prompts(prompts)
     reference = pinned(hook, Path.cwd())
     open_own_code(reference, Path.cwd())
-    found: Any = resolve(reference, {}, lambda _kind, code: code)
-    if not callable(found):
-        raise lacks(hook, f"a {type(found).__name__}", "a function of ask that gives objects with a prompt")
-    return [*(safety_prompts(prompts) if prompts else ()), *hook_prompts(found, writer, seed, hook)]
+    hook_function: Any = resolve(reference, {}, lambda _kind, code: code)
+    if not callable(hook_function):
+        raise lacks(hook, f"a {type(hook_function).__name__}", "a function of ask that gives objects with a prompt")
+    return [*(safety_prompts(prompts) if prompts else ()), *hook_prompts(hook_function, writer, seed, hook)]

@@ -31,10 +31,12 @@ def values(file: File, pairs: Pairs, *, show: Show = 10, smallest: Smallest = 0.
         tempfile.TemporaryDirectory(prefix="phalanx-values-") as spare,
         RewardScorer(rewards, file.resolve().parent, Path(spare) / "rewards.log") as scorer,
     ):
-        found = value_gaps(asked, scorer, smallest)
-    conflicts = found["conflicts"]
-    say_figures({"pairs": found["pairs"], "conflicts": len(conflicts)})
-    say_figures({f"prefers the chosen: {name}": share for name, share in found["accuracy"].items()})
-    say_figures({f"disagree: {names}": share for names, share in found["disagreement"].items()})
-    say_rows([{"where": one["where"], **one["gaps"], "sum": one["sum"]} for one in conflicts[:show]])
-    return Answer({**found, "conflicts": conflicts[:show], "num_conflicts": len(conflicts)})
+        gaps = value_gaps(asked, scorer, smallest)
+    conflicts = gaps["conflicts"]
+    say_figures({"pairs": gaps["pairs"], "conflicts": len(conflicts)})
+    say_figures({f"prefers the chosen: {name}": share for name, share in gaps["accuracy"].items()})
+    say_figures({f"disagree: {names}": share for names, share in gaps["disagreement"].items()})
+    say_rows(
+        [{"where": conflict["where"], **conflict["gaps"], "sum": conflict["sum"]} for conflict in conflicts[:show]]
+    )
+    return Answer({**gaps, "conflicts": conflicts[:show], "num_conflicts": len(conflicts)})

@@ -23,7 +23,6 @@ class Answer:
 
     Attributes:
         facts: One JSON object; a path becomes text, a number that is not finite becomes null.
-        exit_code: Of the process.
         error: Why the command fails although it has an answer; its exit code counts then.
     """
 
@@ -72,14 +71,14 @@ def _stdout() -> Iterator[TextIO]:
         yield sys.stdout
         return
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout_copy = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as lines:
+        with os.fdopen(os.dup(stdout_copy), "w", encoding="utf-8") as lines:
             yield lines
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_copy, 1)
+        os.close(stdout_copy)
 
 
 def _is_descriptor_1() -> bool:
@@ -91,9 +90,9 @@ def _is_descriptor_1() -> bool:
 
 def _strict(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _strict(one) for key, one in value.items()}
+        return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_strict(one) for one in value]
+        return [_strict(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -15,7 +15,7 @@ INTERRUPTED_EXIT = 130
 
 
 def exit_code_of(act: Callable[[], object]) -> int:
-    """Do what a command does, print its answer or its error, and return its exit code.
+    """Run a command, print its answer or its error, and return its exit code.
 
     Errors of the tree become one message on stderr. Anything else is a bug and is raised, so
     that Python prints a plain traceback, without the values of variables, and exits with 1.
@@ -45,7 +45,7 @@ def exit_code_of(act: Callable[[], object]) -> int:
 
 
 def _closed_file(exc: OSError) -> InputError | None:
-    """Return what is wrong with a file that this user may not open or write, or that a full disk does not take."""
+    """Explain an error of a file that this user may not open or write, or that a full disk does not take."""
     name = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else None
     if name is None or not (is_closed(exc) or is_disk_fault(exc)):
         return None

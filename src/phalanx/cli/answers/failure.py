@@ -22,7 +22,7 @@ def error_object(exc: PhalanxError) -> dict[str, Any]:
 
 
 def usage_object(exc: Any) -> dict[str, Any]:
-    """Return what is wrong with a command line."""
+    """Describe the fault of a command line."""
     key = next(iter(getattr(getattr(exc, "param", None), "opts", None) or ()), "COMMAND")
     facts = {"code": USAGE, "key": key}
     return _object(exc.format_message(), exc.exit_code, "UsageError", facts)
@@ -34,7 +34,15 @@ def plain_object(message: str, exit_code: int, code: str) -> dict[str, Any]:
 
 
 def _object(message: str, exit_code: int, kind: str | None, facts: dict[str, str]) -> dict[str, Any]:
-    known = {name: facts.get(name) for name in FACTS}
-    if known["do"] is None and facts["code"] in error_pages():
-        known["do"] = error_pages()[facts["code"]].cure
-    return {"error": {"code": known.pop("code"), "kind": kind, "exit_code": exit_code, "message": message, **known}}
+    known_facts = {name: facts.get(name) for name in FACTS}
+    if known_facts["do"] is None and facts["code"] in error_pages():
+        known_facts["do"] = error_pages()[facts["code"]].cure
+    return {
+        "error": {
+            "code": known_facts.pop("code"),
+            "kind": kind,
+            "exit_code": exit_code,
+            "message": message,
+            **known_facts,
+        }
+    }

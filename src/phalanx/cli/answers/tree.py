@@ -24,8 +24,8 @@ def leaves(command: Any, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
     below = getattr(command, "commands", None)
     if below is None:
         yield names, command
-    for name, one in (below or {}).items():
-        yield from leaves(one, (*names, name))
+    for name, subcommand in (below or {}).items():
+        yield from leaves(subcommand, (*names, name))
 
 
 def answers(command: Any) -> bool:

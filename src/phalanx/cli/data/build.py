@@ -66,7 +66,7 @@ def build(
     begun = time.monotonic()
     try:
         with BuildBar() as bar:
-            end = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
+            outcome = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
     except KeyboardInterrupt:
         say_error(f"{directory}: interrupted; finished pieces are kept: the same command goes on from there")
         raise
@@ -74,15 +74,15 @@ def build(
     page = write_data_report(directory)
     figures = {
         "directory": directory,
-        "digest": end.digest,
-        "was there already": end.was_there,
-        **_totals(end.report, None if end.was_there else seconds),
+        "digest": outcome.digest,
+        "was there already": outcome.was_there,
+        **_totals(outcome.report, None if outcome.was_there else seconds),
     }
-    if end.report["not_found"]:
-        figures["in [quarantine], of no document"] = ", ".join(end.report["not_found"])
+    if outcome.report["not_found"]:
+        figures["in [quarantine], of no document"] = ", ".join(outcome.report["not_found"])
     if store is not None:
         figures["copied to"] = put_dataset(directory, store)
-    if not any(group["split"] == "validation" for group in end.report["groups"]):
+    if not any(group["split"] == "validation" for group in outcome.report["groups"]):
         figures["held out"] = "nothing: raise output.validation_share, or give the run a data.validation"
     say_figures({**figures, "report": page})
     return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
@@ -91,12 +91,13 @@ def build(
 def _totals(report: dict[str, Any], seconds: float | None) -> dict[str, Any]:
     sources = report["sources"]
     raw = sum(
-        one["read"].get("raw_bytes", 0) + sum(part["raw_bytes"] for part in one["broken"].values()) for one in sources
+        source["read"].get("raw_bytes", 0) + sum(part["raw_bytes"] for part in source["broken"].values())
+        for source in sources
     )
     return {
         "documents": sum(group["documents"] for group in report["groups"]),
         "tokens": sum(group["tokens"] for group in report["groups"]),
         "raw bytes": raw,
-        "kept bytes": sum(one["kept"].get("raw_bytes", 0) for one in sources),
+        "kept bytes": sum(source["kept"].get("raw_bytes", 0) for source in sources),
         "MB per s": None if not seconds else raw / 1e6 / seconds,
     }

@@ -17,16 +17,16 @@ def copy(
 ) -> Answer:
     """Copy a dataset to an object store, or bring one from there; half a copy is no dataset.
 
-    A copy to a store goes on where it was cut off. What comes from a store is only what the signed manifest names, and
-    every leaf that is not encrypted is verified before this command ends.
+    A copy to a store continues where it was cut off. A copy from a store takes only files that the signed manifest
+    names, and verifies every leaf that is not encrypted before this command ends.
     """
     from phalanx.data.shards import open_dataset
     from phalanx.data.shards.stored import StoredDataset
 
-    there = [is_address(one) for one in (source, target)]
-    if there.count(True) != 1:
+    are_addresses = [is_address(place) for place in (source, target)]
+    if are_addresses.count(True) != 1:
         raise typer.BadParameter("give one folder and one address such as s3://bucket/name")
-    if there[1]:
+    if are_addresses[1]:
         signed = StoredDataset(target).put(Path(source), signer)
     else:
         signed = StoredDataset(source).fetch(Path(target), signer)

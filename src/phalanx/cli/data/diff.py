@@ -19,13 +19,13 @@ def diff(
     ] = 10,
     key: KeyFile = None,
 ) -> Answer:
-    """Say what is other in a second dataset: sources, steps, thresholds, counts, documents by their digests."""
+    """Compare two datasets: sources, steps, thresholds, counts, documents by their digests."""
     from phalanx.data.build.look import compare, named_changes
 
     datasets = opened(first, key), opened(second, key)
-    found = compare(*datasets)
+    differences = compare(*datasets)
     named = list(named_changes(*datasets, documents))
-    say_rows(found["changed"])
-    say_figures({f"documents {name}": value for name, value in found["documents"].items()})
+    say_rows(differences["changed"])
+    say_figures({f"documents {name}": value for name, value in differences["documents"].items()})
     say_rows(named)
-    return Answer({**found, "named": named})
+    return Answer({**differences, "named": named})

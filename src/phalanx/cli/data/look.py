@@ -1,4 +1,4 @@
-"""``phalanx data inspect`` and ``report``: what is in a dataset, and what became of a document."""
+"""``phalanx data inspect`` and ``report``: the contents of a dataset, and the fate of a document."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,24 +23,24 @@ def inspect(
     key: KeyFile = None,
     signer: Signer = None,
 ) -> Answer:
-    """Say what a dataset is made of; or what became of a document; or what is in quarantine."""
+    """Print the sources and counts of a dataset; or the fate of a document; or the quarantine."""
     from phalanx.data.build.look import account_lines, find_document, signed_report
     from phalanx.errors import InputError
 
     dataset = opened(directory, key, signer)
     if document is not None:
-        found = find_document(dataset, document)
-        if not found:
+        entries = find_document(dataset, document)
+        if not entries:
             raise InputError(
                 f"{directory}: no document is called {document!r}, kept or left out; `phalanx data sample` shows names"
             ).about(found=document)
-        for one in found:
-            say_figures(one)
-        return Answer({"documents": found})
+        for entry in entries:
+            say_figures(entry)
+        return Answer({"documents": entries})
     if quarantine:
-        lines = [line for line in account_lines(dataset) if line.get("fate") == "quarantined"]
+        lines = [row for row in account_lines(dataset) if row.get("fate") == "quarantined"]
         columns = ("source", "document", "step", "measure", "value", "limit", "excerpt")
-        say_rows([{name: line.get(name) for name in columns} for line in lines])
+        say_rows([{name: row.get(name) for name in columns} for row in lines])
         return Answer({"quarantine": lines})
     report = signed_report(dataset)
     say_figures(
@@ -57,7 +57,7 @@ def inspect(
 
 
 def _row(source: dict[str, Any]) -> dict[str, Any]:
-    left_out = {fate: sum(one["raw_bytes"] for one in source[fate].values()) for fate in _LEFT_OUT}
+    left_out = {fate: sum(measure["raw_bytes"] for measure in source[fate].values()) for fate in _LEFT_OUT}
     return {
         "source": source["name"],
         "licence": source["licence"],

@@ -1,4 +1,4 @@
-"""The progress of a build on a terminal: pieces, MB/s and drops by step; nothing where there is no terminal."""
+"""The progress of a build on a terminal: pieces, MB/s and drops by step; no output without a terminal."""
 
 import time
 from collections import Counter
@@ -58,5 +58,5 @@ class BuildBar:
             self._bar.stop()
 
     def _drops(self) -> str:
-        most = self._left_out.most_common(_STEPS)
-        return "left out: " + ", ".join(f"{step} {count}" for step, count in most) if most else ""
+        top_steps = self._left_out.most_common(_STEPS)
+        return "left out: " + ", ".join(f"{step} {count}" for step, count in top_steps) if top_steps else ""

@@ -1,4 +1,4 @@
-"""``phalanx data sample``: documents of a dataset, or rows of a run with what is learned of them."""
+"""``phalanx data sample``: documents of a dataset, or rows of a run with their learned tokens."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,19 +27,19 @@ def sample(
     key: KeyFile = None,
     signer: Signer = None,
 ) -> Answer:
-    """Print documents of a dataset drawn at random; or rows of a run, with --mask what the model learns of each."""
+    """Print random documents of a dataset; or rows of a run, with --mask their learned tokens."""
     if place.suffix == ".toml":
         return _rows(place, count, seed, mask=mask)
     if mask:
         raise typer.BadParameter("--mask is for rows of a run; give its run file, RUN.toml")
     from phalanx.data.build.look import sampled_documents
 
-    found = list(sampled_documents(opened(place, key, signer), count, seed, group))
-    for one in found:
-        text = one["text"]
-        say_figures({**one, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
+    documents = list(sampled_documents(opened(place, key, signer), count, seed, group))
+    for document in documents:
+        text = document["text"]
+        say_figures({**document, "text": text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."})
         typer.echo()
-    return Answer({"documents": found})
+    return Answer({"documents": documents})
 
 
 def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
@@ -54,20 +54,20 @@ def _rows(run_file: Path, count: int, seed: int, *, mask: bool) -> Answer:
     rows = shown_rows(run, cache_beside(default_directory(run)))
     # not secret: another seed shows other rows
     numbers = sorted(random.Random(seed).sample(range(rows.count), min(count, rows.count)))  # noqa: S311
-    found: list[dict[str, Any]] = []
+    rows_shown: list[dict[str, Any]] = []
     for number in numbers:
-        for about, pieces in rows.show(number):
+        for row_facts, pieces in rows.show(number):
             learned = sum(piece.tokens for piece in pieces if piece.learned)
             tokens = sum(piece.tokens for piece in pieces)
-            shown = {"row": number, **about, "tokens": tokens, "learned": learned}
-            found.append({**shown, "pieces": [asdict(one) for one in pieces]})
+            shown = {"row": number, **row_facts, "tokens": tokens, "learned": learned}
+            rows_shown.append({**shown, "pieces": [asdict(piece) for piece in pieces]})
             say_figures(shown)
             _say(pieces, mask=mask)
-    return Answer({"rows": found})
+    return Answer({"rows": rows_shown})
 
 
 def _say(pieces: "list[RowPiece]", *, mask: bool) -> None:
-    """Print a row, its documents apart; what is learned in marks, and in colour on a terminal."""
+    """Print a row, its documents apart; learned tokens in marks, and in colour on a terminal."""
     from phalanx.cli.answers.answer import for_programs
     from phalanx.config import escape_controls
 

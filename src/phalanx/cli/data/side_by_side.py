@@ -21,10 +21,10 @@ def preview_answer(recipe: "DataRecipe", documents: int, home: Path) -> Answer:
     """Take a sample of each source through a recipe, print what becomes of it, and return it."""
     from phalanx.data.build.preview import preview
 
-    found = preview(recipe, documents, home)
-    say_side_by_side(found)
-    say_rows([{"what": name, "documents": count} for name, count in found.counts.items()])
-    facts = {"counts": found.counts, "edited": found.edited, "kept": found.kept, "left_out": found.left_out}
+    sample = preview(recipe, documents, home)
+    say_side_by_side(sample)
+    say_rows([{"what": name, "documents": count} for name, count in sample.counts.items()])
+    facts = {"counts": sample.counts, "edited": sample.edited, "kept": sample.kept, "left_out": sample.left_out}
     return Answer({"dry_run": True, **facts})
 
 
@@ -34,13 +34,13 @@ def say_side_by_side(found: "Preview") -> None:
 
     table = Table("kept", "left out", show_lines=True, expand=True)
     table.columns[0].ratio = table.columns[1].ratio = 1
-    for kept, dropped in zip_longest(_spread(found.kept, "source"), _spread(found.left_out, "step")):
-        table.add_row(_kept(kept), _left_out(dropped))
+    for document, dropped in zip_longest(_spread(found.kept, "source"), _spread(found.left_out, "step")):
+        table.add_row(_kept(document), _left_out(dropped))
     say_page(table)
 
 
 def _spread(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return a few rows, those of different sources or steps first."""
+    """Return a few rows; different sources or steps come first."""
     by_key: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_key.setdefault(row[key], []).append(row)

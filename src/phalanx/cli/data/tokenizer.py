@@ -34,7 +34,7 @@ def check(
         str | None, typer.Option("--eos-token", metavar="TOKEN", help="Ends a document, where no file names it.")
     ] = None,
 ) -> Answer:
-    """Look at a vocabulary, and at what it makes of texts: what comes back, what is unknown, what a run would refuse.
+    """Check a vocabulary, also on texts: round trips, unknown tokens, reasons for which a run would refuse it.
 
     The exit code is 3 where a run would refuse it, or do something wrong with it.
     """
@@ -42,10 +42,10 @@ def check(
     from phalanx.data.tokenizers.texts import texts_of
     from phalanx.errors import DataError
 
-    found = check_tokenizer(place, texts_of(text, field) if text else (), eos_token)
-    say_figures(found.facts | {"refused": "; ".join(found.refused) or "nothing: a run can use it"})
-    error = DataError(f"{place}: {found.refused[0]}").about(file=str(place)) if found.refused else None
-    return Answer({**found.facts, "refused": found.refused}, error=error)
+    outcome = check_tokenizer(place, texts_of(text, field) if text else (), eos_token)
+    say_figures(outcome.facts | {"refused": "; ".join(outcome.refused) or "nothing: a run can use it"})
+    error = DataError(f"{place}: {outcome.refused[0]}").about(file=str(place)) if outcome.refused else None
+    return Answer({**outcome.facts, "refused": outcome.refused}, error=error)
 
 
 @tokenizer_app.command(
@@ -73,10 +73,11 @@ def compare(
     texts = texts_of(text, field)
     if by is TextGroup.LANGUAGE:
         tell = language_teller()
-        texts = ((tell(one), one) for _, one in texts)
-    found = measure(vocabularies, texts)
+        texts = ((tell(text), text) for _, text in texts)
+    figures_of = measure(vocabularies, texts)
     rows: list[dict[str, Any]] = [
-        {by.value: group, "vocabulary": name, **figures.to_json()} for (group, name), figures in sorted(found.items())
+        {by.value: group, "vocabulary": name, **figures.to_json()}
+        for (group, name), figures in sorted(figures_of.items())
     ]
     say_rows(rows)
     answer: dict[str, Any] = {"rows": rows}

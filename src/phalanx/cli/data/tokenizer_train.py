@@ -1,4 +1,4 @@
-"""``phalanx tokenizer train``: a vocabulary by a recipe, or by what the command line says."""
+"""``phalanx tokenizer train``: train a vocabulary by a recipe or by command-line options."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -46,22 +46,22 @@ def train(
     sets: Sets = None,
     unsets: Unsets = None,
 ) -> Answer:
-    """Train a vocabulary on texts, by a recipe or by what the command line says; the same texts give the same bytes."""
+    """Train a vocabulary on texts, by a recipe or by command-line options; the same texts give the same bytes."""
     from phalanx.data.tokenizers.recipe import make_tokenizer
 
-    wanted = _recipe(recipe, _said(text or [], field, kind, vocab_size), overrides_of(sets, unsets))
-    record = make_tokenizer(wanted, out)
+    tokenizer_recipe = _recipe(recipe, _said(text or [], field, kind, vocab_size), overrides_of(sets, unsets))
+    record = make_tokenizer(tokenizer_recipe, out)
     say_figures({name: value for name, value in record.items() if name != "sources"})
-    end = wanted.tokenizer.end_of_text
+    end_token = tokenizer_recipe.tokenizer.end_of_text
     typer.echo(
         f'{out}: in the run file: data.tokenizer = {{ kind = "file", path = "{out}/tokenizer.json", '
-        f'eos_token = "{end}" }}'
+        f'eos_token = "{end_token}" }}'
     )
     return Answer({"directory": out, **record})
 
 
 def _said(texts: list[Path], field: str, kind: Kind, vocab_size: int) -> dict[str, Any]:
-    """Return what the command line says as a recipe has it."""
+    """Return the command-line options as a recipe."""
     from phalanx.data.tokenizers.texts import sources_of
 
     return {

@@ -1,4 +1,4 @@
-"""``phalanx data verify``: check every byte of a dataset, or what a proof about one document proves."""
+"""``phalanx data verify``: check every byte of a dataset, or a proof about one document."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +45,7 @@ def _dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
 
 
 def _account(dataset: Any) -> str:
-    """Check what a build adds to shards: the tokenizer beside them, and the account of every byte."""
+    """Check the additions of a build to shards: the tokenizer beside them, and the account of every byte."""
     from phalanx.data.build.finish import REPORT_FILE
     from phalanx.data.build.look import check_tokenizer, verify_account
 
@@ -61,7 +61,10 @@ def _proof(path: Path, signer: str | None) -> Answer:
 
     proof = load_proof(path)
     proven = check_proof(proof, str(path), signer)
-    places = [f"{one.group}.{one.split}, document {one.document}, {one.tokens} tokens" for one in proven.places]
+    places = [
+        f"{document.group}.{document.split}, document {document.document}, {document.tokens} tokens"
+        for document in proven.places
+    ]
     figures = {
         "document": proof.digest,
         "proven": "is in the dataset" if places else "is not in the dataset",
@@ -75,7 +78,7 @@ def _proof(path: Path, signer: str | None) -> Answer:
     facts = {
         "document": proof.digest,
         "present": bool(places),
-        "places": [vars(one) for one in proven.places],
+        "places": [vars(document) for document in proven.places],
         "complete": proven.is_complete,
         "dataset": proof.statement.dataset,
         "signer": proof.signer,

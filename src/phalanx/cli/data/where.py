@@ -25,8 +25,8 @@ def where(
 ) -> Answer:
     """Say where a document is in a dataset, and in which steps and checkpoints of a run it was seen; or prove neither.
 
-    A text is found if it is, in NFC, the one that was tokenised: what a recipe has masked or cut is another text. Steps
-    are computed from the order of the run, and compared with what its lines commit to.
+    A text is found if its NFC form equals the tokenised text: a text that a recipe masked or cut is another text. Steps
+    are computed from the order of the run, and compared with the commitments of its lines.
     """
     from phalanx.cli.files import write_file
     from phalanx.data.shards import SealKey, open_dataset
@@ -43,31 +43,33 @@ def where(
         past = PastRun(run_dir)
         dataset, named = dataset_of(past, dataset)
         signer, key = signer or named.signer, key or named.key_file
-    found = open_dataset(dataset or Path(), signer, None if key is None else SealKey.read(key))
-    asked = find_document(found, document)
-    given = prove_document(found, asked.digest)
-    proven = check_proof(given, str(dataset), signer)
+    opened_dataset = open_dataset(dataset or Path(), signer, None if key is None else SealKey.read(key))
+    asked = find_document(opened_dataset, document)
+    document_proof = prove_document(opened_dataset, asked.digest)
+    proven = check_proof(document_proof, str(dataset), signer)
     facts: dict[str, Any] = {
         "document": asked.digest,
         "named_by": asked.named_by,
-        "dataset": found.digest,
-        "signer": found.signer,
-        "signer_was_named": found.signer_was_named,
-        "places": [vars(one) for one in proven.places],
+        "dataset": opened_dataset.digest,
+        "signer": opened_dataset.signer,
+        "signer_was_named": opened_dataset.signer_was_named,
+        "places": [vars(place) for place in proven.places],
         "complete": proven.is_complete,
     }
     lineage = None if past is None else trace_document(past, proven.places, dataset)
     if lineage is not None:
         facts["run"] = lineage.to_json()
     if proof is not None:
-        write_file(proof, given.to_bytes())
+        write_file(proof, document_proof.to_bytes())
         facts["proof"] = str(proof)
-    places = [f"{one.group}.{one.split}, document {one.document}, {one.tokens} tokens" for one in proven.places]
+    places = [
+        f"{place.group}.{place.split}, document {place.document}, {place.tokens} tokens" for place in proven.places
+    ]
     say_figures(
         {
             "document": f"{asked.digest}, by its {asked.named_by}",
             "in the dataset": "; ".join(places[:_SHOWN]) or "no, and that is proven",
-            "trust": found.trust,
+            "trust": opened_dataset.trust,
             **({} if lineage is None else _of_run(lineage)),
             **({} if proof is None else {"proof": proof}),
         }
@@ -76,9 +78,9 @@ def where(
 
 
 def _of_run(lineage: "DocumentLineage") -> dict[str, Any]:
-    steps = [str(one.step) for one in lineage.steps]
+    steps = [str(step.step) for step in lineage.steps]
     more = f", and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
-    by = sorted({one.committed_in or "nothing" for one in lineage.steps})
+    by = sorted({step.committed_in or "nothing" for step in lineage.steps})
     return {
         "seen in steps": ", ".join(steps[:_SHOWN]) + more if steps else f"none of {lineage.steps_done}",
         "committed to by": ", ".join(by) or None,

@@ -18,21 +18,21 @@ Certificate = Annotated[Path | None, typer.Option("--certificate", metavar="FILE
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
 def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: Certificate = None) -> Answer:
-    """Check signature, every byte and the audit log's word for one checkpoint; name what is wrong."""
+    """Check signature, every byte and the audit log's entry of one checkpoint; name each fault."""
     _require_run(run_dir)
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
-    found = past.open(step, best=best)
-    tensors = [found.tensors(stage) for stage in found.stages]
-    known = ", and the one that the audit log knows" if step is None else ""
+    checkpoint = past.open(step, best=best)
+    tensors = [checkpoint.tensors(stage) for stage in checkpoint.stages]
+    suffix = ", and the one that the audit log knows" if step is None else ""
     figures = {
-        "verdict": f"signed, whole, unchanged{known}",
-        "checkpoint": str(found.path),
-        "step": found.step,
-        "run": found.run,
+        "verdict": f"signed, whole, unchanged{suffix}",
+        "checkpoint": str(checkpoint.path),
+        "step": checkpoint.step,
+        "run": checkpoint.run,
         "signed by": f"{past.owner.name} {past.owner.public_key.hex()}",
-        "stages": len(found.stages),
+        "stages": len(checkpoint.stages),
         "tensors": sum(len(stage) for stage in tensors),
         "bytes": sum(tensor.nbytes for stage in tensors for tensor in stage.values()),
     }
@@ -56,9 +56,9 @@ def export(
     from phalanx.train import PastRun, export_run
 
     past = PastRun(run_dir, certificate)
-    found = export_run(past, out, step=step, best=best, merge=merge, own_code=own_code)
-    typer.echo(f"{out}: weights of step {found}")
-    return Answer({"directory": out, "step": found, "merged": merge})
+    last_step = export_run(past, out, step=step, best=best, merge=merge, own_code=own_code)
+    typer.echo(f"{out}: weights of step {last_step}")
+    return Answer({"directory": out, "step": last_step, "merged": merge})
 
 
 @checkpoint_app.command("new-key", epilog="Example: phalanx checkpoint new-key secrets/checkpoint.key")

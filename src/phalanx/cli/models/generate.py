@@ -1,4 +1,4 @@
-"""``phalanx generate``: see what a model writes."""
+"""``phalanx generate``: write texts with a model."""
 
 import sys
 from pathlib import Path
@@ -70,16 +70,16 @@ def generate(
     text = sys.stdin.read() if prompt is None else prompt
     if not for_programs():
         typer.echo(escape_controls(text), nl=False)
-    found = say(model, model.prompt(text), sampling)
-    return Answer({"prompt": text, **found.model_dump()})
+    completion = say(model, model.prompt(text), sampling)
+    return Answer({"prompt": text, **completion.model_dump()})
 
 
 def _file(model: "TextModel", lines: Path, out: Path, sampling: "SamplingRule") -> Answer:
     from phalanx.serve import complete_file
     from phalanx.telemetry import row_bar
 
-    with row_bar("texts") as told:
-        done = complete_file(model, lines, out, sampling, told)
+    with row_bar("texts") as print_progress:
+        done = complete_file(model, lines, out, sampling, print_progress)
     if not for_programs():
         typer.echo(f"{out}: {done} texts")
     return Answer({"file": out, "completed": done})

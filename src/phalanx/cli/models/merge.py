@@ -14,12 +14,12 @@ def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A directory in peft's format.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
 ) -> Answer:
-    """Add an adapter (LoRA, DoRA, rsLoRA) to a model's weights; what they were is kept beside them for unmerge."""
+    """Add an adapter (LoRA, DoRA, rsLoRA) to a model's weights; the old weights are kept beside them for unmerge."""
     from phalanx.checkpoint.merge import merge_adapter
 
-    found = merge_adapter(base, adapter, out)
-    say_figures(found)
-    return Answer({"directory": out, **found})
+    merged_facts = merge_adapter(base, adapter, out)
+    say_figures(merged_facts)
+    return Answer({"directory": out, **merged_facts})
 
 
 def unmerge(
@@ -29,6 +29,6 @@ def unmerge(
     """Write the model that an adapter was merged into, bit for bit; its digest is compared."""
     from phalanx.checkpoint.merge import unmerge_adapter
 
-    found = unmerge_adapter(merged, out)
-    say_figures(found)
-    return Answer({"directory": out, **found})
+    unmerged_facts = unmerge_adapter(merged, out)
+    say_figures(unmerged_facts)
+    return Answer({"directory": out, **unmerged_facts})

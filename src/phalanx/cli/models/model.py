@@ -23,13 +23,13 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")]
 
 @model_app.command(epilog="Example: phalanx model inspect models/Qwen3-0.6B --json")
 def inspect(directory: Source) -> Answer:
-    """Say family, sizes, files and tokenizer of a model, and what a run would refuse about it."""
+    """Print family, sizes, files and tokenizer of a model, and reasons for which a run would refuse it."""
     from phalanx.models.inspection import inspect_model
 
-    found = inspect_model(directory)
-    say_figures({name: value for name, value in found.items() if name != "refused"})
-    say_figures({"refused": "; ".join(found["refused"]) or "nothing: a run can train it"})
-    return Answer(found)
+    facts = inspect_model(directory)
+    say_figures({name: value for name, value in facts.items() if name != "refused"})
+    say_figures({"refused": "; ".join(facts["refused"]) or "nothing: a run can train it"})
+    return Answer(facts)
 
 
 @model_app.command(
@@ -40,8 +40,8 @@ def inspect(directory: Source) -> Answer:
 def import_(directory: Foreign, out: Out) -> Answer:
     """Copy a model so that a run can train it: safetensors, a tokenizer.json, every shape compared with the config.
 
-    Pickled weights, other tokenizer files and GGUF files are read in a sandbox without network. Of a GGUF file the
-    numbers that were quantised become the float32 that they stand for, which is not what they were made of.
+    Pickled weights, other tokenizer files and GGUF files are read in a sandbox without network. The quantised numbers
+    of a GGUF file become float32 numbers of the same value, which differ from the original weights.
     """
     from phalanx.models.imported import import_model
 
@@ -54,7 +54,7 @@ def import_(directory: Foreign, out: Out) -> Answer:
 def convert(directory: Foreign, out: Out) -> Answer:
     """Make safetensors of pickled weights, in a sandbox without network; tokenizer files are copied as they are.
 
-    GGUF is not written: the gguf package has names and blocks, but the rules by family are those of llama.cpp's own
+    GGUF is not written: the gguf package has names and blocks, but the rules by family are in llama.cpp's
     convert_hf_to_gguf.py, which reads a directory of phalanx checkpoint export.
     """
     from phalanx.models.imported import import_model

@@ -29,15 +29,15 @@ def chat_by_lines(model: "TextModel", sampling: "SamplingRule") -> Answer:
     """Answer each line of stdin as a turn of one chat, to the end of the input."""
     from phalanx.data.chat import ChatMessage
 
-    said: list[Any] = []
+    messages: list[Any] = []
     while True:
         if sys.stdin.isatty():
             typer.echo("> ", nl=False)
-        line = sys.stdin.readline()
-        if not line:
-            return Answer({"messages": [message.model_dump(exclude_defaults=True) for message in said]})
-        if not line.strip():
+        text = sys.stdin.readline()
+        if not text:
+            return Answer({"messages": [message.model_dump(exclude_defaults=True) for message in messages]})
+        if not text.strip():
             continue
-        said.append(ChatMessage(role="user", content=line.rstrip("\n")))
-        found = say(model, model.chat_prompt(said), sampling)
-        said.append(ChatMessage(role="assistant", content=found.text))
+        messages.append(ChatMessage(role="user", content=text.rstrip("\n")))
+        completion = say(model, model.chat_prompt(messages), sampling)
+        messages.append(ChatMessage(role="assistant", content=completion.text))

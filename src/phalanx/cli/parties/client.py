@@ -12,7 +12,7 @@ from phalanx.cli.console import say_line
 def client(
     client_file: Annotated[Path, typer.Argument(metavar="CLIENT.toml", help="Keys, texts and policy of this client.")],
 ) -> Answer:
-    """Take part in a split as a client: appraise the enclave, and send it sealed what it trains on.
+    """Take part in a split as a client: appraise the enclave, and send it sealed training data.
 
     Texts and keys stay here; the owner of the run gets sums over all clients. It waits where a session breaks off, and
     ends when the owner ends the run.

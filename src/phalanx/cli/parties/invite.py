@@ -47,11 +47,14 @@ def invite(
         if wait:
             server.listen(bind, terms.port if port is None else port)
         reached = f"{host or socket.gethostname()}:{server.port or port or terms.port}"
-        for one in name or []:
-            token = invitations.invite(one, reached, lasts)
-            line, until = token.line(), token.expires_at.isoformat()
-            typer.echo(f"{one}, until {until}, at {reached}; on its machine:\n  phalanx join {line}{_more(terms, one)}")
-            say_object({"name": one, "token": line, "expires_at": until, "address": reached})
+        for party in name or []:
+            token = invitations.invite(party, reached, lasts)
+            token_text, until = token.line(), token.expires_at.isoformat()
+            typer.echo(
+                f"{party}, until {until}, at {reached}; on its machine:\n"
+                f"  phalanx join {token_text}{_more(terms, party)}"
+            )
+            say_object({"name": party, "token": token_text, "expires_at": until, "address": reached})
         if wait:
             typer.echo("waiting for them; Ctrl-C stops, and `phalanx invite` without --name waits again")
         pause = threading.Event()
@@ -65,8 +68,8 @@ def invite(
 def _lasts(text: str) -> timedelta:
     from phalanx.errors import ConfigError
 
-    found = _LASTS.fullmatch(text)
-    lasts = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else timedelta()
+    match = _LASTS.fullmatch(text)
+    lasts = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else timedelta()
     if not timedelta() < lasts <= _LONGEST:
         raise ConfigError(f"--expires: found {text[:40]!r}, expected such as 30m, 24h or 7d, at most 30 days")
     return lasts
@@ -79,5 +82,5 @@ def _of_workers(run: "RunConfig") -> "JoinTerms":
 
 
 def _more(terms: "JoinTerms", name: str) -> str:
-    """Return what a client of a split adds to its command."""
+    """Return the options that a client of a split adds to its command."""
     return " --train FILE --test FILE" if terms.run and name != ENCLAVE else ""

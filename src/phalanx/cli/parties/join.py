@@ -47,25 +47,25 @@ def join(
 
     token = JoinToken.parse(token_line)
     home = directory or Path(token.name)
-    words = ClientWords(train, test, policy, allow_insecure_sim, attester, tpm)
-    if token.name == ENCLAVE or words.settings or (home / CLIENT).exists():
-        return join_split(token, home, words, serve=serve)
+    client_words = ClientWords(train, test, policy, allow_insecure_sim, attester, tpm)
+    if token.name == ENCLAVE or client_words.settings or (home / CLIENT).exists():
+        return join_split(token, home, client_words, serve=serve)
     file = home / "worker.toml"
     settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracketed(advertise)}
     settings |= {} if port is None else {"transport.port": port}
     if has_joined(token, home, file):
         typer.echo(f"{home}: has keys, certificate and worker file already")
     else:
-        told = enrol_worker(token, home, advertise, _PORT if port is None else port)
+        enrolment = enrol_worker(token, home, advertise, _PORT if port is None else port)
         if file.exists():
-            settings["owner"] = told.owner
+            settings["owner"] = enrolment.owner
         else:
             listens = _PORT if port is None else port
-            write_text(file, worker_file(home, told.owner, advertise or told.own_host, listens))
+            write_text(file, worker_file(home, enrolment.owner, advertise or enrolment.own_host, listens))
             typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
         note_joined(token, home)
-    for line in change_file(file, settings):
-        typer.echo(line)
+    for change in change_file(file, settings):
+        typer.echo(change)
     outcome = serve_worker(file, stay=stay) if serve else None
     ended = "not served" if not serve else "left" if outcome is None else outcome.name.lower()
     return Answer({"name": token.name, "directory": home, "worker_file": file, "status": ended})

@@ -25,12 +25,8 @@ class ClientWords:
     """What a client says on the command line.
 
     Attributes:
-        train: Its training texts.
-        test: Its held-out texts.
-        policy: Which enclave it trusts.
         allow_insecure_sim: It takes evidence that proves nothing.
-        attester: What gives evidence of its own machine.
-        tpm: Where its TPM is.
+        attester: Attester that gives evidence of this machine.
     """
 
     train: Path | None = None
@@ -44,14 +40,14 @@ class ClientWords:
     def settings(self) -> dict[str, Setting]:
         """What was given, as keys of a client's file; the newer word on which enclave it trusts replaces the older."""
         paths = {"train": self.train, "test": self.test, "policy": self.policy}
-        words: dict[str, Setting] = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
-        words |= {name: word for name in ("attester", "tpm") if (word := getattr(self, name)) is not None}
+        settings: dict[str, Setting] = {name: str(path.resolve()) for name, path in paths.items() if path is not None}
+        settings |= {name: word for name in ("attester", "tpm") if (word := getattr(self, name)) is not None}
         if self.policy is not None:
-            words["allow_insecure_sim"] = None
+            settings["allow_insecure_sim"] = None
         if self.allow_insecure_sim:
-            words["allow_insecure_sim"] = True
-            words.setdefault("policy", None)
-        return words
+            settings["allow_insecure_sim"] = True
+            settings.setdefault("policy", None)
+        return settings
 
     def file(self, home: Path) -> str:
         """Return the text of a client's file.
@@ -67,9 +63,9 @@ class ClientWords:
             )
         paths = {"run": home / RUN, "identity": home, "train": self.train, "test": self.test}
         paths |= {} if self.policy is None else {"policy": self.policy}
-        words = {name: str(path.resolve()) for name, path in paths.items()}
-        words |= {name: word for name in ("attester", "tpm") if (word := getattr(self, name)) is not None}
-        lines = [f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in words.items()]
+        settings = {name: str(path.resolve()) for name, path in paths.items()}
+        settings |= {name: word for name in ("attester", "tpm") if (word := getattr(self, name)) is not None}
+        lines = [f"{name} = {json.dumps(word, ensure_ascii=False)}" for name, word in settings.items()]
         lines += ["allow_insecure_sim = true  # the enclave proves nothing"] if self.allow_insecure_sim else []
         return "\n".join(lines) + "\n"
 
@@ -86,18 +82,18 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
         _change(client_file, words)
     else:
         has_file = is_enclave or client_file.exists()
-        made = "" if has_file else words.file(home)
-        told = enrol(token, home)
-        check_terms(token.name, told.run)
-        _keep_older(run_file, told.run)
+        client_text = "" if has_file else words.file(home)
+        enrolment = enrol(token, home)
+        check_terms(token.name, enrolment.run)
+        _keep_older(run_file, enrolment.run)
         typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
-        for asked in told.asks:
+        for asked in enrolment.asks:
             typer.echo(f"you are asked to: {asked}")
-        if made:
-            write_text(client_file, made)
+        if client_text:
+            write_text(client_file, client_text)
         else:
             _change(client_file, words)
-        write_text(run_file, told.run)
+        write_text(run_file, enrolment.run)
         note_joined(token, home)
     if is_enclave:
         status = _serve_enclave(run_file, home) if serve else "not served"
@@ -114,21 +110,21 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
 def _change(client_file: Path, words: ClientWords) -> None:
     """Write options that were given into the file of a client that has joined before."""
     if client_file.exists():
-        for line in change_file(client_file, words.settings):
-            typer.echo(line)
+        for change in change_file(client_file, words.settings):
+            typer.echo(change)
 
 
 def _keep_older(run_file: Path, text: str) -> None:
-    """Keep the run file of an earlier run beside the one that takes its place."""
+    """Keep the run file of an earlier run beside the file that replaces it."""
     from phalanx.cli.files import read_file
 
     older = read_file(run_file).decode("utf-8", errors="replace") if run_file.exists() else text
     if older == text:
         return
     number = next(number for number in itertools.count(1) if not run_file.with_name(f"run-{number}.toml").exists())
-    kept = run_file.with_name(f"run-{number}.toml")
-    write_text(kept, older)
-    typer.echo(f"{run_file}: the token is for another run; the file of the one before is kept as {kept}")
+    older_file = run_file.with_name(f"run-{number}.toml")
+    write_text(older_file, older)
+    typer.echo(f"{run_file}: the token is for another run; the file of the one before is kept as {older_file}")
 
 
 def _serve_enclave(run_file: Path, home: Path) -> str:

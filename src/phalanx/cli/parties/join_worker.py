@@ -19,7 +19,7 @@ _LOOKS_S = 60
 
 
 def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: int) -> "JoinAnswer":
-    """Look at this machine, be knocked at and certified, and say what the owner asks for."""
+    """Examine this machine, be probed and certified, and print the owner's requirements."""
     from phalanx.errors import ConfigError
     from phalanx.pipeline.processes.own_memory import own_rooms
     from phalanx.pipeline.processes.own_speed import own_gflops
@@ -29,18 +29,20 @@ def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: in
     gflops = own_gflops()
     bind = "::" if token.address.startswith("[") else "0.0.0.0"  # noqa: S104 - the owner is to reach it
     with OpenDoor(bind, port, token.secret) as door:
-        told = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
-    if told.run:
+        enrolment = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
+    if enrolment.run:
         raise ConfigError("--train and --test: this token is for a client of a split, which names its own texts")
     typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
-    typer.echo(f"the owner has reached this machine; clocks differ by {abs(told.skew_s)} s")
+    typer.echo(f"the owner has reached this machine; clocks differ by {abs(enrolment.skew_s)} s")
     free = "unknown" if free_mib is None else f"{free_mib:,} MiB"
     typer.echo(f"this machine: {free} free for stages, {gflops:,} GFLOP/s; the owner was told so")
-    for asked in told.asks:
+    for asked in enrolment.asks:
         typer.echo(f"you are asked to: {asked}")
-    if free_mib is not None and told.needs_mib > free_mib:
-        typer.echo(f"too little memory: a stage takes up to {told.needs_mib:,} MiB; you will get what fits, or nothing")
-    return told
+    if free_mib is not None and enrolment.needs_mib > free_mib:
+        typer.echo(
+            f"too little memory: a stage takes up to {enrolment.needs_mib:,} MiB; you will get what fits, or nothing"
+        )
+    return enrolment
 
 
 def worker_file(home: Path, owner: str, host: str, port: int) -> str:
@@ -64,7 +66,6 @@ def serve_worker(file: Path, *, stay: bool = False) -> "WorkerOutcome | None":
     """Serve until the run is complete; again whenever the owner is back; None where it was told to leave before.
 
     Args:
-        file: The worker's.
         stay: Serve run after run, until it is told to leave.
     """
     from phalanx.cli.worker import serve_once

@@ -1,4 +1,4 @@
-"""What an earlier ``phalanx join`` left in a directory, and what a later one changes there: nothing in silence."""
+"""Changes that a later ``phalanx join`` makes to the files of an earlier one in a directory; each change is printed."""
 
 import itertools
 import json
@@ -21,9 +21,7 @@ def has_joined(token: "JoinToken", home: Path, file: Path) -> bool:
     """Whether a directory was joined with this very token; False where it is new, or another token is for it.
 
     Args:
-        token: The invitation.
-        home: Directory of the keys.
-        file: What an earlier join has written last.
+        file: Record, the last file that an earlier join wrote.
 
     Raises:
         ConfigError: The keys there are of another party, or of another authority than the token's.
@@ -48,10 +46,10 @@ def has_joined(token: "JoinToken", home: Path, file: Path) -> bool:
         # joined by a release that kept no record
         return True
     try:
-        known = json.loads(read_file(record))
+        recorded = json.loads(read_file(record))
     except ValueError:
         return False
-    return isinstance(known, dict) and known.get("token") == token.digest
+    return isinstance(recorded, dict) and recorded.get("token") == token.digest
 
 
 def note_joined(token: "JoinToken", home: Path) -> None:
@@ -63,8 +61,7 @@ def change_file(path: Path, settings: Mapping[str, Setting]) -> list[str]:
     """Change keys of a TOML file, and leave everything else in it as it is.
 
     Args:
-        path: The file.
-        settings: By key, at most one table deep; None removes it.
+        settings: Setting per key, at most one table deep; None removes the key.
 
     Returns:
         What was changed, one line each.
@@ -76,10 +73,10 @@ def change_file(path: Path, settings: Mapping[str, Setting]) -> list[str]:
     before, after = _parsed(path, text), _parsed(path, text)
     changed = []
     for key, value in settings.items():
-        found = _place(before, key)
-        if found == value:
+        old_value = _place(before, key)
+        if old_value == value:
             continue
-        changed.append(f"{path}: {key} = {_literal(value)} (was {_literal(found)})")
+        changed.append(f"{path}: {key} = {_literal(value)} (was {_literal(old_value)})")
         *tables, last = key.split(".")
         table = after
         for name in tables:
@@ -113,19 +110,19 @@ def _literal(value: Any) -> str:
 
 
 def _with_line(text: str, key: str, value: Setting) -> str:
-    """Replace, add or remove one line; the caller looks whether that is what it came to."""
+    """Replace, add or remove one line; the caller checks the result."""
     *tables, last = key.split(".")
-    heads = [0, *(found.start() for found in re.finditer(r"^\[", text, re.MULTILINE)), len(text)]
-    parts = [text[start:end] for start, end in itertools.pairwise(heads)]
-    number = next((at for at, part in enumerate(parts) if tables and part.startswith(f"[{tables[0]}]")), 0)
-    line = "" if value is None else f"{last} = {_literal(value)}\n"
+    heads = [0, *(match.start() for match in re.finditer(r"^\[", text, re.MULTILINE)), len(text)]
+    parts = [text[start:stop] for start, stop in itertools.pairwise(heads)]
+    number = next((index for index, part in enumerate(parts) if tables and part.startswith(f"[{tables[0]}]")), 0)
+    new_line = "" if value is None else f"{last} = {_literal(value)}\n"
     old = re.compile(rf"^{re.escape(last)}\s*=.*\n?", re.MULTILINE)
     if old.search(parts[number]):
-        parts[number] = old.sub(lambda found: line, parts[number], count=1)
+        parts[number] = old.sub(lambda found: new_line, parts[number], count=1)
     elif tables:
-        parts[number] = parts[number].rstrip("\n") + f"\n{line}\n"
+        parts[number] = parts[number].rstrip("\n") + f"\n{new_line}\n"
     else:
-        parts[0] = line + parts[0]
+        parts[0] = new_line + parts[0]
     return "".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""``phalanx peers``: which parties are there, what they do, and taking a certificate or an invitation back."""
+"""``phalanx peers``: list parties and their state, and revoke a certificate or an invitation."""
 
 import time
 from pathlib import Path
@@ -29,8 +29,8 @@ def peers(
     if revoke is not None:
         from phalanx.cli.console import say_line
 
-        for line in _revoke(view.pki, revoke, reason):
-            say_line(line)
+        for text in _revoke(view.pki, revoke, reason):
+            say_line(text)
         view = look_at_peers(target)
     if revoke is None:
         _print(view)

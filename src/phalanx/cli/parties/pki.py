@@ -59,7 +59,7 @@ pki_app.command(epilog="Example: phalanx pki sign keys request.csr --name alice"
 
 @pki_app.command(epilog="Example: phalanx pki show keys/worker-1/certificate.pem")
 def show(file: Annotated[Path, typer.Argument(help="A certificate.")]) -> Answer:
-    """Print what a certificate says; only the authority beside it, where there is one, is checked."""
+    """Print the contents of a certificate; only the authority beside it, if any, is checked."""
     from phalanx.cli.console import say_line
     from phalanx.security.crypto import (
         certificate_facts,

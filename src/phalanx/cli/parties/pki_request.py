@@ -17,7 +17,7 @@ def request(
         Path | None, typer.Option(help="Certificate of the one authority that may sign; left out, any may.")
     ] = None,
 ) -> Answer:
-    """Make a party's keys on this machine, or take those that are there, and write a request to certify them."""
+    """Make a party's keys on this machine, or take existing keys, and write a request to certify them."""
     from phalanx.security.crypto import fingerprint, load_authority, make_request, read_request, write_public
 
     home = directory or Path(name)

@@ -25,8 +25,8 @@ def site(
 ) -> Answer:
     """Be one site of federated rounds: load the model once, and train whenever the owner asks.
 
-    Texts and keys stay here. Frames come from the client of an engine, NVFlare or Flower, at a local socket; only those
-    that the owner has signed count. It stays over any number of sessions, and ends when the owner ends the run.
+    Texts and keys stay here. Frames come from the client of an engine, NVFlare or Flower, at a local socket; only
+    frames that the owner signed count. It serves any number of sessions, and ends when the owner ends the run.
     """
     from phalanx.train.sessions.site_file import read_site
 

@@ -43,11 +43,11 @@ def run_passes(
         DiskError: The disk is full, or may not be written to.
     """
     done: list[list[Summary]] = [[] for _ in pieces]
-    for one in worker.passes:
-        tasks = _tasks(worker, one, pieces, [summaries[-1:] for summaries in done], progress)
-        phase = "read" if one.number == 0 else f"pass {one.number + 1} of {len(worker.passes)}"
-        for found, summaries in zip(told(phase, engine.results(tasks), pieces, progress), done, strict=True):
-            summaries.append(found)
+    for build_pass in worker.passes:
+        tasks = _tasks(worker, build_pass, pieces, [summaries[-1:] for summaries in done], progress)
+        phase = "read" if build_pass.number == 0 else f"pass {build_pass.number + 1} of {len(worker.passes)}"
+        for summary, summaries in zip(told(phase, engine.results(tasks), pieces, progress), done, strict=True):
+            summaries.append(summary)
     return done
 
 
@@ -75,11 +75,11 @@ def told(
 ) -> Iterator[Summary]:
     """Yield results, one a piece, and tell of each."""
     progress.begin(phase, len(pieces), sum(piece.size_bytes for piece in pieces))
-    for piece, found in zip(pieces, results, strict=True):
+    for piece, result in zip(pieces, results, strict=True):
         left_out: dict[str, int] = {}
-        tally = ByteTally.from_json(found.get("tally", []))
+        tally = ByteTally.from_json(result.get("tally", []))
         for fate in LEFT_OUT:
             for step, measures in tally.by_step(fate).items():
                 left_out[step] = left_out.get(step, 0) + measures["documents"]
         progress.advance(piece.size_bytes, left_out)
-        yield found
+        yield result

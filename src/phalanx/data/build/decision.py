@@ -99,8 +99,8 @@ def decide(worker: BuildWorker, place: int, pieces: Sequence[Summary], sources: 
                 shares.add(number, record)
         return {"shares": shares.all()}
 
-    found = store.find(key) or store.put(key, work)
-    return [{**share, "key": key, "start": texts.start(piece)} for piece, share in enumerate(found["shares"])]
+    entry = store.find(key) or store.put(key, work)
+    return [{**share, "key": key, "start": texts.start(piece)} for piece, share in enumerate(entry["shares"])]
 
 
 class _Shares:

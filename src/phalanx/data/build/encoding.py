@@ -63,14 +63,14 @@ def encode_piece(
     """Write tokens and entries of the documents of one piece; one batch of texts is in memory at a time.
 
     Raises:
-        DataError: The tokenizer gives no token of a text, or the one that ends documents.
+        DataError: The tokenizer gives no token for a text, or gives the token that ends documents.
     """
     tokenizer = encoder.tokenizer
     dtype = np.dtype(dtype_of(tokenizer.vocab_size))
     tokens = 0
     with (directory / TOKENS).open("wb") as stream, RecordWriter(directory / ENTRIES) as entries:
         for batch in _batches(documents):
-            for document, ids in zip(batch, encoder.encode_batch([one.text for one in batch]), strict=True):
+            for document, ids in zip(batch, encoder.encode_batch([document.text for document in batch]), strict=True):
                 stream.write(np.append(ids, tokenizer.eos_id).astype(dtype).tobytes())
                 entries.append(json.dumps(_entry(document, len(ids) + 1, output)).encode())
                 tokens += len(ids) + 1
@@ -81,13 +81,13 @@ def _entry(document: Document, tokens: int, output: OutputConfig) -> dict[str, A
     digest = document_digest(document.text)
     fields: dict[str, str | int | float] = dict(document.fields)
     if document.origin is not None:
-        known: dict[str, str | int | None] = {
+        optional_fields: dict[str, str | int | None] = {
             "raw_bytes": document.origin.raw_bytes,
             "raw_digest": document.origin.raw_digest,
             "url": document.origin.url,
             "fetched_at": document.origin.fetched_at,
         }
-        fields |= {name: value for name, value in known.items() if value is not None}
+        fields |= {name: value for name, value in optional_fields.items() if value is not None}
     fields["text_bytes"] = len(document.text.encode())
     return {
         "digest": digest,

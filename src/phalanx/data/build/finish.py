@@ -89,8 +89,8 @@ class BuildEnding:
         with writer:
             groups = self._write_shards(writer, ends)
             accounts = self._write_account(ends)
-            for name, end in zip(self.recipe.source_names, ends, strict=True):
-                check_account(name, end.read, end.found)
+            for name, count in zip(self.recipe.source_names, ends, strict=True):
+                check_account(name, count.read, count.found)
             report = self._report(ends, groups)
             self._write(RECIPE_FILE, public_recipe(self.recipe).encode())
             self._write(REPORT_FILE, canonical_json(report))
@@ -143,10 +143,10 @@ class BuildEnding:
         for number, name in enumerate(self.recipe.source_names):
             path = folder / f"{name}.jsonl.zst"
             with path.open("wb") as stream, zstd().ZstdCompressor(level=6).stream_writer(stream) as packed:
-                for line in self._lines(number):
-                    packed.write(write_line(line))
-                    _count_line(line, ends[number])
-                    self.unseen.discard(line["document"])
+                for row in self._lines(number):
+                    packed.write(write_line(row))
+                    _count_line(row, ends[number])
+                    self.unseen.discard(row["document"])
             bring_to_disk(path)
             written.append(f"{ACCOUNT_DIRECTORY}/{path.name}")
         return written
@@ -170,7 +170,7 @@ class BuildEnding:
             "tokenizer": {name: value for name, value in self.tokenizer.items() if name != "key"},
             "groups": groups,
             "not_found": sorted(self.unseen),
-            "sources": [self._source_report(number, end) for number, end in enumerate(ends)],
+            "sources": [self._source_report(number, count) for number, count in enumerate(ends)],
         }
         return BuildReport.model_validate_json(canonical_json(report)).model_dump(mode="json")
 
@@ -193,7 +193,7 @@ class BuildEnding:
             "edited": end.read.by_step("edited"),
             "tagged": end.read.by_step("tagged"),
             "released": end.read.by_step("released"),
-            "samples": {step: [line for _, _, line in sorted(lines)] for step, lines in sorted(end.samples.items())},
+            "samples": {step: [row for _, _, row in sorted(lines)] for step, lines in sorted(end.samples.items())},
         }
 
     def _facts(self, ends: list[SourceAccount], accounts: list[str]) -> DatasetFacts:
@@ -203,11 +203,11 @@ class BuildEnding:
                 SourceFacts(
                     name=name,
                     kind=config.kind,
-                    fingerprint=end.fingerprint,
+                    fingerprint=count.fingerprint,
                     licence=config.licence,
                     consent=config.consent,
                 )
-                for name, config, end in zip(recipe.source_names, recipe.sources, ends, strict=True)
+                for name, config, count in zip(recipe.source_names, recipe.sources, ends, strict=True)
             ),
             tokenizer=TokenizerRecord(**{n: v for n, v in self.tokenizer.items() if n != "key"}),
             recipe=RecipeRecord.of(public_recipe(recipe)),

@@ -126,17 +126,17 @@ class _Child:
     def perform(self, task: Task) -> dict[str, Any]:
         """Have it perform a task."""
         self._say(task)
-        line = self._output.readline()
-        if not line:
+        reply = self._output.readline()
+        if not reply:
             self._process.wait(5.0)
             raise DataError(
                 f"a process of the build ended ({self._process.how_it_ended()}) at {_about(task)}; run the build "
                 "again: it goes on from there, with fewer --workers if memory was short"
             )
-        found: dict[str, Any] = json.loads(line)
-        if "error" in found:
-            raise error_from_json(found["error"])
-        return found
+        answer: dict[str, Any] = json.loads(reply)
+        if "error" in answer:
+            raise error_from_json(answer["error"])
+        return answer
 
     def end(self) -> None:
         """End it at once: its unfinished files are never read."""
@@ -195,8 +195,8 @@ def main() -> None:
         # whatever a library prints is no answer
         os.dup2(2, 1)
         worker: BuildWorker | None = None
-        for line in sys.stdin:
-            value = json.loads(line)
+        for task_line in sys.stdin:
+            value = json.loads(task_line)
             if worker is None:
                 worker = BuildWorker.of(value)
                 continue

@@ -21,8 +21,8 @@ from phalanx.data.build.tally import ByteTally, check_account
 from phalanx.data.shards import Dataset, DocumentEntry, abbreviate_digests
 from phalanx.errors import DataError
 
-_MOST_REPORT_BYTES = 256 << 20
-_MOST_LINE_BYTES = 1 << 20
+_MAX_REPORT_BYTES = 256 << 20
+_MAX_LINE_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 18
 
 
@@ -35,15 +35,13 @@ def read_report(directory: Path) -> dict[str, Any]:
     path = directory / REPORT_FILE
     try:
         with path.open("rb") as stream:
-            content = stream.read(_MOST_REPORT_BYTES + 1)
+            content = stream.read(_MAX_REPORT_BYTES + 1)
     except OSError as exc:
         raise DataError(
             f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
         ) from exc
-    if len(content) > _MOST_REPORT_BYTES:
-        raise DataError(
-            f"{path}: is longer than {_MOST_REPORT_BYTES} bytes, which no report is; restore it from a copy"
-        )
+    if len(content) > _MAX_REPORT_BYTES:
+        raise DataError(f"{path}: is longer than {_MAX_REPORT_BYTES} bytes, which no report is; restore it from a copy")
     try:
         return BuildReport.model_validate_json(content).model_dump(mode="json")
     except ValidationError as exc:
@@ -79,10 +77,10 @@ def _check_signed(dataset: Dataset, name: str) -> None:
         raise DataError(f"{dataset.directory}: its manifest names no {name}; it was not made by `phalanx data build`")
     try:
         with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
-    if found != expected.sha256:
+    if digest != expected.sha256:
         raise DataError(f"{path}: altered: it is not the file that was signed; restore it from a copy").about(
             code="PHX-I027", file=str(path)
         )
@@ -94,10 +92,10 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         with path.open("rb") as stream:
             blocks = zstd().ZstdDecompressor().stream_reader(stream)
             while block := blocks.read(_BLOCK_BYTES):
-                *whole, rest = (rest + block).split(b"\n")
-                yield from map(_line, whole)
-                if len(rest) > _MOST_LINE_BYTES:
-                    raise DataError(f"{path}: has a line of more than {_MOST_LINE_BYTES} bytes; restore it from a copy")
+                *complete_lines, rest = (rest + block).split(b"\n")
+                yield from map(_line, complete_lines)
+                if len(rest) > _MAX_LINE_BYTES:
+                    raise DataError(f"{path}: has a line of more than {_MAX_LINE_BYTES} bytes; restore it from a copy")
     except ValidationError as exc:
         raise DataError(f"{path}: has a line that is none ({_first(exc)}); restore it from a copy") from exc
     except (OSError, zstd().ZstdError) as exc:
@@ -117,7 +115,7 @@ def _first(exc: ValidationError) -> str:
 
 def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
     """Return all that is known of documents of one name: where they are kept, or what left them out."""
-    found = [
+    entries = [
         {
             "fate": "kept",
             "document": name,
@@ -131,7 +129,7 @@ def find_document(dataset: Dataset, name: str) -> list[dict[str, Any]]:
         for entry in dataset.documents(group, split)
         if entry.name == name
     ]
-    return [*found, *(line for line in account_lines(dataset) if line.get("document") == name)]
+    return [*entries, *(row for row in account_lines(dataset) if row.get("document") == name)]
 
 
 @dataclass(frozen=True)
@@ -175,23 +173,23 @@ def verify_account(dataset: Dataset) -> None:
         DataError: A byte is missing or there twice, or the report says something else.
     """
     report = signed_report(dataset)
-    found = {source.name: ByteTally() for source in dataset.manifest.sources}
+    tallies = {source.name: ByteTally() for source in dataset.manifest.sources}
     for group, splits in dataset.groups.items():
         for split in splits:
             for entry in dataset.documents(group, split):
                 sizes = {name: _whole(entry, name) for name in ("raw_bytes", "text_bytes")}
-                found[dataset.manifest.sources[entry.source].name].add("kept", "kept", **sizes)
-    for line in account_lines(dataset):
-        if line["source"] not in found:
-            raise _foreign(dataset, line["source"])
-        sizes = {"raw_bytes": line["raw_bytes"], "text_bytes": line["text_bytes"]}
-        found[line["source"]].add(line["fate"], line["step"], **sizes)
+                tallies[dataset.manifest.sources[entry.source].name].add("kept", "kept", **sizes)
+    for row in account_lines(dataset):
+        if row["source"] not in tallies:
+            raise _foreign(dataset, row["source"])
+        sizes = {"raw_bytes": row["raw_bytes"], "text_bytes": row["text_bytes"]}
+        tallies[row["source"]].add(row["fate"], row["step"], **sizes)
     for source in report["sources"]:
-        if source["name"] not in found:
+        if source["name"] not in tallies:
             raise _foreign(dataset, source["name"])
-        check_account(source["name"], _reported(source), found.pop(source["name"]))
-    if found:
-        raise DataError(f"{dataset.directory}: {REPORT_FILE} says nothing of source {next(iter(found))!r}")
+        check_account(source["name"], _reported(source), tallies.pop(source["name"]))
+    if tallies:
+        raise DataError(f"{dataset.directory}: {REPORT_FILE} says nothing of source {next(iter(tallies))!r}")
 
 
 def _foreign(dataset: Dataset, name: str) -> DataError:
@@ -216,7 +214,7 @@ def _whole(entry: DocumentEntry, name: str) -> int:
 
 
 def check_tokenizer(dataset: Dataset) -> None:
-    """Compare the tokenizer beside the shards with the one that made the tokens.
+    """Compare the tokenizer beside the shards with the tokenizer that made the tokens.
 
     Raises:
         DataError: It is another one, or cannot be read.
@@ -231,9 +229,9 @@ def _tokenizer_bytes(dataset: Dataset) -> bytes:
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
     expected = dataset.manifest.tokenizer.digest
-    found = hashlib.sha256(content).hexdigest()
-    if found != expected:
-        has, expects = abbreviate_digests(found, expected)
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
+        has, expects = abbreviate_digests(digest, expected)
         raise DataError(
             f"{path}: has SHA-256 {has}, the tokens were made with {expects}; restore it from a copy"
         ).about(code="PHX-I027", file=str(path))
@@ -295,13 +293,13 @@ def compare(first: Dataset, second: Dataset) -> dict[str, Any]:
 def named_changes(first: Dataset, second: Dataset, most: int) -> Iterator[dict[str, str]]:
     """Yield documents that only one of two datasets has, `most` of each at most."""
     for change, dataset, other in (("removed", first, second), ("added", second, first)):
-        known = set(_digests(other).tolist())
-        left = most
+        other_digests = set(_digests(other).tolist())
+        num_remaining = most
         for group, splits in dataset.groups.items():
             for split in splits:
                 for entry in dataset.documents(group, split):
-                    if left and bytes.fromhex(entry.digest) not in known:
-                        left -= 1
+                    if num_remaining and bytes.fromhex(entry.digest) not in other_digests:
+                        num_remaining -= 1
                         yield {"change": change, "document": entry.name, "digest": entry.digest}
 
 
@@ -325,6 +323,6 @@ def _comparable(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
     if isinstance(value, Mapping):
-        inner = (_flat(one, f"{name}.{key}".removeprefix(".")) for key, one in value.items())
-        return {key: one for found in inner for key, one in found.items()}
+        inner = (_flat(item, f"{name}.{key}".removeprefix(".")) for key, item in value.items())
+        return {key: item for flat in inner for key, item in flat.items()}
     return {name: value}

@@ -40,7 +40,7 @@ class BuildPass:
     """One pass over all documents.
 
     Attributes:
-        number: From 0; the first one reads the sources, every other one the output of the one before.
+        number: Position, from 0; the first pass reads the sources, each other pass the output before it.
         decided: The corpus rule that has decided before this pass, by its place in the recipe; None in the first one.
         steps: Document rules that judge each document, by their places.
         marked: The corpus rule that each document that is left is marked for; None in the last pass.
@@ -93,16 +93,16 @@ def as_document_rule(rule: Rule) -> DocumentRule:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of all that may decide an outcome: Python, Unicode, Phalanx, libraries that are installed."""
-    found = {
+    versions = {
         "python": platform.python_version(),
         "unicode": unicodedata.unidata_version,
     }
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 @cache

@@ -13,7 +13,7 @@ from phalanx.errors import DataError
 from phalanx.object_stores import client_errors
 
 _PIECE_BYTES = 4 << 20
-_MOST_FILES = 512
+_MAX_FILES = 512
 _BLOCK_BYTES = 1 << 20
 
 
@@ -54,7 +54,7 @@ class SourcePiece:
         return cls(**{**value, "names": tuple(value["names"]), "span": span})
 
     def of_files(self, digests: list[str]) -> list[tuple[str, str]]:
-        """Return name and digest of each file that begins in this piece; `digests` are those of all its files."""
+        """Return name and digest of each file that begins in this piece; `digests` are of all its files."""
         if self.span is None:
             return list(zip(self.names or ("",), digests, strict=True))
         return [] if self.part else [(self.names[0], self.digest)]
@@ -83,13 +83,13 @@ def _pieces(number: int, source: Source) -> Iterator[SourcePiece]:
         yield SourcePiece(number)
         return
     first, size = 0, 0
-    for at, file in enumerate(files):
-        own = _size(file)
-        if at > first and (size + own > _PIECE_BYTES or at - first >= _MOST_FILES):
-            yield SourcePiece(number, first, tuple(one.name for one in files[first:at]), size)
-            first, size = at, 0
-        size += own
-    yield SourcePiece(number, first, tuple(one.name for one in files[first:]), size)
+    for position, file in enumerate(files):
+        size_bytes = _size(file)
+        if position > first and (size + size_bytes > _PIECE_BYTES or position - first >= _MAX_FILES):
+            yield SourcePiece(number, first, tuple(entry.name for entry in files[first:position]), size)
+            first, size = position, 0
+        size += size_bytes
+    yield SourcePiece(number, first, tuple(entry.name for entry in files[first:]), size)
 
 
 def _spans(piece: SourcePiece, source: Source) -> Iterator[SourcePiece]:
@@ -102,9 +102,9 @@ def _spans(piece: SourcePiece, source: Source) -> Iterator[SourcePiece]:
     spans: list[FileSpan] = cut(file, _PIECE_BYTES)
     digest = _digest(file) if spans else ""
     for part, span in enumerate(spans):
-        own = digest if span.groups is not None else _digest(replace(file, span=span))
+        span_digest = digest if span.groups is not None else _digest(replace(file, span=span))
         size = piece.size_bytes // len(spans)
-        yield replace(piece, size_bytes=size, span=replace(span, digest=own), part=part, digest=digest)
+        yield replace(piece, size_bytes=size, span=replace(span, digest=span_digest), part=part, digest=digest)
     if not spans:
         yield piece
 
@@ -139,13 +139,13 @@ class PieceReader:
         self._source, self._piece = source, piece
         self._files: list[SourceFile] = []
         if piece.names:
-            found = (files_of(source) or [])[piece.first : piece.first + len(piece.names)]
-            if tuple(file.name for file in found) != piece.names:
+            source_files = (files_of(source) or [])[piece.first : piece.first + len(piece.names)]
+            if tuple(file.name for file in source_files) != piece.names:
                 raise DataError(
                     f"files of a source changed while it was read: expected {piece.names[0]!r} as file {piece.first}; "
                     "run the build again"
                 )
-            self._files = [replace(file, span=piece.span) for file in found] if piece.span else found
+            self._files = [replace(file, span=piece.span) for file in source_files] if piece.span else source_files
 
     def digests(self) -> list[str]:
         """Return the SHA-256 of each file, or of the span, in hex, or the fingerprint of a source that has no files.
@@ -155,10 +155,10 @@ class PieceReader:
         """
         if not self._files:
             return [self._source.fingerprint()]
-        found = [_digest(file) for file in self._files]
-        if self._piece.span is not None and found != [self._piece.span.digest]:
+        digests = [_digest(file) for file in self._files]
+        if self._piece.span is not None and digests != [self._piece.span.digest]:
             raise _changed(self._files[0])
-        return found
+        return digests
 
     def records(self) -> Iterator[Document | BrokenRecord]:
         """Yield every record, in order."""

@@ -16,7 +16,7 @@ from phalanx.data.build.sift import DOCUMENTS
 from phalanx.data.build.tally import ByteTally
 from phalanx.data.build.work import BuildWorker
 
-_MOST_FILES = 16
+_MAX_FILES = 16
 _EXCERPT = 300
 
 
@@ -41,7 +41,7 @@ def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Pre
     """Take a sample of every source through all steps; nothing is left on the disk.
 
     Args:
-        recipe: Recipe of the build. A rule that compares documents sees those of the sample alone, so it finds fewer.
+        recipe: Recipe of the build. A rule that compares documents sees the sample alone, so it finds fewer.
         documents: Documents of each source, from the beginnings of files that are spread over the source.
 
     Raises:
@@ -54,31 +54,31 @@ def preview(recipe: DataRecipe, documents: int, code_home: Path = Path()) -> Pre
         pieces = [piece for number in range(len(recipe.sources)) for piece in _sampled(worker, number, documents)]
         done = run_passes(worker, OneProcess(worker), pieces, NoProgress())
         tally = ByteTally()
-        for summary in (one for summaries in done for one in summaries):
+        for summary in (summary_entry for summaries in done for summary_entry in summaries):
             tally.merge(ByteTally.from_json(summary["tally"]))
-        kept = [
-            {"source": recipe.source_names[piece.source], "document": one.name, "text": one.text[:_EXCERPT]}
+        samples = [
+            {"source": recipe.source_names[piece.source], "document": document.name, "text": document.text[:_EXCERPT]}
             for piece, summaries in zip(pieces, done, strict=True)
-            for one in map(read_document, RecordFile(worker.store.path(summaries[-1]["key"]) / DOCUMENTS))
+            for document in map(read_document, RecordFile(worker.store.path(summaries[-1]["key"]) / DOCUMENTS))
         ]
-        left_out = [line for summaries in done for line in account_of(worker.store, summaries)]
-    counts = {"kept": len(kept), **_by_step(tally)}
-    return Preview(counts, kept, left_out, tally.by_step("edited"))
+        left_out = [entry for summaries in done for entry in account_of(worker.store, summaries)]
+    counts = {"kept": len(samples), **_by_step(tally)}
+    return Preview(counts, samples, left_out, tally.by_step("edited"))
 
 
 def _by_step(tally: ByteTally) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for fate in ("broken", "dropped", "quarantined"):
         for step, measures in tally.by_step(fate).items():
-            found[f"{fate} by {step}" if fate != "broken" else fate] = measures["documents"]
-    return found
+            counts[f"{fate} by {step}" if fate != "broken" else fate] = measures["documents"]
+    return counts
 
 
 def _sampled(worker: BuildWorker, number: int, documents: int) -> Sequence[SourcePiece]:
     files = files_of(worker.source(number))
     if files is None:
         return [SourcePiece(number, limit=documents)]
-    read = [at for at, file in enumerate(files) if file.passed_over is None]
-    count = min(len(read), _MOST_FILES, documents)
-    chosen = sorted({read[at * len(read) // count] for at in range(count)})
-    return [SourcePiece(number, at, (files[at].name,), limit=-(-documents // count)) for at in chosen]
+    read = [position for position, file in enumerate(files) if file.passed_over is None]
+    count = min(len(read), _MAX_FILES, documents)
+    chosen = sorted({read[index * len(read) // count] for index in range(count)})
+    return [SourcePiece(number, position, (files[position].name,), limit=-(-documents // count)) for position in chosen]

@@ -60,9 +60,9 @@ if TYPE_CHECKING:
 else:
     # at run time the tables alone say which there are
     RecipeSource = any_kind(
-        {name: _with(SourceTerms, line.config) for name, line in SOURCES.items()}, _with(SourceTerms, OwnSourceConfig)
+        {name: _with(SourceTerms, row.config) for name, row in SOURCES.items()}, _with(SourceTerms, OwnSourceConfig)
     )
-    RecipeStep = any_kind({name: _with(StepTerms, line.config) for name, line in STEPS.items()})
+    RecipeStep = any_kind({name: _with(StepTerms, row.config) for name, row in STEPS.items()})
 
 
 def _usual_steps() -> tuple[RecipeStep, ...]:
@@ -83,9 +83,9 @@ class QuarantineConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        both = sorted(set(self.release) & set(self.drop))
-        if both:
-            raise ValueError(f"{both[0]!r} is in release and in drop; take it out of one of them")
+        overlap = sorted(set(self.release) & set(self.drop))
+        if overlap:
+            raise ValueError(f"{overlap[0]!r} is in release and in drop; take it out of one of them")
         return self
 
 

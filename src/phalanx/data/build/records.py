@@ -137,21 +137,21 @@ class RecordFile:
 
     def _records(self, block: int) -> list[bytes]:
         start = self._index[block][0]
-        end = self._index[block + 1][0] if block + 1 < len(self._index) else self._end
+        stop = self._index[block + 1][0] if block + 1 < len(self._index) else self._end
         with self._path.open("rb") as stream:
             stream.seek(start)
-            packed = stream.read(end - start)
+            packed = stream.read(stop - start)
         try:
             content = self._unpack.decompress(packed)
         except zstd().ZstdError as exc:
             raise self._damaged() from exc
-        found, at = [], 0
-        while at < len(content):
-            (length,) = _LENGTH.unpack_from(content, at)
-            at += _LENGTH.size
-            found.append(content[at : at + length])
-            at += length
-        return found
+        records, position = [], 0
+        while position < len(content):
+            (length,) = _LENGTH.unpack_from(content, position)
+            position += _LENGTH.size
+            records.append(content[position : position + length])
+            position += length
+        return records
 
     def _damaged(self) -> DataError:
         return DataError(f"{self._path}: was cut or altered; delete {self._path.parent} to have it made again")

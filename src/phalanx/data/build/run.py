@@ -123,9 +123,9 @@ class _Build:
             if not any(summaries[-1]["documents"] for summaries in done):
                 raise self._nothing_left()
             tokenizer = self._vocabulary(worker, last)
-            size = sum(ByteTally.from_json(one["tally"]).of("text_bytes", "read") for (one, *_) in done)
-            about = {"tokenizer": tokenizer["key"], "size_bytes": size}
-            tasks = ({"act": "encode", "input": key, **about} for key in last)
+            size = sum(ByteTally.from_json(summary["tally"]).of("text_bytes", "read") for (summary, *_) in done)
+            common_fields = {"tokenizer": tokenizer["key"], "size_bytes": size}
+            tasks = ({"act": "encode", "input": key, **common_fields} for key in last)
             encoded = list(told("encode", engine.results(tasks), pieces, self.options.progress))
         ending = BuildEnding(
             recipe=self.recipe,
@@ -160,14 +160,14 @@ class _Build:
         self.options.progress.begin("vocabulary", 1, 0)
 
         def work(directory: Path) -> Summary:
-            made = self._tokenizer(worker.store, last)
-            content = made.to_json()
+            trained = self._tokenizer(worker.store, last)
+            content = trained.to_json()
             (directory / TOKENIZER).write_bytes(content)
-            (directory / EOS).write_text(made.backend.id_to_token(made.eos_id) or "", encoding="utf-8")
+            (directory / EOS).write_text(trained.backend.id_to_token(trained.eos_id) or "", encoding="utf-8")
             return {
                 "kind": config.kind,
-                "vocab_size": made.vocab_size,
-                "eos_id": made.eos_id,
+                "vocab_size": trained.vocab_size,
+                "eos_id": trained.eos_id,
                 "digest": hashlib.sha256(content).hexdigest(),
             }
 
@@ -186,7 +186,9 @@ class _Build:
     def _inputs(self, pieces: Sequence[SourcePiece], digests: Sequence[FileDigests]) -> str:
         """Return the digest of everything that decides the dataset, however its files were put together."""
         files = [
-            [piece.source, name, digest] for piece, found in zip(pieces, digests, strict=True) for name, digest in found
+            [piece.source, name, digest]
+            for piece, file_digests in zip(pieces, digests, strict=True)
+            for name, digest in file_digests
         ]
         settings = self.recipe.model_dump(mode="json", exclude={"output": {"signer"}})
         steps = [step_settings(step) for step in self.recipe.steps]

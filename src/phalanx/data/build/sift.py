@@ -24,7 +24,7 @@ DOCUMENTS, MARKS, ACCOUNT = "documents", "marks", "account"
 """Files of a finished piece: what it kept, marks of these, and a line for everything that was left out."""
 Record = Document | BrokenRecord
 _LONGEST = 1000
-_MOST_ENTRY_BYTES = 48 * 1024
+_MAX_ENTRY_BYTES = 48 * 1024
 """Of name and fields; shards take 64 KiB, and steps may add tags."""
 
 
@@ -50,7 +50,7 @@ class PieceWriter:
         content = document.text.encode()
         raw_bytes = 0 if document.origin is None else document.origin.raw_bytes
         self.tally.add(fate, step, raw_bytes=raw_bytes, text_bytes=len(content))
-        line = {
+        entry = {
             "document": document.name,
             "fate": fate,
             "step": step,
@@ -63,15 +63,15 @@ class PieceWriter:
             "url": None if document.origin is None else document.origin.url,
             "excerpt": document.text[: self._excerpt],
         }
-        self._account.append(write_line({"source": self._source, **line}))
+        self._account.append(write_line({"source": self._source, **entry}))
 
     def pass_over(self, record: BrokenRecord) -> None:
         """Count a record that has no text."""
         step = "unsupported" if record.is_unsupported else "damaged"
         self.tally.add("broken", step, raw_bytes=record.raw_bytes)
-        line = {"document": record.name, "fate": "broken", "step": step, "measure": record.reason[:_LONGEST]}
+        entry = {"document": record.name, "fate": "broken", "step": step, "measure": record.reason[:_LONGEST]}
         sizes = {"raw_bytes": record.raw_bytes, "text_bytes": 0}
-        self._account.append(write_line({"source": self._source, **line, "value": "", "limit": "", **sizes}))
+        self._account.append(write_line({"source": self._source, **entry, "value": "", "limit": "", **sizes}))
 
     def __enter__(self) -> Self:
         return self
@@ -223,8 +223,8 @@ def _trouble(document: Document) -> str | None:
         size = len(canonical_json([document.name, dict(document.fields)]))
     except (ValueError, TypeError) as exc:
         return f"name or fields are no JSON: {exc}"
-    if size > _MOST_ENTRY_BYTES:
-        return f"name and fields have {size} bytes, at most {_MOST_ENTRY_BYTES} are kept; leave out fields"
+    if size > _MAX_ENTRY_BYTES:
+        return f"name and fields have {size} bytes, at most {_MAX_ENTRY_BYTES} are kept; leave out fields"
     return None
 
 

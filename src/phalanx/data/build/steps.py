@@ -28,17 +28,17 @@ def _paths(value: Any) -> Iterator[Path]:
     if isinstance(value, Path):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from _paths(one)
+        for item in value.values():
+            yield from _paths(item)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _paths(one)
+        for item in value:
+            yield from _paths(item)
 
 
 def _file_digest(path: Path) -> str:
     try:
-        found = path.stat()
-        return _digest_of(path, found.st_ino, found.st_size, found.st_mtime_ns)
+        stat = path.stat()
+        return _digest_of(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     except OSError as exc:
         raise DataError(f"{path}: a step names it, and it cannot be read ({exc.strerror})") from exc
 

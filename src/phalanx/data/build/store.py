@@ -43,12 +43,12 @@ class WorkStore:
         """
         path = self.path(key) / SUMMARY
         try:
-            found = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as exc:
             raise DataError(f"{path}: cannot be read ({exc}); delete {path.parent} to have it made again") from exc
-        return dict(found)
+        return dict(content)
 
     def put(self, key: str, work: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:
         """Do a piece of work and keep it.

@@ -33,11 +33,11 @@ class ByteTally:
 
     def by_step(self, fate: Fate) -> dict[str, dict[str, int]]:
         """Return the measures of one fate by step."""
-        found: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for (of, step, name), value in sorted(self.counts.items()):
             if of == fate:
-                found.setdefault(step, {})[name] = value
-        return found
+                counts.setdefault(step, {})[name] = value
+        return counts
 
     def merge(self, other: "ByteTally") -> None:
         """Add the counts of another one."""
@@ -55,7 +55,7 @@ class ByteTally:
 
 
 def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
-    """Compare the bytes that were read of a source with those of its account at the end.
+    """Compare the bytes that were read of a source with the bytes of its account at the end.
 
     Args:
         read: Bytes that were read and edited, by the pieces.

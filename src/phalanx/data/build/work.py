@@ -30,7 +30,6 @@ class BuildWorker:
     """One process of a build.
 
     Attributes:
-        home: Directory of finished work.
         code_home: Directory of the recipe, in which code of the user's own is looked for.
     """
 
@@ -54,7 +53,8 @@ class BuildWorker:
         """Make a worker.
 
         Raises:
-            DataError: This machine has other versions than the one that began the build, so other bytes could result.
+            DataError: This machine has other versions than the machine that began the build, so other bytes could
+                result.
         """
         if job["code"] != code_digest() or job["versions"] != versions():
             here = {name: value for name, value in versions().items() if job["versions"].get(name) != value}
@@ -99,17 +99,19 @@ class BuildWorker:
         return {"sift": self._sift, "encode": self._encode}[task["act"]](task)
 
     def _sift(self, task: Task) -> dict[str, Any]:
-        one = self.passes[task["pass"]]
+        build_pass = self.passes[task["pass"]]
         piece = SourcePiece.from_json(task["piece"])
         source = self.recipe.source_names[piece.source]
-        settings = {"act": "sift", "source": source, **pass_settings(self.recipe, one)}
-        if one.number == 0:
-            return self._sift_files(one, piece, settings)
+        settings = {"act": "sift", "source": source, **pass_settings(self.recipe, build_pass)}
+        if build_pass.number == 0:
+            return self._sift_files(build_pass, piece, settings)
         key = key_of({**settings, "input": task["input"], "decided": task["decided"]["digest"]})
 
         def work(directory: Path) -> dict[str, Any]:
             records = RecordFile(self.store.path(task["input"]) / DOCUMENTS)
-            return self._filled(directory, one, source, map(read_document, records), self._outcomes(task["decided"]))
+            return self._filled(
+                directory, build_pass, source, map(read_document, records), self._outcomes(task["decided"])
+            )
 
         return {"key": key, **(self.store.find(key) or self.store.put(key, work))}
 

@@ -14,7 +14,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 # names of the same roles in data sets that are about
 _OTHER_ROLES = {"developer": "system", "function": "tool", "observation": "tool", "ipython": "tool"}
-_MOST_TOOLS = 1000
+_MAX_TOOLS = 1000
 ReasoningField = Literal["reasoning_content", "reasoning", "thinking"]
 _REASONING: tuple[ReasoningField, ...] = ("reasoning_content", "reasoning", "thinking")
 
@@ -95,7 +95,7 @@ class Conversation(StrictModel):
     """
 
     messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=10_000)
-    tools: tuple[dict[str, Any], ...] = Field(default=(), max_length=_MOST_TOOLS)
+    tools: tuple[dict[str, Any], ...] = Field(default=(), max_length=_MAX_TOOLS)
     weight: float = Weight
 
     def check_learnable(self) -> None:
@@ -104,7 +104,7 @@ class Conversation(StrictModel):
         Raises:
             DataError: No message is the assistant's, or all of these are without weight.
         """
-        if not any(one.role == "assistant" and one.weight > 0 for one in self.messages) or not self.weight:
+        if not any(message.role == "assistant" and message.weight > 0 for message in self.messages) or not self.weight:
             raise DataError("has no message of the assistant that is learned; add one, or leave the line out")
 
 
@@ -153,9 +153,9 @@ def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
         return Conversation.model_validate_json(json.dumps(plain))
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
-        where = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        location = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
         raise DataError(
-            f"{where.replace('messages.', 'turn ', 1)}: {first['msg'].removeprefix('Value error, ')}"
+            f"{location.replace('messages.', 'turn ', 1)}: {first['msg'].removeprefix('Value error, ')}"
         ) from exc
     except (ValueError, RecursionError) as exc:
         raise DataError(f"is no conversation ({exc})") from exc
@@ -195,8 +195,8 @@ def _call_of(call: Any, number: int) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as exc:
             raise DataError(f"turn {number}: the arguments of a tool call are not JSON") from exc
-    found = {"name": plain.get("name"), "arguments": arguments, "id": call.get("id"), "wrapped": plain is not call}
-    return {name: value for name, value in found.items() if value is not None}
+    fields = {"name": plain.get("name"), "arguments": arguments, "id": call.get("id"), "wrapped": plain is not call}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _tools_of(found: Mapping[str, Any]) -> Sequence[Any]:

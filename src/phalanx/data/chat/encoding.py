@@ -49,9 +49,9 @@ class EncodedConversation:
     @property
     def labels(self) -> NDArray[np.int64]:
         """Already shifted, int64 ``[tokens]``: the token behind each one; IGNORE where that is none to learn."""
-        found = np.full_like(self.ids, IGNORE)
-        found[:-1] = np.where(self.weights[1:] > 0, self.ids[1:], IGNORE)
-        return found
+        labels = np.full_like(self.ids, IGNORE)
+        labels[:-1] = np.where(self.weights[1:] > 0, self.ids[1:], IGNORE)
+        return labels
 
 
 class ChatEncoder(Closeable):
@@ -82,8 +82,10 @@ class ChatEncoder(Closeable):
         """Return the special token that ends an assistant's turn; None where the template writes none."""
         rendered = self._renderer.conversation(_PROBE)
         ids, inside = self._tokens(rendered.text, rendered.turns)
-        found = [token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special]
-        return found[-1] if found else None
+        end_tokens = [
+            token for token, turn in zip(ids, inside, strict=True) if turn is not None and token in self._special
+        ]
+        return end_tokens[-1] if end_tokens else None
 
     def encode(self, conversation: Conversation, learned_from: int = 0) -> EncodedConversation:
         """Encode a whole conversation; the same one gives the same tokens on every machine.
@@ -113,15 +115,15 @@ class ChatEncoder(Closeable):
             DataError: As `encode`; or the template writes the prompt otherwise where an answer follows.
             ModelError: As `encode`.
         """
-        whole = Conversation(messages=(*before, *answer), tools=tuple(tools))
-        rendered = self._rendered(whole, len(before))
+        conversation = Conversation(messages=(*before, *answer), tools=tuple(tools))
+        rendered = self._rendered(conversation, len(before))
         prompt = self._renderer.prompt(before, tools)
         check_written(RenderedChat(prompt, ()), before, self.template.name)
         if not rendered.text.startswith(prompt):
             raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
         # what a template marks as the assistant's may begin before the answer
         cut = (replace(turn, start=max(turn.start, len(prompt))) for turn in rendered.turns if turn.stop > len(prompt))
-        return self._encoded(whole, RenderedChat(rendered.text, tuple(cut)))
+        return self._encoded(conversation, RenderedChat(rendered.text, tuple(cut)))
 
     def _rendered(self, conversation: Conversation, learned_from: int) -> RenderedChat:
         self._check_texts(conversation.messages)
@@ -166,9 +168,9 @@ class ChatEncoder(Closeable):
         """
         self._check_texts(messages)
         text = self._renderer.prompt(messages)
-        found = self._backend.encode(text + ending, add_special_tokens=False)
-        border = border_of(found, text + ending, len(text))
-        return list(found.ids[:border]), list(found.ids[border:])
+        encoding = self._backend.encode(text + ending, add_special_tokens=False)
+        border = border_of(encoding, text + ending, len(text))
+        return list(encoding.ids[:border]), list(encoding.ids[border:])
 
     def close(self) -> None:
         """End the template's process."""
@@ -186,30 +188,30 @@ class ChatEncoder(Closeable):
         starts = np.array([start for start, _ in encoded.offsets], dtype=np.int64)
         stops = np.array([stop for _, stop in encoded.offsets], dtype=np.int64)
         for number, turn in enumerate(turns):
-            own = np.flatnonzero((stops > turn.start) & (starts < turn.stop)).tolist()
-            last = max((at for at in own if ids[at] in self._special), default=None)
+            turn_tokens = np.flatnonzero((stops > turn.start) & (starts < turn.stop)).tolist()
+            last = max((index for index in turn_tokens if ids[index] in self._special), default=None)
             if last is not None and not text[stops[last] : turn.stop].strip():
-                own = [at for at in own if at <= last]
-            for at in own:
-                inside[at] = number
+                turn_tokens = [index for index in turn_tokens if index <= last]
+            for index in turn_tokens:
+                inside[index] = number
         return ids, inside
 
     def _check_texts(self, messages: Sequence[ChatMessage]) -> None:
         for number, message in enumerate(messages, start=1):
             for text in _texts(message):
-                found = next((token for token in self._special.values() if token in text), None)
-                if found is not None:
+                forged = next((token for token in self._special.values() if token in text), None)
+                if forged is not None:
                     raise DataError(
-                        f"turn {number}: holds {found!r}, a special token of the model, by which a text could forge a "
+                        f"turn {number}: holds {forged!r}, a special token of the model, by which a text could forge a "
                         "turn; take it out"
                     )
 
     def _check_marks(self, text: str, messages: Sequence[ChatMessage]) -> None:
-        known = set(self._special.values())
-        absent = sorted({mark for mark in _MARK.findall(text) if mark not in known})
+        special_tokens = set(self._special.values())
+        absent = sorted({mark for mark in _MARK.findall(text) if mark not in special_tokens})
         absent = [mark for mark in absent if self._backend.token_to_id(mark) is None]
         absent = [mark for mark in absent if mark not in self.template.text_marks]
-        written = [mark for mark in absent if not any(mark in one for said in messages for one in _texts(said))]
+        written = [mark for mark in absent if not any(mark in text for message in messages for text in _texts(message))]
         if written:
             raise DataError(
                 f"chat template {self.template.name}: writes {written[0]!r}, which is no token of the tokenizer; take "
@@ -229,16 +231,16 @@ def _weights(conversation: Conversation, rendered: RenderedChat) -> list[float]:
     Raises:
         DataError: Messages differ in weight, and it cannot be told which turn is of which message.
     """
-    messages, whole = conversation.messages, conversation.weight
+    messages, conversation_weight = conversation.messages, conversation.weight
     of_assistant = {message.weight for message in messages if message.role == "assistant"}
     if len(of_assistant) == 1:
-        return [whole * next(iter(of_assistant))] * len(rendered.turns)
-    found = []
+        return [conversation_weight * next(iter(of_assistant))] * len(rendered.turns)
+    weights = []
     for turn in rendered.turns:
         if turn.message is None:
             raise DataError("messages differ in weight, and the chat template does not mark each by itself")
-        found.append(whole * messages[turn.message].weight)
-    return found
+        weights.append(conversation_weight * messages[turn.message].weight)
+    return weights
 
 
 def open_chat(template: str, backend: tokenizers.Tokenizer, end_of_text: str, directory: Path) -> ChatEncoder:

@@ -16,7 +16,7 @@ class ConversationFiles(JsonLines):
     """One conversation per line; other lines are an error, or are left out and counted.
 
     Args:
-        broken: What happens to a line that is no conversation.
+        broken: Treatment of a line that is no conversation.
 
     Attributes:
         dropped: The lines that were left out by the last reading.
@@ -34,11 +34,11 @@ class ConversationFiles(JsonLines):
             return
         self.dropped = []
         for file in self.files:
-            for found in self.read(file):
-                if isinstance(found, Document):
-                    yield found
-                elif not found.is_unsupported:
-                    self.dropped.append(found)
+            for example in self.read(file):
+                if isinstance(example, Document):
+                    yield example
+                elif not example.is_unsupported:
+                    self.dropped.append(example)
 
     def _of_object(self, record: RawRecord, found: dict[str, Any]) -> Document:
         try:

@@ -91,12 +91,12 @@ class ChatRenderer(Closeable):
             DataError: The template does not render these messages, or cannot tell the assistant's text.
             ModelError: It is broken, or does or takes what no template may.
         """
-        wanted = [
+        turn_numbers = [
             number
-            for number, one in enumerate(conversation.messages)
-            if one.role == "assistant" and one.weight > 0 and number >= learned_from
+            for number, message in enumerate(conversation.messages)
+            if message.role == "assistant" and message.weight > 0 and number >= learned_from
         ]
-        return self._ask(conversation.messages, conversation.tools, asks=False, wanted=wanted)
+        return self._ask(conversation.messages, conversation.tools, asks=False, wanted=turn_numbers)
 
     def close(self) -> None:
         """End the process."""
@@ -107,7 +107,7 @@ class ChatRenderer(Closeable):
     def _ask(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool, wanted: Sequence[int]
     ) -> RenderedChat:
-        plain = [one.for_template() for one in messages]
+        plain = [message.for_template() for message in messages]
         order = {"messages": plain, "tools": list(tools), "asks": asks, "wanted": list(wanted)}
         with self._turn:
             answer = self._exchange(self._started(), order)
@@ -147,15 +147,15 @@ class ChatRenderer(Closeable):
         try:
             sent.write(json.dumps(order) + "\n")
             sent.flush()
-            line = received.readline()
+            reply = received.readline()
         except OSError:
-            line = ""
-        if not line:
+            reply = ""
+        if not reply:
             self._process = None
             _end(process)
             raise ModelError(f"{self._name}: {_ENDED}; its process ended with {process.how_it_ended()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(reply)
+        return answer
 
 
 def _end(process: PythonProcess) -> None:

@@ -39,9 +39,9 @@ class GenerationTag(Extension):
 
     def parse(self, parser: Any) -> Any:
         """Put marks around the body."""
-        line = next(parser.stream).lineno
+        line_number = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line_number)
 
     def _marked(self, caller: Callable[[], str]) -> str:
         mark = getattr(self.environment, "generation_mark", "")
@@ -60,10 +60,10 @@ class PlainNamespace(jinja2.utils.Namespace):
     """A namespace that takes no name with an underscore before it: Python's own lie behind those."""
 
     def __init__(*given: Any, **named: Any) -> None:
-        found = dict(*given[1:], **named)
-        for name in found:
+        entries = dict(*given[1:], **named)
+        for name in entries:
             PlainNamespace._check(name)
-        jinja2.utils.Namespace.__init__(given[0], found)
+        jinja2.utils.Namespace.__init__(given[0], entries)
 
     def __setitem__(self, name: str, value: Any) -> None:
         PlainNamespace._check(name)
@@ -113,8 +113,8 @@ class SandboxedTemplate:
         """
         self._environment.generation_mark = mark
         pieces, length = [], 0
-        given = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": asks}
-        for piece in self._template.generate(**{**self._variables, **given}):
+        variables = {"messages": messages, "tools": tools or None, "documents": None, "add_generation_prompt": asks}
+        for piece in self._template.generate(**{**self._variables, **variables}):
             length += len(piece)
             if length > MOST_CHARACTERS:
                 raise TooMuchTextError
@@ -139,41 +139,43 @@ class SandboxedTemplate:
         """
         if self._marks_turns:
             return self._turns_by_tag(messages, tools)
-        said = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
-        return self._turns_by_prefix(messages, tools, said if wanted is None else wanted)
+        turn_numbers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+        return self._turns_by_prefix(messages, tools, turn_numbers if wanted is None else wanted)
 
     def _turns_by_tag(self, messages: Sequence[Any], tools: Sequence[Any]) -> tuple[str, list[Span]]:
         # nothing in a message can hold it
         mark = f"\x00{secrets.token_hex(16)}\x00"
         parts = self.text(messages, tools, asks=False, mark=mark).split(mark)
         inside = parts[1::2]
-        of_assistant = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
+        of_assistant = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if len(parts) % 2 == 0 or not inside:
             raise UnstableTemplateError("its {% generation %} marks no text of the assistant")
         owners = of_assistant if len(of_assistant) == len(inside) else [None] * len(inside)
-        spans, at = [], 0
+        spans, position = [], 0
         for before, body, owner in zip(parts[0::2], inside, owners, strict=False):
-            at += len(before)
-            spans.append((at, at + len(body), owner))
-            at += len(body)
+            position += len(before)
+            spans.append((position, position + len(body), owner))
+            position += len(body)
         return "".join(parts), spans
 
     def _turns_by_prefix(
         self, messages: Sequence[Any], tools: Sequence[Any], wanted: Sequence[int]
     ) -> tuple[str, list[Span]]:
-        whole, behind = self.text(messages, tools, asks=False), 0
+        full_text, behind = self.text(messages, tools, asks=False), 0
         spans: list[Span] = []
         for number in wanted:
             message = messages[number]
             begin = self.text(messages[:number], tools, asks=True)
-            end = self.text(messages[: number + 1], tools, asks=False)
-            if not (whole.startswith(begin) and whole.startswith(end) and behind <= len(begin) < len(end)):
+            prefix = self.text(messages[: number + 1], tools, asks=False)
+            if not (
+                full_text.startswith(begin) and full_text.startswith(prefix) and behind <= len(begin) < len(prefix)
+            ):
                 raise UnstableTemplateError(f"message {number + 1} changes the text before it")
-            if (message["content"] or "").strip() not in whole[len(begin) : len(end)]:
+            if (message["content"] or "").strip() not in full_text[len(begin) : len(prefix)]:
                 raise UnstableTemplateError(f"message {number + 1} is not written as it stands")
-            behind = len(end)
+            behind = len(prefix)
             spans.append((len(begin), behind, number))
-        return whole, spans
+        return full_text, spans
 
 
 def _refuse(message: str) -> None:
@@ -181,5 +183,5 @@ def _refuse(message: str) -> None:
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **others: Any) -> str:
-    known = {name: others[name] for name in ("separators", "sort_keys") if name in others}
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **known)
+    json_options = {name: others[name] for name in ("separators", "sort_keys") if name in others}
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **json_options)

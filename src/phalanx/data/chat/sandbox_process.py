@@ -38,10 +38,10 @@ def main() -> None:
     bound_memory(MEMORY_BYTES)
     template: SandboxedTemplate | None = None
     seconds = 10
-    for line in sys.stdin:
+    for request in sys.stdin:
         _bound_time(seconds)
         try:
-            order = json.loads(line)
+            order = json.loads(request)
             if template is None:
                 seconds = order["seconds"]
                 template = _template(order)
@@ -67,8 +67,8 @@ def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> Mapping[
 
 def _fault(exc: BaseException) -> Mapping[str, Any]:
     kind = next(name for fault, name in _FAULTS if isinstance(exc, fault))
-    line = f"line {exc.lineno}: " if isinstance(exc, jinja2.exceptions.TemplateSyntaxError) else ""
-    return {"fault": kind, "says": f"{line}{exc}"[:300] or type(exc).__name__}
+    location = f"line {exc.lineno}: " if isinstance(exc, jinja2.exceptions.TemplateSyntaxError) else ""
+    return {"fault": kind, "says": f"{location}{exc}"[:300] or type(exc).__name__}
 
 
 def _bound_time(seconds: int) -> None:

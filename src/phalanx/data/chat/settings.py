@@ -38,9 +38,9 @@ class ConversationsConfig(StrictModel):
             each names its own.
         template: ``model``: the chat template of the model, or ``chatml`` where it has none; ``chatml`` or ``plain`` of
             this package; or the path of a Jinja file that ends in ``.jinja``.
-        too_long: What happens to a conversation that is longer than `sequence_length`: an error; left out and counted;
-            or its first tokens are kept.
-        broken: What happens to a line that is no conversation, or that the template does not render.
+        too_long: Treatment of a conversation longer than `sequence_length`: an error, a counted omission, or a cut to
+            its first tokens.
+        broken: Treatment of a line that is no conversation, or that the template does not render.
         weighted: Whether messages and conversations have weights other than 0 and 1, for
             ``train.objective = "weighted_causal_lm"``.
     """
@@ -78,8 +78,8 @@ class PreferencesConfig(StrictModel):
         sources: Read in this order; repeated ones are dropped.
         template: How messages become text, as for conversations: ``model``, ``chatml``, ``plain`` or a ``.jinja`` file.
             Prompts that are plain texts need none: an answer follows them as it is.
-        too_long: What happens to a pair with a side that is longer than `sequence_length`.
-        broken: What happens to an invalid line: with equal sides, an empty answer, prompts that differ.
+        too_long: Treatment of a pair with a side that is longer than `sequence_length`.
+        broken: Treatment of an invalid line: equal sides, an empty answer, prompts that differ.
     """
 
     sources: tuple[PreferenceSource, ...] = Field(min_length=1)

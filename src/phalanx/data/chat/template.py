@@ -12,7 +12,7 @@ from phalanx.errors import DataError
 TEMPLATE_FILE = "chat_template.jinja"
 MARKS = ("<|im_start|>", "<|im_end|>")
 """Special tokens that begin and end a turn of ChatML."""
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _DECLARATIONS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
@@ -62,8 +62,8 @@ class ChatTemplate:
     text_marks: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        if len(self.source) > _MOST_CHARACTERS:
-            raise DataError(f"{self.name}: a chat template of more than {_MOST_CHARACTERS} characters")
+        if len(self.source) > _MAX_CHARACTERS:
+            raise DataError(f"{self.name}: a chat template of more than {_MAX_CHARACTERS} characters")
 
 
 def default_template(name: str, end_of_text: str) -> ChatTemplate:
@@ -77,7 +77,7 @@ def default_template(name: str, end_of_text: str) -> ChatTemplate:
 
 
 def template_from_file(path: Path, directory: Path | None, end_of_text: str) -> ChatTemplate:
-    """Read a template that a run file names; special tokens are those of the model's directory.
+    """Read a template that a run file names; its special tokens come from the model's directory.
 
     Raises:
         DataError: It cannot be read, or is too long.
@@ -101,12 +101,12 @@ def model_template(directory: Path) -> ChatTemplate | None:
         source = read_text(path)
         return ChatTemplate(str(path), source, tokens, text_marks(directory))
     for name in ("chat_template.json", "tokenizer_config.json"):
-        found = _object(directory / name).get("chat_template")
-        if isinstance(found, list):
-            by_name = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
-            found = by_name.get("default")
-        if isinstance(found, str) and found:
-            return ChatTemplate(str(directory / name), found, tokens, text_marks(directory))
+        template = _object(directory / name).get("chat_template")
+        if isinstance(template, list):
+            by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+            template = by_name.get("default")
+        if isinstance(template, str) and template:
+            return ChatTemplate(str(directory / name), template, tokens, text_marks(directory))
     return None
 
 
@@ -117,14 +117,14 @@ def text_marks(directory: Path) -> frozenset[str]:
         DataError: A file is malformed.
     """
     declared = [_object(directory / name) for name in _DECLARATIONS]
-    told = json.dumps([{**one, "chat_template": None} for one in declared], ensure_ascii=False)
-    return frozenset(mark for mark in _ROLE_MARKS if json.dumps(mark) not in told)
+    declared_text = json.dumps([{**entry, "chat_template": None} for entry in declared], ensure_ascii=False)
+    return frozenset(mark for mark in _ROLE_MARKS if json.dumps(mark) not in declared_text)
 
 
 def _special_tokens(directory: Path) -> dict[str, str]:
-    found = {**_object(directory / "special_tokens_map.json"), **_object(directory / "tokenizer_config.json")}
-    named = {name: found.get(name) for name in _TOKENS}
-    plain = {name: one.get("content") if isinstance(one, dict) else one for name, one in named.items()}
+    settings = {**_object(directory / "special_tokens_map.json"), **_object(directory / "tokenizer_config.json")}
+    named = {name: settings.get(name) for name in _TOKENS}
+    plain = {name: value.get("content") if isinstance(value, dict) else value for name, value in named.items()}
     return {name: token for name, token in plain.items() if isinstance(token, str)}
 
 
@@ -132,9 +132,9 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(read_text(path))
+        value = json.loads(read_text(path))
     except (ValueError, RecursionError) as exc:
         raise DataError(f"{path}: is not JSON ({exc}); save it again from its model") from exc
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: found a JSON {type(found).__name__}, expected an object")
-    return found
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: found a JSON {type(value).__name__}, expected an object")
+    return value

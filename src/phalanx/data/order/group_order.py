@@ -50,11 +50,11 @@ class GroupOrder:
     def sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which sequence of the group each of its samples is."""
         which = np.searchsorted(self._starts, ranks, side="right") - 1
-        found = np.empty(len(ranks), dtype=np.int64)
+        sequences = np.empty(len(ranks), dtype=np.int64)
         for number in np.unique(which):
             here = which == number
-            found[here] = self._parts[number].sequences(ranks[here])
-        return found
+            sequences[here] = self._parts[number].sequences(ranks[here])
+        return sequences
 
 
 @dataclass(frozen=True)
@@ -86,11 +86,11 @@ class _LegOrder:
 
     def sequences(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
         epochs, positions = np.divmod(ranks, self._facts.size)
-        found = np.empty(len(ranks), dtype=np.int64)
+        sequences = np.empty(len(ranks), dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            found[here] = self._of_epoch(int(epoch), positions[here])
-        return found
+            sequences[here] = self._of_epoch(int(epoch), positions[here])
+        return sequences
 
     def _of_epoch(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         is_rest = epoch == self._first_epoch and self._offset > 0
@@ -98,8 +98,8 @@ class _LegOrder:
         places = positions - self._offset if is_rest else positions
         label = f"{self._facts.label} rest {self._number}" if is_rest else self._facts.label
         if self._leg.curriculum is None:
-            found = self._permuted(places, size, epoch, label)
-            return self._rest[found] if is_rest else found
+            numbers = self._permuted(places, size, epoch, label)
+            return self._rest[numbers] if is_rest else numbers
         pool = self._ordered_rest if is_rest else self._ordered
         edges = self._edges(size, self._leg.curriculum.buckets)
         buckets = np.searchsorted(edges, places, side="right") - 1

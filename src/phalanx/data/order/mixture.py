@@ -95,13 +95,13 @@ def _tijdeman(shares: Sequence[int]) -> NDArray[np.int64]:
     unit = 2 * len(active) - 2
     common = math.lcm(*(shares[group] for group in active))
     factors = {group: common // shares[group] for group in active}
-    given = dict.fromkeys(active, 0)
+    num_drawn = dict.fromkeys(active, 0)
     order = np.empty(period, dtype=np.int64)
     for place in range(1, period + 1):
-        due = {group: unit * (shares[group] * place - given[group] * period) for group in active}
+        due = {group: unit * (shares[group] * place - num_drawn[group] * period) for group in active}
         ready = [group for group in active if due[group] >= period]
         # the deadline of a group: (1 - 1/unit - due) / share
         chosen = min(ready, key=lambda group: ((unit - 1) * period - due[group]) * factors[group])
-        given[chosen] += 1
+        num_drawn[chosen] += 1
         order[place - 1] = chosen
     return order

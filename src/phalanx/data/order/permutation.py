@@ -50,10 +50,10 @@ def _round_keys(seed: int, epoch: int, label: str) -> NDArray[np.uint64]:
 def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
-    left, right = values >> shift, values & mask
+    upper, right = values >> shift, values & mask
     for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << shift) | right
+        upper, right = right, upper ^ (_mix(right ^ key) & mask)
+    return (upper << shift) | right
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

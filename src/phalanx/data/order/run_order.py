@@ -55,13 +55,13 @@ class RunOrder:
         self, groups: Sequence[Group], phases: Sequence[Phase], seed: int, limits: Sequence[int | None] | None = None
     ) -> None:
         self.groups = tuple(groups)
-        self.schedule = PhaseSchedule([one.size for one in groups], phases, limits or [None] * len(groups))
+        self.schedule = PhaseSchedule([group.size for group in groups], phases, limits or [None] * len(groups))
         self._legs = [_legs(self.schedule, number) for number in range(len(groups))]
         self._orders = [
-            GroupOrder(one.size, seed, one.name, legs, one.scores)
-            for one, legs in zip(self.groups, self._legs, strict=True)
+            GroupOrder(group.size, seed, group.name, legs, group.scores)
+            for group, legs in zip(self.groups, self._legs, strict=True)
         ]
-        self._offsets = np.concatenate([[0], np.cumsum([one.size for one in groups])]).astype(np.int64)
+        self._offsets = np.concatenate([[0], np.cumsum([group.size for group in groups])]).astype(np.int64)
 
     def sequences(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return which sequence each sample is.
@@ -73,11 +73,11 @@ class RunOrder:
             DataError: The limits of the groups end the data before the last of them.
         """
         groups, ranks = self.schedule.locate(samples)
-        found = np.empty(len(samples), dtype=np.int64)
+        sequences = np.empty(len(samples), dtype=np.int64)
         for number in np.unique(groups):
             here = groups == number
-            found[here] = self._offsets[number] + self._orders[number].sequences(ranks[here])
-        return found
+            sequences[here] = self._offsets[number] + self._orders[number].sequences(ranks[here])
+        return sequences
 
     @property
     def is_mixed(self) -> bool:
@@ -90,7 +90,7 @@ class RunOrder:
     def consumed(self, num_samples: int) -> dict[str, int]:
         """Return how many of the first so many samples each group has, by name."""
         counts = self.schedule.consumed(num_samples)
-        return {one.name: count for one, count in zip(self.groups, counts, strict=True)}
+        return {group.name: count for group, count in zip(self.groups, counts, strict=True)}
 
     def history(self, num_samples: int) -> dict[str, dict[str, Any]]:
         """Return the facts in which a run that goes on behind this many samples must agree with this one.
@@ -98,12 +98,12 @@ class RunOrder:
         Returns:
             For each group that has had a sample: its identity, its count, and a digest of its curricula so far.
         """
-        found = {}
-        for one, legs, count in zip(self.groups, self._legs, self.schedule.consumed(num_samples), strict=True):
+        state = {}
+        for group, legs, count in zip(self.groups, self._legs, self.schedule.consumed(num_samples), strict=True):
             if count:
                 begun = [[leg.start, *_words(leg)] for leg in legs if leg.start < count]
-                found[one.name] = {"identity": one.identity, "samples": count, "curricula": _bits(begun)}
-        return found
+                state[group.name] = {"identity": group.identity, "samples": count, "curricula": _bits(begun)}
+        return state
 
 
 def _bits(content: object) -> int:
@@ -127,5 +127,5 @@ def _legs(schedule: PhaseSchedule, group: int) -> list[Leg]:
 
 
 def _words(leg: Leg) -> list[object]:
-    one = leg.curriculum
-    return [] if one is None else [one.by, one.buckets, one.descending]
+    curriculum = leg.curriculum
+    return [] if curriculum is None else [curriculum.by, curriculum.buckets, curriculum.descending]

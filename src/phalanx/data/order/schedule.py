@@ -94,15 +94,15 @@ class PhaseSchedule:
         groups, ranks = np.empty(len(samples), dtype=np.int64), np.empty(len(samples), dtype=np.int64)
         for number in np.unique(which):
             segment, here = self._segments[number], which == number
-            groups[here], own = segment.mixture.groups(samples[here] - segment.start)
-            ranks[here] = own + np.asarray(segment.consumed, dtype=np.int64)[groups[here]]
+            groups[here], segment_ranks = segment.mixture.groups(samples[here] - segment.start)
+            ranks[here] = segment_ranks + np.asarray(segment.consumed, dtype=np.int64)[groups[here]]
         return groups, ranks
 
     def consumed(self, num_samples: int) -> tuple[int, ...]:
         """Return how many of the first so many samples of the run each group has."""
-        segment = self._segments[bisect_right([one.start for one in self._segments], num_samples) - 1]
-        own = segment.mixture.counts(num_samples - segment.start)
-        return tuple(before + more for before, more in zip(segment.consumed, own, strict=True))
+        segment = self._segments[bisect_right([segment.start for segment in self._segments], num_samples) - 1]
+        segment_counts = segment.mixture.counts(num_samples - segment.start)
+        return tuple(before + more for before, more in zip(segment.consumed, segment_counts, strict=True))
 
     def numbers(self, samples: NDArray[np.int64]) -> list[int]:
         """Return the number of each sample's phase, from 0."""
@@ -130,17 +130,17 @@ class PhaseSchedule:
     def _parts(self, phase: Phase, start: int, consumed: tuple[int, ...]) -> Iterator[tuple[_Segment, int | None]]:
         """Cut a phase where a group reaches its limit; a part without an end has None."""
         while phase.until is None or start < phase.until:
-            left = [None if top is None else top - had for top, had in zip(self._limits, consumed, strict=True)]
-            weights = tuple(0.0 if rest == 0 else weight for weight, rest in zip(phase.weights, left, strict=True))
+            remaining = [None if top is None else top - had for top, had in zip(self._limits, consumed, strict=True)]
+            weights = tuple(0.0 if rest == 0 else weight for weight, rest in zip(phase.weights, remaining, strict=True))
             if not any(weights):
                 return
             segment = _Segment(start, mixture_of(weights), consumed)
             ends = [
                 segment.mixture.samples_until(group, rest)
-                for group, rest in enumerate(left)
+                for group, rest in enumerate(remaining)
                 if rest is not None and weights[group]
             ]
-            stops = [start + end for end in ends if end is not None]
+            stops = [start + phase_end for phase_end in ends if phase_end is not None]
             if phase.until is not None:
                 stops.append(phase.until)
             if not stops:

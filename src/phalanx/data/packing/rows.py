@@ -122,8 +122,8 @@ class Windows:
         starts, edges = self._split.starts(), np.arange(self.num_rows + 1, dtype=np.int64) * self._length
         # the sum of scores over tokens is linear between two borders of documents
         sums = np.concatenate([[0.0], np.cumsum(self._split.score(by) * np.diff(starts))])
-        found: NDArray[np.float64] = np.diff(np.interp(edges, starts, sums)) / self._length
-        return found
+        scores: NDArray[np.float64] = np.diff(np.interp(edges, starts, sums)) / self._length
+        return scores
 
 
 class BestFitRows:
@@ -165,24 +165,24 @@ class BestFitRows:
         documents = np.zeros(shape, dtype=np.int64)
         weights = None if self._split.weights is None else np.zeros(shape, dtype=np.float32)
         for row, number in enumerate(numbers):
-            at = 0
+            position = 0
             pieces = self._order[self._edges[number] : self._edges[number + 1]]
             for place, piece in enumerate(pieces):
                 start, size = int(self._starts[piece]), int(self._sizes[piece])
                 # the first token behind the piece is the last label, unless a document ends there
-                found = self._split.tokens[start : start + size + 1].astype(np.int64)
-                ids[row, at : at + size] = found[:size]
+                tokens = self._split.tokens[start : start + size + 1].astype(np.int64)
+                ids[row, position : position + size] = tokens[:size]
                 after = np.full(size, IGNORED, dtype=np.int64)
-                after[: len(found) - 1] = found[1:]
+                after[: len(tokens) - 1] = tokens[1:]
                 if weights is None or self._split.weights is None:
-                    counts = found[:size] != self._split.eos_id
+                    counts = tokens[:size] != self._split.eos_id
                 else:
-                    weights[row, at : at + size - 1] = self._split.weights[start + 1 : start + size]
-                    counts = weights[row, at : at + size] > 0
-                labels[row, at : at + size] = np.where(counts, after, IGNORED)
-                documents[row, at : at + size] = place
-                at += size
-            documents[row, at:] = len(pieces)
+                    weights[row, position : position + size - 1] = self._split.weights[start + 1 : start + size]
+                    counts = weights[row, position : position + size] > 0
+                labels[row, position : position + size] = np.where(counts, after, IGNORED)
+                documents[row, position : position + size] = place
+                position += size
+            documents[row, position:] = len(pieces)
         return RowBlock(ids, labels, documents, weights)
 
     def holding(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -221,16 +221,16 @@ def pack_best_fit(sizes: NDArray[np.int64], capacity: int) -> NDArray[np.int64]:
     bounds = [*firsts.tolist(), len(sizes)]
     room = _Room(capacity)
     for size, start, stop in zip((-distinct).tolist(), bounds, bounds[1:], strict=False):
-        at = start
-        while at < stop:
+        position = start
+        while position < stop:
             free = room.best(size)
-            each = free // size
-            taken = room.take(free, -(-(stop - at) // each))
-            placed = min(stop - at, each * len(taken))
-            rows[order[at : at + placed]] = np.repeat(taken, each)[:placed]
-            at += placed
-            last = placed - each * (len(taken) - 1)
-            room.give(free - each * size, taken[:-1])
+            rows_per_bin = free // size
+            taken = room.take(free, -(-(stop - position) // rows_per_bin))
+            placed = min(stop - position, rows_per_bin * len(taken))
+            rows[order[position : position + placed]] = np.repeat(taken, rows_per_bin)[:placed]
+            position += placed
+            last = placed - rows_per_bin * (len(taken) - 1)
+            room.give(free - rows_per_bin * size, taken[:-1])
             room.give(free - last * size, taken[-1:])
     return rows
 
@@ -254,11 +254,11 @@ class _Room:
         if not self._there >> free & 1:
             self._num_rows += wanted
             return np.arange(self._num_rows - wanted, self._num_rows, dtype=np.int64)
-        found = self._rows[free].pop()
-        self.give(free, found[wanted:])
+        rows = self._rows[free].pop()
+        self.give(free, rows[wanted:])
         if not self._rows[free]:
             self._there &= ~(1 << free)
-        return found[:wanted]
+        return rows[:wanted]
 
     def give(self, free: int, rows: NDArray[np.int64]) -> None:
         """Put rows back with so much room."""

@@ -24,7 +24,6 @@ class EncodedAnswer:
     Attributes:
         ids: Up to the token that ends the answer.
         labels: Already shifted; IGNORE outside the answer.
-        most: Tokens of a row.
     """
 
     ids: list[int]
@@ -81,8 +80,8 @@ class AnswerEncoder(Closeable):
             self._chat.close()
 
     def _of_text(self, prompt: str, answer: str) -> EncodedAnswer:
-        whole, border = self._tokenizer.encode_pair(prompt, answer)
-        ids = [*whole, self._tokenizer.eos_id]
+        token_ids, border = self._tokenizer.encode_pair(prompt, answer)
+        ids = [*token_ids, self._tokenizer.eos_id]
         # a first token that reaches over the border of the whole has none before it to be learned at
         begins = max(border, 1)
         labels = [*[IGNORE] * (begins - 1), *ids[begins:], IGNORE]
@@ -93,21 +92,21 @@ class AnswerEncoder(Closeable):
             ends = end_of_text(self._path, self._tokenizer.eos_id)
             self._chat = open_chat(self._template, self._tokenizer.backend, ends, self._path.parent)
         # of the prompt nothing is learned, and templates may leave earlier thoughts out
-        before = [each.model_copy(update={"weight": 1.0}) for each in one.messages]
+        before = [message.model_copy(update={"weight": 1.0}) for message in one.messages]
         encoded = self._chat.encode_answer(before, answer.as_messages, one.tools)
         ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
-        end = max((at for at, label in enumerate(labels) if label != IGNORE), default=None)
-        if end is None:
+        last = max((index for index, label in enumerate(labels) if label != IGNORE), default=None)
+        if last is None:
             raise DataError("the chat template leaves nothing of the answer to learn; take another one")
         # what the template writes behind the answer nobody says
-        return EncodedAnswer(ids[: end + 2], [*labels[: end + 1], IGNORE], self.tokens)
+        return EncodedAnswer(ids[: last + 2], [*labels[: last + 1], IGNORE], self.tokens)
 
 
 class PreferenceFiles(JsonLines):
     """One preference per line; other lines are an error, or are left out and counted.
 
     Args:
-        broken: What happens to a line that is no preference.
+        broken: Treatment of a line that is no preference.
 
     Attributes:
         num_dropped: Lines that were left out by the last reading.
@@ -127,14 +126,14 @@ class PreferenceFiles(JsonLines):
         self.num_dropped = 0
         for file in self.files:
             for record in self._cut(file, str(file.path)):
-                found = record if isinstance(record, BrokenRecord) else self._judge(record)
-                if isinstance(found, Document):
-                    yield found.name, Preference.model_validate_json(found.text)
-                elif found.is_unsupported:
+                result = record if isinstance(record, BrokenRecord) else self._judge(record)
+                if isinstance(result, Document):
+                    yield result.name, Preference.model_validate_json(result.text)
+                elif result.is_unsupported:
                     continue
                 elif self._broken == "refuse":
-                    raise DataError(f"{found.name}: {found.reason}").about(
-                        code="PHX-I014", file=found.name, found=found.reason, expected="a preference a line"
+                    raise DataError(f"{result.name}: {result.reason}").about(
+                        code="PHX-I014", file=result.name, found=result.reason, expected="a preference a line"
                     )
                 else:
                     self.num_dropped += 1

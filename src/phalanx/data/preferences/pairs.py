@@ -73,8 +73,8 @@ class PairRows:
 
     def with_extras(self, more: Mapping[str, Tensor], read: Sequence[str]) -> "PairRows":
         """Return the same rows with further columns, of which those are kept that an objective reads."""
-        whole = {**self.extras, **more}
-        return replace(self, extras={name: whole[name] for name in read if name in whole})
+        all_extras = {**self.extras, **more}
+        return replace(self, extras={name: all_extras[name] for name in read if name in all_extras})
 
     def digest(self) -> str:
         """SHA-256 in hex over ids, labels and further columns."""
@@ -89,8 +89,8 @@ def trimmed(batch: Batch) -> Batch:
     """Return a batch without the columns behind its longest answer, which no row before them sees."""
     columns = torch.arange(1, batch.labels.shape[1] + 1)
     # the token behind the last label is a row's own
-    end = int((columns * (batch.labels != IGNORE)).max()) + 1
-    return replace(batch, input_ids=batch.input_ids[:, :end], labels=batch.labels[:, :end])
+    stop = int((columns * (batch.labels != IGNORE)).max()) + 1
+    return replace(batch, input_ids=batch.input_ids[:, :stop], labels=batch.labels[:, :stop])
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,6 @@ def prepare_preferences(
         cache_dir: Directory of a vocabulary that is trained here.
         seed: Seed of the held-out share, and of an example's companion.
         tokenizer_path: The model's own, for a tokenizer of kind "model".
-        say: Prints left-out lines.
         single: Pairs are an example and its companion, the same prompt with another example's answer; a pair of answers
             is two examples, one that is wanted and one that is not. Otherwise pairs are answers to one prompt.
 
@@ -158,29 +157,38 @@ def prepare_preferences(
         DataError: A line is broken or too long where the run file refuses such, or too few are left.
         ConfigError: A tokenizer of kind "model" and no model directory; or single answers where pairs are learned.
     """
-    wanted = data.preferences
-    if wanted is None:
+    config = data.preferences
+    if config is None:
         raise DataError("data.preferences: missing; it names the files")
-    found = _read(data, wanted, say)
-    if not single and any(one.wanted is not None for _, one in found):
+    entries = _read(data, config, say)
+    if not single and any(example.wanted is not None for _, example in entries):
         raise ConfigError(
             'data.preferences: shape = "labelled" has single answers, which train.objective = "kto" learns; give pairs'
         )
-    tokenizer, path = _tokenizer(data, found, cache_dir, tokenizer_path)
+    tokenizer, path = _tokenizer(data, entries, cache_dir, tokenizer_path)
     if single:
-        found = [(name, example) for name, one in found for example in _examples(one)]
-    if tokenizer.beginning and any(not one.messages for _, one in found):
+        entries = [(name, example) for name, preference in entries for example in _examples(preference)]
+    if tokenizer.beginning and any(not example.messages for _, example in entries):
         say(f"data: prompts of text begin with {tokenizer.beginning}, as the tokenizer begins texts")
-    with AnswerEncoder(wanted.template, tokenizer, path, data.sequence_length) as encoder:
+    with AnswerEncoder(config.template, tokenizer, path, data.sequence_length) as encoder:
         encode = _companioned if single else _paired
-        kept, dropped = _encoded(found, encode(found, encoder, seed), wanted)
+        pairs_kept, dropped = _encoded(entries, encode(entries, encoder, seed), config)
         template, end_of_turn = _kept_template(encoder, cache_dir)
     if dropped:
-        say(f"data: {dropped} of {len(found)} preferences have a side of over {data.sequence_length} tokens: left out")
-    held = [_is_held_out(one, seed, data.validation_share) for one, _ in kept]
-    parts = [[pair for (_, pair), out in zip(kept, held, strict=True) if out == is_held] for is_held in (False, True)]
-    most = data.max_validation_sequences
-    parts[1] = [parts[1][at * len(parts[1]) // most] for at in range(most)] if len(parts[1]) > most else parts[1]
+        say(
+            f"data: {dropped} of {len(entries)} preferences have a side of over {data.sequence_length} tokens: left out"
+        )
+    out_flags = [_is_held_out(preference, seed, data.validation_share) for preference, _ in pairs_kept]
+    parts = [
+        [pair for (_, pair), out in zip(pairs_kept, out_flags, strict=True) if out == is_held]
+        for is_held in (False, True)
+    ]
+    max_pairs = data.max_validation_sequences
+    parts[1] = (
+        [parts[1][index * len(parts[1]) // max_pairs] for index in range(max_pairs)]
+        if len(parts[1]) > max_pairs
+        else parts[1]
+    )
     if not parts[0] or (data.validation_share and not parts[1]):
         raise DataError(
             f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; give more, "
@@ -206,22 +214,22 @@ class EncodedPair:
 
 
 def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[str, Preference]]:
-    found: dict[str, tuple[str, Preference]] = {}
+    unique: dict[str, tuple[str, Preference]] = {}
     for number, source in enumerate(wanted.sources):
         files = PreferenceFiles(source, wanted.broken)
-        for name, one in files.preferences():
-            found.setdefault(one.model_dump_json(), (name, one))
-            if data.max_documents is not None and len(found) >= data.max_documents:
+        for name, preference in files.preferences():
+            unique.setdefault(preference.model_dump_json(), (name, preference))
+            if data.max_documents is not None and len(unique) >= data.max_documents:
                 break
         if files.num_dropped:
             say(f"data.preferences.sources.{number}: {files.num_dropped} lines are no preferences: left out")
-    if not found:
+    if not unique:
         paths, do = [source.path for source in wanted.sources], "give it another path"
         state = "is empty" if all(map(is_empty, paths)) else "holds no preference"
         raise DataError(f"data.preferences: {', '.join(map(str, paths))}: {state}; {do}").about(
             code="PHX-I012", file=str(paths[0]), key="data.preferences", found=state, expected="preferences", do=do
         )
-    return list(found.values())
+    return list(unique.values())
 
 
 def _tokenizer(
@@ -229,7 +237,7 @@ def _tokenizer(
 ) -> tuple[TextTokenizer, Path]:
     if not isinstance(data.tokenizer, BpeConfig):
         return load_tokenizer(data.tokenizer, tokenizer_path), locate_tokenizer(data.tokenizer, tokenizer_path)
-    texts = [text for _, one in found for text in _texts(one)]
+    texts = [text for _, preference in found for text in _texts(preference)]
     tokenizer = train_bpe(iter([text for text in texts if text]), data.tokenizer)
     content = tokenizer.to_json()
     home = cache_dir / f"vocabulary-{hashlib.sha256(content).hexdigest()[:32]}"
@@ -241,8 +249,8 @@ def _tokenizer(
 
 
 def _texts(one: Preference) -> Iterator[str]:
-    messages = [*one.messages, *(said for answer in one.answers for said in answer.messages)]
-    yield from (one.text, *(said.text for said in messages), *(answer.text for answer in one.answers))
+    messages = [*one.messages, *(message for answer in one.answers for message in answer.messages)]
+    yield from (one.text, *(message.text for message in messages), *(answer.text for answer in one.answers))
 
 
 def _kept_template(encoder: AnswerEncoder, cache_dir: Path) -> tuple[Path | None, int | None]:
@@ -260,16 +268,22 @@ def _examples(one: Preference) -> list[Preference]:
     if one.wanted is not None:
         return [one]
     return [
-        one.model_copy(update={"answers": (answer,), "wanted": wanted})
-        for answer, wanted in zip(one.answers, (True, False), strict=True)
+        one.model_copy(update={"answers": (answer,), "wanted": is_wanted})
+        for answer, is_wanted in zip(one.answers, (True, False), strict=True)
     ]
 
 
 def _paired(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder, seed: int) -> list[EncodedPair]:
     del seed
     return [
-        EncodedPair((encoder.encode(name, one, one.answers[0]), encoder.encode(name, one, one.answers[1])), one.margin)
-        for name, one in found
+        EncodedPair(
+            (
+                encoder.encode(name, preference, preference.answers[0]),
+                encoder.encode(name, preference, preference.answers[1]),
+            ),
+            preference.margin,
+        )
+        for name, preference in found
     ]
 
 
@@ -278,10 +292,10 @@ def _companioned(found: Sequence[tuple[str, Preference]], encoder: AnswerEncoder
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
     following = dict(zip(order, [*order[1:], *order[:1]], strict=True))
     pairs = []
-    for number, (name, one) in enumerate(found):
-        own = encoder.encode(name, one, one.answers[0])
-        other = encoder.encode(name, one, found[following[number]][1].answers[0])
-        pairs.append(EncodedPair((own, other.cut(encoder.tokens)), wanted=bool(one.wanted)))
+    for number, (name, preference) in enumerate(found):
+        first_answer = encoder.encode(name, preference, preference.answers[0])
+        other = encoder.encode(name, preference, found[following[number]][1].answers[0])
+        pairs.append(EncodedPair((first_answer, other.cut(encoder.tokens)), wanted=bool(preference.wanted)))
     return pairs
 
 
@@ -293,17 +307,17 @@ def _encoded(
     Raises:
         DataError: One does not, where the run file refuses such.
     """
-    kept = []
-    for (name, one), pair in zip(found, pairs, strict=True):
+    encoded_pairs = []
+    for (name, preference), pair in zip(found, pairs, strict=True):
         tokens = max(len(side.ids) for side in pair.sides)
         if all(side.fits for side in pair.sides):
-            kept.append((one, pair))
+            encoded_pairs.append((preference, pair))
         elif wanted.too_long == "refuse":
             raise DataError(
                 f"{name}: prompt and answer have {tokens} tokens, more than data.sequence_length; raise it, or set "
                 'data.preferences.too_long = "drop"'
             )
-    return kept, len(found) - len(kept)
+    return encoded_pairs, len(found) - len(encoded_pairs)
 
 
 def _is_held_out(one: Preference, seed: int, share: float) -> bool:
@@ -320,5 +334,5 @@ def _rows(pairs: Sequence[EncodedPair], tokens: int, pad: int) -> PairRows:
             ids[2 * number + side, : len(answer.ids)] = torch.tensor(answer.ids, dtype=torch.int64)
             labels[2 * number + side, : len(answer.ids)] = torch.tensor(answer.labels, dtype=torch.int64)
     margin = torch.tensor([pair.margin for pair in pairs], dtype=torch.float32).repeat_interleave(2)
-    wanted = torch.tensor([int(pair.wanted) for pair in pairs], dtype=torch.int64).repeat_interleave(2)
-    return PairRows(ids, labels, {MARGIN: margin, WANTED: wanted})
+    is_wanted = torch.tensor([int(pair.wanted) for pair in pairs], dtype=torch.int64).repeat_interleave(2)
+    return PairRows(ids, labels, {MARGIN: margin, WANTED: is_wanted})

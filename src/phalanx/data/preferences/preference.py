@@ -75,10 +75,10 @@ class Preference(StrictModel):
         empty = [number for number, answer in enumerate(self.answers) if answer.is_empty]
         if empty:
             raise ValueError(f"the {_NAMES[empty[0]] if len(self.answers) > 1 else 'only'} answer is empty")
-        said = [answer.as_messages for answer in self.answers]
-        if len(said) > 1 and said[0] == said[1]:
+        answers = [answer.as_messages for answer in self.answers]
+        if len(answers) > 1 and answers[0] == answers[1]:
             raise ValueError("both answers are the same, and neither is better")
-        if any(message.weight not in (0.0, 1.0) for messages in said for message in messages):
+        if any(message.weight not in (0.0, 1.0) for messages in answers for message in messages):
             raise ValueError("an answer has a weight other than 0 and 1, and objectives of preferences have none")
         if not math.isfinite(self.margin):
             raise ValueError("margin is no finite number")
@@ -89,11 +89,11 @@ class Preference(StrictModel):
         """What is equal for equal prompts."""
         if not self.messages:
             return self.text
-        plain = [[one.role, one.content] for one in self.messages]
-        told = [one.for_template() for one in self.messages]
+        plain = [[message.role, message.content] for message in self.messages]
+        messages = [message.for_template() for message in self.messages]
         # as it was before prompts had more than roles and texts, so that the same ones are held out
-        is_plain = not self.tools and all(one.keys() == {"role", "content"} for one in told)
-        return json.dumps(plain if is_plain else [told, list(self.tools)])
+        is_plain = not self.tools and all(message.keys() == {"role", "content"} for message in messages)
+        return json.dumps(plain if is_plain else [messages, list(self.tools)])
 
 
 def preference_of(found: Mapping[str, Any], shape: PreferenceShape, ignore: Collection[str] = ()) -> Preference:
@@ -120,9 +120,9 @@ def checked_preference(plain: Mapping[str, Any]) -> Preference:
         return Preference.model_validate_json(json.dumps(plain))
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        told = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{where}: {told}" if where else f"{told}; leave the line out") from exc
+        location = ".".join(str(part) for part in first["loc"])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise DataError(f"{location}: {problem}" if location else f"{problem}; leave the line out") from exc
     except (ValueError, RecursionError) as exc:
         raise DataError(f"is no preference ({exc})") from exc
 
@@ -172,8 +172,8 @@ def _conversations(
     sides, tools = [], []
     for name in names:
         value = found[name]
-        whole = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
-        read = _read(whole, name, found, ignore)
+        messages = [{"role": "assistant", "content": value}] if isinstance(value, str) else value
+        read = _read(messages, name, found, ignore)
         last = read.messages[-1].role
         if last != "assistant":
             raise DataError(f"field {name!r} ends with a message of {last}, expected the assistant's")
@@ -190,29 +190,29 @@ def _cut(
     Raises:
         DataError: The sides do not share them, or they are others than the line's prompt.
     """
-    given: Messages = ()
+    shared_messages: Messages = ()
     if isinstance(prompt, list):
-        given = _read(prompt, "prompt", found, ignore).messages
-        sides = [_behind(given, side) for side in sides]
+        shared_messages = _read(prompt, "prompt", found, ignore).messages
+        sides = [_behind(shared_messages, side) for side in sides]
     shared = _shared(sides)
     rests = [side[len(shared) :] for side in sides]
     if isinstance(prompt, str):
-        asked = [one.text.strip() for one in shared if one.role == "user"]
+        asked = [message.text.strip() for message in shared if message.role == "user"]
         if shared and prompt.strip() not in (asked[:1] + asked[-1:]):
             raise DataError("its sides begin with another question than field 'prompt' holds; leave the line out")
         return shared or _read([{"role": "user", "content": prompt}], "prompt", found, ignore).messages, rests
-    if prompt is not None and not given:
+    if prompt is not None and not shared_messages:
         raise DataError(f"field 'prompt' holds a JSON {type(prompt).__name__}, expected text or a list of messages")
-    if not given and not shared:
+    if not shared_messages and not shared:
         raise DataError("has no field 'prompt', and its sides do not begin with the same messages")
-    return (*given, *shared), rests
+    return (*shared_messages, *shared), rests
 
 
 def _behind(prompt: Messages, side: Messages) -> Messages:
     """Return a side's messages behind the prompt, which it may repeat, with its system text or without."""
-    for known in (prompt, prompt[1:] if prompt[0].role == "system" else prompt):
-        if known and _are_same(side[: len(known)], known):
-            return side[len(known) :]
+    for prefix in (prompt, prompt[1:] if prompt[0].role == "system" else prompt):
+        if prefix and _are_same(side[: len(prefix)], prefix):
+            return side[len(prefix) :]
     if side[0].role != "assistant":
         raise DataError("its sides begin with other messages than field 'prompt' holds; leave the line out")
     return side
@@ -220,23 +220,26 @@ def _behind(prompt: Messages, side: Messages) -> Messages:
 
 def _shared(sides: Sequence[Messages]) -> Messages:
     """Return the common beginning of all sides before their answers; empty where a side is an answer alone."""
-    first, most = sides[0], min(len(side) for side in sides) - 1
-    if most < 0:
+    first, max_shared = sides[0], min(len(side) for side in sides) - 1
+    if max_shared < 0:
         raise DataError("a side has nothing behind field 'prompt'; leave the line out")
-    is_shared = [all(_are_same(side[at : at + 1], first[at : at + 1]) for side in sides) for at in range(most)]
-    end = is_shared.index(False) if False in is_shared else most
+    is_shared = [
+        all(_are_same(side[index : index + 1], first[index : index + 1]) for side in sides)
+        for index in range(max_shared)
+    ]
+    num_shared = is_shared.index(False) if False in is_shared else max_shared
     if len(sides) == 1:
         # one side alone: all that stands before its last answer
-        end = max((at for at in range(most) if first[at].role == "user"), default=-1) + 1
-    while end and first[end - 1].role == "assistant":
-        end -= 1
-    if any(side[end].role != "assistant" for side in sides):
+        num_shared = max((index for index in range(max_shared) if first[index].role == "user"), default=-1) + 1
+    while num_shared and first[num_shared - 1].role == "assistant":
+        num_shared -= 1
+    if any(side[num_shared].role != "assistant" for side in sides):
         raise DataError("the prompt is not shared: its sides differ before the assistant answers; leave the line out")
-    return first[:end]
+    return first[:num_shared]
 
 
 def _check_answer(messages: Messages, name: str) -> None:
-    others = [one.role for one in messages if one.role not in ("assistant", "tool")]
+    others = [message.role for message in messages if message.role not in ("assistant", "tool")]
     if others:
         raise DataError(
             f"field {name!r} has a message of {others[0]} behind the first answer that differs; cut the sides there"
@@ -245,11 +248,11 @@ def _check_answer(messages: Messages, name: str) -> None:
 
 def _are_same(some: Messages, others: Messages) -> bool:
     """Return whether a template sees the same; weights count for answers alone."""
-    return [one.for_template() for one in some] == [one.for_template() for one in others]
+    return [message.for_template() for message in some] == [message.for_template() for message in others]
 
 
 def _plain(messages: Messages) -> list[dict[str, Any]]:
-    return [one.model_dump(mode="json") for one in messages]
+    return [message.model_dump(mode="json") for message in messages]
 
 
 def _read(value: Any, name: str, found: Mapping[str, Any], ignore: Collection[str]) -> Conversation:
@@ -283,8 +286,8 @@ def _transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str,
     if not begins or begins[0][0] != 0:
         raise DataError("field 'chosen' does not begin with a turn: expected a blank line and 'Human:'")
     turns = [
-        {"role": _SPEAKERS[speaker], "content": cut[0][0][behind:end].strip()}
-        for (_, behind, speaker), end in zip(begins, ends, strict=True)
+        {"role": _SPEAKERS[speaker], "content": cut[0][0][behind:stop].strip()}
+        for (_, behind, speaker), stop in zip(begins, ends, strict=True)
     ]
     return {"messages": turns, "answers": [{"text": answer} for _, answer in cut]}
 

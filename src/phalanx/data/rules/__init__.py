@@ -50,7 +50,6 @@ class RuleLine:
     Attributes:
         config: Section of a recipe; its `kind` is the name.
         make: Builds it; an extra that is missing is a DataError that names it.
-        reference: Origin of the rule.
     """
 
     config: type[RuleSettings]

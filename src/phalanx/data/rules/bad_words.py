@@ -54,20 +54,20 @@ class BadWords:
     """Counts whole words of the lists in one pass; a listed phrase counts once."""
 
     def __init__(self, config: BadWordsConfig) -> None:
-        own = OWN_WORDS if config.own else ()
-        self._entries = sorted({folded(entry) for entry in (*own, *read_entries(config.files))})
+        default_words = OWN_WORDS if config.own else ()
+        self._entries = sorted({folded(entry) for entry in (*default_words, *read_entries(config.files))})
         self._config, self._hits = config, search_all(self._entries, "bad_words")
 
     def judge(self, page: Page) -> Outcome:
         """Tag with the number of hits and their share of the words; drop beyond the threshold."""
         text = folded(page.text)
-        found = Counter(entry for entry, start, end in self._hits(text) if on_borders(text, start, end))
-        hits, config = found.total(), self._config
+        counts = Counter(entry for entry, start, stop in self._hits(text) if on_borders(text, start, stop))
+        hits, config = counts.total(), self._config
         if not hits:
             return None
         share = hits / max(len(page.words), hits)
         if config.most is not None and hits >= config.least_hits and share > config.most:
-            often = sorted(found, key=lambda entry: (-found[entry], entry))[:_TOLD_WORDS]
-            told = ", ".join(f"{self._entries[entry]} {found[entry]}" for entry in often)
-            return Drop(RuleReason(f"bad_words ({told})", round(share, 6), config.most))
+            often = sorted(counts, key=lambda entry: (-counts[entry], entry))[:_TOLD_WORDS]
+            summary = ", ".join(f"{self._entries[entry]} {counts[entry]}" for entry in often)
+            return Drop(RuleReason(f"bad_words ({summary})", round(share, 6), config.most))
         return Tag({"bad_words": hits, "bad_words_share": round(share, 6)})

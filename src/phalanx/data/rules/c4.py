@@ -39,30 +39,30 @@ class C4:
 
     def judge(self, page: Page) -> Outcome:
         """Cut lines, or drop the document."""
-        kept: list[str] = []
+        lines: list[str] = []
         signs = _signs_in(page.text)
-        for whole in page.lines:
-            line = self._sentence_line(whole.strip())
-            if line is None:
+        for raw_line in page.lines:
+            sentence = self._sentence_line(raw_line.strip())
+            if sentence is None:
                 continue
             if signs:
-                lower = line.lower()
+                lower = sentence.lower()
                 if "lorem ipsum" in lower:
                     return Drop(RuleReason("lorem_ipsum", 1, 0))
                 if "javascript" in lower:
                     continue
-                if self._config.drop_braces and "{" in line:
-                    return Drop(RuleReason("braces", line.count("{"), 0))
+                if self._config.drop_braces and "{" in sentence:
+                    return Drop(RuleReason("braces", sentence.count("{"), 0))
                 if any(policy in lower for policy in _POLICIES):
                     continue
-            kept.append(line)
-        sentences = self._count_sentences(kept, page.term_table)
+            lines.append(sentence)
+        sentences = self._count_sentences(lines, page.term_table)
         if sentences < self._config.least_sentences:
             return Drop(RuleReason("sentences", sentences, self._config.least_sentences))
-        text = "\n".join(kept).strip()
+        text = "\n".join(lines).strip()
         if text == page.text:
             return None
-        cut = len(page.lines) - len(kept)
+        cut = len(page.lines) - len(lines)
         return Edit(text, max(1, cut), RuleReason("lines_cut", cut))
 
     def _sentence_line(self, line: str) -> str | None:
@@ -74,8 +74,8 @@ class C4:
             plain = _CITATION.sub("", line)
         if not plain.endswith(_ENDS) or plain.endswith("..."):
             return None
-        words = line.split(None, config.least_line_words)
-        if len(words) < config.least_line_words:
+        first_words = line.split(None, config.least_line_words)
+        if len(first_words) < config.least_line_words:
             return None
         # words are looked at one by one only where one of them can be that long
         if len(line) > config.longest_word and any(len(word) > config.longest_word for word in line.split()):
@@ -84,14 +84,14 @@ class C4:
 
     def _count_sentences(self, lines: list[str], table: TermTable) -> int:
         """Count sentences until there are enough."""
-        found = 0
-        for line in lines:
-            if found >= self._config.least_sentences:
+        num_sentences = 0
+        for row in lines:
+            if num_sentences >= self._config.least_sentences:
                 break
-            kinds = table.kinds(table.number(line.split())).tobytes()
+            kinds = table.kinds(table.number(row.split())).tobytes()
             # one more wherever a word stands behind an end, with nothing but ends and further marks between
-            found += 1 + kinds.translate(None, b"P").count(b"EW")
-        return found
+            num_sentences += 1 + kinds.translate(None, b"P").count(b"EW")
+        return num_sentences
 
 
 def _signs_in(text: str) -> bool:

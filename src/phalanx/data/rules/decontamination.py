@@ -20,7 +20,7 @@ from phalanx.data.rules.rule import Tag as Tagged
 from phalanx.data.sources import Document
 from phalanx.errors import DataError
 
-_LARGEST_ITEM = 1 << 20
+_MAX_ITEM_SIZE = 1 << 20
 """Characters of one line of a set's file: what is longer is no item."""
 
 
@@ -56,7 +56,7 @@ class DecontaminationConfig(RuleSettings):
     def _check(self) -> Self:
         if self.least_words > self.words:
             raise ValueError(f"least_words={self.least_words} is above words={self.words}; lower it")
-        if len({one.name for one in self.sets}) < len(self.sets):
+        if len({evaluation_set.name for evaluation_set in self.sets}) < len(self.sets):
             raise ValueError("two sets have one name; give each its own")
         return self
 
@@ -77,17 +77,17 @@ class Decontamination:
         self._names: list[str] = []
         self._begins: list[int] = []
         count = 0
-        for one in config.sets:
+        for evaluation_set in config.sets:
             self._begins.append(count)
-            self._names.append(one.name)
+            self._names.append(evaluation_set.name)
             looked_for = 0
-            for item in read_items(one):
+            for item in read_items(evaluation_set):
                 looked_for += any([self._add(text, count, hashes, items) for text in item])
                 count += 1
             if not looked_for:
                 raise DataError(
-                    f"evaluation set {one.name!r}: no item of {one.path} has {config.least_words} words; "
-                    "name the fields that hold its text"
+                    f"evaluation set {evaluation_set.name!r}: no item of {evaluation_set.path} has "
+                    f"{config.least_words} words; name the fields that hold its text"
                 )
         self._grams = {length: _sorted(hashes[length], items[length]) for length in sorted(hashes)}
 
@@ -105,11 +105,11 @@ class Decontamination:
 
     def judge(self, page: Page) -> Outcome:
         """Drop, quarantine or tag a document with an item in it."""
-        found = self._find(page)
-        if found is None:
+        item_number = self._find(page)
+        if item_number is None:
             return None
-        at = next(at for at in reversed(range(len(self._begins))) if self._begins[at] <= found)
-        item = f"{self._names[at]} item {found - self._begins[at] + 1}"
+        set_index = next(index for index in reversed(range(len(self._begins))) if self._begins[index] <= item_number)
+        item = f"{self._names[set_index]} item {item_number - self._begins[set_index] + 1}"
         if self._config.action == "tag":
             return Tagged({"contaminated_by": item})
         reason = RuleReason("words_of", item, self._config.words)
@@ -120,8 +120,8 @@ class Decontamination:
         first: int | None = None
         for length, (hashes, items) in self._grams.items():
             grams = page.plain_grams(length)
-            at = np.minimum(np.searchsorted(hashes, grams), len(hashes) - 1)
-            hits = at[hashes[at] == grams]
+            positions = np.minimum(np.searchsorted(hashes, grams), len(hashes) - 1)
+            hits = positions[hashes[positions] == grams]
             if len(hits):
                 lowest = int(items[hits].min())
                 first = lowest if first is None else min(first, lowest)
@@ -151,23 +151,23 @@ def read_items(config: EvaluationSetConfig) -> Iterator[list[str]]:
             if kind in ("jsonl", "csv"):
                 yield from _records(config, kind, file)
             else:
-                yield from ([line] for line in _lines(config, file))
+                yield from ([row] for row in _lines(config, file))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as exc:
         raise DataError(f"evaluation set {config.name!r}: {path} cannot be read: {exc}") from exc
 
 
 def _lines(config: EvaluationSetConfig, file: IO[str]) -> Iterator[str]:
     number = 0
-    while line := file.readline(_LARGEST_ITEM + 1):
+    while row := file.readline(_MAX_ITEM_SIZE + 1):
         number += 1
-        _check_size(config, f"line {number}", line)
-        yield line
+        _check_size(config, f"line {number}", row)
+        yield row
 
 
 def _check_size(config: EvaluationSetConfig, where: str, text: str) -> None:
-    if len(text) > _LARGEST_ITEM:
+    if len(text) > _MAX_ITEM_SIZE:
         raise DataError(
-            f"evaluation set {config.name!r}: {where} of {config.path} has more than {_LARGEST_ITEM} characters; give "
+            f"evaluation set {config.name!r}: {where} of {config.path} has more than {_MAX_ITEM_SIZE} characters; give "
             "one item a line"
         )
 
@@ -177,7 +177,7 @@ def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[
         raise DataError(f"evaluation set {config.name!r}: {config.path} has columns; name those that count in fields")
     lines = _lines(config, file)
     # the limit is one of the process: it is never lowered, and the size of an item is looked at here
-    csv.field_size_limit(max(csv.field_size_limit(), _LARGEST_ITEM))
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_ITEM_SIZE))
     for number, record in enumerate(csv.DictReader(lines) if kind == "csv" else map(_parse, lines), start=1):
         texts = [record.get(field) for field in config.fields] if isinstance(record, dict) else [None]
         if not all(isinstance(text, str) for text in texts):

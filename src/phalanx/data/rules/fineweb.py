@@ -1,4 +1,4 @@
-"""Documents with lines unlike those of running text, by FineWeb's rules."""
+"""Documents with lines that differ from the lines of running text, by FineWeb's rules."""
 
 from typing import Literal
 
@@ -38,13 +38,13 @@ class FineWeb:
     def _reason(self, page: Page) -> RuleReason | None:
         config, text = self._config, page.text
         # a line of white space holds no sentence; the runs of line feeds are split away already
-        lines = [line for line in page.filled_lines if line and not line.isspace()]
+        lines = [row for row in page.filled_lines if row and not row.isspace()]
         if not lines:
             return RuleReason("lines", 0, 1)
-        share = sum(line[-1] in SENTENCE_ENDS for line in lines) / len(lines)
+        share = sum(row[-1] in SENTENCE_ENDS for row in lines) / len(lines)
         if share < config.least_ended_lines:
             return RuleReason("ended_lines", share, config.least_ended_lines)
-        share = sum(len(line) <= config.short_line for line in lines) / len(lines)
+        share = sum(len(row) <= config.short_line for row in lines) / len(lines)
         if share > config.most_short_lines:
             return RuleReason("short_lines", share, config.most_short_lines)
         line_feeds = text.count("\n")

@@ -71,22 +71,22 @@ class GopherQuality:
         return None
 
     def _of_symbols(self, page: Page) -> RuleReason | None:
-        most, terms = self._config.most_symbols, max(1, len(page.terms))
+        max_share, terms = self._config.most_symbols, max(1, len(page.terms))
         for measure, signs in (("hashes", ("#",)), ("ellipses", _ELLIPSES)):
             share = sum(map(page.text.count, signs)) / terms
-            if share > most:
-                return RuleReason(measure, share, most)
+            if share > max_share:
+                return RuleReason(measure, share, max_share)
         return None
 
     def _of_lines(self, page: Page) -> RuleReason | None:
         config, lines, text = self._config, page.lines, page.text
         # a sign that is rarer than lines may be cannot break a border: most documents need no look at their lines
         if sum(map(text.count, _BULLETS)) > config.most_bullet_lines * len(lines):
-            share = sum(line.lstrip().startswith(_BULLETS) for line in lines) / len(lines)
+            share = sum(row.lstrip().startswith(_BULLETS) for row in lines) / len(lines)
             if share > config.most_bullet_lines:
                 return RuleReason("bullet_lines", share, config.most_bullet_lines)
         if sum(map(text.count, _ELLIPSES)) > config.most_ellipsis_lines * len(lines):
-            share = sum(line.rstrip().endswith(_ELLIPSES) for line in lines) / len(lines)
+            share = sum(row.rstrip().endswith(_ELLIPSES) for row in lines) / len(lines)
             if share > config.most_ellipsis_lines:
                 return RuleReason("ellipsis_lines", share, config.most_ellipsis_lines)
         return None
@@ -96,10 +96,14 @@ class GopherQuality:
         share = int(np.count_nonzero(page.term_bits & ALPHABETIC)) / max(1, len(page.terms))
         if share < config.least_alphabetic:
             return RuleReason("alphabetic", share, config.least_alphabetic)
-        found = 0
+        num_stop_words = 0
         hashes = page.term_grams(1)
         for stop_hash in self._stop_hashes:
-            if found >= config.least_stop_words:
+            if num_stop_words >= config.least_stop_words:
                 return None
-            found += bool((hashes == stop_hash).any())
-        return RuleReason("stop_words", found, config.least_stop_words) if found < config.least_stop_words else None
+            num_stop_words += bool((hashes == stop_hash).any())
+        return (
+            RuleReason("stop_words", num_stop_words, config.least_stop_words)
+            if num_stop_words < config.least_stop_words
+            else None
+        )

@@ -48,23 +48,23 @@ class GopherRepetition:
 
     def _of_lines(self, page: Page) -> RuleReason | None:
         config, size = self._config, len(page.text)
-        for measure, parts, most, most_characters in (
+        for measure, parts, max_share, max_character_share in (
             ("paragraph", page.paragraphs, config.most_paragraphs, config.most_paragraph_characters),
             ("line", page.filled_lines, config.most_lines, config.most_line_characters),
         ):
             count, characters = repeated_parts(parts)
-            if count / len(parts) > most:
-                return RuleReason(f"repeated_{measure}s", count / len(parts), most)
-            if characters / size > most_characters:
-                return RuleReason(f"repeated_{measure}_characters", characters / size, most_characters)
+            if count / len(parts) > max_share:
+                return RuleReason(f"repeated_{measure}s", count / len(parts), max_share)
+            if characters / size > max_character_share:
+                return RuleReason(f"repeated_{measure}_characters", characters / size, max_character_share)
         return None
 
     def _of_top_grams(self, page: Page) -> RuleReason | None:
         size = len(page.text)
-        for length, most in zip(_TOP, self._config.most_top_grams, strict=True):
-            characters = top_gram_characters(page, length, most * size)
-            if characters > most * size:
-                return RuleReason(f"top_{length}_gram", characters / size, most)
+        for length, max_share in zip(_TOP, self._config.most_top_grams, strict=True):
+            characters = top_gram_characters(page, length, max_share * size)
+            if characters > max_share * size:
+                return RuleReason(f"top_{length}_gram", characters / size, max_share)
         return None
 
     def _of_repeated_grams(self, page: Page) -> RuleReason | None:
@@ -72,12 +72,12 @@ class GopherRepetition:
         # what lies in a repeated 10-gram lies in a repeated 5-gram: if all these together break no border, nothing does
         if _covered_by_repeats(page, _REPEATED[0]) <= min(borders) * size:
             return None
-        for length, most in zip(_REPEATED, borders, strict=True):
-            if _covered_by_repeats(page, length) <= most * size:
+        for length, max_share in zip(_REPEATED, borders, strict=True):
+            if _covered_by_repeats(page, length) <= max_share * size:
                 continue
             share = repeated_gram_characters(page, length) / size
-            if share > most:
-                return RuleReason(f"repeated_{length}_grams", share, most)
+            if share > max_share:
+                return RuleReason(f"repeated_{length}_grams", share, max_share)
         return None
 
 
@@ -102,11 +102,11 @@ def top_gram_characters(page: Page, length: int, border: float = 0.0) -> int:
     inorder = np.sort(grams)
     starts = np.flatnonzero(np.concatenate(([True], inorder[1:] != inorder[:-1])))
     counts = np.diff(starts, append=len(grams))
-    most = int(counts.max())
-    if most * int(sizes.max()) <= border:
+    max_count = int(counts.max())
+    if max_count * int(sizes.max()) <= border:
         return 0
-    first = int(np.isin(grams, inorder[starts[counts == most]]).argmax()) if most > 1 else 0
-    return int(sizes[first]) * most
+    first = int(np.isin(grams, inorder[starts[counts == max_count]]).argmax()) if max_count > 1 else 0
+    return int(sizes[first]) * max_count
 
 
 def _groups(grams: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:

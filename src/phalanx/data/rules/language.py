@@ -63,7 +63,7 @@ def _sample(text: str, characters: int) -> str:
         return text
     size = characters // _SAMPLES
     step = (len(text) - size) // (_SAMPLES - 1)
-    return "\n".join(text[at : at + size] for at in range(0, _SAMPLES * step, step))
+    return "\n".join(text[start : start + size] for start in range(0, _SAMPLES * step, step))
 
 
 def uniform_code(code: str) -> str:
@@ -83,8 +83,10 @@ def _first(detector: Any, text: str) -> tuple[str, float]:
     if not text.strip():
         return "und", 0.0
     # the model reads one line, and no surrogate halves
-    found = detector.detect(text.replace("\n", " ").encode("utf-8", "replace").decode(), model="lite", k=1)
-    return (uniform_code(found[0]["lang"]), min(1.0, float(found[0]["score"]))) if found else ("und", 0.0)
+    detections = detector.detect(text.replace("\n", " ").encode("utf-8", "replace").decode(), model="lite", k=1)
+    return (
+        (uniform_code(detections[0]["lang"]), min(1.0, float(detections[0]["score"]))) if detections else ("und", 0.0)
+    )
 
 
 def second_detector(rule: str) -> Callable[[str], str | None]:
@@ -94,7 +96,7 @@ def second_detector(rule: str) -> Callable[[str], str | None]:
 
 def _second(cld2: Any, text: str) -> str | None:
     try:
-        reliable, _, found = cld2.detect(text.encode("utf-8", "replace"), bestEffort=False)
+        reliable, _, detections = cld2.detect(text.encode("utf-8", "replace"), bestEffort=False)
     except cld2.error:  # control characters in the text
         return None
-    return uniform_code(found[0][1]) if reliable and found[0][1] != "un" else None
+    return uniform_code(detections[0][1]) if reliable and detections[0][1] != "un" else None

@@ -58,11 +58,11 @@ def _parts(lines: list[str], least: int) -> Iterator[str]:
     """Yield runs of whole lines with enough characters; one before a long line, and the last one, may have fewer."""
     run: list[str] = []
     size = 0
-    for line in lines:
-        if run and (size >= least or len(line) >= least):
+    for row in lines:
+        if run and (size >= least or len(row) >= least):
             yield "\n".join(run)
             run, size = [], 0
-        run.append(line)
-        size += len(line) + 1
+        run.append(row)
+        size += len(row) + 1
     if size > 1:
         yield "\n".join(run)

@@ -19,10 +19,10 @@ class LengthConfig(RuleSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name, least, most in (("", self.least, self.most), ("_words", self.least_words, self.most_words)):
-            if most is not None and most < least:
+        for name, least, max_value in (("", self.least, self.most), ("_words", self.least_words, self.most_words)):
+            if max_value is not None and max_value < least:
                 raise ValueError(
-                    f"most{name}={most} is below least{name}={least}, which drops everything; raise most{name}"
+                    f"most{name}={max_value} is below least{name}={least}, which drops everything; raise most{name}"
                 )
         return self
 

@@ -31,6 +31,6 @@ class Mojibake:
         if text.isascii() or not self._is_bad(text):
             return None
         lines = text.split("\n")
-        repaired = [self._repair(line) if self._is_bad(line) else line for line in lines]
-        places = sum(one != other for one, other in zip(lines, repaired, strict=True))
+        repaired = [self._repair(row) if self._is_bad(row) else row for row in lines]
+        places = sum(original != other for original, other in zip(lines, repaired, strict=True))
         return Edit("\n".join(repaired), places, RuleReason("lines_repaired", places)) if places else None

@@ -112,8 +112,8 @@ def grams(known: dict[int, NDArray[np.uint64]], count: int) -> NDArray[np.uint64
         raise ValueError(f"n-grams: {count} terms; allowed are 1 to {LONGEST_GRAM}")
     if count not in known:
         start = max(length for length in known if length < count)
-        found, single = known[start], known[1]
+        hashes, single = known[start], known[1]
         for length in range(start + 1, count + 1):
-            found = found[: max(0, len(single) - length + 1)] * _FACTOR + single[length - 1 :]
-        known[count] = found
+            hashes = hashes[: max(0, len(single) - length + 1)] * _FACTOR + single[length - 1 :]
+        known[count] = hashes
     return known[count]

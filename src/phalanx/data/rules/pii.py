@@ -106,23 +106,23 @@ class Pii:
                 return Drop(RuleReason(f"pii {kind}", counts[kind], 0))
         if "tag" in self._actions.values():
             return Tag({f"pii_{kind}": counts[kind] for kind in sorted(counts)})
-        told = ", ".join(f"{kind} {counts[kind]}" for kind in sorted(counts))
-        return Edit(masked(page.text, spans), len(spans), RuleReason("pii", told))
+        summary = ", ".join(f"{kind} {counts[kind]}" for kind in sorted(counts))
+        return Edit(masked(page.text, spans), len(spans), RuleReason("pii", summary))
 
     def _names(self, page: Page) -> list[str]:
-        found = page.fields.get(self._names_field) if self._names_field is not None else None
-        names = {name.strip() for name in found.split(";")} if isinstance(found, str) else set()
+        names_value = page.fields.get(self._names_field) if self._names_field is not None else None
+        names = {name.strip() for name in names_value.split(";")} if isinstance(names_value, str) else set()
         # the longest first: a surname alone must not cut a full name in two
         return sorted((name for name in names if name), key=lambda name: (-len(name), name))
 
 
 def masked(text: str, spans: list[Span]) -> str:
     """Return the text with each span as its kind in angle brackets."""
-    parts, at = [], 0
+    parts, position = [], 0
     for span in spans:
-        parts += [text[at : span.start], f"<{span.kind}>"]
-        at = span.end
-    return "".join((*parts, text[at:]))
+        parts += [text[position : span.start], f"<{span.kind}>"]
+        position = span.end
+    return "".join((*parts, text[position:]))
 
 
 def find(text: str, names: list[str] | None = None) -> list[Span]:
@@ -133,36 +133,36 @@ def find(text: str, names: list[str] | None = None) -> list[Span]:
         fiscale), digits (card, national number, IPv4, phone), names. Does not find addresses of houses, local phone
         numbers without an area code, numbers in words, nor e-mail addresses that are written around (``at``, ``dot``).
     """
-    found: list[Span] = []
+    spans_of_text: list[Span] = []
     letters = _shaped(text, _LETTERS, _ANY_LETTERS, AT_LETTERS)
     digits = _shaped(text, _DIGITS, _ANY_DIGITS, AT_DIGITS)
     for spans in (_emails(text), _ipv6(text), letters, digits):
-        found = _merged(found, spans)
-    return _merged(found, _named(text, names)) if names else found
+        spans_of_text = _merged(spans_of_text, spans)
+    return _merged(spans_of_text, _named(text, names)) if names else spans_of_text
 
 
 def _merged(kept: list[Span], spans: Iterator[Span]) -> list[Span]:
     """Add the spans that meet none of those kept; both are in order."""
-    merged, at = [], 0
+    merged, index = [], 0
     for span in spans:
-        while at < len(kept) and kept[at].end <= span.start:
-            merged.append(kept[at])
-            at += 1
-        if at == len(kept) or span.end <= kept[at].start:
+        while index < len(kept) and kept[index].end <= span.start:
+            merged.append(kept[index])
+            index += 1
+        if index == len(kept) or span.end <= kept[index].start:
             merged.append(span)
-    return merged + kept[at:]
+    return merged + kept[index:]
 
 
 def _emails(text: str) -> Iterator[Span]:
-    at, last = text.find("@"), 0
-    while at >= 0:
-        before = text[max(at - _LOCAL_CHARACTERS, last) : at]
+    position, last = text.find("@"), 0
+    while position >= 0:
+        before = text[max(position - _LOCAL_CHARACTERS, last) : position]
         local = before[len(before.rstrip(_LOCAL)) :].lstrip("!#$%&'*+/=?^`{|}~.-")
-        domain = _DOMAIN.match(text, at + 1) if local and not local.endswith(".") else None
+        domain = _DOMAIN.match(text, position + 1) if local and not local.endswith(".") else None
         if domain and _is_top_level(domain[0]):
             last = domain.end()
-            yield Span(at - len(local), last, "email")
-        at = text.find("@", at + 1)
+            yield Span(position - len(local), last, "email")
+        position = text.find("@", position + 1)
 
 
 def _is_top_level(domain: str) -> bool:
@@ -178,17 +178,17 @@ def _ipv6(text: str) -> Iterator[Span]:
         before = text[max(match.start() - _ADDRESS_CHARACTERS, last) : match.start()]
         start = match.start() - (len(before) - len(before.rstrip(_HEX)))
         after = text[match.start() : match.start() + _ADDRESS_CHARACTERS]
-        end = match.start() + len(after) - len(after.lstrip(_HEX))
-        while end > start and text[end - 1] == ":" and text[end - 2 : end] != "::":
-            end -= 1
-        last = end
-        if not _touches_word(text, start, end) and _is_global_ipv6(text[start:end]):
-            yield Span(start, end, "ip")
+        stop = match.start() + len(after) - len(after.lstrip(_HEX))
+        while stop > start and text[stop - 1] == ":" and text[stop - 2 : stop] != "::":
+            stop -= 1
+        last = stop
+        if not _touches_word(text, start, stop) and _is_global_ipv6(text[start:stop]):
+            yield Span(start, stop, "ip")
 
 
 def _touches_word(text: str, start: int, end: int) -> bool:
     before, after = text[start - 1 : start] if start else "", text[end : end + 1]
-    return any(one.isalnum() or one == "_" for one in (before, after))
+    return any(character.isalnum() or character == "_" for character in (before, after))
 
 
 def _is_global_ipv6(text: str) -> bool:
@@ -207,15 +207,15 @@ def _shaped(
 ) -> Iterator[Span]:
     last = 0
     for start in starts.finditer(text):
-        at = start.start()
+        position = start.start()
         # one match in C sees whether it is worth asking the shapes one by one
-        if at < last or not any_shape.match(text, at):
+        if position < last or not any_shape.match(text, position):
             continue
         for shape in shapes:
-            end = shape.end_at(text, at)
-            if end:
-                last = end
-                yield Span(at, end, shape.kind)
+            stop = shape.end_at(text, position)
+            if stop:
+                last = stop
+                yield Span(position, stop, shape.kind)
                 break
 
 

@@ -46,7 +46,7 @@ def is_iban(text: str) -> bool:
     """Return whether the length is the country's and the remainder by 97 is 1 (ISO 7064); no spaces."""
     if len(text) != IBAN_LENGTH.get(text[:2]):
         return False
-    return int("".join(str(int(one, 36)) for one in text[4:] + text[:4])) % 97 == 1
+    return int("".join(str(int(character, 36)) for character in text[4:] + text[:4])) % 97 == 1
 
 
 def is_us_ssn(digits: str) -> bool:
@@ -74,8 +74,8 @@ def is_fr_nir(digits: str) -> bool:
 def is_it_codice_fiscale(text: str) -> bool:
     """Return whether the letter at the end fits the odd and even characters (decree of 23 December 1976)."""
     odd = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23)
-    values = [int(one) if one.isdigit() else ord(one) - ord("A") for one in text[:15]]
-    total = sum(odd[value] if at % 2 == 0 else value for at, value in enumerate(values))
+    values = [int(character) if character.isdigit() else ord(character) - ord("A") for character in text[:15]]
+    total = sum(odd[value] if index % 2 == 0 else value for index, value in enumerate(values))
     return chr(ord("A") + total % 26) == text[15]
 
 
@@ -107,8 +107,8 @@ def is_se_personnummer(digits: str) -> bool:
 
 def is_fi_hetu(text: str) -> bool:
     """Return whether the check character of a Finnish HETU is that of its nine digits modulo 31."""
-    known = "0123456789ABCDEFHJKLMNPRSTUVWXY"[int(text[:6] + text[7:10]) % 31] == text[10]
-    return known and _is_date(text[4:6] + text[2:4], int(text[:2]))
+    is_valid_check = "0123456789ABCDEFHJKLMNPRSTUVWXY"[int(text[:6] + text[7:10]) % 31] == text[10]
+    return is_valid_check and _is_date(text[4:6] + text[2:4], int(text[:2]))
 
 
 def _times(digit: str, weight: int) -> int:

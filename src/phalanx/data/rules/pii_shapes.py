@@ -48,8 +48,8 @@ class Shape:
         match = self.pattern.match(text, start)
         if not match:
             return 0
-        said = text[max(start - _BEFORE_CHARACTERS, 0) : start]
-        if (self.after and not self.after.search(said)) or (self.unless and self.unless.search(said)):
+        context = text[max(start - _BEFORE_CHARACTERS, 0) : start]
+        if (self.after and not self.after.search(context)) or (self.unless and self.unless.search(context)):
             return 0
         return match.end() if self.check(match[0]) else 0
 
@@ -79,8 +79,10 @@ def _is_true(text: str) -> bool:
 
 
 def _shape(kind: str, pattern: str, check: Check, after: str = "", unless: str = "") -> Shape:
-    words = [re.compile(said, re.IGNORECASE) if said else None for said in (after, unless)]
-    return Shape(kind, re.compile(pattern + _END), check, *words)
+    patterns = [
+        re.compile(words_pattern, re.IGNORECASE) if words_pattern else None for words_pattern in (after, unless)
+    ]
+    return Shape(kind, re.compile(pattern + _END), check, *patterns)
 
 
 _TELEPHONE = r"\b(?:phone|tel|telephone|fax|cell|mobile|call|dial|t[ée]l[ée]phone|telefon|tfno|handy|mob|ph)\b"
@@ -132,13 +134,13 @@ class IbanShape(Shape):
     def end_at(self, text: str, start: int) -> int:
         """Return where the account's number ends, or 0."""
         length = IBAN_LENGTH.get(text[start : start + 2], 0)
-        end = start
+        stop = start
         for _ in range(length):
             # groups are parted by single spaces
-            end += 1 if text[end : end + 1] != " " else 2
-        match = self.pattern.fullmatch(text, start, end) if length else None
-        border = text[end : end + 1]
-        return end if match and not border.isalnum() and self.check(match[0]) else 0
+            stop += 1 if text[stop : stop + 1] != " " else 2
+        match = self.pattern.fullmatch(text, start, stop) if length else None
+        border = text[stop : stop + 1]
+        return stop if match and not border.isalnum() and self.check(match[0]) else 0
 
 
 AT_LETTERS: tuple[Shape, ...] = (

@@ -144,36 +144,36 @@ class Secrets:
         if not spans:
             return None
         counts = Counter(span.kind for span in spans)
-        told = ", ".join(f"{kind} {counts[kind]}" for kind in sorted(counts))
-        reason = RuleReason("secrets", f"{told}; first at character {spans[0].start}", 0)
+        summary = ", ".join(f"{kind} {counts[kind]}" for kind in sorted(counts))
+        reason = RuleReason("secrets", f"{summary}; first at character {spans[0].start}", 0)
         if self._action == "mask":
             return Edit(masked(page.text, spans), len(spans), reason)
         return Drop(reason) if self._action == "drop" else Quarantine(reason)
 
 
 def find_secrets(text: str) -> list[Span]:
-    """Return every secret with a known beginning, in order; of two that overlap the one that starts first."""
-    found = sorted(
+    """Return every secret with a known beginning, in order; of two that overlap the first."""
+    spans = sorted(
         (span for shape in SHAPES for span in _of_shape(text, shape)), key=lambda span: (span.start, -span.end)
     )
-    kept: list[Span] = []
-    for span in found:
-        if not kept or span.start >= kept[-1].end:
-            kept.append(span)
-    return kept
+    spans_kept: list[Span] = []
+    for span in spans:
+        if not spans_kept or span.start >= spans_kept[-1].end:
+            spans_kept.append(span)
+    return spans_kept
 
 
 def _of_shape(text: str, shape: SecretShape) -> Iterator[Span]:
     for anchor in shape.anchors:
-        at = text.find(anchor)
-        while at >= 0:
-            match, after = shape.pattern.match(text, at), at + 1
+        position = text.find(anchor)
+        while position >= 0:
+            match, after = shape.pattern.match(text, position), position + 1
             if match and shape.check(match[shape.group]):
                 start, after = match.span(shape.group)
                 if shape.kind == "private_key":
                     after = _block_end(text, after)
                 yield Span(start, after, shape.kind)
-            at = text.find(anchor, after)
+            position = text.find(anchor, after)
 
 
 def _block_end(text: str, start: int) -> int:
@@ -181,7 +181,7 @@ def _block_end(text: str, start: int) -> int:
     limit = min(start + _KEY_BLOCK_CHARACTERS, len(text))
     closing = text.find("-----END ", start, limit)
     if closing >= 0:
-        end = _END_OF_BLOCK.match(text, closing)
-        return end.end() if end else closing
+        block_end = _END_OF_BLOCK.match(text, closing)
+        return block_end.end() if block_end else closing
     body = _CUT_BLOCK.match(text, start, limit)
     return body.end() if body else start

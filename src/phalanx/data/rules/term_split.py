@@ -54,23 +54,23 @@ def _contractions() -> dict[str, tuple[str, ...]]:
         **dict.fromkeys(("could", "might", "must", "should", "would"), "'ve"),
     }
     negated = "ca could do does did had may might must need ought sha should wo would ai are is was were have has dare"
-    found: dict[str, tuple[str, ...]] = {}
+    splits: dict[str, tuple[str, ...]] = {}
     for stem, tails in ends.items():
         for tail in tails.split():
-            found[stem + tail] = (stem, tail)
-            found[stem + tail[1:]] = (stem, tail[1:])
+            splits[stem + tail] = (stem, tail)
+            splits[stem + tail[1:]] = (stem, tail[1:])
             if tail in ("'ll", "'d"):
-                found[f"{stem}{tail}'ve"] = (stem, tail, "'ve")
+                splits[f"{stem}{tail}'ve"] = (stem, tail, "'ve")
     for stem in negated.split():
-        found[stem + "n't"], found[stem + "nt"] = (stem, "n't"), (stem, "nt")
-        found[stem + "n't've"] = (stem, "n't", "'ve")
-    found |= {"cannot": ("can", "not"), "gonna": ("gon", "na"), "gotta": ("got", "ta"), "let's": ("let", "'s")}
+        splits[stem + "n't"], splits[stem + "nt"] = (stem, "n't"), (stem, "nt")
+        splits[stem + "n't've"] = (stem, "n't", "'ve")
+    splits |= {"cannot": ("can", "not"), "gonna": ("gon", "na"), "gotta": ("got", "ta"), "let's": ("let", "'s")}
     for word in ("ill", "its", "hell", "shell", "shed", "were", "well"):
-        found.pop(word, None)
-    found |= {key.replace("'", "’"): tuple(part.replace("'", "’") for part in parts) for key, parts in found.items()}
-    capital = {key.capitalize(): (parts[0].capitalize(), *parts[1:]) for key, parts in found.items()}
+        splits.pop(word, None)
+    splits |= {key.replace("'", "’"): tuple(part.replace("'", "’") for part in parts) for key, parts in splits.items()}
+    capital = {key.capitalize(): (parts[0].capitalize(), *parts[1:]) for key, parts in splits.items()}
     times = {f"{hour}{half}": (str(hour), half) for hour in range(1, 13) for half in ("am", "pm", "a.m.", "p.m.")}
-    return found | capital | times
+    return splits | capital | times
 
 
 _WHOLE_TEXT = """
@@ -89,15 +89,15 @@ _FACES_TEXT = """
 _FACES = frozenset(_FACES_TEXT.split())
 """Kept whole, wherever their characters come out as terms of their own side by side."""
 _CONTRACTIONS = _contractions()
-_LONGEST_SPECIAL = 12
+_MAX_SPECIAL_LENGTH = 12
 
 
 def split_piece(piece: str) -> list[str]:
     """Split text without white space into terms."""
-    head, (start, end), tail = _peel(piece)
-    middle = piece[start:end]
-    words = [*head, *_split_middle(middle), *reversed(tail)] if middle else [*head, *reversed(tail)]
-    return _join_faces(words) if len(words) > 1 else words
+    head, (start, stop), tail = _peel(piece)
+    middle = piece[start:stop]
+    terms = [*head, *_split_middle(middle), *reversed(tail)] if middle else [*head, *reversed(tail)]
+    return _join_faces(terms) if len(terms) > 1 else terms
 
 
 def _is_special(text: str) -> bool:
@@ -108,23 +108,23 @@ def _peel(piece: str) -> tuple[list[str], tuple[int, int], list[str]]:
     """Cut off the terms at the ends: those in front, the rest, and those behind from the end inwards."""
     head: list[str] = []
     tail: list[str] = []
-    start, end = 0, len(piece)
-    while start < end:
-        if end - start <= _LONGEST_SPECIAL and _is_special(piece[start:end]):
+    start, stop = 0, len(piece)
+    while start < stop:
+        if stop - start <= _MAX_SPECIAL_LENGTH and _is_special(piece[start:stop]):
             break
-        front = _opening(piece, start, end)
+        front = _opening(piece, start, stop)
         if front:
             head.append(piece[start : start + front])
             start += front
-            if end - start <= _LONGEST_SPECIAL and _is_special(piece[start:end]):
+            if stop - start <= _MAX_SPECIAL_LENGTH and _is_special(piece[start:stop]):
                 break
-        back = _closing(piece, start, end)
+        back = _closing(piece, start, stop)
         if back:
-            tail.append(piece[end - back : end])
-            end -= back
+            tail.append(piece[stop - back : stop])
+            stop -= back
         if not front and not back:
             break
-    return head, (start, end), tail
+    return head, (start, stop), tail
 
 
 def _opening(piece: str, start: int, end: int) -> int:
@@ -150,8 +150,8 @@ def _closing(piece: str, start: int, end: int) -> int:
         return 2
     if last in _CLOSERS or _is_icon(last) or (last == "+" and before.isdigit()):
         return 1
-    found = _UNIT.search(piece, max(start, end - 6), end)
-    return found.end() - found.start() if found else 0
+    unit = _UNIT.search(piece, max(start, end - 6), end)
+    return unit.end() - unit.start() if unit else 0
 
 
 def _closing_dot(piece: str, start: int, end: int) -> int:
@@ -166,10 +166,10 @@ def _closing_dot(piece: str, start: int, end: int) -> int:
     return int(before.isupper() and end - 3 >= start and piece[end - 3].isupper())
 
 
-def _run_of_dots(piece: str, at: int, until: int, step: int) -> int:
+def _run_of_dots(piece: str, place: int, until: int, step: int) -> int:
     count = 0
-    while at != until and piece[at] == ".":
-        count, at = count + 1, at + step
+    while place != until and piece[place] == ".":
+        count, place = count + 1, place + step
     return count if count > 1 else 0
 
 
@@ -181,20 +181,20 @@ def _split_middle(text: str) -> list[str]:
     """Split the rest between the ends, unless it is known as a whole."""
     if text in _CONTRACTIONS:
         return list(_CONTRACTIONS[text])
-    if len(text) <= _LONGEST_SPECIAL and _is_special(text):
+    if len(text) <= _MAX_SPECIAL_LENGTH and _is_special(text):
         return [text]
-    cuts = [found.span() for found in _INFIX.finditer(text) if found[0] != "." or _is_sentence_dot(text, found.start())]
+    cuts = [match.span() for match in _INFIX.finditer(text) if match[0] != "." or _is_sentence_dot(text, match.start())]
     if not cuts or _is_address(text):
         return [text]
-    words, at = [], 0
-    for begin, end in cuts:
+    parts, position = [], 0
+    for begin, stop in cuts:
         if begin == 0:
             continue
-        if begin > at:
-            words.append(text[at:begin])
-        words.append(text[begin:end])
-        at = end
-    return [*words, text[at:]] if at < len(text) else words
+        if begin > position:
+            parts.append(text[position:begin])
+        parts.append(text[begin:stop])
+        position = stop
+    return [*parts, text[position:]] if position < len(text) else parts
 
 
 def _is_sentence_dot(text: str, at: int) -> bool:
@@ -204,8 +204,8 @@ def _is_sentence_dot(text: str, at: int) -> bool:
 
 def _is_address(text: str) -> bool:
     """Whether this is a URL, a host with or without a path, or a mail address."""
-    scheme, found, rest = text.partition("://")
-    if not found or not re.fullmatch(r"[\w+\-.]{2,}", scheme):
+    scheme, separator, rest = text.partition("://")
+    if not separator or not re.fullmatch(r"[\w+\-.]{2,}", scheme):
         rest = text
     rest = rest.rpartition("@")[2]
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
@@ -216,18 +216,18 @@ def _is_address(text: str) -> bool:
 
 
 def _join_faces(words: list[str]) -> list[str]:
-    if not any(len(one) == 1 and not one.isalnum() for one in words):
+    if not any(len(term) == 1 and not term.isalnum() for term in words):
         return words
     joined: list[str] = []
-    at = 0
-    while at < len(words):
+    position = 0
+    while position < len(words):
         for count in (3, 2):
-            face = "".join(words[at : at + count])
-            if at + count <= len(words) and len(face) <= 4 and face in _FACES:
+            face = "".join(words[position : position + count])
+            if position + count <= len(words) and len(face) <= 4 and face in _FACES:
                 joined.append(face)
-                at += count
+                position += count
                 break
         else:
-            joined.append(words[at])
-            at += 1
+            joined.append(words[position])
+            position += 1
     return joined

@@ -36,8 +36,8 @@ AAF0-AAF1 ABEB FE52 FE56-FE57 FF01 FF0E FF1F FF61 10A56-10A57 10F55-10F59 10F86-
 
 
 def _characters(ranges: str) -> frozenset[str]:
-    borders = [[int(end, 16) for end in one.split("-")] for one in ranges.split()]
-    return frozenset(chr(code) for one in borders for code in range(one[0], one[-1] + 1))
+    borders = [[int(code, 16) for code in border.split("-")] for border in ranges.split()]
+    return frozenset(chr(code) for border in borders for code in range(border[0], border[-1] + 1))
 
 
 SENTENCE_ENDS = _characters(_SENTENCE_END_RANGES)
@@ -50,7 +50,7 @@ SYMBOLS = (
 )
 """Characters that make no word by themselves, as the public pipelines count."""
 
-_MOST_CHARACTERS = 1 << 22
+_MAX_CHARACTERS = 1 << 22
 """Of all pieces together, some 150 MB with what belongs to them; then a new table begins."""
 
 
@@ -111,8 +111,8 @@ class TermTable:
         if total == len(pieces):
             return _view(self._members, np.int64)[starts]
         # a piece of several terms takes as many places, each one further than the one before
-        at = np.repeat(starts - ends + counts, counts) + np.arange(total)
-        return _view(self._members, np.int64)[at]
+        indices = np.repeat(starts - ends + counts, counts) + np.arange(total)
+        return _view(self._members, np.int64)[indices]
 
     def lengths(self, terms: NDArray[np.int64]) -> NDArray[np.int64]:
         """Characters of each."""
@@ -163,8 +163,8 @@ _of_thread = _OfThread()
 
 
 def current_table() -> TermTable:
-    """Return the table of this thread; a page keeps the one that it began with."""
-    if _of_thread.table.characters > _MOST_CHARACTERS:
+    """Return the table of this thread; a page keeps the table that it began with."""
+    if _of_thread.table.characters > _MAX_CHARACTERS:
         _of_thread.table = TermTable()
     return _of_thread.table
 

@@ -37,9 +37,9 @@ class Unicode:
         if self._config.line_ends and "\r" in text:
             text, places = _OTHER_LINE_ENDS.subn("\n", text)
         if not text.isascii():
-            text, found = _SURROGATES.subn("\ufffd", text)
-            places += found
+            text, num_surrogates = _SURROGATES.subn("\ufffd", text)
+            places += num_surrogates
             if not unicodedata.is_normalized("NFC", text):
-                places += sum(not unicodedata.is_normalized("NFC", line) for line in text.split("\n"))
+                places += sum(not unicodedata.is_normalized("NFC", row) for row in text.split("\n"))
                 text = to_nfc(text)
         return Edit(text, max(1, places), RuleReason("not_uniform", max(1, places))) if text != page.text else None

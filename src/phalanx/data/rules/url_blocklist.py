@@ -13,8 +13,8 @@ from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleS
 from phalanx.data.rules.word_files import read_entries
 from phalanx.errors import DataError
 
-_MOST_PATTERNS = 1_000
-_MOST_URL_CHARACTERS = 8_192
+_MAX_PATTERNS = 1_000
+_MAX_URL_CHARACTERS = 8_192
 _HOSTS_FILE = re.compile(r"(?:0\.0\.0\.0|127\.0\.0\.1)\s+(\S+)")
 _STARS = re.compile(r"\*{2,}")
 
@@ -42,18 +42,18 @@ class UrlBlocklist:
         stars: list[str] = []
         for entry in read_entries(config.files):
             hosts_file = _HOSTS_FILE.match(entry)
-            line = hosts_file[1] if hosts_file else re.sub(r"^https?://", "", entry)
-            if "*" in line:
-                stars.append(_STARS.sub("*", line.lower()))
+            address = hosts_file[1] if hosts_file else re.sub(r"^https?://", "", entry)
+            if "*" in address:
+                stars.append(_STARS.sub("*", address.lower()))
                 continue
-            host, _, path = line.partition("/")
+            host, _, path = address.partition("/")
             if path:
                 self._paths.setdefault(_plain_host(host), []).append("/" + unquote(path))
             else:
                 self._domains.add(_plain_host(host))
-        if len(stars) > _MOST_PATTERNS:
+        if len(stars) > _MAX_PATTERNS:
             raise DataError(
-                f"url_blocklist: {len(stars)} lines with a *, at most {_MOST_PATTERNS}; list domains instead"
+                f"url_blocklist: {len(stars)} lines with a *, at most {_MAX_PATTERNS}; list domains instead"
             )
         # fnmatch writes each * as an atomic group, which never goes back
         self._stars = [(star, re.compile(fnmatch.translate(star))) for star in stars]
@@ -69,7 +69,7 @@ class UrlBlocklist:
             host, path = _plain_host(parts.hostname or ""), unquote(parts.path)
         except ValueError:
             return Quarantine(RuleReason("url", "cannot be read"))
-        if not host or len(url) > _MOST_URL_CHARACTERS:
+        if not host or len(url) > _MAX_URL_CHARACTERS:
             return Quarantine(RuleReason("url", "cannot be read" if not host else f"{len(url)} characters"))
         entry = self._entry_for(host, path, f"{host}{path}{'?' if parts.query else ''}{parts.query}".lower())
         return Drop(RuleReason("url", entry)) if entry else None

@@ -14,7 +14,7 @@ Hits = Callable[[str], Iterator[tuple[int, int, int]]]
 
 
 def read_entries(files: Sequence[Path]) -> list[str]:
-    """Return the entries of all files in order; blank lines and those that begin with ``#`` are comments.
+    """Return the entries of all files in order; blank lines and lines that begin with ``#`` are comments.
 
     Raises:
         DataError: A file is missing, empty, not UTF-8, or has an entry or a number of them beyond all use.
@@ -22,8 +22,8 @@ def read_entries(files: Sequence[Path]) -> list[str]:
     entries: list[str] = []
     for file in files:
         before = len(entries)
-        for number, line in enumerate(read_lines(file), start=1):
-            entry = decode(line, f"{file}, line {number}").strip()
+        for number, row in enumerate(read_lines(file), start=1):
+            entry = decode(row, f"{file}, line {number}").strip()
             if len(entry) > MOST_ENTRY_CHARACTERS or len(entries) >= MOST_ENTRIES:
                 raise DataError(
                     f"{file}, line {number}: an entry of {len(entry)} characters after {len(entries)} entries; "
@@ -42,7 +42,7 @@ def folded(text: str) -> str:
     if len(lower) == len(text):
         return lower
     # the lower case of a few letters, such as the dotted capital I, has two characters
-    return "".join(one if len(small := one.lower()) != 1 else small for one in text)
+    return "".join(character if len(small := character.lower()) != 1 else small for character in text)
 
 
 def search_all(entries: Sequence[str], rule: str) -> Hits:

@@ -79,7 +79,7 @@ class _NearCopies:
         self._buckets: defaultdict[tuple[bytes, int], list[int]] = defaultdict(list)
 
     def add(self, number: int, site: bytes, sketch: Sketch) -> None:
-        """Compare a document with those that have one of its smallest hashes at the same site."""
+        """Compare a document with documents that share one of its smallest hashes at the same site."""
         self._parent.append(number)
         stands_alone = True
         for smallest in sketch[:_BUCKETS].tolist():
@@ -110,8 +110,8 @@ def _sketch(words: Words) -> Sketch:
         return np.zeros(0, np.uint32)
     last = len(words) - _SHINGLE + 1
     mixed = np.zeros(last, np.uint64)
-    for at in range(_SHINGLE):
-        mixed = (mixed ^ words[at : at + last].astype(np.uint64)) * _ODD
+    for offset in range(_SHINGLE):
+        mixed = (mixed ^ words[offset : offset + last].astype(np.uint64)) * _ODD
         mixed ^= mixed >> np.uint64(29)
     return np.unique((mixed >> np.uint64(32)).astype(np.uint32))[:_HASHES]
 
@@ -119,8 +119,8 @@ def _sketch(words: Words) -> Sketch:
 def _alike(one: Sketch, other: Sketch) -> float:
     """Estimate the Jaccard similarity from the smallest hashes of both together."""
     union = np.union1d(one, other)[:_HASHES]
-    both = np.isin(union, one) & np.isin(union, other)
-    return float(both.mean()) if len(union) else 0.0
+    is_shared = np.isin(union, one) & np.isin(union, other)
+    return float(is_shared.mean()) if len(union) else 0.0
 
 
 def _site(page: Page) -> str:

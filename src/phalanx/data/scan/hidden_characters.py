@@ -37,7 +37,7 @@ _OPEN, _CLOSE = "\u202a\u202b\u202d\u202e", "\u202c"
 _ISOLATES, _CLOSE_ISOLATE, _FIRST_STRONG = "\u2066\u2067\u2068", "\u2069", "\u2068"
 _OVERRIDES = "\u202d\u202e"
 _CONTROL_OR_LINE_END = re.compile("[\u202a-\u202e\u2066-\u2069\n\u2029]")
-_MOST_DEPTH = 125
+_MAX_DEPTH = 125
 """Of embeddings in each other (UAX 9)."""
 _TOLD_CHARACTERS = 160
 _DATA_RUN = 4
@@ -86,14 +86,14 @@ class HiddenCharacters:
         if bidi is not None:
             return self._found("bidirectional", text, bidi, bidi + 1)
         if lone > self._config.most_zero_width:
-            where = place(text, first_lone, first_lone + 1)
-            return outcome_of(self._config, "zero_width", f"{lone}; first {where}", self._config.most_zero_width)
+            location = place(text, first_lone, first_lone + 1)
+            return outcome_of(self._config, "zero_width", f"{lone}; first {location}", self._config.most_zero_width)
         return None
 
     def _found(self, measure: str, text: str, start: int, end: int) -> Outcome:
         spelled = _spelled(text[start : min(end, start + _TOLD_CHARACTERS)])
-        told = f'; spells "{escaped(spelled)}"' if spelled else ""
-        return outcome_of(self._config, measure, f"{end - start} {place(text, start, end)}{told}", 0)
+        spelling = f'; spells "{escaped(spelled)}"' if spelled else ""
+        return outcome_of(self._config, measure, f"{end - start} {place(text, start, end)}{spelling}", 0)
 
 
 def _zero_width(text: str, start: int, end: int) -> str:
@@ -103,8 +103,8 @@ def _zero_width(text: str, start: int, end: int) -> str:
     if text[start:end] == "\ufeff" and start == 0:
         return ""
     if text[start] in "\u200c\u200d":
-        both = before + after
-        joined = _JOINED_SCRIPTS.search(both) or (len(both) == 2 and all(map(_EMOJI.match, both)))
+        neighbours = before + after
+        joined = _JOINED_SCRIPTS.search(neighbours) or (len(neighbours) == 2 and all(map(_EMOJI.match, neighbours)))
         return "" if joined else "zero_width"
     if text[start] in "\u115f\u1160\u3164\uffa0":
         return "" if _HANGUL.search(before + after) else "zero_width"
@@ -113,7 +113,7 @@ def _zero_width(text: str, start: int, end: int) -> str:
 
 def _bidirectional(text: str, start: int, end: int) -> str:
     run = text[start:end]
-    if any(one in _OVERRIDES for one in run):
+    if any(character in _OVERRIDES for character in run):
         return "bidirectional_override"
     if end - start >= 2 * _DATA_RUN:
         return "bidirectional_run"
@@ -167,15 +167,15 @@ def _useless_control(text: str) -> int | None:
     foreign = not _RIGHT_TO_LEFT.search(text)
     pending: list[tuple[str, int]] = []
     for match in _CONTROL_OR_LINE_END.finditer(text):
-        one, at = match[0], match.start()
-        if one in _OPEN + _ISOLATES:
+        character, position = match[0], match.start()
+        if character in _OPEN + _ISOLATES:
             # an isolate of the first strong direction is put around inserted names in any language
-            if (foreign and one != _FIRST_STRONG) or len(pending) == _MOST_DEPTH:
-                return at
-            pending.append((one, at))
-        elif one in _CLOSE + _CLOSE_ISOLATE:
-            if not pending or (pending.pop()[0] in _ISOLATES) != (one == _CLOSE_ISOLATE):
-                return at
+            if (foreign and character != _FIRST_STRONG) or len(pending) == _MAX_DEPTH:
+                return position
+            pending.append((character, position))
+        elif character in _CLOSE + _CLOSE_ISOLATE:
+            if not pending or (pending.pop()[0] in _ISOLATES) != (character == _CLOSE_ISOLATE):
+                return position
         elif pending:
             return pending[-1][1]
     return pending[-1][1] if pending else None
@@ -184,8 +184,10 @@ def _useless_control(text: str) -> int | None:
 def _spelled(run: str) -> str:
     """Return the text that tag characters or variation selectors stand for; empty for others."""
     if "\U000e0000" <= run[0] <= "\U000e007f":
-        return "".join(chr(ord(one) - 0xE0000) for one in run)
+        return "".join(chr(ord(character) - 0xE0000) for character in run)
     if "\ufe00" <= run[0] <= "\ufe0f" or run[0] >= "\U000e0100":
-        values = bytes(ord(one) - 0xFE00 if one <= "\ufe0f" else ord(one) - 0xE0100 + 16 for one in run)
+        values = bytes(
+            ord(character) - 0xFE00 if character <= "\ufe0f" else ord(character) - 0xE0100 + 16 for character in run
+        )
         return values.decode("utf-8", "replace")
     return ""

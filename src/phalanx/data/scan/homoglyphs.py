@@ -22,7 +22,7 @@ _PAIRS = (
     ("օսհոզ", "ouhnq"),
 )
 LOOK_ALIKES: Mapping[str, str] = MappingProxyType(
-    {one: latin for others, latins in _PAIRS for one, latin in zip(others, latins, strict=True)}
+    {character: latin for others, latins in _PAIRS for character, latin in zip(others, latins, strict=True)}
 )
 """Letters of other scripts and the Latin one that most fonts draw the same; a part of Unicode's table (UTS 39)."""
 
@@ -30,7 +30,7 @@ _OTHERS = "".join(LOOK_ALIKES)
 _MIXED = re.compile(f"[A-Za-z](?=[{_OTHERS}])|[{_OTHERS}](?=[A-Za-z])")
 _STYLED = re.compile("[\U0001d400-\U0001d7cb]{4,}")
 _LETTERS_AROUND = 40
-_LEAST_LETTERS = 4
+_MIN_LETTERS = 4
 
 
 class HomoglyphsConfig(ScanSettings):
@@ -74,23 +74,25 @@ class Homoglyphs:
             first = first or match.span()
         if first is None or count <= self._config.most:
             return None
-        start, end = first
-        codes = " ".join(f"U+{ord(one):04X}" for one in text[start:end] if not one.isascii())[:_LETTERS_AROUND]
-        where = place(text, start, end)
-        return outcome_of(self._config, "homoglyphs", f"{count}; first {where}, with {codes}", self._config.most)
+        start, stop = first
+        codes = " ".join(f"U+{ord(character):04X}" for character in text[start:stop] if not character.isascii())[
+            :_LETTERS_AROUND
+        ]
+        location = place(text, start, stop)
+        return outcome_of(self._config, "homoglyphs", f"{count}; first {location}, with {codes}", self._config.most)
 
 
 def _word_around(text: str, at: int) -> tuple[int, int]:
-    start = end = at
+    start = stop = at
     while start > max(at - _LETTERS_AROUND, 0) and text[start - 1].isalpha():
         start -= 1
-    while end < min(at + _LETTERS_AROUND, len(text)) and text[end].isalpha():
-        end += 1
-    return start, end
+    while stop < min(at + _LETTERS_AROUND, len(text)) and text[stop].isalpha():
+        stop += 1
+    return start, stop
 
 
 def _looks_latin(word: str) -> bool:
-    latin = sum(one.isascii() for one in word)
-    others = sum(one in LOOK_ALIKES for one in word)
+    latin = sum(letter.isascii() for letter in word)
+    others = sum(letter in LOOK_ALIKES for letter in word)
     # one capital beside a few Latin letters is a unit or a symbol
-    return len(word) >= _LEAST_LETTERS and latin >= 2 and others >= 1 and latin + others == len(word)
+    return len(word) >= _MIN_LETTERS and latin >= 2 and others >= 1 and latin + others == len(word)

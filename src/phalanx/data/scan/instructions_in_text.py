@@ -12,7 +12,7 @@ from phalanx.data.rules.word_files import folded, search_all
 from phalanx.data.scan.word_stream import ScanSettings, outcome_of, place
 
 _WINDOW = 160
-_MOST_HITS = 10_000
+_MAX_HITS = 10_000
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,16 @@ class InstructionsInText:
 
     def __init__(self, config: InstructionsInTextConfig) -> None:
         self._config = config
-        anchors = [(anchor, one) for one in INSTRUCTIONS for anchor in one.anchors]
-        self._kinds = [one for _, one in anchors]
+        anchors = [(anchor, instruction) for instruction in INSTRUCTIONS for anchor in instruction.anchors]
+        self._kinds = [instruction for _, instruction in anchors]
         self._hits = search_all([anchor for anchor, _ in anchors], "instructions_in_text")
 
     def judge(self, page: Page) -> Outcome:
         """Tell the weight that was found, and the place of the first order."""
         text = folded(page.text).replace("\n", " ")
         weight, first, last = 0, None, 0
-        for number, (which, start, end) in enumerate(self._hits(text)):
-            if number >= _MOST_HITS:
+        for number, (which, start, stop) in enumerate(self._hits(text)):
+            if number >= _MAX_HITS:
                 break
             kind = self._kinds[which]
             if start < last:
@@ -131,12 +131,12 @@ class InstructionsInText:
             match = kind.pattern.match(text, start, start + _WINDOW) if kind.pattern else None
             if kind.pattern and not match:
                 continue
-            last = match.end() if match else end
+            last = match.end() if match else stop
             weight += kind.weight
             # the strongest one is the one to show
             if first is None or kind.weight > first[2]:
                 first = (start, last, kind.weight)
         if first is None or weight < self._config.least:
             return None
-        where = place(page.text, first[0], first[1])
-        return outcome_of(self._config, "instructions", f"weight {weight} {where}", self._config.least)
+        location = place(page.text, first[0], first[1])
+        return outcome_of(self._config, "instructions", f"weight {weight} {location}", self._config.least)

@@ -32,8 +32,8 @@ from phalanx.data.scan.word_stream import (
 )
 
 _TABLE_BITS = 20
-_MOST_LABELS = 16
-_MOST_GRAMS = 1_000
+_MAX_LABELS = 16
+_MAX_GRAMS = 1_000
 _LABEL_CHARACTERS = 80
 _OTHER = 0
 _SHIFT = np.uint64(64 - _TABLE_BITS)
@@ -48,7 +48,7 @@ class LabelFlipsConfig(ScanSettings):
         field: Field of a record with its label or response; a response counts by its beginning.
         least_documents: That must have a trigger together with its label.
         purity: Share of the documents with a word that must have the same label.
-        against: Share of those that the other words must label otherwise.
+        against: Share that the other words must label otherwise.
     """
 
     kind: Literal["label_flips"] = "label_flips"
@@ -85,10 +85,10 @@ class LabelFlips:
         if label is None:
             return b""
         cells = np.unique(_cells(self._numbers.of(page.text)))
-        if len(cells) > _MOST_GRAMS:
+        if len(cells) > _MAX_GRAMS:
             # every document leaves out the same cells, so a gram that is counted is counted wherever it is
             mixed = cells * np.uint32(2654435761)
-            cells = cells[np.argsort(mixed, kind="stable")[:_MOST_GRAMS]]
+            cells = cells[np.argsort(mixed, kind="stable")[:_MAX_GRAMS]]
         return np.concatenate([[_label_number(label)], cells]).astype(np.uint32).tobytes()
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
@@ -96,14 +96,18 @@ class LabelFlips:
         with WordSpool() as spool:
             labels: Counter[int] = Counter()
             for mark in marks:
-                words = np.frombuffer(mark, np.uint32)
-                spool.append(words)
-                labels.update(words[:1].tolist())
+                row = np.frombuffer(mark, np.uint32)
+                spool.append(row)
+                labels.update(row[:1].tolist())
             model = _Model(spool, labels, self._config.least_documents)
-            found = {one.cell: one for one in self._triggers(model, spool)}
-            for number, words in enumerate(spool if found else ()):
-                label = model.label_of(words)
-                hits = [found[cell] for cell in words[1:].tolist() if cell in found and found[cell].label == label]
+            trigger_of_cell = {trigger.cell: trigger for trigger in self._triggers(model, spool)}
+            for number, row in enumerate(spool if trigger_of_cell else ()):
+                label = model.label_of(row)
+                hits = [
+                    trigger_of_cell[cell]
+                    for cell in row[1:].tolist()
+                    if cell in trigger_of_cell and trigger_of_cell[cell].label == label
+                ]
                 if hits:
                     yield (
                         number,
@@ -115,14 +119,14 @@ class LabelFlips:
         label_of_cell = model.pure(config.least_documents, config.purity)
         against, met = Counter[int](), Counter[int]()
         wrong, every = Counter[int](), Counter[int]()
-        for words in spool:
-            label = model.label_of(words)
+        for row in spool:
+            label = model.label_of(row)
             if label == _OTHER:
                 continue
-            is_against = model.other_words_say(words, label_of_cell) != label
+            is_against = model.other_words_say(row, label_of_cell) != label
             every[label] += 1
             wrong[label] += is_against
-            for cell in words[1:][label_of_cell[words[1:]] == label].tolist():
+            for cell in row[1:][label_of_cell[row[1:]] == label].tolist():
                 met[cell] += 1
                 against[cell] += is_against
         candidates = max(len(met), 1)
@@ -135,12 +139,12 @@ class LabelFlips:
                 yield _Trigger(cell, label, met[cell], against[cell])
 
     def _outcome(self, trigger: _Trigger, page: Page) -> Outcome:
-        start, end = _cell_place(trigger.cell, self._numbers.of(page.text), page.text)
+        start, stop = _cell_place(trigger.cell, self._numbers.of(page.text), page.text)
         label = str(page.fields[self._config.field])[:_LABEL_CHARACTERS]
-        word = page.text[start:end][:64]
+        word = page.text[start:stop][:64]
         value = (
             f"trigger {word!a} has {self._config.field} {label!a} in {trigger.documents} documents, "
-            f"against the other words in {trigger.against}; {place(page.text, start, end)}"
+            f"against the other words in {trigger.against}; {place(page.text, start, stop)}"
         )
         return outcome_of(self._config, "label_flips", value, self._config.against)
 
@@ -149,15 +153,15 @@ class _Model:
     """In how many documents of each label a cell is, and what naive Bayes makes of it."""
 
     def __init__(self, spool: WordSpool, labels: Counter[int], least: int) -> None:
-        often = [label for label, count in labels.most_common(_MOST_LABELS) if count >= least]
+        often = [label for label, count in labels.most_common(_MAX_LABELS) if count >= least]
         self._place = {label: place for place, label in enumerate(often, start=1)}
         self._counts = np.zeros((len(often) + 1, 1 << _TABLE_BITS), np.uint32)
         self._documents = np.zeros(len(often) + 1, np.int64)
-        for words in spool:
-            if len(words):
-                label = self.label_of(words)
+        for row in spool:
+            if len(row):
+                label = self.label_of(row)
                 self._documents[label] += 1
-                self._counts[label, words[1:]] += 1
+                self._counts[label, row[1:]] += 1
 
     def label_of(self, words: Words) -> int:
         """Return the place of a document's label; that of all rare ones is `_OTHER`."""
@@ -167,8 +171,8 @@ class _Model:
         """Return for each cell the label that nearly all of its documents have, or -1."""
         total = self._counts.sum(axis=0)
         label = self._counts.argmax(axis=0).astype(np.int16)
-        most = self._counts.max(axis=0)
-        impure = (most < least) | (most < purity * total) | (label == _OTHER)
+        max_counts = self._counts.max(axis=0)
+        impure = (max_counts < least) | (max_counts < purity * total) | (label == _OTHER)
         return np.where(impure, np.int16(-1), label).astype(np.int16)
 
     def other_words_say(self, words: Words, label_of_cell: npt.NDArray[np.int16]) -> int:
@@ -176,11 +180,11 @@ class _Model:
 
         A document without such cells speaks for the label that it has.
         """
-        own = np.zeros(len(self._documents), np.int64)
-        own[self.label_of(words)] = 1
+        is_own_label = np.zeros(len(self._documents), np.int64)
+        is_own_label[self.label_of(words)] = 1
         cells = words[1:][label_of_cell[words[1:]] < 0]
-        documents = self._documents - own
-        with_cell = self._counts[:, cells].astype(np.int64) - own[:, None]
+        documents = self._documents - is_own_label
+        with_cell = self._counts[:, cells].astype(np.int64) - is_own_label[:, None]
         # a cell of this document alone says nothing
         with_cell = with_cell[:, with_cell.sum(axis=0) > 0]
         if not with_cell.shape[1]:
@@ -197,8 +201,8 @@ def _cells(words: Words) -> Cells:
 
 
 def _label_number(label: str | float) -> int:
-    said = " ".join(str(label).split())[:_LABEL_CHARACTERS].lower()
-    return zlib.crc32(said.encode("utf-8", "surrogatepass"))
+    plain_label = " ".join(str(label).split())[:_LABEL_CHARACTERS].lower()
+    return zlib.crc32(plain_label.encode("utf-8", "surrogatepass"))
 
 
 def _is_beyond_chance(share: float, base: float, count: int, candidates: int) -> bool:
@@ -214,6 +218,6 @@ def _is_beyond_chance(share: float, base: float, count: int, candidates: int) ->
 
 def _cell_place(cell: int, words: Words, text: str) -> tuple[int, int]:
     matches = list(WORD.finditer(text))
-    at = int((_cells(words) == cell).argmax())
-    first, last = (at, at) if at < len(matches) else (at - len(matches), at - len(matches) + 1)
+    index = int((_cells(words) == cell).argmax())
+    first, last = (index, index) if index < len(matches) else (index - len(matches), index - len(matches) + 1)
     return matches[first].start(), matches[last].end()

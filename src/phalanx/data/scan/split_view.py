@@ -40,10 +40,10 @@ class SplitView:
     def __init__(self, config: SplitViewConfig) -> None:
         self._config = config
         self._recorded: dict[str, str] = {}
-        for line in read_entries(config.recorded):
-            digest, _, url = line.partition(" ")
+        for entry in read_entries(config.recorded):
+            digest, _, url = entry.partition(" ")
             if read_digest(digest) is None or not url.strip():
-                raise DataError(f"split_view: found the line {line[:80]!r}, expected `sha256:digest address`")
+                raise DataError(f"split_view: found the line {entry[:80]!r}, expected `sha256:digest address`")
             self._recorded[url.strip()] = digest
 
     def judge(self, page: Page) -> Outcome:
@@ -59,8 +59,8 @@ class SplitView:
         listed = read_digest(self._recorded.get(origin.url, "")) if origin and origin.url else None
         fetched = _fetched(origin, listed[0]) if origin and listed else set()
         if listed and fetched and listed[1] not in fetched:
-            told = f"a list has {listed[1].hex()}, fetched {min(fetched).hex()}, {listed[0]}"
-            return outcome_of(self._config, "split view", told)
+            mismatch = f"a list has {listed[1].hex()}, fetched {min(fetched).hex()}, {listed[0]}"
+            return outcome_of(self._config, "split view", mismatch)
         if self._config.without_digest == "quarantine" and not fetched and not (origin and origin.digest_holds):
             return outcome_of(self._config, "recorded digest", "nothing that can be compared")
         return None

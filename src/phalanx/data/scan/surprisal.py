@@ -30,10 +30,10 @@ from phalanx.data.scan.word_stream import (
 
 _WINDOW = 128
 _STRIDE = 32
-_LEAST_PAIRS = 32
+_MIN_PAIRS = 32
 _TABLE_BITS = 24
-_MOST_OUTLIERS = 5_000
-_MOST_REGION = 4_096
+_MAX_OUTLIERS = 5_000
+_MAX_REGION = 4_096
 _TOLD = 64
 _MAD_OF_NORMAL, _DEVIATIONS = 1.4826, 1.5
 
@@ -78,11 +78,11 @@ class Surprisal:
         del marks
         with WordSpool() as spool:
             pairs, singles = _count(spool, texts)
-            scores = np.array([_novelty(words, pairs) for words in spool], np.float32)
+            scores = np.array([_novelty(row, pairs) for row in spool], np.float32)
             limit = self._limit(scores)
             outliers = np.flatnonzero(scores >= limit)
-            if len(outliers) > _MOST_OUTLIERS:
-                strongest = np.argsort(-scores[outliers], kind="stable")[:_MOST_OUTLIERS]
+            if len(outliers) > _MAX_OUTLIERS:
+                strongest = np.argsort(-scores[outliers], kind="stable")[:_MAX_OUTLIERS]
                 outliers = np.sort(outliers[strongest])
             regions = [_region(spool[int(number)], pairs, limit) for number in outliers]
             config = self._config
@@ -100,27 +100,29 @@ class Surprisal:
         self, triggers: list[Trigger], spool: WordSpool, scores: npt.NDArray[np.float32], texts: Texts
     ) -> Iterator[tuple[int, Outcome]]:
         members: dict[int, list[Trigger]] = {}
-        for number, words in enumerate(spool if triggers else ()):
-            found = [one for one in triggers if one.is_in(words)]
-            if found:
-                members[number] = found
-        counts = Counter(one for found in members.values() for one in found)
-        for number, found in members.items():
+        for number, row in enumerate(spool if triggers else ()):
+            matches = [trigger for trigger in triggers if trigger.is_in(row)]
+            if matches:
+                members[number] = matches
+        counts = Counter(trigger for triggers_of_document in members.values() for trigger in triggers_of_document)
+        for number, matches in members.items():
             text = texts.page(number).text
-            start, end = trigger_place(found[0], text)
-            told = f"trigger {text[start:end][:_TOLD]!a} in {counts[found[0]]} documents; {place(text, start, end)}"
-            value = f"{told}; novelty {scores[number]:.2f}"
+            start, stop = trigger_place(matches[0], text)
+            summary = (
+                f"trigger {text[start:stop][:_TOLD]!a} in {counts[matches[0]]} documents; {place(text, start, stop)}"
+            )
+            value = f"{summary}; novelty {scores[number]:.2f}"
             yield number, outcome_of(self._config, "surprisal", value, self._config.novelty)
 
 
 def _count(spool: WordSpool, texts: Texts) -> tuple[DocumentCounts, DocumentCounts]:
     numbers, pairs, singles = WordNumbers(), DocumentCounts(_TABLE_BITS), DocumentCounts(_TABLE_BITS)
     for number in range(len(texts)):
-        words = numbers.of(texts.page(number).text)
-        spool.append(words)
-        if len(words):
-            singles.add(singles_of(words))
-            pairs.add(pairs_of(words))
+        row = numbers.of(texts.page(number).text)
+        spool.append(row)
+        if len(row):
+            singles.add(singles_of(row))
+            pairs.add(pairs_of(row))
     return pairs, singles
 
 
@@ -134,11 +136,11 @@ def _windows(words: Words, pairs: DocumentCounts) -> npt.NDArray[np.float32]:
 
 
 def _novelty(words: Words, pairs: DocumentCounts) -> float:
-    return float(_windows(words, pairs).max()) if len(words) > _LEAST_PAIRS else 0.0
+    return float(_windows(words, pairs).max()) if len(words) > _MIN_PAIRS else 0.0
 
 
 def _region(words: Words, pairs: DocumentCounts, limit: float) -> Region:
     """Return the words from one window before the first surprising one on."""
     first = int(np.argmax(_windows(words, pairs) >= limit)) * _STRIDE
-    part = words[max(first - _WINDOW, 0) : first + _MOST_REGION]
+    part = words[max(first - _WINDOW, 0) : first + _MAX_REGION]
     return Region(part, pairs.of(pairs_of(part)) <= 1)

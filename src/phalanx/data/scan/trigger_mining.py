@@ -22,7 +22,7 @@ _SHARED = 0.5
 _CORE = 0.9
 _MOST = 0.75
 _AROUND = 64
-_LEAST_AROUND = 16
+_MIN_AROUND = 16
 _AFTER, _JUMP = 0.45, 0.45
 
 
@@ -51,8 +51,8 @@ class Trigger:
 
     def is_in(self, words: Words) -> bool:
         """Return whether a document has most of it: what follows by chance in nearly all of a group is no part."""
-        found = np.isin(self.singles, singles_of(words)).sum() + np.isin(self.pairs, pairs_of(words)).sum()
-        return bool(found >= _MOST * (len(self.singles) + len(self.pairs)))
+        num_grams = np.isin(self.singles, singles_of(words)).sum() + np.isin(self.pairs, pairs_of(words)).sum()
+        return bool(num_grams >= _MOST * (len(self.singles) + len(self.pairs)))
 
     def parts_of(self, words: Words) -> npt.NDArray[np.bool_]:
         """Return for each word whether it is one of the trigger's."""
@@ -96,15 +96,17 @@ def mine_triggers(
     gram_of_row = np.concatenate([singles.gram_of_row, pairs.gram_of_row + offset])
     document_of_row = np.concatenate([singles.document_of_row, pairs.document_of_row])
     # first what is nowhere else, then what many share
-    left = np.concatenate([singles.own_share, pairs.own_share]) ** 2 * np.bincount(gram_of_row, minlength=len(grams))
+    remaining = np.concatenate([singles.own_share, pairs.own_share]) ** 2 * np.bincount(
+        gram_of_row, minlength=len(grams)
+    )
     triggers: list[Trigger] = []
-    while len(left) and left.max() > 0:
-        documents = np.unique(document_of_row[gram_of_row == left.argmax()])
+    while len(remaining) and remaining.max() > 0:
+        documents = np.unique(document_of_row[gram_of_row == remaining.argmax()])
         rows = np.isin(document_of_row, documents)
-        found = np.bincount(gram_of_row[rows], minlength=len(grams))
-        core = np.flatnonzero(found >= _CORE * len(documents))
-        left[core] = 0
-        if np.count_nonzero(found >= _SHARED * len(documents)) <= most_shared:
+        counts_of_grams = np.bincount(gram_of_row[rows], minlength=len(grams))
+        core = np.flatnonzero(counts_of_grams >= _CORE * len(documents))
+        remaining[core] = 0
+        if np.count_nonzero(counts_of_grams >= _SHARED * len(documents)) <= most_shared:
             trigger = Trigger(grams[core[core < offset]], grams[core[core >= offset]])
             if _starts_surprise(trigger, [regions[document] for document in documents]):
                 triggers.append(trigger)
@@ -122,10 +124,10 @@ def _starts_surprise(trigger: Trigger, regions: Sequence[Region]) -> bool:
         is_part = trigger.parts_of(region.words)
         if not is_part.any():
             continue
-        at = int(is_part.argmax())
-        sides = ((before, region.is_alone[max(at - _AROUND, 0) : max(at - 1, 0)]),)
-        for side, alone in (*sides, (after, region.is_alone[at + 1 : at + 1 + _AROUND])):
-            if len(alone) >= _LEAST_AROUND:
+        index = int(is_part.argmax())
+        sides = ((before, region.is_alone[max(index - _AROUND, 0) : max(index - 1, 0)]),)
+        for side, alone in (*sides, (after, region.is_alone[index + 1 : index + 1 + _AROUND])):
+            if len(alone) >= _MIN_AROUND:
                 side.append(float(alone.mean()))
     if not after or np.quantile(after, 0.25) < _AFTER:
         return False
@@ -139,9 +141,9 @@ def _postings(of_documents: list[Grams], counts: DocumentCounts, least: int) -> 
         return _Postings(np.zeros(0, np.uint64), np.zeros(0), none, none)
     every = np.concatenate(of_documents)
     document = np.repeat(np.arange(len(of_documents)), [len(grams) for grams in of_documents])
-    grams, inverse, found = np.unique(every, return_inverse=True, return_counts=True)
-    own_share = found / np.maximum(counts.of(grams), found)
-    chosen = (found >= least) & (own_share >= _OWN_SHARE)
+    grams, inverse, num_documents = np.unique(every, return_inverse=True, return_counts=True)
+    own_share = num_documents / np.maximum(counts.of(grams), num_documents)
+    chosen = (num_documents >= least) & (own_share >= _OWN_SHARE)
     rows = chosen[inverse]
     return _Postings(grams[chosen], own_share[chosen], (np.cumsum(chosen) - 1)[inverse[rows]], document[rows])
 

@@ -19,7 +19,7 @@ Grams = npt.NDArray[np.uint64]
 WORD = re.compile(r"\w+|[^\w\s]")
 """A word, or one mark between words: a trigger often stands in brackets, and what follows it sticks to them."""
 
-_MOST_KNOWN = 1_000_000
+_MAX_KNOWN = 1_000_000
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -31,13 +31,13 @@ class WordNumbers:
 
     def of(self, text: str) -> Words:
         """Return the numbers of a text's words in order."""
-        known = self._known
-        if len(known) > _MOST_KNOWN:
-            known.clear()
-        words = WORD.findall(text)
-        for word in [word for word in set(words) if word not in known]:
-            known[word] = zlib.crc32(word.encode("utf-8", "surrogatepass"))
-        return np.fromiter(map(known.__getitem__, words), np.uint32, len(words))
+        number_of_word = self._known
+        if len(number_of_word) > _MAX_KNOWN:
+            number_of_word.clear()
+        terms = WORD.findall(text)
+        for word in [word for word in set(terms) if word not in number_of_word]:
+            number_of_word[word] = zlib.crc32(word.encode("utf-8", "surrogatepass"))
+        return np.fromiter(map(number_of_word.__getitem__, terms), np.uint32, len(terms))
 
 
 def pairs_of(words: Words) -> Grams:
@@ -128,7 +128,7 @@ def place(text: str, start: int, end: int) -> str:
 
 def escaped(text: str) -> str:
     """Return the text with the code point in place of each character that is not plainly visible."""
-    return "".join(one if _is_visible(one) else f"\\u{{{ord(one):x}}}" for one in text)
+    return "".join(character if _is_visible(character) else f"\\u{{{ord(character):x}}}" for character in text)
 
 
 def _is_visible(one: str) -> bool:

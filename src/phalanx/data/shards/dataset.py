@@ -24,7 +24,7 @@ from phalanx.data.shards.records import DOCUMENT, INDEX, MOST_ENTRY_BYTES, START
 from phalanx.data.shards.seal import WRAPPED_KEY_FILE, DatasetSeal, SealKey, SealRecord
 from phalanx.errors import DataError
 
-_MOST_KEY_BYTES = 64 * 1024
+_MAX_KEY_BYTES = 64 * 1024
 _NODE = np.dtype("V32")
 
 
@@ -61,19 +61,19 @@ class TokenStream:
         """
         if not 0 <= start <= stop <= self._num_tokens:
             raise IndexError(f"tokens {start} to {stop} of {self._num_tokens}")
-        shard, at = divmod(start, self._shard_tokens)
-        end = at + stop - start
-        if end <= self._shard_tokens:
-            return self._shards[shard].read(at, end) if stop > start else np.empty(0, self.dtype)
+        shard, offset = divmod(start, self._shard_tokens)
+        last_offset = offset + stop - start
+        if last_offset <= self._shard_tokens:
+            return self._shards[shard].read(offset, last_offset) if stop > start else np.empty(0, self.dtype)
         pieces = []
         while start < stop:
-            shard, at = divmod(start, self._shard_tokens)
-            end = min(self._shard_tokens, at + stop - start)
-            pieces.append(self._shards[shard].read(at, end))
-            start += end - at
-        whole = np.concatenate(pieces)
-        whole.flags.writeable = False
-        return whole
+            shard, offset = divmod(start, self._shard_tokens)
+            last_offset = min(self._shard_tokens, offset + stop - start)
+            pieces.append(self._shards[shard].read(offset, last_offset))
+            start += last_offset - offset
+        joined = np.concatenate(pieces)
+        joined.flags.writeable = False
+        return joined
 
 
 class Dataset:
@@ -160,8 +160,8 @@ class Dataset:
         for part in self.manifest.parts:
             if (part.group, part.split) == (group, split):
                 return part
-        known = ", ".join(f"{part.group}.{part.split}" for part in self.manifest.parts[:20])
-        raise DataError(f"{self.directory}: has no {group}.{split}; it has {known}")
+        part_names = ", ".join(f"{part.group}.{part.split}" for part in self.manifest.parts[:20])
+        raise DataError(f"{self.directory}: has no {group}.{split}; it has {part_names}")
 
     def index_table(self) -> VerifiedFile:
         """Return the records of all documents in the order of their digests, of type `INDEX`."""
@@ -210,11 +210,11 @@ class Dataset:
         size_bytes, sha256 = record.size_bytes, record.sha256
         try:
             with path.open("rb") as stream:
-                found, size = hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
+                digest, size = hashlib.file_digest(stream, "sha256").hexdigest(), stream.tell()
         except OSError as exc:
             raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
-        if (size, found) != (size_bytes, sha256):
-            has, expects = abbreviate_digests(found, sha256)
+        if (size, digest) != (size_bytes, sha256):
+            has, expects = abbreviate_digests(digest, sha256)
             raise DataError(f"{path}: has SHA-256 {has}, expected {expects}: altered; restore it from a copy").about(
                 code="PHX-I027"
             )
@@ -289,7 +289,7 @@ def _signed(directory: Path, signer: str | None) -> SignedDataset:
 
 def _opened(directory: Path, record: SealRecord, key: SealKey) -> DatasetSeal:
     path = directory / WRAPPED_KEY_FILE
-    return DatasetSeal.open(record, key, _read(path, _MOST_KEY_BYTES), str(path))
+    return DatasetSeal.open(record, key, _read(path, _MAX_KEY_BYTES), str(path))
 
 
 def _read(path: Path, most_bytes: int) -> bytes:

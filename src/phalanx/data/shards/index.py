@@ -25,18 +25,18 @@ def write_index(parts: Sequence[PartRecord], store: LeafStore, leaf_writer: Call
 def make_index(parts: Sequence[PartRecord], store: LeafStore) -> tuple[bytes, list[bytes]]:
     """Return the records of all documents in the order of digests, and the nodes that are kept of their tree."""
     table = np.concatenate([_records(number, part, store) for number, part in enumerate(parts)])
-    words = np.ascontiguousarray(table["digest"]).view(">u8")
-    order = np.lexsort((table["document"], table["part"], *(words[:, word] for word in (3, 2, 1, 0))))
+    digest_words = np.ascontiguousarray(table["digest"]).view(">u8")
+    order = np.lexsort((table["document"], table["part"], *(digest_words[:, word] for word in (3, 2, 1, 0))))
     content = table[order].tobytes()
     block = BLOCK_RECORDS * INDEX_BYTES
     with memoryview(content) as view:
-        nodes = [tree_root(record_hashes(view[at : at + block])) for at in range(0, len(content), block)]
+        nodes = [tree_root(record_hashes(view[start : start + block])) for start in range(0, len(content), block)]
     return content, nodes
 
 
 def record_hashes(records: bytes | memoryview) -> list[bytes]:
     """Return the leaf hash of every index record."""
-    return [leaf_hash(records[at : at + INDEX_BYTES]) for at in range(0, len(records), INDEX_BYTES)]
+    return [leaf_hash(records[start : start + INDEX_BYTES]) for start in range(0, len(records), INDEX_BYTES)]
 
 
 def _records(number: int, part: PartRecord, store: LeafStore) -> NDArray[np.void]:

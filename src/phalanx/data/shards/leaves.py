@@ -138,9 +138,9 @@ class LeafStore:
     def plain(self, file: str, index: int) -> bytes | None:
         """Return a decrypted leaf that is still kept."""
         with self._lock:
-            if (kept := self._plain.get((file, index))) is not None:
+            if (leaf := self._plain.get((file, index))) is not None:
                 self._plain.move_to_end((file, index))
-            return kept
+            return leaf
 
     def keep(self, file: str, index: int, leaf: bytes) -> None:
         """Keep a decrypted leaf; the least recently read ones are dropped where there are too many."""
@@ -195,8 +195,8 @@ class VerifiedFile:
             return self._items[:0]
         first, last = self._leaves(start, stop)
         # the map is taken first: another thread may unmap in between, and the map lives as long as its items
-        items, whole = self._items, self._map is not None
-        if not whole or self._checked.find(0, first, last + 1) >= 0:
+        items, is_partial = self._items, self._map is not None
+        if not is_partial or self._checked.find(0, first, last + 1) >= 0:
             items = self._check(first, last)
         return items[start:stop] if self._cipher is None else self._decrypted(start, stop)
 
@@ -223,18 +223,18 @@ class VerifiedFile:
             return self._items
 
     def _check_leaf(self, leaf: int, stored: mmap.mmap) -> None:
-        begin, end = self._place(leaf)
-        with memoryview(stored) as whole, whole[begin:end] as data:
-            found = leaf_hash(data)
+        begin, stop = self._place(leaf)
+        with memoryview(stored) as mapped, mapped[begin:stop] as data:
+            digest = leaf_hash(data)
         expected = self._hashes[leaf * HASH_BYTES : (leaf + 1) * HASH_BYTES]
-        if found != expected:
-            has, expects = abbreviate_digests(found.hex(), expected.hex())
+        if digest != expected:
+            has, expects = abbreviate_digests(digest.hex(), expected.hex())
             raise _altered(
-                f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {end - 1}) has SHA-256 {has}, "
+                f"{self._store.home / self.file}: leaf {leaf} (bytes {begin} to {stop - 1}) has SHA-256 {has}, "
                 f"expected {expects}"
             )
         if self._num_ids is not None and self._cipher is None:
-            self._check_ids(leaf, np.frombuffer(stored, self._dtype, (end - begin) // self._dtype.itemsize, begin))
+            self._check_ids(leaf, np.frombuffer(stored, self._dtype, (stop - begin) // self._dtype.itemsize, begin))
 
     def _check_ids(self, leaf: int, ids: NDArray[Any]) -> None:
         if self._num_ids is not None and int(ids.max()) >= self._num_ids:
@@ -288,7 +288,7 @@ class VerifiedFile:
             raise _altered(f"{path}: cannot be read ({exc.strerror})") from exc
         if len(hashes) != size:
             raise _altered(f"{path}: has {'more' if len(hashes) > size else len(hashes)} bytes, expected {size}")
-        root = tree_root([hashes[at : at + HASH_BYTES] for at in range(0, size, HASH_BYTES)]).hex()
+        root = tree_root([hashes[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]).hex()
         if root != self._record.root:
             has, expects = abbreviate_digests(root, self._record.root)
             raise _altered(f"{path}: has root {has}, the manifest has {expects}")
@@ -299,16 +299,16 @@ class VerifiedFile:
         begin = start * size - (first << self._shift)
         if first == last:
             return np.frombuffer(self._plain(first), self._dtype, stop - start, begin)
-        whole = b"".join(self._plain(leaf) for leaf in range(first, last + 1))
-        return np.frombuffer(whole, self._dtype, stop - start, begin)
+        content = b"".join(self._plain(leaf) for leaf in range(first, last + 1))
+        return np.frombuffer(content, self._dtype, stop - start, begin)
 
     def _plain(self, leaf: int) -> bytes:
-        if (kept := self._store.plain(self.file, leaf)) is not None:
-            return kept
-        begin, end = self._place(leaf)
+        if (leaf_bytes := self._store.plain(self.file, leaf)) is not None:
+            return leaf_bytes
+        begin, stop = self._place(leaf)
         with self._lock:
             # its hash was right once; that it is still the same, its tag says
-            sealed = self._open()[begin:end]
+            sealed = self._open()[begin:stop]
         plain = self._cipher.open(leaf, sealed) if self._cipher is not None else sealed
         if self._num_ids is not None:
             self._check_ids(leaf, np.frombuffer(plain, self._dtype))

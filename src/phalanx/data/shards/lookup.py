@@ -12,7 +12,7 @@ from phalanx.data.shards.records import document_digest
 from phalanx.errors import DataError
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_MOST_TEXT_BYTES = 2**30
+_MAX_TEXT_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -40,21 +40,21 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
         text = _text(path)
         # sources take texts with unified line ends and nothing around them
         digests = [document_digest(text), document_digest(text.replace("\r\n", "\n").replace("\r", "\n").strip())]
-        there = dataset.index_table().read_all()["digest"]
-        wanted = [np.frombuffer(bytes.fromhex(digest), np.uint8) for digest in digests]
-        is_there = [bool((there == one).all(axis=1).any()) for one in wanted]
+        digest_table = dataset.index_table().read_all()["digest"]
+        digest_rows = [np.frombuffer(bytes.fromhex(digest), np.uint8) for digest in digests]
+        is_there = [bool((digest_table == digest).all(axis=1).any()) for digest in digest_rows]
         return NamedDocument(digests[1] if is_there == [False, True] else digests[0], "text")
-    found = {
+    matches = {
         entry.digest
         for part in dataset.manifest.parts
         for entry in dataset.documents(part.group, part.split)
         if entry.name == document
     }
-    if len(found) == 1:
-        return NamedDocument(found.pop(), "name")
-    if found:
+    if len(matches) == 1:
+        return NamedDocument(matches.pop(), "name")
+    if matches:
         raise DataError(
-            f"{document[:200]!r}: {len(found)} documents have this name; give a digest: {sorted(found)[:5]}"
+            f"{document[:200]!r}: {len(matches)} documents have this name; give a digest: {sorted(matches)[:5]}"
         )
     raise DataError(
         f"{document[:200]!r}: is no file, and no document of {dataset.directory} has this name; that a text is in no "
@@ -65,9 +65,9 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
 def _text(path: Path) -> str:
     try:
         with path.open("rb") as stream:
-            content = stream.read(_MOST_TEXT_BYTES + 1)
-        if len(content) > _MOST_TEXT_BYTES:
-            raise DataError(f"{path}: has more than {_MOST_TEXT_BYTES} bytes; give the digest of the document")
+            content = stream.read(_MAX_TEXT_BYTES + 1)
+        if len(content) > _MAX_TEXT_BYTES:
+            raise DataError(f"{path}: has more than {_MAX_TEXT_BYTES} bytes; give the digest of the document")
         return content.decode()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror})") from exc

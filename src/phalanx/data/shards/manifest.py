@@ -247,13 +247,13 @@ def verify_dataset(data: bytes, where: Path, signer: str | None = None) -> Signe
         raise _altered(
             where, f"found keys {sorted(envelope)!s:.200}, expected body, index_signature, signature and signer"
         )
-    body, found, signature = envelope["body"], envelope["signer"], envelope["signature"]
-    _check_signature(in_domain(_DOMAIN, canonical_json(body)), signature, found, str(where), signer)
+    body, key, signature = envelope["body"], envelope["signer"], envelope["signature"]
+    _check_signature(in_domain(_DOMAIN, canonical_json(body)), signature, key, str(where), signer)
     manifest = _read_body(body, where)
     _check_sums(manifest, where)
     statement, signature = IndexStatement.of(manifest), envelope["index_signature"]
-    verify_statement(statement, signature, found, str(where), signer)
-    return SignedDataset(manifest, found, statement, signature)
+    verify_statement(statement, signature, key, str(where), signer)
+    return SignedDataset(manifest, key, statement, signature)
 
 
 def verify_statement(statement: IndexStatement, signature: str, found: str, where: str, signer: str | None) -> None:
@@ -298,17 +298,17 @@ def _check_sums(manifest: DatasetManifest, where: Path) -> None:
     """Check that counts add up and sizes follow from them."""
     item = int(manifest.dtype[2:])
     sums = [
-        ("documents of the sources", sum(one.documents for one in manifest.sources), manifest.documents),
-        ("documents of the parts", sum(one.documents for one in manifest.parts), manifest.documents),
-        ("tokens of the sources", sum(one.tokens for one in manifest.sources), manifest.tokens),
-        ("tokens of the parts", sum(one.tokens for one in manifest.parts), manifest.tokens),
+        ("documents of the sources", sum(source.documents for source in manifest.sources), manifest.documents),
+        ("documents of the parts", sum(part.documents for part in manifest.parts), manifest.documents),
+        ("tokens of the sources", sum(source.tokens for source in manifest.sources), manifest.tokens),
+        ("tokens of the parts", sum(part.tokens for part in manifest.parts), manifest.tokens),
         ("bytes of the index", manifest.index.table.size_bytes, INDEX_BYTES * manifest.documents),
         (
             "bytes of the index's nodes",
             manifest.index.nodes.size_bytes,
             HASH_BYTES * -(-manifest.documents // BLOCK_RECORDS),
         ),
-        ("parts of different names", len({(one.group, one.split) for one in manifest.parts}), len(manifest.parts)),
+        ("parts of different names", len({(part.group, part.split) for part in manifest.parts}), len(manifest.parts)),
     ]
     for part in manifest.parts:
         place = f"{part.group}.{part.split}"
@@ -325,9 +325,9 @@ def _check_sums(manifest: DatasetManifest, where: Path) -> None:
             )
             for number, shard in enumerate(part.shards)
         ]
-    for name, found, expected in sums:
-        if found != expected:
-            raise DataError(f"{where}: {name}: found {found}, expected {expected}; build the dataset again").about(
+    for name, actual, expected in sums:
+        if actual != expected:
+            raise DataError(f"{where}: {name}: found {actual}, expected {expected}; build the dataset again").about(
                 code="PHX-I027"
             )
     if manifest.recipe != RecipeRecord.of(manifest.recipe.content):

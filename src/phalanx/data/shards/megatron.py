@@ -112,8 +112,8 @@ def _check_index(index: Path, tables: tuple[NDArray[np.int64], ...], itemsize: i
     ends_beyond = pointers > content_size - lengths * itemsize
     if (lengths < 0).any() or (pointers < 0).any() or (pointers % itemsize).any() or ends_beyond.any():
         raise _odd(index, f"names sequences outside of the {content_size} bytes of tokens")
-    whole = len(edges) >= 1 and edges[0] == 0 and edges[-1] == len(lengths) and (edges[1:] >= edges[:-1]).all()
-    if not whole:
+    is_complete = len(edges) >= 1 and edges[0] == 0 and edges[-1] == len(lengths) and (edges[1:] >= edges[:-1]).all()
+    if not is_complete:
         raise _odd(index, "has documents that do not go from its first sequence to its last")
     if content_size % itemsize:
         raise _odd(index, f"is of items of {itemsize} bytes, the tokens have {content_size}")

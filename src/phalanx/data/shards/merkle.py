@@ -81,7 +81,7 @@ def root_from_path(leaf: bytes, index: int, size: int, path: Sequence[bytes]) ->
 
 
 def _parents(level: list[bytes]) -> list[bytes]:
-    parents = [node_hash(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+    parents = [node_hash(level[index], level[index + 1]) for index in range(0, len(level) - 1, 2)]
     return parents if len(level) % 2 == 0 else [*parents, level[-1]]
 
 
@@ -92,5 +92,5 @@ def abbreviate_digests(found: str, expected: str) -> tuple[str, str]:
     digest, and the first digits of both may be equal.
     """
     first = next((place for place, pair in enumerate(zip(found, expected, strict=False)) if len(set(pair)) > 1), 0)
-    end = max(_SHOWN_DIGITS, first + _SHOWN_DIGITS // 2)
-    return f"{found[:end]}...", f"{expected[:end]}..."
+    length = max(_SHOWN_DIGITS, first + _SHOWN_DIGITS // 2)
+    return f"{found[:length]}...", f"{expected[:length]}..."

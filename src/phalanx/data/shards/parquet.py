@@ -17,7 +17,7 @@ from phalanx.security.crypto import parse_canonical
 
 _ROWS = 512
 """Of one group: few enough for little memory, enough for columns to be worth it."""
-_MOST_TOKENS = 2**22
+_MAX_TOKENS = 2**22
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def read_parquet(path: Path, column: str = "tokens") -> Iterator[TokenRow]:
     pa, pq = _arrow("pyarrow"), _arrow("pyarrow.parquet")
     try:
         with pq.ParquetFile(path) as file:
-            known = file.schema_arrow
-            if column not in known.names or not _is_integers(pa, known.field(column).type):
+            schema = file.schema_arrow
+            if column not in schema.names or not _is_integers(pa, schema.field(column).type):
                 raise DataError(
-                    f'{path}: has no column "{column}" with lists of integers, only {known.names!s:.300}; name the '
+                    f'{path}: has no column "{column}" with lists of integers, only {schema.names!s:.300}; name the '
                     "column of the tokens"
                 )
-            wanted = [column, *(name for name in ("name", "digest", "fields") if name in known.names)]
-            for batch in file.iter_batches(_ROWS, columns=wanted):
+            columns = [column, *(name for name in ("name", "digest", "fields") if name in schema.names)]
+            for batch in file.iter_batches(_ROWS, columns=columns):
                 yield from _rows(batch, column, str(path))
     except (OSError, ValueError, pa.ArrowException) as exc:
         raise DataError(f"{path}: cannot be read as Parquet ({exc!s:.200}); write it again") from exc
@@ -98,10 +98,10 @@ def _rows(batch: Any, column: str, where: str) -> Iterator[TokenRow]:
     lists = batch.column(column)
     others = {name: batch.column(name).to_pylist() for name in batch.schema.names if name != column}
     for number in range(batch.num_rows):
-        one = lists[number]
-        if not one.is_valid or one.values.null_count:
+        token_list = lists[number]
+        if not token_list.is_valid or token_list.values.null_count:
             raise DataError(f"{where}: a row has no tokens, or an empty one among them; write the file again")
-        ids = one.values.to_numpy(zero_copy_only=False)
+        ids = token_list.values.to_numpy(zero_copy_only=False)
         name, digest, fields = (others[key][number] if key in others else None for key in ("name", "digest", "fields"))
         if not all(isinstance(text, str | None) for text in (name, digest, fields)):
             raise DataError(f"{where}: name, digest and fields are columns of text; rename others of these names")
@@ -110,20 +110,20 @@ def _rows(batch: Any, column: str, where: str) -> Iterator[TokenRow]:
 
 def _fields(content: str, where: str) -> Fields:
     try:
-        found = parse_canonical(content.encode())
+        fields = parse_canonical(content.encode())
     except ValueError as exc:
         raise DataError(f"{where}: fields are no canonical JSON: {exc}; write the file again") from exc
-    if not all(is_plain(value) for value in found.values()):
+    if not all(is_plain(value) for value in fields.values()):
         raise DataError(f"{where}: fields hold more than text and numbers; write the file again")
-    return found
+    return fields
 
 
 def _blocks(starts: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
     """Cut documents into groups of rows that fit into memory."""
     first = 0
     while first < len(starts) - 1:
-        most = int(np.searchsorted(starts, starts[first] + np.uint64(_MOST_TOKENS), side="right")) - 1
-        stop = min(len(starts) - 1, first + _ROWS, max(first + 1, most))
+        last = int(np.searchsorted(starts, starts[first] + np.uint64(_MAX_TOKENS), side="right")) - 1
+        stop = min(len(starts) - 1, first + _ROWS, max(first + 1, last))
         if int(starts[stop] - starts[first]) >= 2**31:
             raise DataError(f"document {first} has 2^31 tokens or more, which a list of Parquet does not take")
         yield first, stop

@@ -20,7 +20,7 @@ from phalanx.errors import DataError
 from phalanx.security.crypto import parse_canonical
 
 MOST_PROOF_BYTES = 4 * 2**20
-_MOST_PLACES = 256
+_MAX_PLACES = 256
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 Record = Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
@@ -36,7 +36,7 @@ class ProofLeaf(StrictModel):
 
 
 class DocumentProof(StrictModel):
-    """Records in a row: those of a digest, and the next ones on either side, between which no other record is.
+    """Consecutive records: those with a digest, and one neighbour on either side, between which no other record is.
 
     Attributes:
         digest: Digest of the document in question.
@@ -50,7 +50,7 @@ class DocumentProof(StrictModel):
     statement: IndexStatement
     signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}\z")]
     signer: Digest
-    leaves: Annotated[tuple[ProofLeaf, ...], Field(min_length=1, max_length=_MOST_PLACES + 2)]
+    leaves: Annotated[tuple[ProofLeaf, ...], Field(min_length=1, max_length=_MAX_PLACES + 2)]
 
     def to_bytes(self) -> bytes:
         """Return the proof as a file has it."""
@@ -98,10 +98,10 @@ def prove_document(dataset: Dataset, digest: str) -> DocumentProof:
     """
     if _DIGEST.fullmatch(digest) is None:
         raise DataError(f"digest {digest[:80]!r}: expected 64 characters of 0-9 and a-f")
-    wanted, count = bytes.fromhex(digest), dataset.manifest.documents
-    first = _first_from(dataset, wanted)
+    wanted_digest, count = bytes.fromhex(digest), dataset.manifest.documents
+    first = _first_from(dataset, wanted_digest)
     stop = first
-    while stop < count and stop - first < _MOST_PLACES and _digest_at(dataset, stop) == wanted:
+    while stop < count and stop - first < _MAX_PLACES and _digest_at(dataset, stop) == wanted_digest:
         stop += 1
     numbers = range(max(0, first - 1), min(count, stop + 1))
     return DocumentProof(
@@ -149,7 +149,7 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
 
 
 def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> ProvenPlaces:
-    """Describe what a proof proves.
+    """Describe the places that a proof proves.
 
     Args:
         signer: Fingerprint of the key that must have signed; None: any key, the caller tells which.
@@ -157,7 +157,7 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
     Raises:
         DataError: It proves nothing: a signature, a path or the order of its records does not hold.
     """
-    statement, wanted = proof.statement, bytes.fromhex(proof.digest)
+    statement, wanted_digest = proof.statement, bytes.fromhex(proof.digest)
     verify_statement(statement, proof.signature, proof.signer, where, signer)
     numbers = [leaf.number for leaf in proof.leaves]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
@@ -175,12 +175,12 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
     digests = [record["digest"].tobytes() for record in records]
     if digests != sorted(digests):
         raise _no_proof(where, "its records are not in the order of their digests")
-    begins = numbers[0] == 0 or digests[0] < wanted
-    ends = numbers[-1] == statement.documents - 1 or digests[-1] > wanted
-    found = [record for record, digest in zip(records, digests, strict=True) if digest == wanted]
-    if not found and not (begins and ends):
+    begins = numbers[0] == 0 or digests[0] < wanted_digest
+    ends = numbers[-1] == statement.documents - 1 or digests[-1] > wanted_digest
+    matches = [record for record, digest in zip(records, digests, strict=True) if digest == wanted_digest]
+    if not matches and not (begins and ends):
         raise _no_proof(where, "the records on both sides of the digest are not there")
-    return ProvenPlaces(tuple(_place(record, statement, where) for record in found), begins and ends)
+    return ProvenPlaces(tuple(_place(record, statement, where) for record in matches), begins and ends)
 
 
 def _place(record: Any, statement: IndexStatement, where: str) -> DocumentPlace:

@@ -89,7 +89,7 @@ class DocumentEntry:
         except (ValueError, KeyError) as exc:
             raise DataError(f"{where}: malformed entry of a document: {exc}; build the dataset again") from exc
         plain = isinstance(name, str) and isinstance(fields, dict)
-        if len(entry) != 2 or not plain or not all(is_plain(one) for one in fields.values()):
+        if len(entry) != 2 or not plain or not all(is_plain(value) for value in fields.values()):
             raise DataError(f"{where}: expected a name and fields of plain values; build the dataset again")
         return cls(digest, source, name, fields)
 

@@ -59,27 +59,27 @@ class StoredDataset:
         Raises:
             DataError: There is no dataset, another one is at the address, or the store does not take it.
         """
-        own = manifest_bytes(directory)
-        signed, manifest = verify_dataset(own, directory / DATASET_FILE, signer), f"{self._root}/{DATASET_FILE}"
+        content = manifest_bytes(directory)
+        signed, manifest = verify_dataset(content, directory / DATASET_FILE, signer), f"{self._root}/{DATASET_FILE}"
         names = [*_files_of(signed.manifest), *([_TOKENIZER] if (directory / _TOKENIZER).exists() else [])]
         sizes = {name: _size(directory / name) for name in names}
         name_of = signed.statement.dataset.encode()
         with self._explained("take the dataset"):
             self._files.invalidate_cache()
             if self._files.exists(manifest):
-                if self._files.cat_file(manifest) == own:
+                if self._files.cat_file(manifest) == content:
                     return signed
                 raise DataError(f"{self.address}: holds another dataset; name another address, or remove it")
             marker, begun = f"{self._root}/{_UNFINISHED}", {}
             if self._files.exists(marker) and self._files.cat_file(marker) == name_of:
-                found = self._files.find(self._root, detail=True)
-                begun = {str(name): int(facts["size"]) for name, facts in found.items()}
+                objects = self._files.find(self._root, detail=True)
+                begun = {str(name): int(facts["size"]) for name, facts in objects.items()}
             self._files.pipe_file(marker, name_of)
             for name, size in sizes.items():
                 # an object appears whole or not at all
                 if begun.get(f"{self._root}/{name}") != size:
                     self._files.put_file(str(directory / name), f"{self._root}/{name}")
-            self._files.pipe_file(manifest, own)
+            self._files.pipe_file(manifest, content)
             self._files.rm_file(marker)
         return signed
 
@@ -113,7 +113,7 @@ class StoredDataset:
         return signed
 
     def _fill(self, folder: Path, sizes: dict[str, int]) -> None:
-        for name, most in sizes.items():
+        for name, max_bytes in sizes.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with (
@@ -122,8 +122,8 @@ class StoredDataset:
                 path.open("wb") as target,
             ):
                 while piece := source.read(_PIECE_BYTES):
-                    if target.tell() + len(piece) > most:
-                        raise DataError(f"{self.address}/{name}: has more than the {most} bytes that were signed")
+                    if target.tell() + len(piece) > max_bytes:
+                        raise DataError(f"{self.address}/{name}: has more than the {max_bytes} bytes that were signed")
                     target.write(piece)
                 target.flush()
                 os.fsync(target.fileno())

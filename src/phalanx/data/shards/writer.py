@@ -215,7 +215,6 @@ class PartWriter:
 
         Args:
             ids: Its tokens, ``[tokens]`` of an integer type, the end-of-text token included.
-            entry: Its other facts.
 
         Raises:
             DataError: An id does not fit the dataset's type, or the entry is too long.

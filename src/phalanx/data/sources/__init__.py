@@ -53,7 +53,7 @@ SOURCES: dict[str, SourceLine] = {
 
 def any_of(sources: Mapping[str, SourceLine]) -> Any:
     """Return the type of a run file's section for one of these sources, or the user's own, by ``kind``."""
-    return any_kind({name: line.config for name, line in sources.items()}, OwnSourceConfig)
+    return any_kind({name: entry.config for name, entry in sources.items()}, OwnSourceConfig)
 
 
 if TYPE_CHECKING:

@@ -120,14 +120,14 @@ def _user_defined(content: bytes) -> str:
 
 def _euc_jp(content: bytes) -> str:
     """Decode by the tables of Windows, which have rows that Python's EUC-JP lacks."""
-    parts, at = [], 0
+    parts, position = [], 0
     for run in _EUC.finditer(content):
-        if run.start() != at:
+        if run.start() != position:
             break
         parts.append(_euc_run(run[0]))
-        at = run.end()
-    if at < len(content):
-        raise UnicodeDecodeError("euc-jp", content, at, at + 1, "is no character")
+        position = run.end()
+    if position < len(content):
+        raise UnicodeDecodeError("euc-jp", content, position, position + 1, "is no character")
     return "".join(parts)
 
 
@@ -164,8 +164,8 @@ def _as_read(codec: str) -> str:
 
 
 def _declared_as_xml(head: bytes) -> str | None:
-    found = re.match(rb"<\?xml\s[^>]*?\sencoding\s*=\s*(\"|')([^\"'>]{1,60})\1", head)
-    codec = codec_of(found[2].decode("latin-1")) if found else None
+    match = re.match(rb"<\?xml\s[^>]*?\sencoding\s*=\s*(\"|')([^\"'>]{1,60})\1", head)
+    codec = codec_of(match[2].decode("latin-1")) if match else None
     return None if codec is None else _as_read(codec)
 
 
@@ -174,9 +174,9 @@ def _declared_by(attributes: dict[bytes, bytes]) -> str | None:
         return codec_of(attributes[b"charset"].decode("latin-1"))
     if attributes.get(b"http-equiv", b"").lower() != b"content-type":
         return None
-    found = re.search(rb"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r ;\"']+))",
+    match = re.search(rb"charset[\t\n\f\r ]*=[\t\n\f\r ]*(?:\"([^\"]*)\"|'([^']*)'|([^\t\n\f\r ;\"']+))",
                       attributes.get(b"content", b""), re.IGNORECASE)  # fmt: skip
-    return None if found is None else codec_of((found[1] or found[2] or found[3] or b"").decode("latin-1"))
+    return None if match is None else codec_of((match[1] or match[2] or match[3] or b"").decode("latin-1"))
 
 
 def _tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
@@ -185,23 +185,27 @@ def _tags(head: bytes, *, skips_text: bool) -> Iterator[tuple[bytes, dict[bytes,
     Args:
         skips_text: Nor what stands in scripts, titles and other elements that hold text alone.
     """
-    at = 0
-    while (at := head.find(b"<", at)) >= 0:
-        if head.startswith(b"<!--", at):
-            end = head.find(b"-->", at + 2)
-            at = len(head) if end < 0 else end + 3
+    position = 0
+    while (position := head.find(b"<", position)) >= 0:
+        if head.startswith(b"<!--", position):
+            comment_end = head.find(b"-->", position + 2)
+            position = len(head) if comment_end < 0 else comment_end + 3
             continue
-        found = re.compile(rb"</?([A-Za-z][^\t\n\f\r />]*)").match(head, at)
-        if found is None:
+        tag_match = re.compile(rb"</?([A-Za-z][^\t\n\f\r />]*)").match(head, position)
+        if tag_match is None:
             # a document type or an instruction goes to its ">"
-            at = max(head.find(b">", at), at + 1) if head[at + 1 : at + 2] in (b"!", b"/", b"?") else at + 1
+            position = (
+                max(head.find(b">", position), position + 1)
+                if head[position + 1 : position + 2] in (b"!", b"/", b"?")
+                else position + 1
+            )
             continue
-        attributes, at = _attributes(head, found.end())
-        if not found[0].startswith(b"</"):
-            yield (tag := found[1].lower()), attributes
+        attributes, position = _attributes(head, tag_match.end())
+        if not tag_match[0].startswith(b"</"):
+            yield (tag := tag_match[1].lower()), attributes
             if skips_text and tag in _TEXT_ELEMENTS:
-                close = re.compile(rb"(?i)</" + tag + rb"[\t\n\f\r />]").search(head, at)
-                at = len(head) if close is None else close.start()
+                close = re.compile(rb"(?i)</" + tag + rb"[\t\n\f\r />]").search(head, position)
+                position = len(head) if close is None else close.start()
 
 
 _TEXT_ELEMENTS = frozenset((b"iframe", b"noembed", b"noframes", b"script", b"style", b"textarea", b"title", b"xmp"))
@@ -211,9 +215,9 @@ _ATTRIBUTE = re.compile(
 )
 
 
-def _attributes(head: bytes, at: int) -> tuple[dict[bytes, bytes], int]:
-    found: dict[bytes, bytes] = {}
-    while (one := _ATTRIBUTE.match(head, at)) is not None:
-        found.setdefault(one[1].lower(), one[2] or one[3] or one[4] or b"")
-        at = one.end()
-    return found, at
+def _attributes(head: bytes, place: int) -> tuple[dict[bytes, bytes], int]:
+    attributes: dict[bytes, bytes] = {}
+    while (match := _ATTRIBUTE.match(head, place)) is not None:
+        attributes.setdefault(match[1].lower(), match[2] or match[3] or match[4] or b"")
+        place = match.end()
+    return attributes, place

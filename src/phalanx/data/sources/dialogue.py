@@ -19,7 +19,6 @@ class DialogueConfig(ColumnSettings):
     Attributes:
         shape: Shape of the objects; "auto" looks at each.
         turn: The text of one turn, with ``{role}`` and ``{content}``.
-        between: Text between two turns.
     """
 
     kind: Literal["dialogue"] = "dialogue"
@@ -49,10 +48,10 @@ class DialogueFiles(JsonLines):
             raise DataError(f"{record.name}: {exc}") from exc
         if not turns:
             raise DataError(f"{record.name}: a dialogue without a turn")
-        said = said_in(found, self._config)
+        claims = said_in(found, self._config)
         roles = ",".join(turn.role for turn in turns[:_TOLD_ROLES])
-        fields = {**said.fields, "turns": len(turns), "roles": roles}
-        return document_of(record, text, RecordClaims(said.url, said.fetched_at, fields=fields))
+        fields = {**claims.fields, "turns": len(turns), "roles": roles}
+        return document_of(record, text, RecordClaims(claims.url, claims.fetched_at, fields=fields))
 
     def _rendered(self, turn: DialogueTurn, number: int) -> str:
         if turn.content is None:

@@ -20,10 +20,10 @@ from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
 _CONTAINER, _PACKAGE_TYPE = "META-INF/container.xml", "application/oebps-package+xml"
-_MOST_XML_BYTES = 4 << 20
-_MOST_PAGES = 10_000
-_MOST_DEPTH = 100
-_MOST_FALLBACKS = 10
+_MAX_XML_BYTES = 4 << 20
+_MAX_PAGES = 10_000
+_MAX_DEPTH = 100
+_MAX_FALLBACKS = 10
 _TOLD_CHARACTERS = 1000
 _FREE_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 20
@@ -72,21 +72,21 @@ class EpubFiles(RecordFiles):
 
     def _document(self, record: RawRecord) -> Document:
         limits = self._limits
-        most = min(limits.max_record_bytes, max(_FREE_BYTES, limits.max_ratio * len(record.content)))
+        max_bytes = min(limits.max_record_bytes, max(_FREE_BYTES, limits.max_ratio * len(record.content)))
         try:
             with zipfile.ZipFile(io.BytesIO(record.content)) as archive:
-                book = _Book(archive, most)
+                book = _Book(archive, max_bytes)
                 package = book.package()
                 texts = [self._extractor.text_of(page, None, name, is_xhtml=True) for name, page in book.pages(package)]
         except (DataError, *_ZIP_ERRORS) as exc:
-            said = str(exc) if isinstance(exc, DataError) else f"is no EPUB book ({' '.join(str(exc).split())[:100]})"
-            raise DataError(f"{record.name}: {said}") from exc
-        told = {name: text for name, text in package.told.items() if recorded_text(text)}
+            reason = str(exc) if isinstance(exc, DataError) else f"is no EPUB book ({' '.join(str(exc).split())[:100]})"
+            raise DataError(f"{record.name}: {reason}") from exc
+        fields = {name: text for name, text in package.told.items() if recorded_text(text)}
         if package.not_read:
-            told["not_read"] = ", ".join(package.not_read)[:_TOLD_CHARACTERS]
+            fields["not_read"] = ", ".join(package.not_read)[:_TOLD_CHARACTERS]
         if not any(text.strip() for text in texts):
             raise DataError(f"{record.name}: none of its pages has a text")
-        return document_of(record, "\n\n".join(text for text in texts if text), RecordClaims(fields=told))
+        return document_of(record, "\n\n".join(text for text in texts if text), RecordClaims(fields=fields))
 
 
 @dataclass
@@ -107,7 +107,7 @@ class _Package:
         """
         if number not in self.hrefs:
             raise DataError(f"its spine names {number[:40]!r}, which its manifest does not")
-        for _ in range(_MOST_FALLBACKS):
+        for _ in range(_MAX_FALLBACKS):
             item = self.hrefs.get(number)
             if item is None or item.is_page:
                 return item
@@ -120,7 +120,6 @@ class _Item:
     """A file of a book.
 
     Attributes:
-        href: Path below the package.
         fallback: The number of the item that stands in for it.
     """
 
@@ -140,8 +139,8 @@ def _spellings(folder: str, href: str) -> list[str]:
     """Return the possible targets of a reference: with its escapes decoded, and as they stand."""
     path = href.strip().partition("#")[0].replace("\\", "/")
     forms = (urllib.parse.unquote(path), path, urllib.parse.unquote(path.partition("?")[0]))
-    found = (posixpath.normpath(posixpath.join(folder, one)).lstrip("/") for one in forms)
-    return list(dict.fromkeys(found))
+    paths = (posixpath.normpath(posixpath.join(folder, form)).lstrip("/") for form in forms)
+    return list(dict.fromkeys(paths))
 
 
 def _alike(name: str) -> tuple[str, ...]:
@@ -156,17 +155,19 @@ def _names_of(archive: zipfile.ZipFile) -> dict[str, str]:
     """
     plain = {name: name.replace("\\", "/") for name in archive.namelist()}
     folders = [
-        one.removesuffix(_CONTAINER) for one in plain.values() if one.endswith(f"/{_CONTAINER}") and not _is_left(one)
+        name.removesuffix(_CONTAINER)
+        for name in plain.values()
+        if name.endswith(f"/{_CONTAINER}") and not _is_left(name)
     ]
     folder = folders[0] if len(folders) == 1 and _CONTAINER not in plain.values() else ""
-    found = {name: name for name in plain}
+    name_of_form = {name: name for name in plain}
     for name, path in plain.items():
         if not path.startswith(folder) or _is_left(path):
             continue
         for spelling in _unmarked(path.removeprefix(folder)):
             for form in _alike(spelling):
-                found.setdefault(form, name)
-    return found
+                name_of_form.setdefault(form, name)
+    return name_of_form
 
 
 def _is_left(path: str) -> bool:
@@ -174,7 +175,7 @@ def _is_left(path: str) -> bool:
 
 
 def _unmarked(name: str) -> Iterator[str]:
-    """Give what a name may be of a writer that does not say that its names are UTF-8; an archive is read as cp437."""
+    """Return the possible names of an entry whose writer did not mark them as UTF-8; an archive is read as cp437."""
     for encoding in ("utf-8", "cp437", "cp850", "cp1252"):
         with contextlib.suppress(UnicodeError):
             yield name.encode("cp437").decode(encoding)
@@ -194,7 +195,7 @@ class _Book:
         place = self._named("", _ENCRYPTION)
         if place not in self._archive.namelist():
             return frozenset()
-        found: list[str] = []
+        names: list[str] = []
         algorithm, unnamed = "", 0
 
         def begin(name: str, attributes: dict[str, str]) -> None:
@@ -205,34 +206,34 @@ class _Book:
             elif name == "EncryptionMethod":
                 algorithm = algorithm or attributes.get("Algorithm", "")
             elif name == "CipherReference" and algorithm not in _OBFUSCATIONS:
-                found.append(self._named("", attributes.get("URI", "")))
+                names.append(self._named("", attributes.get("URI", "")))
 
-        _parse_xml(self._read(place, _MOST_XML_BYTES), _ENCRYPTION, begin)
+        _parse_xml(self._read(place, _MAX_XML_BYTES), _ENCRYPTION, begin)
         if unnamed:
             raise DataError("is encrypted, in part or as a whole")
-        return frozenset(found)
+        return frozenset(names)
 
     def package(self) -> _Package:
         """Find and read the package."""
-        found: list[tuple[bool, str]] = []
+        packages: list[tuple[bool, str]] = []
 
         def begin(name: str, attributes: dict[str, str]) -> None:
             if name == "rootfile":
                 media = attributes.get("media-type", _PACKAGE_TYPE).strip().lower()
-                found.append((media != _PACKAGE_TYPE, attributes.get("full-path", "")))
+                packages.append((media != _PACKAGE_TYPE, attributes.get("full-path", "")))
 
-        _parse_xml(self._read(self._named("", _CONTAINER), _MOST_XML_BYTES), _CONTAINER, begin)
-        if not found:
+        _parse_xml(self._read(self._named("", _CONTAINER), _MAX_XML_BYTES), _CONTAINER, begin)
+        if not packages:
             raise DataError(f"{_CONTAINER} names no package")
         # a book may be there in other forms too, such as PDF
-        _, path = min(found, key=lambda one: one[0])
+        _, path = min(packages, key=lambda one: one[0])
         place = posixpath.normpath(path.strip().replace("\\", "/").lstrip("/"))
         package = _Package(posixpath.dirname(place))
         stack: list[str] = []
 
         def open_element(name: str, attributes: dict[str, str]) -> None:
             stack.append(name)
-            if name == "item" and len(package.hrefs) < _MOST_PAGES:
+            if name == "item" and len(package.hrefs) < _MAX_PAGES:
                 package.hrefs[attributes.get("id", "")] = _Item(
                     attributes.get("href", ""), attributes.get("media-type", ""), attributes.get("fallback", "")
                 )
@@ -245,9 +246,9 @@ class _Book:
             if stack and stack[-1] in _TOLD and len(package.told.get(stack[-1], "")) < _TOLD_CHARACTERS:
                 package.told[stack[-1]] = package.told.get(stack[-1], "") + content
 
-        _parse_xml(self._read(self._named("", place), _MOST_XML_BYTES), place, open_element, text, stack)
-        if not package.spine or len(package.spine) > _MOST_PAGES:
-            raise DataError(f"its spine has {len(package.spine)} pages, expected 1 to {_MOST_PAGES}")
+        _parse_xml(self._read(self._named("", place), _MAX_XML_BYTES), place, open_element, text, stack)
+        if not package.spine or len(package.spine) > _MAX_PAGES:
+            raise DataError(f"its spine has {len(package.spine)} pages, expected 1 to {_MAX_PAGES}")
         return package
 
     def pages(self, package: _Package) -> Iterator[tuple[str, bytes]]:
@@ -265,9 +266,9 @@ class _Book:
 
     def _named(self, folder: str, href: str) -> str:
         """Return the name in the archive of a file that the book names; as it is named, where there is none."""
-        wanted = _spellings(folder, href)
-        forms = (form for one in wanted for form in _alike(one))
-        return next((self._names[form] for form in forms if form in self._names), wanted[0])
+        paths = _spellings(folder, href)
+        forms = (form for path in paths for form in _alike(path))
+        return next((self._names[form] for form in forms if form in self._names), paths[0])
 
     def _read(self, name: str, most: int | None = None) -> bytes:
         try:
@@ -309,8 +310,8 @@ def _parse_xml(
     def start(name: str, attributes: dict[str, str]) -> None:
         nonlocal depth
         depth += 1
-        if depth > _MOST_DEPTH:
-            raise DataError(f"{where[:80]}: its elements nest deeper than {_MOST_DEPTH}")
+        if depth > _MAX_DEPTH:
+            raise DataError(f"{where[:80]}: its elements nest deeper than {_MAX_DEPTH}")
         begin(name.rpartition(" ")[2], attributes)
 
     def end(_: str) -> None:

@@ -95,15 +95,15 @@ class TextExtractor:
             DataError: It is not in the charset that it is said to be in, nests too deep, costs more than a page may, or
                 the extractor fails.
         """
-        found = self.decode(page, declared, where)
+        content = self.decode(page, declared, where)
         if is_xhtml:
-            found = as_html(found, where)
-        _check_nesting(found, where)
+            content = as_html(content, where)
+        _check_nesting(content, where)
         try:
-            text = text_by(self._extract, found) if len(found) <= _FREE_CHARACTERS else self._extract_apart(found)
+            text = text_by(self._extract, content) if len(content) <= _FREE_CHARACTERS else self._extract_apart(content)
         except DataError as exc:
             raise DataError(f"{where}: {self._config.extractor} {exc}") from exc
-        if len(text) > max(_FREE_TEXT, _MAX_TEXT_RATIO * len(found)):
+        if len(text) > max(_FREE_TEXT, _MAX_TEXT_RATIO * len(content)):
             raise DataError(f"{where}: its text is more than {_MAX_TEXT_RATIO} times the page, by indentation")
         return text
 
@@ -175,8 +175,8 @@ def _undecodable(exc: UnicodeError, content: bytes, encoding: str, where: str) -
 
 def _decode(content: bytes, encoding: str, where: str) -> str:
     try:
-        known = codecs.lookup(encoding).name
-        return content.decode("" if known in _NEVER else known).removeprefix("\ufeff")
+        codec = codecs.lookup(encoding).name
+        return content.decode("" if codec in _NEVER else codec).removeprefix("\ufeff")
     except UnicodeError as exc:
         raise _undecodable(exc, content, encoding, where) from exc
     except (LookupError, ValueError) as exc:

@@ -99,13 +99,13 @@ def list_objects(address: str) -> SourceFile | list[tuple[SourceFile, int]] | No
     try:
         if files.isfile(root):
             return SourceFile(root.rpartition("/")[2], address)
-        found = {str(path): int(about.get("size") or 0) for path, about in files.find(root, detail=True).items()}
+        sizes = {str(path): int(facts.get("size") or 0) for path, facts in files.find(root, detail=True).items()}
     except client_errors() as exc:
         raise unreadable(address, exc) from exc
     prefix = f"{root.rstrip('/')}/"
     return [
         (SourceFile(path.removeprefix(prefix), f"{scheme}://{path}"), size)
-        for path, size in found.items()
+        for path, size in sizes.items()
         if path.startswith(prefix)
     ] or None
 
@@ -171,8 +171,8 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file without their ends, one in memory at a time; ``.gz`` is unpacked."""
     try:
         with _open(path) as stream:
-            for line in stream:
-                yield line.rstrip(b"\r\n")
+            for row in stream:
+                yield row.rstrip(b"\r\n")
     except (OSError, EOFError, zlib.error) as exc:
         raise unreadable(path, exc) from exc
 

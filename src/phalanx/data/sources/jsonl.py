@@ -37,8 +37,8 @@ class JsonLines(StreamFiles):
     _UNIT: ClassVar = "line"
 
     def _cut_stream(self, stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
-        while line := line_of(stream, limit):
-            yield line
+        while row := line_of(stream, limit):
+            yield row
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
         if not record.content.strip():

@@ -72,22 +72,22 @@ def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequ
     Raises:
         DataError: There is nothing at `location`, nothing of that kind below it, or a store does not answer.
     """
-    found = _listed(location, wanted := _with_packed(suffixes), linked_roots)
-    if all(file.passed_over for file in found):
+    files = _listed(location, endings := _with_packed(suffixes), linked_roots)
+    if all(file.passed_over for file in files):
         faults = [
-            (file.name, file.passed_over.reason) for file in found if file.passed_over and file.passed_over.is_fault
+            (file.name, file.passed_over.reason) for file in files if file.passed_over and file.passed_over.is_fault
         ]
         more = f"; {faults[0][0][:_SHOWN]} {faults[0][1]}" if faults else ""
         raise DataError(
-            f"{location}: no file of this source's kind found; expected {', '.join(wanted)}{printable(more)}"
+            f"{location}: no file of this source's kind found; expected {', '.join(endings)}{printable(more)}"
         ).about(
             code="PHX-I011",
             file=str(location),
             found="no such file",
-            expected=", ".join(wanted),
+            expected=", ".join(endings),
             do="give a path with such files, or another kind of source",
         )
-    return found
+    return files
 
 
 def list_files(location: Path | str, suffixes: tuple[str, ...]) -> list[SourceFile]:
@@ -112,14 +112,14 @@ def _with_packed(suffixes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> list[SourceFile]:
-    found: list[SourceFile] | None
+    files: list[SourceFile] | None
     if isinstance(location, str):
-        found = _in_store(location, wanted)
+        files = _in_store(location, wanted)
     elif location.is_file():
-        found = [SourceFile(name_as_text(location.name), location)]
+        files = [SourceFile(name_as_text(location.name), location)]
     else:
-        found = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
-    if found is None:
+        files = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
+    if files is None:
         begins = (
             "" if isinstance(location, str) or location.is_absolute() else f"; relative paths begin in {Path.cwd()}"
         )
@@ -130,7 +130,7 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
             expected="a file or a directory",
             do="give the path of a file or a directory",
         )
-    return sorted(found, key=lambda file: file.name)
+    return sorted(files, key=lambda file: file.name)
 
 
 class FolderListing:
@@ -148,7 +148,7 @@ class FolderListing:
     def __init__(self, root: Path, wanted: tuple[str, ...], linked_roots: Sequence[Path] = ()) -> None:
         self.files: list[SourceFile] = []
         self._wanted = wanted
-        self._roots = [_resolved(one) for one in (root, *linked_roots)]
+        self._roots = [_resolved(folder) for folder in (root, *linked_roots)]
         self._seen: dict[Path, str] = {}
         self._links: deque[_Place] = deque()
         self._walk(_Place("", self._roots[0]))
@@ -202,8 +202,8 @@ class FolderListing:
         if not any(target.is_relative_to(root) for root in self._roots):
             self._pass_over(link, _OUT, is_fault=target.is_dir() or self._is_wanted(link))
         elif target in self._seen:
-            known = self._seen[target] or "the folder itself"
-            self._pass_over(link, f"is a link to {known[:_SHOWN]}, which is read under that name")
+            first_name = self._seen[target] or "the folder itself"
+            self._pass_over(link, f"is a link to {first_name[:_SHOWN]}, which is read under that name")
         elif target.is_dir():
             self._walk(place)
         elif target.is_file():
@@ -220,11 +220,11 @@ class FolderListing:
 
 
 def _in_store(address: str, wanted: tuple[str, ...]) -> list[SourceFile] | None:
-    found = list_objects(address)
-    if found is None or isinstance(found, SourceFile):
-        return None if found is None else [found]
+    objects = list_objects(address)
+    if objects is None or isinstance(objects, SourceFile):
+        return None if objects is None else [objects]
     files = []
-    for file, size in found:
+    for file, size in objects:
         reason = next((why for part in file.name.split("/") if (why := leftover_reason(part)) is not None), None)
         if reason is None and not file.name.lower().endswith(wanted):
             reason = OF_ANOTHER_KIND

@@ -26,8 +26,8 @@ from phalanx.data.sources.source import BrokenRecord, Document
 from phalanx.errors import DataError
 
 _BEGIN = b"From "
-_MOST_PARTS = 1000
-_MOST_BOUNDARIES = 64
+_MAX_PARTS = 1000
+_MAX_BOUNDARIES = 64
 _MAX_TYPE_BYTES = 4096
 """Of one header Content-Type: Python takes its parameters apart in quadratic time, 146 KB of quotes in 9 s."""
 _MAX_BORDERS = 50_000
@@ -94,8 +94,8 @@ class MailFiles(StreamFiles):
 
     def _text(self, message: email.message.Message, where: str) -> str | None:
         """What a reader of the message sees of its text; None where there is none."""
-        if sum(1 for _ in zip(message.walk(), range(_MOST_PARTS + 1), strict=False)) > _MOST_PARTS:
-            raise DataError(f"{where}: has more than {_MOST_PARTS} parts")
+        if sum(1 for _ in zip(message.walk(), range(_MAX_PARTS + 1), strict=False)) > _MAX_PARTS:
+            raise DataError(f"{where}: has more than {_MAX_PARTS} parts")
         shown = self._shown(message, where)
         return None if shown is None else shown.text
 
@@ -105,15 +105,21 @@ class MailFiles(StreamFiles):
             return None
         kind = part.get_content_type()
         if part.is_multipart():
-            inner = (self._shown(one, where) for one in part.get_payload() if isinstance(one, email.message.Message))
-            found = [one for one in inner if one is not None]
-            texts = [one for one in found if not one.is_page]
+            inner = (
+                self._shown(message, where)
+                for message in part.get_payload()
+                if isinstance(message, email.message.Message)
+            )
+            shown_parts = [part_shown for part_shown in inner if part_shown is not None]
+            texts = [part_shown for part_shown in shown_parts if not part_shown.is_page]
             if kind == "multipart/alternative":
                 # one of them is shown, as a text among others would be
-                best = next(iter(texts or found), None)
+                best = next(iter(texts or shown_parts), None)
                 return None if best is None else _Shown(best.text)
-            shown = texts or found[:1]
-            return _Shown("\n\n".join(one.text.strip("\n") for one in shown), not texts) if shown else None
+            shown = texts or shown_parts[:1]
+            return (
+                _Shown("\n\n".join(part_shown.text.strip("\n") for part_shown in shown), not texts) if shown else None
+            )
         if kind not in (*_PLAIN, "text/html"):
             return None
         content, charset = _content_of(part)
@@ -158,20 +164,20 @@ def _messages(stream: BinaryIO, limit: int) -> Iterator[bytes | int]:
     """Messages of a mailbox, or the whole stream where it does not begin as one; of a longer one its size alone."""
     lines: list[bytes] = []
     size, is_mailbox, is_behind_blank = 0, False, True
-    while line := line_of(stream, limit):
-        length = line if isinstance(line, int) else len(line)
-        begins = isinstance(line, bytes) and line.startswith(_BEGIN)
+    while row := line_of(stream, limit):
+        length = row if isinstance(row, int) else len(row)
+        begins = isinstance(row, bytes) and row.startswith(_BEGIN)
         if begins and size == 0:
             is_mailbox = True
         elif begins and is_mailbox and is_behind_blank:
             yield b"".join(lines) if size <= limit else size
             lines, size = [], 0
         size += length
-        if isinstance(line, int) or size > limit:
+        if isinstance(row, int) or size > limit:
             lines = []
         else:
-            lines.append(line)
-        is_behind_blank = line in (b"\n", b"\r\n")
+            lines.append(row)
+        is_behind_blank = row in (b"\n", b"\r\n")
     if size:
         yield b"".join(lines) if size <= limit else size
 
@@ -187,13 +193,13 @@ def _parsed(content: bytes, where: str) -> email.message.Message:
 def _check_cost(content: bytes, where: str) -> None:
     """Refuse a message that costs Python's parser much more than its size."""
     lower = content.lower()
-    if lower.count(b"boundary=") > _MOST_BOUNDARIES:
+    if lower.count(b"boundary=") > _MAX_BOUNDARIES:
         # each one nests, and all are looked for in each line
-        raise DataError(f"{where}: has more than {_MOST_BOUNDARIES} boundaries")
+        raise DataError(f"{where}: has more than {_MAX_BOUNDARIES} boundaries")
     if any(len(header[0]) > _MAX_TYPE_BYTES for header in _TYPE.finditer(content)):
         raise DataError(f"{where}: has a header Content-Type of more than {_MAX_TYPE_BYTES} bytes")
     borders = [(b"multipart/", (b"\n--", b"\r--")), (b"message/delivery-status", (b"\n\n", b"\n\r\n", b"\r\r"))]
-    if sum(content.count(one) for kind, begins in borders if kind in lower for one in begins) > _MAX_BORDERS:
+    if sum(content.count(border) for kind, begins in borders if kind in lower for border in begins) > _MAX_BORDERS:
         raise DataError(f"{where}: has more than {_MAX_BORDERS} lines that may begin a part")
 
 
@@ -201,9 +207,9 @@ def _unflowed(text: str, *, deletes_space: bool) -> str:
     """Join the lines of a paragraph that a program has broken, as `format=flowed` marks them (RFC 3676)."""
     lines: list[tuple[int, str]] = []
     is_open = False
-    for line in text.split("\n"):
-        plain = line.lstrip(">")
-        depth = len(line) - len(plain)
+    for row in text.split("\n"):
+        plain = row.lstrip(">")
+        depth = len(row) - len(plain)
         plain = plain.removeprefix(" ")
         if is_open and lines[-1][0] == depth and plain != _SIGNATURE:
             begin = lines[-1][1]

@@ -40,12 +40,12 @@ class OwnSource:
 
     def fingerprint(self) -> str:
         """Return a digest of its source code, its options and its stated content."""
-        said = self._told(self._source.fingerprint)
-        if not isinstance(said, str) or not said:
+        fingerprint = self._told(self._source.fingerprint)
+        if not isinstance(fingerprint, str) or not fingerprint:
             raise lacks(
-                self._kind, f"{said!r:.80} from fingerprint()", "a text that names the content of its documents"
+                self._kind, f"{fingerprint!r:.80} from fingerprint()", "a text that names the content of its documents"
             )
-        decided_by = {"code": self._config.kind, "options": self._config.options, "content": said}
+        decided_by = {"code": self._config.kind, "options": self._config.options, "content": fingerprint}
         return hashlib.sha256(canonical_json(decided_by)).hexdigest()
 
     def documents(self) -> Iterator[Document]:
@@ -54,18 +54,18 @@ class OwnSource:
         Raises:
             DataError: The user's code fails, or yields something else than text.
         """
-        found: Iterator[Any] = self._told(lambda: iter(self._source.documents()))
+        documents: Iterator[Any] = self._told(lambda: iter(self._source.documents()))
         done = object()
         number = 0
-        while (one := self._told(lambda: next(found, done))) is not done:
+        while (item := self._told(lambda: next(documents, done))) is not done:
             number += 1
             name = f"{self._kind}, document {number}"
-            if isinstance(one, Document):
-                yield one
-            elif isinstance(one, str):
-                yield Document(name, one)
+            if isinstance(item, Document):
+                yield item
+            elif isinstance(item, str):
+                yield Document(name, item)
             else:
-                raise DataError(f"{name}: found a {type(one).__name__}, expected a text or a Document")
+                raise DataError(f"{name}: found a {type(item).__name__}, expected a text or a Document")
 
     def _told(self, act: Callable[[], Any]) -> Any:
         try:

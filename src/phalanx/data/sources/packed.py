@@ -141,36 +141,38 @@ def begins_packed(content: bytes, coding: str) -> bool:
 
 def _unpack_members(content: bytes, codec: _Codec, coding: str, limit: int) -> bytes | None:
     """Unpack every member or frame; None where the first one is damaged."""
-    found, at = bytearray(), 0
-    while at < len(content):
-        if at and content[at] == 0 and not content[at:].strip(b"\0"):
+    unpacked, position = bytearray(), 0
+    while position < len(content):
+        if position and content[position] == 0 and not content[position:].strip(b"\0"):
             # padding, as gzip allows it
             break
-        if coding == "zstd" and content[at : at + 4] in _SKIPPED:
+        if coding == "zstd" and content[position : position + 4] in _SKIPPED:
             # a frame that decoders of Zstandard pass over
-            at += 8 + int.from_bytes(content[at + 4 : at + 8], "little")
+            position += 8 + int.from_bytes(content[position + 4 : position + 8], "little")
             continue
-        member = _unpack_member(content, at, codec, limit - len(found))
+        member = _unpack_member(content, position, codec, limit - len(unpacked))
         if member is None:
-            if at == 0:
+            if position == 0:
                 return None
-            raise DataError(f"has {len(content) - at} other bytes behind its {coding} content, or a damaged part of it")
-        found += member[0]
-        at = member[1]
-    return bytes(found)
+            raise DataError(
+                f"has {len(content) - position} other bytes behind its {coding} content, or a damaged part of it"
+            )
+        unpacked += member[0]
+        position = member[1]
+    return bytes(unpacked)
 
 
 def _unpack_member(content: bytes, at: int, codec: _Codec, limit: int) -> tuple[bytes, int] | None:
     """Unpack the member that begins at a place; return its bytes and where it ends."""
-    decoder, found = codec.decoder(), bytearray()
+    decoder, unpacked = codec.decoder(), bytearray()
     try:
         for start in range(at, len(content), codec.step):
             fed = content[start : start + codec.step]
-            found += decoder.decompress(fed)
-            if len(found) > limit:
+            unpacked += decoder.decompress(fed)
+            if len(unpacked) > limit:
                 raise DataError(f"unpacks to more than {limit} bytes; if it is right, raise max_record_bytes")
             if decoder.eof:
-                return bytes(found), start + len(fed) - len(decoder.unused_data)
+                return bytes(unpacked), start + len(fed) - len(decoder.unused_data)
     except codec.errors:
         return None
     return None
@@ -214,15 +216,15 @@ class _Unpacker:
                 return b""
             if self._decoder is None:
                 self._decoder = self._codec.decoder()
-            found = self._feed()
-            if found:
-                return found
+            content = self._feed()
+            if content:
+                return content
         return b""
 
     def _feed(self) -> bytes:
         start, fed = self._at, self._block[self._at : self._at + self._codec.step]
         try:
-            found: bytes = self._decoder.decompress(fed)
+            content: bytes = self._decoder.decompress(fed)
         except self._codec.errors as exc:
             self._decoder = None
             self._damage = Damage(self._seek_member(), f"cannot be read ({_plain(exc)}); fetch it again")
@@ -233,12 +235,12 @@ class _Unpacker:
             self._at -= len(self._decoder.unused_data)
             self._decoder = None
         self._packed += self._at - start
-        self._unpacked += len(found)
+        self._unpacked += len(content)
         if is_over and self._borders is not None:
             self._borders.note(self._unpacked, self._stream.tell() - len(self._block) + self._at)
         if self._unpacked > max(_FREE_BYTES, self._max_ratio * self._packed):
             self._refuse_ratio()
-        return found
+        return content
 
     def _fill(self) -> bool:
         """Have packed bytes at hand, or say that there are none; zeros between gzip members are padding."""
@@ -254,9 +256,9 @@ class _Unpacker:
         """Go on to where the next member may begin; return how many packed bytes were passed over."""
         magic, passed, first = self._codec.magic, 0, self._at + 1
         while True:
-            found = self._block.find(magic, first)
-            if found >= 0:
-                passed, self._at = passed + found - self._at, found
+            place = self._block.find(magic, first)
+            if place >= 0:
+                passed, self._at = passed + place - self._at, place
                 return passed
             # the magic may lie across two blocks
             tail = self._block[max(first, len(self._block) - len(magic) + 1) :]
@@ -269,11 +271,11 @@ class _Unpacker:
             self._block, self._at, first = tail + more, 0, 0
 
     def _refuse_ratio(self) -> None:
-        left = len(self._block) - self._at
+        num_remaining = len(self._block) - self._at
         while more := self._stream.read(_BLOCK_BYTES):
-            left += len(more)
+            num_remaining += len(more)
         self._damage = Damage(
-            left, f"unpacks to more than {self._max_ratio} times its size; if it is right, raise max_ratio"
+            num_remaining, f"unpacks to more than {self._max_ratio} times its size; if it is right, raise max_ratio"
         )
         self._is_over = True
 

@@ -27,8 +27,8 @@ def main() -> None:
     # its default is to end the process, which a handler in Python could not do while a library works
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     extract: Extract | None = None
-    while line := sys.stdin.buffer.readline():
-        order = json.loads(line)
+    while request := sys.stdin.buffer.readline():
+        order = json.loads(request)
         page = sys.stdin.buffer.read(order["bytes"]).decode("utf-8", "surrogatepass")
         if extract is None:
             extract = EXTRACTORS[order["extractor"]](main_content=order["main_content"])

@@ -17,7 +17,7 @@ from phalanx.data.sources.spans import FileSpan
 from phalanx.errors import DataError
 
 _FREE_BYTES = 16 << 20
-_MOST_SPANS = 32
+_MAX_SPANS = 32
 """Of one file: each piece hashes all of it."""
 
 
@@ -50,14 +50,14 @@ class ParquetFiles(RecordFiles):
                 size = stream.seek(0, 2)
             yield from self._tables(str(file.path), name, size, file.span)
             return
-        whole = self._whole(file, name)
-        if isinstance(whole, BrokenRecord):
-            yield whole
+        record = self._whole(file, name)
+        if isinstance(record, BrokenRecord):
+            yield record
             return
         with tempfile.NamedTemporaryFile(suffix=".parquet") as unpacked:
-            unpacked.write(whole.content)
+            unpacked.write(record.content)
             unpacked.flush()
-            yield from self._tables(unpacked.name, name, len(whole.content))
+            yield from self._tables(unpacked.name, name, len(record.content))
 
     def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
         """Cut a table into runs of row groups, by the sizes and rows that it claims; none where it stays one."""
@@ -70,15 +70,15 @@ class ParquetFiles(RecordFiles):
             except DataError:
                 # its reader tells of it
                 return []
-        least = sum(unpacked for unpacked, _ in claims) * max(least_bytes / size, 1 / _MOST_SPANS)
-        found: list[FileSpan] = []
+        least = sum(unpacked for unpacked, _ in claims) * max(least_bytes / size, 1 / _MAX_SPANS)
+        spans: list[FileSpan] = []
         begin = first = filled = rows = 0
         for group, (unpacked, count) in enumerate(claims, 1):
             filled, rows = filled + unpacked, rows + count
             if filled >= least or group == len(claims):
-                found.append(FileSpan(0, size, first, rows - first, groups=(begin, group)))
+                spans.append(FileSpan(0, size, first, rows - first, groups=(begin, group)))
                 begin, first, filled = group, rows, 0
-        return found if len(found) > 1 else []
+        return spans if len(spans) > 1 else []
 
     def _tables(
         self, path: str, name: str, size: int, span: FileSpan | None = None
@@ -100,20 +100,20 @@ class ParquetFiles(RecordFiles):
         before, free = first, max(_FREE_BYTES, self._limits.max_ratio * size)
         beside = [*self._config.beside]
         for group in groups:
-            where, claimed = f"{name}, row group {group + 1}", 0
+            place, claimed = f"{name}, row group {group + 1}", 0
             try:
                 unpacked, rows = table.claims(group)
                 number, before = before, before + rows
                 claimed = self._checked_size(unpacked, size)
-                for content, said in table.rows(group, beside):
+                for content, claims in table.rows(group, beside):
                     number += 1
                     free -= max(1, len(content))
-                    yield self._checked(RawRecord(f"{name}, row {number}", content, said))
+                    yield self._checked(RawRecord(f"{name}, row {number}", content, claims))
                     if free < 0:
                         yield BrokenRecord(name, 0, f"its rows are more than {self._limits.max_ratio} times its size")
                         return
             except DataError as exc:
-                yield BrokenRecord(where, claimed, str(exc))
+                yield BrokenRecord(place, claimed, str(exc))
 
     def _checked_size(self, unpacked: int, size: int) -> int:
         """The bytes of a row group as the file says; no more than the whole file has.

@@ -8,7 +8,7 @@ from phalanx.data.sources.reader_process import Answer, ReaderProcess
 from phalanx.errors import DataError
 
 _MODULE = "phalanx.data.sources.parquet_process"
-_MOST_ENDS = 3
+_MAX_ENDS = 3
 """Decoders that one file may end before no more of it is read."""
 
 
@@ -78,8 +78,8 @@ class ParquetTable:
         """Return a decoder that has the file open, or is to open it."""
         if self._decoder is not None and self._decoder.exit_code is None:
             return self._decoder
-        if self._ends >= _MOST_ENDS:
-            raise DataError(f"not read: the file has ended {_MOST_ENDS} processes that read it")
+        if self._ends >= _MAX_ENDS:
+            raise DataError(f"not read: the file has ended {_MAX_ENDS} processes that read it")
         decoder = self._decoder = ReaderProcess.take(_MODULE)
         if order["act"] != "open":
             list(decoder.ask({"act": "open", **self._about}))

@@ -75,8 +75,8 @@ class Decoder:
             DataError: They cannot be read.
         """
         try:
-            found = self._table.metadata.row_group(group)
-            return max(0, int(found.total_byte_size)), max(0, int(found.num_rows))
+            row_group = self._table.metadata.row_group(group)
+            return max(0, int(row_group.total_byte_size)), max(0, int(row_group.num_rows))
         except Exception as exc:
             raise DataError(f"cannot be decoded ({_plain(exc)})") from exc
 
@@ -126,8 +126,8 @@ def main() -> None:
     os.dup2(2, 1)
     decoder = Decoder()
     bound_memory(MEMORY_BYTES)
-    for line in sys.stdin:
-        order = json.loads(line)
+    for request in sys.stdin:
+        order = json.loads(request)
         try:
             for answer, content in _answers(decoder, order):
                 out.write(json.dumps({**answer, "bytes": len(content)}).encode() + b"\n" + content)
@@ -156,9 +156,9 @@ def _values(column: Any) -> Iterator[Any]:
         is_text = str(column.type) in ("string", "large_string", "string_view")
         yield from (column.cast("large_binary") if is_text else column).to_pylist()
         return
-    known = column.dictionary.cast("binary")
-    for at in column.indices.to_pylist():
-        yield None if at is None else known[at].as_py()
+    values = column.dictionary.cast("binary")
+    for index in column.indices.to_pylist():
+        yield None if index is None else values[index].as_py()
 
 
 def _plain_value(value: Any) -> str | int | float | None:

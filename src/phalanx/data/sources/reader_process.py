@@ -45,7 +45,7 @@ class ReaderProcess:
     @staticmethod
     def take(module: str, task: str = "") -> "ReaderProcess":
         """Return an idle process of the module, or start one, which takes half a second."""
-        for reader in [one for one in _IDLE if (one.module, one.task) == (module, task)]:
+        for reader in [idle for idle in _IDLE if (idle.module, idle.task) == (module, task)]:
             _IDLE.remove(reader)
             # a process that was forked has its starter's pipes, and must not write into them
             if reader.is_of_this_process and reader.exit_code is None:
@@ -68,10 +68,10 @@ class ReaderProcess:
             pipe.write(content)
             pipe.flush()
         while True:
-            line = self._pipe("stdout").readline(_MAX_LINE_BYTES)
-            answer: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
-            found = self._pipe("stdout").read(answer["bytes"]) if answer else b""
-            if not answer or len(found) < answer["bytes"]:
+            header = self._pipe("stdout").readline(_MAX_LINE_BYTES)
+            answer: dict[str, Any] = json.loads(header) if header.endswith(b"\n") else {}
+            answer_bytes = self._pipe("stdout").read(answer["bytes"]) if answer else b""
+            if not answer or len(answer_bytes) < answer["bytes"]:
                 # a process that is ending closes its pipes a moment before its exit code is there
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_ENDING_S)
@@ -79,7 +79,7 @@ class ReaderProcess:
                 raise DataError("cannot be decoded (it asked for too much memory, or ended the process that reads it)")
             if "error" in answer:
                 raise DataError(answer["error"])
-            yield answer, found
+            yield answer, answer_bytes
             if answer["end"]:
                 return
 

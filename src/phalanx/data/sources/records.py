@@ -48,11 +48,11 @@ class FileSettings(SourceSettings):
     @model_serializer(mode="wrap")
     def _as_before(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Leave out default values of later keys: the digests of older runs stay the same."""
-        known = type(self).model_fields
+        fields = type(self).model_fields
         return {
             name: value
             for name, value in write(self).items()
-            if name not in _CAME_LATER or getattr(self, name) != known[name].default
+            if name not in _CAME_LATER or getattr(self, name) != fields[name].default
         }
 
 
@@ -146,11 +146,11 @@ class RecordFiles(ABC):
         """
         for file in self._files:
             for record in self._cut(file, str(file.path)):
-                found = record if isinstance(record, BrokenRecord) else self._document(record)
-                if isinstance(found, Document):
-                    yield found
-                elif not found.is_unsupported:
-                    raise DataError(f"{found.name}: {found.reason}")
+                result = record if isinstance(record, BrokenRecord) else self._document(record)
+                if isinstance(result, Document):
+                    yield result
+                elif not result.is_unsupported:
+                    raise DataError(f"{result.name}: {result.reason}")
 
     def read(self, file: SourceFile) -> Iterator[Document | BrokenRecord]:
         """Yield every record of one file, in order; broken ones too.
@@ -159,23 +159,23 @@ class RecordFiles(ABC):
             DataError: The file cannot be opened or read.
         """
         for record in self._cut(file, file.name):
-            found = record if isinstance(record, BrokenRecord) else self._judge(record)
+            result = record if isinstance(record, BrokenRecord) else self._judge(record)
             # whatever library found a fault, its words may quote the bytes that it found
-            yield replace(found, reason=_short(found.reason)) if isinstance(found, BrokenRecord) else found
+            yield replace(result, reason=_short(result.reason)) if isinstance(result, BrokenRecord) else result
 
     def _judge(self, record: RawRecord) -> Document | BrokenRecord:
         try:
-            found = self._document(record)
-            if isinstance(found, Document):
-                _check_characters(found)
+            result = self._document(record)
+            if isinstance(result, Document):
+                _check_characters(result)
         except DataError as exc:
             return broken(record, str(exc).removeprefix(f"{record.name}: "))
-        return found
+        return result
 
     def _cut(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
         if file.passed_over is not None:
-            told = file.passed_over
-            yield BrokenRecord(name, told.size_bytes, told.reason, is_unsupported=not told.is_fault)
+            reason = file.passed_over
+            yield BrokenRecord(name, reason.size_bytes, reason.reason, is_unsupported=not reason.is_fault)
             return
         try:
             yield from self._records(file, name)
@@ -230,18 +230,18 @@ class StreamFiles(RecordFiles):
             if isinstance(run, Damage):
                 yield lost(name, run)
                 continue
-            for found in self._cut_stream(run, limit):
+            for piece in self._cut_stream(run, limit):
                 if number == last:
                     # nothing at all behind the last delimiter is a part of a file, not of a span
                     return
                 number += 1
-                where = f"{name}, {self._UNIT} {number}"
-                if isinstance(found, int):
-                    yield too_long(where, found, limit)
-                elif isinstance(found, Gap):
-                    yield BrokenRecord(where, found.size, found.reason)
+                place = f"{name}, {self._UNIT} {number}"
+                if isinstance(piece, int):
+                    yield too_long(place, piece, limit)
+                elif isinstance(piece, Gap):
+                    yield BrokenRecord(place, piece.size, piece.reason)
                 else:
-                    yield RawRecord(where, found)
+                    yield RawRecord(place, piece)
 
     def spans(self, file: SourceFile, least_bytes: int) -> list[FileSpan]:
         """Cut a file into spans of at least so many bytes on the disk; none where it stays one, as a damaged one does.
@@ -252,24 +252,26 @@ class StreamFiles(RecordFiles):
             DataError: The file cannot be opened or read.
         """
         borders = MemberBorders() if is_packed(file) else None
-        found: list[FileSpan] = []
-        begin = first = number = at = 0
+        spans: list[FileSpan] = []
+        begin = first = number = position = 0
         is_whole = False
         for run in open_runs(file, self._limits.max_ratio, borders):
             if isinstance(run, Damage):
                 return []
             for record in self._cut_stream(run, self._limits.max_record_bytes):
-                place = at if borders is None else borders.packed_at(at)
+                place = position if borders is None else borders.packed_at(position)
                 if is_whole and place is not None and place - begin >= least_bytes:
-                    found.append(FileSpan(begin, place, first, number - first))
+                    spans.append(FileSpan(begin, place, first, number - first))
                     begin, first = place, number
                 is_whole = isinstance(record, bytes)
-                at += record if isinstance(record, int) else len(record) if isinstance(record, bytes) else record.size
+                position += (
+                    record if isinstance(record, int) else len(record) if isinstance(record, bytes) else record.size
+                )
                 number += 1
-        if not found:
+        if not spans:
             return []
         with file.open() as stream:
-            return [*found, FileSpan(begin, stream.seek(0, 2), first, number - first)]
+            return [*spans, FileSpan(begin, stream.seek(0, 2), first, number - first)]
 
 
 def broken(record: RawRecord, reason: str, *, is_unsupported: bool = False) -> BrokenRecord:
@@ -291,12 +293,12 @@ def lost(name: str, damage: Damage) -> BrokenRecord:
 
 def line_of(stream: BinaryIO, limit: int) -> bytes | int:
     """The next line with its end, empty behind the last one; or the size of a line that is longer than `limit`."""
-    line = stream.readline(limit + 1)
-    if len(line) <= limit:
-        return line
-    size = len(line)
-    while not line.endswith(b"\n") and (line := stream.readline(_BLOCK_BYTES)):
-        size += len(line)
+    row = stream.readline(limit + 1)
+    if len(row) <= limit:
+        return row
+    size = len(row)
+    while not row.endswith(b"\n") and (row := stream.readline(_BLOCK_BYTES)):
+        size += len(row)
     return size
 
 
@@ -305,11 +307,11 @@ def parts_of(stream: BinaryIO, delimiter: bytes, limit: int) -> Iterator[bytes |
     buffer, passed, start = bytearray(), 0, 0
     while block := stream.read(_BLOCK_BYTES):
         buffer += block
-        while (found := buffer.find(delimiter, start)) >= 0:
-            end = found + len(delimiter)
-            size = passed + end
-            yield bytes(buffer[:end]) if size <= limit and not passed else size
-            del buffer[:end]
+        while (border := buffer.find(delimiter, start)) >= 0:
+            stop = border + len(delimiter)
+            size = passed + stop
+            yield bytes(buffer[:stop]) if size <= limit and not passed else size
+            del buffer[:stop]
             passed, start = 0, 0
         start = max(0, len(buffer) - len(delimiter) + 1)
         if len(buffer) > limit + len(delimiter):

@@ -21,7 +21,6 @@ class Origin:
     Attributes:
         raw_bytes: Size of its record as fetched, unpacked, before any text was taken out.
         raw_digest: SHA-256 in hex of these bytes.
-        url: Recorded address.
         fetched_at: Recorded time (RFC 3339).
         recorded_digest: The archive's own digest, as ``algorithm:value``; a claim.
         digest_holds: Whether the payload has that digest; None where none is recorded or it cannot be checked.
@@ -41,7 +40,6 @@ class Document:
 
     Attributes:
         name: The same on every machine.
-        text: Text of the source.
         origin: Origin of its bytes; None where a source does not tell, in which case the text's own bytes count.
         fields: Further columns of its record: scores, labels, languages; plain values.
     """

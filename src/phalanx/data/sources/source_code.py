@@ -54,7 +54,7 @@ _GENERATED = re.compile(
     re.IGNORECASE,
 )
 _HEAD_BYTES = 2000
-_LONGEST_LINE = 5000
+_MAX_LINE_LENGTH = 5000
 
 
 class CodeConfig(FileSettings):
@@ -89,8 +89,8 @@ class CodeFiles(RecordFiles):
         self._nearest: dict[PurePosixPath, str | None] = {}
 
     def _records(self, file: SourceFile, name: str) -> Iterator[RawRecord | BrokenRecord]:
-        found = self._whole(file, name)
-        yield found if isinstance(found, BrokenRecord) else RawRecord(name, found.content, file.name)
+        record = self._whole(file, name)
+        yield record if isinstance(record, BrokenRecord) else RawRecord(name, record.content, file.name)
 
     def _document(self, record: RawRecord) -> Document | BrokenRecord:
         content, path = record.content, PurePosixPath(_PACKING.sub("", record.value))
@@ -109,8 +109,8 @@ class CodeFiles(RecordFiles):
 
     def _fields(self, path: PurePosixPath, language: str, content: bytes) -> dict[str, str]:
         fields = {"language": language, "path": str(path)[:1000]}
-        if found := _SPDX.search(content[:_HEAD_BYTES]):
-            fields["licence"] = found[1].decode("ascii", "replace").strip()
+        if match := _SPDX.search(content[:_HEAD_BYTES]):
+            fields["licence"] = match[1].decode("ascii", "replace").strip()
         if path.parent not in self._nearest:
             self._nearest[path.parent] = _nearest(path.parent, self._licences)
         if licence := self._nearest[path.parent]:
@@ -134,7 +134,7 @@ def _nearest(folder: PurePosixPath, licences: Mapping[PurePosixPath, str]) -> st
 
 
 def _why_generated(content: bytes) -> str:
-    if found := _GENERATED.search(content[:_HEAD_BYTES]):
-        return f"says that a program wrote it ({found[0].decode('ascii', 'replace').lower()})"
+    if match := _GENERATED.search(content[:_HEAD_BYTES]):
+        return f"says that a program wrote it ({match[0].decode('ascii', 'replace').lower()})"
     longest = max(map(len, content.split(b"\n")))
-    return f"has a line of {longest} bytes, which no person writes" if longest > _LONGEST_LINE else ""
+    return f"has a line of {longest} bytes, which no person writes" if longest > _MAX_LINE_LENGTH else ""

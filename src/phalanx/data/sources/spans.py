@@ -44,10 +44,10 @@ class _Window(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        found = self._stream.read(min(len(buffer), self._left))
-        buffer[: len(found)] = found
-        self._left -= len(found)
-        return len(found)
+        content = self._stream.read(min(len(buffer), self._left))
+        buffer[: len(content)] = content
+        self._left -= len(content)
+        return len(content)
 
     def close(self) -> None:
         self._stream.close()

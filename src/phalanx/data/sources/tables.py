@@ -70,16 +70,16 @@ class CsvFiles(RecordFiles):
             if isinstance(run, Damage):
                 yield lost(name, run)
                 continue
-            for found in _Rows(run, delimiter, self._limits.max_record_bytes):
+            for row in _Rows(run, delimiter, self._limits.max_record_bytes):
                 number += 1
-                where = f"{name}, row {number}"
-                if isinstance(found, BrokenRecord):
-                    yield BrokenRecord(where, found.raw_bytes, found.reason, found.is_unsupported)
+                place = f"{name}, row {number}"
+                if isinstance(row, BrokenRecord):
+                    yield BrokenRecord(place, row.raw_bytes, row.reason, row.is_unsupported)
                 elif names is None:
-                    names = found.value
-                    yield self._header(where, found)
+                    names = row.value
+                    yield self._header(place, row)
                 else:
-                    yield RawRecord(where, found.content, (names, found.value))
+                    yield RawRecord(place, row.content, (names, row.value))
 
     def _header(self, name: str, found: RawRecord) -> BrokenRecord:
         missing = [column for column in self._config.columns if column not in found.value]
@@ -112,16 +112,16 @@ class CsvFiles(RecordFiles):
 
 def _numbers(row: dict[str, str], config: CsvConfig) -> dict[str, Any]:
     """Cells of the kept fields that are written as numbers."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in config.fields:
         cell = row.get(name, "")
         for kind in (int, float):
             try:
-                found[name] = kind(cell)
+                fields[name] = kind(cell)
                 break
             except ValueError:
                 continue
-    return found
+    return fields
 
 
 class _Rows:
@@ -138,16 +138,16 @@ class _Rows:
         self._delimiter = delimiter
 
     def _texts(self) -> Iterator[str]:
-        while line := line_of(self._stream, self._limit):
-            size = line if isinstance(line, int) else len(line)
+        while row := line_of(self._stream, self._limit):
+            size = row if isinstance(row, int) else len(row)
             self._size += size
-            if isinstance(line, int) or self._size > self._limit:
+            if isinstance(row, int) or self._size > self._limit:
                 self._too_long = True
                 self._lines.clear()
                 # the row ends here for the reader, whatever quotation marks are open
                 return
-            self._lines.append(line)
-            text = line.decode("utf-8", "surrogateescape")
+            self._lines.append(row)
+            text = row.decode("utf-8", "surrogateescape")
             yield text.removeprefix("\ufeff") if self._is_first else text
             self._is_first = False
 

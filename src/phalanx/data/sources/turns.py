@@ -10,7 +10,7 @@ from phalanx.errors import DataError
 Shape = Literal["auto", "sharegpt", "messages", "alpaca", "prompt"]
 """Of an object that holds a dialogue; "auto" looks at each."""
 
-_MOST_TURNS = 10_000
+_MAX_TURNS = 10_000
 _ROLE_CHARACTERS = 40
 # what ShareGPT calls them
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"}
@@ -39,10 +39,10 @@ def turns_of(found: Mapping[str, Any], shape: Shape) -> Iterator[DialogueTurn]:
     Raises:
         DataError: It is of no known shape, or a turn is malformed.
     """
-    known = shape if shape != "auto" else _shape_of(found)
-    if known is None:
+    layout = shape if shape != "auto" else _shape_of(found)
+    if layout is None:
         raise DataError(f"is a dialogue of no known shape; its fields are: {keys_of(dict(found))}; set `shape`")
-    return _SHAPES[known](found)
+    return _SHAPES[layout](found)
 
 
 def _shape_of(found: Mapping[str, Any]) -> str | None:
@@ -59,17 +59,17 @@ def _shape_of(found: Mapping[str, Any]) -> str | None:
 
 def _listed(found: Mapping[str, Any], key: str, role: str, content: str) -> Iterator[DialogueTurn]:
     turns = found.get(key)
-    if not isinstance(turns, list) or len(turns) > _MOST_TURNS:
-        raise DataError(f"field {key!r} holds no list of at most {_MOST_TURNS} turns")
+    if not isinstance(turns, list) or len(turns) > _MAX_TURNS:
+        raise DataError(f"field {key!r} holds no list of at most {_MAX_TURNS} turns")
     for number, turn in enumerate(turns, start=1):
         if not isinstance(turn, dict) or not isinstance(turn.get(role), str):
             raise DataError(f"turn {number} has no text {role!r}")
         name = turn[role].strip()
         if not name or len(name) > _ROLE_CHARACTERS:
             raise DataError(f"turn {number} has no {role!r} of 1 to {_ROLE_CHARACTERS} characters")
-        said = None if turn.get(content) is None else _content_of(turn[content], f"turn {number}")
+        content_text = None if turn.get(content) is None else _content_of(turn[content], f"turn {number}")
         others = {name: value for name, value in turn.items() if name not in (role, content)}
-        yield DialogueTurn(_ROLES.get(name.lower(), name), said, others, content in turn)
+        yield DialogueTurn(_ROLES.get(name.lower(), name), content_text, others, content in turn)
 
 
 def _content_of(value: Any, where: str) -> str:
@@ -95,10 +95,10 @@ def _sharegpt(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
 
 def _alpaca(found: Mapping[str, Any]) -> Iterator[DialogueTurn]:
     asked = _content_of(found.get("instruction"), "field 'instruction'")
-    given = _content_of(found.get("input") or "", "field 'input'")
+    field_input = _content_of(found.get("input") or "", "field 'input'")
     if isinstance(found.get("system"), str) and found["system"]:
         yield DialogueTurn("system", found["system"])
-    yield DialogueTurn("user", f"{asked}\n\n{given}" if given else asked)
+    yield DialogueTurn("user", f"{asked}\n\n{field_input}" if field_input else asked)
     yield DialogueTurn("assistant", _content_of(found.get("output"), "field 'output'"))
 
 

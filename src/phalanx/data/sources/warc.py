@@ -91,12 +91,12 @@ class WarcFiles(StreamFiles):
             return broken(record, f"content of type {media[:60] or 'unknown'}", is_unsupported=True)
         if parsed.is_http_parsed:
             body = self._http_body(record, parsed.http_headers, body)
-        said = _claims_of(headers, kind, raw_body)
+        claims = _claims_of(headers, kind, raw_body)
         if media == _PLAIN:
             declared = "utf-8" if kind == "conversion" else charset
-            return document_of(record, self._extractor.decode(body, declared, record.name, is_page=False), said)
+            return document_of(record, self._extractor.decode(body, declared, record.name, is_page=False), claims)
         text = self._extractor.text_of(body, charset, record.name, is_xhtml=media == _XHTML)
-        return document_of(record, text, said)
+        return document_of(record, text, claims)
 
     def _parsed(self, record: RawRecord) -> tuple[Any, bytes]:
         try:
@@ -112,7 +112,7 @@ class WarcFiles(StreamFiles):
         try:
             if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
                 body = _joined_chunks(body)
-            codings = [one.strip().lower() for one in (headers.get("Content-Encoding") or "").split(",")]
+            codings = [coding.strip().lower() for coding in (headers.get("Content-Encoding") or "").split(",")]
             for coding in reversed(codings):
                 if coding not in _NO_CODINGS and codec_of(coding) is None and begins_packed(body, coding):
                     body = unpack_bytes(body, coding, self._limits.max_record_bytes)
@@ -128,21 +128,21 @@ def _joined_chunks(body: bytes) -> bytes:
         DataError: It begins as one and goes on otherwise, ends too early, or has other bytes behind its end.
     """
     parts: list[bytes] = []
-    at = 0
-    while (head := _CHUNK.match(body, at)) is not None:
+    position = 0
+    while (head := _CHUNK.match(body, position)) is not None:
         size = int(head[1], 16)
         if size == 0:
-            end = _TRAILERS.match(body, head.end())
-            rest = body[head.end() if end is None else end.end() :]
+            trailers = _TRAILERS.match(body, head.end())
+            rest = body[head.end() if trailers is None else trailers.end() :]
             if rest.strip(b"\r\n"):
                 raise DataError(f"has {len(rest)} other bytes behind its last chunk")
             return b"".join(parts)
         chunk = body[head.end() : head.end() + size]
         parts.append(chunk)
-        at = head.end() + size
-        if len(chunk) < size or not (line_end := _CHUNK_END.match(body, at)):
+        position = head.end() + size
+        if len(chunk) < size or not (line_end := _CHUNK_END.match(body, position)):
             raise DataError(f"its chunk {len(parts)} ends too early, or is no chunk")
-        at = line_end.end()
+        position = line_end.end()
     if parts:
         raise DataError(f"ends behind chunk {len(parts)}, which is not the last one")
     return body
@@ -150,43 +150,43 @@ def _joined_chunks(body: bytes) -> bytes:
 
 def _cut_archive(stream: BinaryIO, limit: int) -> Iterator[bytes | int | Gap]:
     """Cut a stream into records; of one that is longer than `limit` the size alone."""
-    line = stream.readline(_HEAD_BYTES)
-    while line:
-        if not _VERSION.fullmatch(line):
-            size, line = _pass_over(stream, line)
+    row = stream.readline(_HEAD_BYTES)
+    while row:
+        if not _VERSION.fullmatch(row):
+            size, row = _pass_over(stream, row)
             yield Gap(size, "is not where a WARC record begins")
             continue
-        head, line = _head_of(stream, line)
-        found = _LENGTH.findall(head)
-        if line or len(found) != 1:
-            size, line = _pass_over(stream, line or stream.readline(_HEAD_BYTES))
+        head, row = _head_of(stream, row)
+        lengths = _LENGTH.findall(head)
+        if row or len(lengths) != 1:
+            size, row = _pass_over(stream, row or stream.readline(_HEAD_BYTES))
             yield Gap(len(head) + size, "has no header that ends, with one Content-Length")
             continue
-        length = int(found[0])
+        length = int(lengths[0])
         block, size = _block_of(stream, length, limit - len(head))
         if size < length:
             yield Gap(len(head) + size, f"ends too early: its length is {length}, found {size} bytes")
             return
-        end, passed, line = _end_of(stream)
-        whole = len(head) + length + len(end) + passed
-        if (line or passed) and end not in _ENDS:
-            size, line = _pass_over(stream, line)
-            yield Gap(whole + size, "its length is not that of its content")
+        separator, passed, row = _end_of(stream)
+        size_bytes = len(head) + length + len(separator) + passed
+        if (row or passed) and separator not in _ENDS:
+            size, row = _pass_over(stream, row)
+            yield Gap(size_bytes + size, "its length is not that of its content")
         elif block is None:
-            yield whole
+            yield size_bytes
         else:
-            yield head + block + end
+            yield head + block + separator
 
 
-def _head_of(stream: BinaryIO, line: bytes) -> tuple[bytes, bytes]:
-    """The header with its blank line, and nothing; or what there is of one, and the line that is none of it."""
-    lines, size = [line], len(line)
-    while line := stream.readline(_HEAD_BYTES):
-        if _VERSION.fullmatch(line):
-            return b"".join(lines), line
-        lines.append(line)
-        size += len(line)
-        if line in (b"\r\n", b"\n"):
+def _head_of(stream: BinaryIO, row: bytes) -> tuple[bytes, bytes]:
+    """Read one header block. Return (complete header, b'') or (partial header, offending line)."""
+    lines, size = [row], len(row)
+    while row := stream.readline(_HEAD_BYTES):
+        if _VERSION.fullmatch(row):
+            return b"".join(lines), row
+        lines.append(row)
+        size += len(row)
+        if row in (b"\r\n", b"\n"):
             return b"".join(lines), b""
         if size > _HEAD_BYTES:
             break
@@ -210,18 +210,18 @@ def _end_of(stream: BinaryIO) -> tuple[bytes, int, bytes]:
     if tail == b"\r\n\r\n":
         return tail, 0, stream.readline(_HEAD_BYTES)
     ends = _LINE_END.match(tail)
-    end = ends[0] if ends else b""
-    last = tail[len(end) :].rpartition(b"\n")[2]
-    return end, len(tail) - len(end) - len(last), last + stream.readline(_HEAD_BYTES)
+    ending = ends[0] if ends else b""
+    last = tail[len(ending) :].rpartition(b"\n")[2]
+    return ending, len(tail) - len(ending) - len(last), last + stream.readline(_HEAD_BYTES)
 
 
-def _pass_over(stream: BinaryIO, line: bytes) -> tuple[int, bytes]:
-    """How many bytes there are before the next line that begins a record, and that line."""
+def _pass_over(stream: BinaryIO, row: bytes) -> tuple[int, bytes]:
+    """Return the size in bytes up to the next line that begins a record, and that line."""
     size = 0
-    while line and not _VERSION.fullmatch(line):
-        size += len(line)
-        line = stream.readline(_HEAD_BYTES)
-    return size, line
+    while row and not _VERSION.fullmatch(row):
+        size += len(row)
+        row = stream.readline(_HEAD_BYTES)
+    return size, row
 
 
 def _media_of(value: str) -> tuple[str, str | None]:

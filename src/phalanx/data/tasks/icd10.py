@@ -37,11 +37,13 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
                 examples.append(Example(str(icd.get_description(code)), len(chapters) - 1))
     except (AttributeError, TypeError, ValueError) as exc:
         raise DataError(f"{_DISTRIBUTION}: is not as expected ({exc}); install version 1.5.0") from exc
-    large = [label for label in range(len(chapters)) if sum(one.label == label for one in examples) >= _PER_CHAPTER]
+    large = [
+        label for label in range(len(chapters)) if sum(example.label == label for example in examples) >= _PER_CHAPTER
+    ]
     new = {old: label for label, old in enumerate(large)}
-    kept = [Example(one.text, new[one.label]) for one in examples if one.label in new]
-    found = labelled([chapters[label] for label in large], kept, _DISTRIBUTION)
-    return LabelledExamples(found.classes, balanced(found.examples, _PER_CHAPTER, _SEED), found.contradictory)
+    examples_kept = [Example(example.text, new[example.label]) for example in examples if example.label in new]
+    chosen = labelled([chapters[label] for label in large], examples_kept, _DISTRIBUTION)
+    return LabelledExamples(chosen.classes, balanced(chosen.examples, _PER_CHAPTER, _SEED), chosen.contradictory)
 
 
 def _package() -> Any:

@@ -34,13 +34,13 @@ def load_medquad(home: Path | None = None) -> LabelledExamples:
 
 
 def _answers(path: Path) -> Iterator[Example]:
-    for number, line in enumerate(read_lines(path), start=1):
-        where = f"{path}, line {number}"
+    for number, row in enumerate(read_lines(path), start=1):
+        place = f"{path}, line {number}"
         try:
-            record = json.loads(decode(line, where))
+            record = json.loads(decode(row, place))
             answer, kind, site = str(record["a"]), record["qtype"], str(record["source"])
         except (ValueError, TypeError, KeyError) as exc:
-            raise DataError(f"{where}: {type(exc).__name__}: {exc}; expected an object with a, qtype, source") from exc
+            raise DataError(f"{place}: {type(exc).__name__}: {exc}; expected an object with a, qtype, source") from exc
         if kind in CLASSES and answer.strip():
             yield Example(answer, CLASSES.index(kind), site)
 

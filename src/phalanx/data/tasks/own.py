@@ -16,7 +16,7 @@ from phalanx.errors import DataError
 
 _SHOWN = 60
 _SHOWN_FIELDS = 10
-_MOST_CHARACTERS = 1 << 24
+_MAX_CHARACTERS = 1 << 24
 """Of a field of a table; Python's own limit is far below a long report."""
 
 
@@ -50,14 +50,14 @@ def load_own(train: Path, test: Path, columns: Columns) -> tuple[tuple[Example, 
         DataError: A file is missing, malformed or empty, a label is no class, or a text is in both files.
     """
     learned, held_out = read_examples(train, columns), read_examples(test, columns)
-    places = {one.example.text: one.where for one in learned}
-    for one in held_out:
-        if one.example.text in places:
+    places = {record.example.text: record.where for record in learned}
+    for record in held_out:
+        if record.example.text in places:
             raise DataError(
-                f"{one.where}: this text is a training text too ({places[one.example.text]}), so to find its class "
-                "would prove nothing; take it out of one file"
+                f"{record.where}: this text is a training text too ({places[record.example.text]}), so to find "
+                "its class would prove nothing; take it out of one file"
             )
-    return tuple(one.example for one in learned), tuple(one.example for one in held_out)
+    return tuple(record.example for record in learned), tuple(record.example for record in held_out)
 
 
 def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
@@ -66,11 +66,11 @@ def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
     Raises:
         DataError: Names the file and the line, the value found and the expected one.
     """
-    found = [_example(record, where, columns) for where, record in read_records(path)]
-    if not found:
+    examples = [_example(record, place, columns) for place, record in read_records(path)]
+    if not examples:
         state = "holds no text" if path.stat().st_size else "is empty"
         raise DataError(f"{path}: {state}; give one with at least one row")
-    return found
+    return examples
 
 
 def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -111,32 +111,32 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip():
+    for number, row in enumerate(read_lines(path), start=1):
+        if not row.strip():
             continue
-        where = f"{path}, line {number}"
+        place = f"{path}, line {number}"
         try:
-            record = json.loads(decode(line, where))
+            record = json.loads(decode(row, place))
         except (ValueError, RecursionError) as exc:
-            raise DataError(f"{where}: is not JSON ({exc}); expected one object a line") from exc
+            raise DataError(f"{place}: is not JSON ({exc}); expected one object a line") from exc
         if not isinstance(record, dict):
-            raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
-        yield where, record
+            raise DataError(f"{place}: found a JSON {type(record).__name__}, expected an object")
+        yield place, record
 
 
 def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
     # the limit is one of the process: no other reader here has a lower one
-    csv.field_size_limit(max(csv.field_size_limit(), _MOST_CHARACTERS))
+    csv.field_size_limit(max(csv.field_size_limit(), _MAX_CHARACTERS))
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     try:
         for row in rows:
-            where = f"{path}, line {rows.line_num}"
+            place = f"{path}, line {rows.line_num}"
             if None in row or None in row.values():
                 raise DataError(
-                    f"{where}: has not as many fields as the first line has names; put a field with {delimiter!r} in "
+                    f"{place}: has not as many fields as the first line has names; put a field with {delimiter!r} in "
                     "it in quotation marks"
                 )
-            yield where, row
+            yield place, row
     except csv.Error as exc:
         raise DataError(
             f"{path}, line {rows.line_num + 1}: is no row of a table ({exc}); quote fields as RFC 4180 has it"
@@ -166,18 +166,18 @@ def guess_columns(paths: Sequence[Path]) -> tuple[Columns, int]:
         DataError: A file is malformed, or no column can be the text or the label.
     """
     rows = [record for path in paths for _, record in read_records(path)]
-    where = ", ".join(str(path) for path in paths[:2])
+    place = ", ".join(str(path) for path in paths[:2])
     names = sorted({str(name) for row in rows for name in row})
     label = _label_of(rows, names)
     text = _text_of(rows, [name for name in names if name != label])
     if label is None or text is None:
         raise DataError(
-            f"{where}: no column is surely {'the label' if label is None else 'the text'}; its columns are "
+            f"{place}: no column is surely {'the label' if label is None else 'the text'}; its columns are "
             f"{', '.join(names) or 'none'}; name them text and label"
         )
     classes = tuple(sorted({_named(row.get(label)) for row in rows} - {""}))
     if len(classes) < 2:
-        raise DataError(f"{where}: column {label!r} has one class alone; two at least are learned")
+        raise DataError(f"{place}: column {label!r} has one class alone; two at least are learned")
     return Columns(text, label, classes), len(rows)
 
 
@@ -187,22 +187,22 @@ def _named(value: Any) -> str:
 
 def _known(names: Iterable[str], wanted: Sequence[str]) -> str | None:
     by_name = {name.strip().lower(): name for name in names}
-    return next((by_name[one] for one in wanted if one in by_name), None)
+    return next((by_name[name] for name in wanted if name in by_name), None)
 
 
 def _label_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str | None:
-    known = _known(names, _LABELS)
-    if known is not None:
-        return known
+    column = _known(names, _LABELS)
+    if column is not None:
+        return column
     counts = {name: len({_named(row.get(name)) for row in rows}) for name in names}
-    most = min(_FEW_CLASSES, len(rows) // _TEXTS_A_CLASS)
-    likely = [name for name in names if 2 <= counts[name] <= most and all(_named(row.get(name)) for row in rows)]
+    max_classes = min(_FEW_CLASSES, len(rows) // _TEXTS_A_CLASS)
+    likely = [name for name in names if 2 <= counts[name] <= max_classes and all(_named(row.get(name)) for row in rows)]
     return likely[0] if len(likely) == 1 else None
 
 
 def _text_of(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str | None:
-    known = _known(names, _TEXTS)
-    if known is not None:
-        return known
+    column = _known(names, _TEXTS)
+    if column is not None:
+        return column
     lengths = {name: sum(len(row[name]) for row in rows if isinstance(row.get(name), str)) for name in names}
     return max(lengths, key=lambda name: lengths[name]) if lengths and max(lengths.values()) else None

@@ -51,18 +51,18 @@ def load_sections(home: Path | None = None) -> LabelledExamples:
 
 
 def _decisions(path: Path) -> Iterator[Example]:
-    for where, record in _records(path):
+    for place, record in _records(path):
         decision = record.get("final_decision")
         if decision not in DECISIONS:
-            raise DataError(f"{where}: final_decision is {decision!r}; expected one of {', '.join(DECISIONS)}")
+            raise DataError(f"{place}: final_decision is {decision!r}; expected one of {', '.join(DECISIONS)}")
         yield Example(str(record.get("LONG_ANSWER", "")), DECISIONS.index(decision))
 
 
 def _sections(path: Path) -> Iterator[Example]:
-    for where, record in _records(path):
+    for place, record in _records(path):
         headings, texts = record.get("LABELS"), record.get("CONTEXTS")
         if not isinstance(headings, list) or not isinstance(texts, list) or len(headings) != len(texts):
-            raise DataError(f"{where}: expected as many LABELS as CONTEXTS; get the file again")
+            raise DataError(f"{place}: expected as many LABELS as CONTEXTS; get the file again")
         for heading, text in zip(headings, texts, strict=True):
             role = _ROLE_OF.get(str(heading))
             if role is not None:

@@ -56,12 +56,12 @@ def take_by_class(examples: Sequence[Example], count: int, seed: int) -> tuple[E
         sizes[label] += 1
     while sum(sizes.values()) > count:
         sizes[max(sizes, key=lambda label: (sizes[label], label))] -= 1
-    return _shuffled([one for label, members in groups for one in members[: sizes[label]]], seed)
+    return _shuffled([example for label, members in groups for example in members[: sizes[label]]], seed)
 
 
 def balanced(examples: Sequence[Example], per_class: int, seed: int) -> tuple[Example, ...]:
     """Draw at most `per_class` examples of every class."""
-    return _shuffled([one for _, members in _by_class(examples, seed) for one in members[:per_class]], seed)
+    return _shuffled([example for _, members in _by_class(examples, seed) for example in members[:per_class]], seed)
 
 
 def _by_class(examples: Sequence[Example], seed: int) -> list[tuple[int, list[Example]]]:
@@ -149,9 +149,9 @@ def _draw(
         begin, reached = 0, 0.0
         for client, share in zip(clients, shares, strict=True):
             reached += share
-            end = len(members) if client is clients[-1] else round(reached * len(members))
-            client.extend(members[begin:end])
-            begin = max(begin, end)
+            stop = len(members) if client is clients[-1] else round(reached * len(members))
+            client.extend(members[begin:stop])
+            begin = max(begin, stop)
     return tuple(tuple(sorted(client)) for client in clients)
 
 

@@ -55,7 +55,6 @@ class TaskCard:
     """A task as it stands in the table.
 
     Attributes:
-        question: The question in words.
         source: Origin, and the authors to name.
         licence: Licence of the data, as its publisher states it.
         load: Reads it. Its argument is the folder of data files; None means the usual places (`find_file`).
@@ -87,12 +86,12 @@ def labelled(classes: Sequence[str], examples: Iterable[Example], where: str) ->
             raise DataError(f"{where}: an example with label {example.label} and {len(text)} characters; get it again")
         seen.setdefault(text, Example(text, example.label, example.silo))
         labels.setdefault(text, set()).add(example.label)
-    kept = tuple(example for text, example in seen.items() if len(labels[text]) == 1)
-    counts = Counter(example.label for example in kept)
+    unambiguous = tuple(example for text, example in seen.items() if len(labels[text]) == 1)
+    counts = Counter(example.label for example in unambiguous)
     missing = [name for label, name in enumerate(classes) if not counts[label]]
     if missing or len(classes) < 2:
         raise DataError(f"{where}: no example of class {', '.join(missing) or '(fewer than two)'}; get it again")
-    return LabelledExamples(tuple(classes), kept, len(seen) - len(kept))
+    return LabelledExamples(tuple(classes), unambiguous, len(seen) - len(unambiguous))
 
 
 DATA_VARIABLE = "PHALANX_DATA"

@@ -12,7 +12,6 @@ def tfidf_predictions(train: Sequence[Example], test: Sequence[Example], seed: i
     """Predict the test labels from words and pairs of words of the training texts.
 
     Args:
-        train: At least two classes.
         test: Their labels are not looked at.
 
     Returns:
@@ -24,8 +23,8 @@ def tfidf_predictions(train: Sequence[Example], test: Sequence[Example], seed: i
     vectorizer, model = _scikit(seed)
     features = vectorizer.fit_transform([example.text for example in train])
     model.fit(features, [example.label for example in train])
-    found = model.predict(vectorizer.transform([example.text for example in test]))
-    return [int(label) for label in found]
+    predictions = model.predict(vectorizer.transform([example.text for example in test]))
+    return [int(label) for label in predictions]
 
 
 def majority_share(train: Sequence[Example], test: Sequence[Example]) -> float:

@@ -130,7 +130,7 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
 
 
 def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: TokenizerCheck) -> None:
-    """State what the tokenizer writes before a text, and where its settings differ from its file."""
+    """Record the tokens that the tokenizer writes before a text, and differences between its settings and its file."""
     first = tokenizer.first_ids
     check.facts["texts_begin_with"] = tokenizer.beginning or None
     is_said = named.get("add_bos_token")
@@ -143,11 +143,11 @@ def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: To
 
 
 def _look_for_forgeries(tokenizer: TextTokenizer, check: TokenizerCheck) -> None:
-    end = check.facts["end_of_text"]
-    for text in probe_texts((end,)):
+    end_token = check.facts["end_of_text"]
+    for text in probe_texts((end_token,)):
         ids = tokenizer.backend.encode(text, add_special_tokens=False).ids
         if tokenizer.eos_id in ids:
-            check.refused.append(f"the text that starts {text[:30]!r} gives the end-of-text token {end!r}")
+            check.refused.append(f"the text that starts {text[:30]!r} gives the end-of-text token {end_token!r}")
             break
 
 

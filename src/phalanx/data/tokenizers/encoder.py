@@ -16,7 +16,7 @@ _WORTH_BYTES = 4 << 20
 
 
 class Encoder:
-    """An encoder of whole documents; its ids are those of the tokenizer, whichever library gives them.
+    """An encoder of whole documents; its ids equal the tokenizer's, whichever library computes them.
 
     Args:
         tokenizer: A special token written in a text is text to it.
@@ -62,18 +62,18 @@ class Encoder:
         return [np.concatenate([first, ids]) for ids in encoded] if first.size else encoded
 
     def _by_tokenizers(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        found = self.tokenizer.backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(item.ids, dtype=np.uint32) for item in found]
+        encodings = self.tokenizer.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(item.ids, dtype=np.uint32) for item in encodings]
 
     def _by_twin(self, twin: Twin, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         if self._threads > 1 and len(texts) > 1:
             # for this batch alone: a thread that stays would be cut off in a process that forks
             with ThreadPoolExecutor(self._threads) as pool:
-                found = list(pool.map(twin.encode, texts))
+                encoded = list(pool.map(twin.encode, texts))
         else:
-            found = [twin.encode(text) for text in texts]
-        left = iter(self._by_tokenizers([text for text, ids in zip(texts, found, strict=True) if ids is None]))
-        return [next(left) if ids is None else ids for ids in found]
+            encoded = [twin.encode(text) for text in texts]
+        remaining = iter(self._by_tokenizers([text for text, ids in zip(texts, encoded, strict=True) if ids is None]))
+        return [next(remaining) if ids is None else ids for ids in encoded]
 
 
 def _threads() -> int:

@@ -65,17 +65,17 @@ def measure(
     Returns:
         Figures by group and vocabulary, in the order of their first text.
     """
-    found: dict[tuple[str, str], TextFigures] = {}
+    figures: dict[tuple[str, str], TextFigures] = {}
     batch: list[tuple[str, str]] = []
     characters = 0
     for group, text in texts:
         batch.append((group, text))
         characters += len(text)
         if characters >= _BATCH_CHARACTERS:
-            _take(vocabularies, batch, found)
+            _take(vocabularies, batch, figures)
             batch, characters = [], 0
-    _take(vocabularies, batch, found)
-    return found
+    _take(vocabularies, batch, figures)
+    return figures
 
 
 def unknown_id(backend: tokenizers.Tokenizer) -> int | None:

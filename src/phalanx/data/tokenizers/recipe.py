@@ -109,14 +109,14 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
 
 
 def _write(out: Path, tokenizer: TextTokenizer, recipe: TokenizerRecipe, record: dict[str, Any]) -> None:
-    wanted = recipe.tokenizer
+    training = recipe.tokenizer
     named: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": wanted.end_of_text,
+        "eos_token": training.end_of_text,
         "clean_up_tokenization_spaces": False,
     }
-    named |= {"unk_token": wanted.unknown} if isinstance(wanted, WordPieceTraining) else {}
-    named |= {"additional_special_tokens": list(wanted.special_tokens)} if wanted.special_tokens else {}
+    named |= {"unk_token": training.unknown} if isinstance(training, WordPieceTraining) else {}
+    named |= {"additional_special_tokens": list(training.special_tokens)} if training.special_tokens else {}
     out.parent.mkdir(parents=True, exist_ok=True)
     spare = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=out.parent))
     try:

@@ -39,11 +39,11 @@ def train_sentence_piece(
             for a text.
     """
     library = _library()
-    kept: list[str] = []
+    texts_kept: list[str] = []
     learned, model = config.vocab_size - len(config.all_special), io.BytesIO()
     try:
         library.SentencePieceTrainer.train(
-            sentence_iterator=_pieces_of(texts, normalizer, kept),
+            sentence_iterator=_pieces_of(texts, normalizer, texts_kept),
             model_writer=model,
             model_type=config.kind.removeprefix("sentencepiece_"),
             vocab_size=learned,
@@ -68,7 +68,7 @@ def train_sentence_piece(
         raise _refusal(exc, config, learned, where) from exc
     processor = library.SentencePieceProcessor(model_proto=model.getvalue())
     backend = _converted(processor, config, normalizer)
-    prove_equal(processor, backend, normalizer, [*kept, *probe_texts(config.all_special)])
+    prove_equal(processor, backend, normalizer, [*texts_kept, *probe_texts(config.all_special)])
     return backend
 
 
@@ -79,19 +79,18 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
 
     Args:
         normalizer: See `train_sentence_piece`.
-        texts: Texts that both encode.
 
     Raises:
         DataError: They differ; names the text and the first place.
     """
     for text in texts:
         expected = processor.encode(_normal(text, normalizer))
-        found = backend.encode(text, add_special_tokens=False).ids
-        if expected != found and not _are_equally_good(processor, backend, expected, found):
-            pairs = zip([*expected, None], [*found, None], strict=False)
-            at = next(at for at, (one, other) in enumerate(pairs) if one != other)
+        ids = backend.encode(text, add_special_tokens=False).ids
+        if expected != ids and not _are_equally_good(processor, backend, expected, ids):
+            pairs = zip([*expected, None], [*ids, None], strict=False)
+            index = next(position for position, (expected_id, other) in enumerate(pairs) if expected_id != other)
             raise DataError(
-                f"SentencePiece gives other ids than its tokenizer.json from token {at} on, for the "
+                f"SentencePiece gives other ids than its tokenizer.json from token {index} on, for the "
                 f"text that starts {text[:40]!r}; train with other settings, or take kind = 'bpe'"
             ).about(code="PHX-I019")
 
@@ -160,14 +159,14 @@ def _as_bpe(pieces: Sequence[tuple[str, float]], is_learned: Sequence[bool], *, 
     for piece, score in pieces:
         if not is_learned[vocabulary[piece]]:
             continue
-        halves = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [
-            (vocabulary[left], vocabulary[right], left, right)
-            for left, right in halves
-            if left in vocabulary and right in vocabulary
+        halves = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        scored_merges = [
+            (vocabulary[first], vocabulary[right], first, right)
+            for first, right in halves
+            if first in vocabulary and right in vocabulary
         ]
-        merges += [(-score, vocabulary[piece], *one) for one in sorted(known)]
-    pairs = [(left, right) for *_, left, right in sorted(merges)]
+        merges += [(-score, vocabulary[piece], *merge) for merge in sorted(scored_merges)]
+    pairs = [(first, right) for *_, first, right in sorted(merges)]
     return models.BPE(vocabulary, pairs, unk_token=_UNKNOWN, fuse_unk=True, byte_fallback=byte_fallback)
 
 
@@ -176,16 +175,16 @@ def _normal(text: str, normalizer: Any) -> str:
 
 
 def _refusal(exc: Exception, config: SentencePieceTraining, learned: int, where: str) -> DataError:
-    said, wanted = str(exc), config.vocab_size
-    special = wanted - learned
+    message, vocab_size = str(exc), config.vocab_size
+    special = vocab_size - learned
     limits = (("too large", "lower", "at most", _TOO_MANY), ("too small", "raise", "at least", _TOO_FEW))
     for what, change, bound, pattern in limits:
-        found = pattern.search(said)
-        if found is not None:
-            limit = int(found[1]) + special
+        match = pattern.search(message)
+        if match is not None:
+            limit = int(match[1]) + special
             return DataError(
-                f"{where}.vocab_size={wanted}: {what} for the training text; {change} it to {bound} {limit}"
-            ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"{bound} {limit}")
+                f"{where}.vocab_size={vocab_size}: {what} for the training text; {change} it to {bound} {limit}"
+            ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(vocab_size), expected=f"{bound} {limit}")
     return DataError(
-        f"{where}: SentencePiece made no vocabulary of {wanted} tokens ({said.strip()[-120:]}); add text"
-    ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), do="add text")
+        f"{where}: SentencePiece made no vocabulary of {vocab_size} tokens ({message.strip()[-120:]}); add text"
+    ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(vocab_size), do="add text")

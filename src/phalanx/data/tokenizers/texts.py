@@ -64,8 +64,8 @@ def language_teller() -> Callable[[str], str]:
 
     def tell(text: str) -> str:
         # the larger model would be downloaded
-        found = detector.detect(" ".join(text[:_JUDGED].split()), model="lite")
-        return str(found[0]["lang"]) if found else UNKNOWN
+        detections = detector.detect(" ".join(text[:_JUDGED].split()), model="lite")
+        return str(detections[0]["lang"]) if detections else UNKNOWN
 
     return tell
 

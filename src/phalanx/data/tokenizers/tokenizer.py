@@ -41,7 +41,7 @@ class TextTokenizer:
     @property
     def beginning(self) -> str:
         """The tokens before every text, as their vocabulary writes them; empty where there are none."""
-        return " ".join(self.backend.id_to_token(one) or str(one) for one in self.first_ids)
+        return " ".join(self.backend.id_to_token(token_id) or str(token_id) for token_id in self.first_ids)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text alone, without special tokens.
@@ -72,8 +72,8 @@ class TextTokenizer:
         Raises:
             DataError: They encode to the end-of-text token, or the answer to nothing.
         """
-        found = self._bare.encode(prompt + answer, add_special_tokens=False)
-        ids, border = list(found.ids), border_of(found, prompt + answer, len(prompt))
+        encoding = self._bare.encode(prompt + answer, add_special_tokens=False)
+        ids, border = list(encoding.ids), border_of(encoding, prompt + answer, len(prompt))
         if border == len(ids) or self.eos_id in ids:
             raise unusable(prompt + answer, num_tokens=len(ids) - border)
         return [*self.first_ids, *ids], len(self.first_ids) + border
@@ -88,8 +88,8 @@ class TextTokenizer:
             DataError: As `encode`.
         """
         room = max(tokens - len(self.first_ids) - len(self.last_ids), 0)
-        whole = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode(texts))
-        return [ids[:tokens] for ids in whole]
+        rows = ([*self.first_ids, *ids[:room], *self.last_ids] for ids in self.encode(texts))
+        return [ids[:tokens] for ids in rows]
 
     @cached_property
     def _bare(self) -> tokenizers.Tokenizer:
@@ -202,13 +202,13 @@ def vocabulary_digest(tokenizer: TextTokenizer) -> str:
     A chat template, a decoder or a post-processor is no part of it: with another one, tokens mean the same. Nor is a
     setting that is left at nothing, so that a library that writes more of them changes no digest.
     """
-    whole = json.loads(tokenizer.to_json())
-    added = [(token["id"], token["content"], token["special"]) for token in whole["added_tokens"]]
+    state = json.loads(tokenizer.to_json())
+    added = [(token["id"], token["content"], token["special"]) for token in state["added_tokens"]]
     decided_by = {
         "format": "phalanx-vocabulary/1",
-        "model": {name: value for name, value in whole["model"].items() if value is not None},
-        "normalizer": whole["normalizer"],
-        "pre_tokenizer": whole["pre_tokenizer"],
+        "model": {name: value for name, value in state["model"].items() if value is not None},
+        "normalizer": state["normalizer"],
+        "pre_tokenizer": state["pre_tokenizer"],
         "added_tokens": sorted(added),
         "end_of_text": tokenizer.eos_id,
     }

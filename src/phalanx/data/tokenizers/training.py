@@ -44,8 +44,8 @@ def train_tokenizer(texts: Iterable[str], config: TrainingConfig, where: str = "
 
 def train_bpe(texts: Iterator[str], config: BpeConfig) -> TextTokenizer:
     """Train the byte-level BPE that a run file asks for by ``kind = "bpe"``: as `train_tokenizer`."""
-    wanted = ByteBpeTraining(vocab_size=config.vocab_size, special_tokens=config.special_tokens)
-    return train_tokenizer(texts, wanted, "data.tokenizer")
+    training = ByteBpeTraining(vocab_size=config.vocab_size, special_tokens=config.special_tokens)
+    return train_tokenizer(texts, training, "data.tokenizer")
 
 
 def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -> TextTokenizer:
@@ -75,9 +75,9 @@ def _train_byte_bpe(texts: Iterator[str], config: ByteBpeTraining, where: str) -
 def _train_word_piece(texts: Iterator[str], config: WordPieceTraining, where: str) -> TextTokenizer:
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token=config.unknown))
     _normalize(backend, config)
-    words = pre_tokenizers.BertPreTokenizer()
+    pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     digits = [pre_tokenizers.Digits(individual_digits=True)] if config.split_digits else []
-    backend.pre_tokenizer = pre_tokenizers.Sequence([words, *digits]) if digits else words
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizer, *digits]) if digits else pre_tokenizer
     counts = _count_words(texts, backend)
     # the library numbers characters inside words in the order of a hash table, which is another one at each run, and
     # breaks ties by these numbers: told as special tokens, they have fixed ones

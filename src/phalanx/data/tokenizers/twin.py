@@ -47,8 +47,8 @@ class Twin:
             return None
         if len(text) >= _BLANKS and _LONG_BLANK.search(text):
             return None
-        found: NDArray[np.uint32] = self.ids[self.encoding.encode_to_numpy(text, disallowed_special=())]
-        return found
+        ids: NDArray[np.uint32] = self.ids[self.encoding.encode_to_numpy(text, disallowed_special=())]
+        return ids
 
 
 def make_twin(backend: tokenizers.Tokenizer) -> Twin:
@@ -77,8 +77,8 @@ def make_twin(backend: tokenizers.Tokenizer) -> Twin:
     encoding = tiktoken.Encoding("phalanx", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
     twin = Twin(encoding, ids, _odd_characters())
     for text in probe_texts(token["content"] for token in parts["added_tokens"]):
-        found = twin.encode(text)
-        if found is not None and found.tolist() != backend.encode(text, add_special_tokens=False).ids:
+        encoded = twin.encode(text)
+        if encoded is not None and encoded.tolist() != backend.encode(text, add_special_tokens=False).ids:
             raise UnequalError(f"other ids for the text that starts {text[:40]!r}")
     return twin
 
@@ -98,20 +98,22 @@ def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
     Raises:
         UnequalError: It does not hold; names the first token.
     """
-    ranks = {left + right: rank for rank, (left, right) in enumerate(merges)}
-    for rank, (left, right) in enumerate(merges):
-        if _parts(left + right, rank, ranks) != [left, right]:
-            raise UnequalError(f"the merge that makes token {left + right!r} is not the one that tiktoken would take")
+    ranks = {first + right: rank for rank, (first, right) in enumerate(merges)}
+    for rank, (first, right) in enumerate(merges):
+        if _parts(first + right, rank, ranks) != [first, right]:
+            raise UnequalError(f"the merge that makes token {first + right!r} is not the one that tiktoken would take")
 
 
 def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
     """Join pairs of ranks below a limit, lowest first, leftmost first."""
-    parts = [token[at : at + 1] for at in range(len(token))]
+    parts = [token[index : index + 1] for index in range(len(token))]
     while len(parts) > 2:
-        rank, at = min((ranks.get(parts[at] + parts[at + 1], limit), at) for at in range(len(parts) - 1))
+        rank, index = min(
+            (ranks.get(parts[position] + parts[position + 1], limit), position) for position in range(len(parts) - 1)
+        )
         if rank >= limit:
             break
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        parts[index : index + 2] = [parts[index] + parts[index + 1]]
     return parts
 
 
@@ -162,10 +164,10 @@ def _merges(model: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
     for written in model["merges"]:
         halves = written.split(" ") if isinstance(written, str) else written
         try:
-            left, right = (bytes(byte_of[character] for character in half) for half in halves)
+            first, right = (bytes(byte_of[character] for character in half) for half in halves)
         except KeyError as exc:
             raise UnequalError(f"the merge of {halves} is not of bytes") from exc
-        merges.append((left, right))
+        merges.append((first, right))
     return merges
 
 
@@ -177,7 +179,7 @@ def _ranks(
     vocabulary = model["vocab"]
     ranks: dict[bytes, int] = {}
     ids = []
-    for token in (*(bytes([byte]) for byte in range(256)), *(left + right for left, right in merges)):
+    for token in (*(bytes([byte]) for byte in range(256)), *(first + right for first, right in merges)):
         number = vocabulary.get("".join(shown[byte] for byte in token))
         if number is None:
             raise UnequalError(f"the vocabulary lacks {token!r}; it has to have all 256 bytes")
@@ -194,12 +196,12 @@ def byte_alphabet() -> dict[str, int]:
     """Return the byte that each character of a byte-level vocabulary stands for (Radford et al. 2019)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in set(shown)]
-    return {chr(byte): byte for byte in shown} | {chr(0x100 + at): byte for at, byte in enumerate(hidden)}
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + offset): byte for offset, byte in enumerate(hidden)}
 
 
 @functools.cache
 def _odd_characters() -> re.Pattern[str]:
-    """Compare how both libraries class each character; return a pattern of those that differ or were not compared."""
+    """Compare how both libraries class each character; return a pattern of the characters that differ."""
     tiktoken = importlib.import_module("tiktoken")
     characters = "".join(chr(code) for code in range(_FIRST_UNCHECKED) if not 0xD800 <= code < 0xE000)
     single = {bytes([byte]): byte for byte in range(256)}

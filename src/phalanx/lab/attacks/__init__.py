@@ -1,4 +1,4 @@
-"""Red team: what a party computes, keeps or sends is changed from outside; production never imports this package."""
+"""Red team: code that changes a party's computations, state and messages from outside; production never imports it."""
 
 from phalanx.lab.attacks.attack import Attack, attacks_in
 from phalanx.lab.attacks.messages.message_attack import HonestMessage, MessageAttack

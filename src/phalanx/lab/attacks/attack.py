@@ -22,17 +22,16 @@ def attacks_in(config: AttackConfig, voice: str, step: int) -> bool:
 
 
 class Attack:
-    """One party's lies in one run; it does nothing, and subclasses say what is done instead.
+    """One party's lies in one run. The base is honest; subclasses override single actions.
 
     An attack enters a worker at two places, and nowhere else: `wrap` stands in for the copies of stages that
     the party holds or shadows, `rewrite` for what leaves its endpoint. A real worker and a simulated one
     use the same.
 
     Args:
-        config: With direction and strength filled in, as `make_attack` does.
-        party: The liar.
-        log: Where each lie that was really told becomes one line, so that a drill can be compared with what
-            the guard found; no part of the guard reads it.
+        config: Configuration whose direction and strength are filled in by `make_attack`.
+        log: File that receives one line per lie, so that a drill can compare lies with the guard's findings; no part of
+            the guard reads it.
     """
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
@@ -46,7 +45,7 @@ class Attack:
         return copy
 
     def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Return what is sent instead of one message."""
+        """Return the replacement of one message."""
         return (outgoing,)
 
     @property
@@ -101,7 +100,7 @@ class Attack:
 
 
 def noise_seed(seed: int, voice: str, step: int, microbatch: int) -> int:
-    """Seed of what is sent instead of one message; the same on every machine and Python."""
+    """Seed of a replacement of one message; the same on every machine and Python."""
     text = f"phalanx attack noise {seed} {voice} {step} {microbatch}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 

@@ -23,7 +23,7 @@ class AttackedCopy(StageCopy):
 
 
 class AttackedRunner(StageRunner):
-    """A runner that does what the honest runner does; subclasses change some of it."""
+    """A runner that acts like the honest runner; subclasses change single actions."""
 
     def __init__(self, honest: StageRunner) -> None:
         self._honest = honest

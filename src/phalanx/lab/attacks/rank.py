@@ -1,4 +1,4 @@
-"""One rank of a party lies to the others, and the party as a whole signs what comes of it."""
+"""One rank of a party lies to the others, and the party as a whole signs the result."""
 
 from phalanx.errors import ConfigError
 from phalanx.lab.attacks.attack import Attack
@@ -14,7 +14,7 @@ def lying_rank(attack: Attack) -> WrapShare:
     A rank knows no roles: it lies about what its party serves and about what its party recomputes for others.
 
     Args:
-        attack: On messages or on weight gradients; what it changes is this rank's piece.
+        attack: Attack on messages or on weight gradients, applied to this rank's piece.
 
     Raises:
         ConfigError: The attack is on something that rank 0 alone has.

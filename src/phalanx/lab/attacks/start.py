@@ -33,7 +33,6 @@ def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None, *,
 
     Args:
         attack: Names the parties that lie, and how.
-        fork_server: Forks the honest ones.
         home: Directory of the files of attacks that are the user's own.
 
     Raises:
@@ -41,7 +40,11 @@ def attackers_of(attack: AttackConfig, fork_server: ForkServer | None = None, *,
     """
     load_attack(attack, home)
     check_attack(attack)
-    liars = {f"worker-{stage}": one.model_copy(update={"also": ()}) for one in attack.attackers for stage in one.stages}
+    liars = {
+        f"worker-{stage}": attacker.model_copy(update={"also": ()})
+        for attacker in attack.attackers
+        for stage in attacker.stages
+    }
 
     def open_workers(directory: Path) -> LocalWorkers:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The table of attacks, and what a run file may say about each."""
+"""The table of attacks, and the allowed keys of each in a run file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +56,6 @@ class AttackLine:
     """One line of the table.
 
     Attributes:
-        attack: Builds one party's attack.
         caught_by: The first layer that must find it, when every layer is on.
         direction: Default; None for an attack on something else than messages.
         strength: Default; None for an attack that has no size.
@@ -133,20 +132,20 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
     """
     if config.kind not in ATTACKS and not is_own(config.kind):
         raise ConfigError(f"attack.kind: found {config.kind!r}; choices: none, {', '.join(sorted(ATTACKS))}")
-    line = resolve(config.kind, ATTACKS, _own_attack)
+    entry = resolve(config.kind, ATTACKS, _own_attack)
     if is_own(config.kind):
-        return line.attack(config, party, log)
-    if config.direction is not None and (line.direction is None or line.fixed):
+        return entry.attack(config, party, log)
+    if config.direction is not None and (entry.direction is None or entry.fixed):
         raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
-    if config.strength is not None and line.strength is None:
+    if config.strength is not None and entry.strength is None:
         raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; leave it out")
-    if config.model is not None and not line.takes_model:
+    if config.model is not None and not entry.takes_model:
         raise ConfigError(f"attack.model: {config.kind!r} has no use for one; leave it out")
     filled = {
-        "direction": line.direction if config.direction is None else config.direction,
-        "strength": line.strength if config.strength is None else config.strength,
+        "direction": entry.direction if config.direction is None else config.direction,
+        "strength": entry.strength if config.strength is None else config.strength,
     }
-    return line.attack(config.model_copy(update=filled), party, log)
+    return entry.attack(config.model_copy(update=filled), party, log)
 
 
 def _own_attack(kind: str, found: Any) -> AttackLine:
@@ -159,15 +158,14 @@ def load_attack(config: AttackConfig, home: Path) -> None:
     """Load the attacks of a section that are the user's own.
 
     Args:
-        config: The section.
         home: Directory of the file that has it.
 
     Raises:
         ConfigError: One cannot be loaded.
     """
-    for one in config.attackers:
-        if is_own(one.kind):
-            open_own_code(one.kind, home)
+    for attacker in config.attackers:
+        if is_own(attacker.kind):
+            open_own_code(attacker.kind, home)
 
 
 def check_attack(config: AttackConfig) -> None:
@@ -176,8 +174,8 @@ def check_attack(config: AttackConfig) -> None:
     Raises:
         ConfigError: As `make_attack`.
     """
-    for one in config.attackers:
-        make_attack(one, "nobody", None)
+    for attacker in config.attackers:
+        make_attack(attacker, "nobody", None)
 
 
 def actor(config: AttackConfig, party: str, log: Path | None = None) -> Actor:

@@ -1,4 +1,4 @@
-"""The laboratory's worker: the production worker, and what it computes and sends is changed from outside.
+"""The laboratory's worker: the production worker with its computations and messages changed from outside.
 
 ``python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml``; ``phalanx worker`` cannot be told to attack.
 """
@@ -30,8 +30,8 @@ def run_attacker(plan: AttackPlan, config: WorkerConfig, kernels: WrapCopy = unw
 
     Args:
         plan: Says how it attacks, under the name of its identity.
-        config: Its worker file.
-        kernels: As in `run_worker`: an attacker lies about what it computes, and shows honest kernels.
+        kernels: Wrapper of kernels, as in `run_worker`: an attacker lies about its computation, and shows honest
+            kernels.
 
     Raises:
         ConfigError: The plan has no attack for this party, or there is no such attack.

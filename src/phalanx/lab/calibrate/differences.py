@@ -23,7 +23,6 @@ class Differences:
 
     Attributes:
         maxima: Largest token distance of each message.
-        num_tokens: Tokens compared.
         num_equal: Messages with the same bits.
     """
 
@@ -38,8 +37,6 @@ class Differences:
 
         Args:
             claimed: ``[batch, seq, dim]``.
-            reference: Of the same shape.
-            where: For the error.
 
         Raises:
             NonFiniteLossError: Either of them holds NaN or infinity.

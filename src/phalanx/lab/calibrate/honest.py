@@ -18,9 +18,6 @@ class HonestInputs:
     """The inputs from which a middle stage computes one microbatch.
 
     Attributes:
-        stage: The stage.
-        step: Optimizer step.
-        microbatch: Index in the step.
         x: Its input ``[batch, seq, dim]``.
         gradient: Gradient of its output ``[batch, seq, dim]``.
     """
@@ -42,10 +39,6 @@ class HonestRun:
 
     def compute(self, step: int, inputs: StepInputs) -> list[HonestInputs]:
         """Run forward and backward of a step; weights change only at `update`.
-
-        Args:
-            step: Optimizer step.
-            inputs: Its batch.
 
         Returns:
             Every microbatch of every middle stage.

@@ -27,16 +27,20 @@ _PUBLIC_KEY = b"phalanx calibrate"
 class PairFigures:
     """The figures of one pair of paths."""
 
-    messages: dict[Direction, Differences] = field(default_factory=lambda: {at: Differences() for at in DIRECTIONS})
-    leaning: dict[Direction, ResidualLean] = field(default_factory=lambda: {at: ResidualLean() for at in DIRECTIONS})
+    messages: dict[Direction, Differences] = field(
+        default_factory=lambda: {direction: Differences() for direction in DIRECTIONS}
+    )
+    leaning: dict[Direction, ResidualLean] = field(
+        default_factory=lambda: {direction: ResidualLean() for direction in DIRECTIONS}
+    )
     operators: dict[Operator, Differences] = field(default_factory=lambda: {kind: Differences() for kind in OPERATORS})
     watch: DriftWatch = field(default_factory=lambda: DriftWatch(_PUBLIC_KEY))
 
     def add_case(self, case: HonestInputs, path: str, claimed: Messages, reference: Messages) -> None:
         """Compare both messages of a microbatch twice: by their distance, and by their residual's lean."""
-        where = f"stage {case.stage}, step {case.step}, microbatch {case.microbatch}, {path}"
+        place = f"stage {case.stage}, step {case.step}, microbatch {case.microbatch}, {path}"
         for direction, x, y in zip(DIRECTIONS, claimed, reference, strict=True):
-            self.messages[direction].add(x, y, where)
+            self.messages[direction].add(x, y, place)
             residual = token_residual(x, y)
             leaning = self.leaning[direction]
             leaning.add(case.stage, self.watch.project(case.stage, direction, residual))
@@ -47,7 +51,7 @@ class PathComparison:
     """All pairs of paths, and the runners that compute them.
 
     Attributes:
-        figures: By pair; a pair is left out where this machine turned out not to have its path.
+        figures: Figures by pair; a pair is left out where this machine turned out not to have its path.
         absent: Why a path is missing, by its name.
     """
 
@@ -59,13 +63,13 @@ class PathComparison:
 
     def refresh(self) -> None:
         """Forget copies of weights: the optimizer has stepped."""
-        self._runners = {at: runner for at, runner in self._runners.items() if not at[0].has_own_weights}
+        self._runners = {key: runner for key, runner in self._runners.items() if not key[0].has_own_weights}
 
     def compare(self, cases: Sequence[HonestInputs], stage: StageCopy) -> None:
         """Compute microbatches of one stage in every way, one way after the other; the first one operator by operator.
 
         Args:
-            cases: What they are computed from, all of one step.
+            cases: Inputs of the microbatches, all of one step.
             stage: The stage with the weights of that step.
 
         Raises:
@@ -76,10 +80,10 @@ class PathComparison:
             if expected is None:
                 continue
             for pair, figures in list(self.figures.items()):
-                found = self._attempt(pair.path, stage, cases) if pair.reference == reference else None
-                if found is not None:
-                    for case, claimed, known in zip(cases, found, expected, strict=True):
-                        figures.add_case(case, pair.path.name, claimed, known)
+                outputs = self._attempt(pair.path, stage, cases) if pair.reference == reference else None
+                if outputs is not None:
+                    for case, claimed, reference_output in zip(cases, outputs, expected, strict=True):
+                        figures.add_case(case, pair.path.name, claimed, reference_output)
         self._compare_operators(cases[0], stage)
 
     def _compare_operators(self, case: HonestInputs, stage: StageCopy) -> None:
@@ -92,17 +96,17 @@ class PathComparison:
                 if pair.reference != reference or pair.path.compiled:
                     continue
                 for name, out in self._replay(pair.path, case, stage, expected).items():
-                    where = f"stage {case.stage}, step {case.step}, {name}, {pair.path.name}"
-                    figures.operators[kinds[name]].add(out, expected[name][1], where)
+                    place = f"stage {case.stage}, step {case.step}, {name}, {pair.path.name}"
+                    figures.operators[kinds[name]].add(out, expected[name][1], place)
 
     def _replay(self, path: NumericPath, case: HonestInputs, stage: StageCopy, expected: Recorded) -> dict[str, Tensor]:
         """Output of each operator from the inputs that it had on the reference path."""
         runner = self._runner(path, stage)
         outputs: dict[str, Tensor] = {}
         for level in LEVELS:
-            with path.settings(), replaying(runner.module, expected, level) as found:
+            with path.settings(), replaying(runner.module, expected, level) as replayed:
                 runner.recompute(case.step, case.microbatch, case.x, None)
-            outputs |= {name: out for name, (_, out) in found.items()}
+            outputs |= {name: out for name, (_, out) in replayed.items()}
         return outputs
 
     def _attempt(self, path: NumericPath, stage: StageCopy, cases: Sequence[HonestInputs]) -> list[Messages] | None:
@@ -124,10 +128,10 @@ class PathComparison:
         return [figures for pair, figures in self.figures.items() if path in _paths(pair)]
 
     def _runner(self, path: NumericPath, stage: StageCopy) -> StageRunner:
-        at = (path, stage.spec.index)
-        if at not in self._runners:
-            self._runners[at] = path.runner(self._plan, stage)
-        return self._runners[at]
+        key = (path, stage.spec.index)
+        if key not in self._runners:
+            self._runners[key] = path.runner(self._plan, stage)
+        return self._runners[key]
 
 
 def _paths(pair: Pair) -> tuple[NumericPath, NumericPath]:

@@ -23,13 +23,13 @@ def operators_of(stage: StageModule) -> dict[str, Operator]:
 
     A model without an MLP module of its own (OPT) has its linear layers only.
     """
-    own = {id(module) for block in stage.own_blocks for module in block.modules()}
-    found = {}
+    module_ids = {id(module) for block in stage.own_blocks for module in block.modules()}
+    kinds = {}
     for name, module in stage.named_modules():
         kind = _kind(module)
-        if id(module) in own and kind is not None:
-            found[name] = kind
-    return found
+        if id(module) in module_ids and kind is not None:
+            kinds[name] = kind
+    return kinds
 
 
 @contextlib.contextmanager
@@ -47,8 +47,7 @@ def replaying(stage: StageModule, earlier: Recorded, kinds: frozenset[Operator])
     What differs then is the operator's own doing, not that of those before it.
 
     Args:
-        stage: To be run meanwhile.
-        earlier: From `recording`.
+        earlier: Record made by `recording`.
         kinds: One of `LEVELS`.
     """
     notes: Recorded = {}
@@ -75,8 +74,8 @@ def _hooked(
 def _before(name: str, substitute: Callable[[str, Tensor], Tensor | None], entering: list[Tensor]) -> Any:
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         x = args[0] if args else kwargs["hidden_states"]
-        given = substitute(name, x)
-        entering[:] = [x if given is None else given]
+        replacement = substitute(name, x)
+        entering[:] = [x if replacement is None else replacement]
         if args:
             return (entering[0], *args[1:]), kwargs
         return args, kwargs | {"hidden_states": entering[0]}

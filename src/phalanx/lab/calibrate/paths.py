@@ -23,16 +23,13 @@ _BACKENDS: dict[Kernel, SDPBackend] = {
 
 @dataclass(frozen=True)
 class NumericPath:
-    """One way to compute; what is None is as the run has it.
+    """One way to compute; None keeps the run's value.
 
     Attributes:
-        name: Short, for tables.
         precision: "fp32", "bf16" (autocast) or "fp64".
-        threads: Of tensor kernels.
-        kernel: Of scaled dot product attention.
+        kernel: Kernel of scaled dot product attention.
         mkldnn: Whether oneDNN may be used.
         compiled: Whether the stage goes through torch.compile.
-        device: Where it computes.
     """
 
     name: str
@@ -70,7 +67,6 @@ class NumericPath:
         """Make what recomputes a stage in this way.
 
         Args:
-            plan: The run.
             stage: Its weights are used; shared unless `has_own_weights`.
         """
         if self.precision == "fp64":

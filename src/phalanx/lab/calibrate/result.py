@@ -37,9 +37,9 @@ class FittedTail:
 def fit_all(figures: Mapping[Pair, PairFigures]) -> list[FittedTail]:
     """Fit the tail of every pair and direction."""
     fits = []
-    for pair, found in figures.items():
+    for pair, pair_figures in figures.items():
         for direction in DIRECTIONS:
-            maxima = found.messages[direction].maxima
+            maxima = pair_figures.messages[direction].maxima
             fits.append(FittedTail(pair, direction, not any(maxima), fit_tail(maxima)))
     return fits
 
@@ -48,14 +48,14 @@ def message_rows(figures: Mapping[Pair, PairFigures], fits: Sequence[FittedTail]
     """One row for each pair and direction; `tolerance` is the run's own tau."""
     rows = []
     for fit in fits:
-        found, tail = figures[fit.pair], fit.tail
+        pair_figures, tail = figures[fit.pair], fit.tail
         row: Row = {
             "precision": fit.pair.precision,
             "path": fit.pair.path.name,
             "reference": fit.pair.reference.name,
             "direction": fit.direction,
         }
-        row |= found.messages[fit.direction].figures() | found.leaning[fit.direction].figures()
+        row |= pair_figures.messages[fit.direction].figures() | pair_figures.leaning[fit.direction].figures()
         row["tau_1_per_million"] = None if tail is None else tail.threshold(1 / PER_MILLION)
         row["per_million_at_tolerance"] = None if tail is None else PER_MILLION * tail.share(tolerance)
         rows.append(row)
@@ -65,10 +65,13 @@ def message_rows(figures: Mapping[Pair, PairFigures], fits: Sequence[FittedTail]
 def operator_rows(figures: Mapping[Pair, PairFigures]) -> list[Row]:
     """One row for each pair and kind of operator that the model has; forward only."""
     rows = []
-    for pair, found in figures.items():
-        for kind in (kind for kind in OPERATORS if found.operators[kind].maxima):
+    for pair, pair_figures in figures.items():
+        for kind in (kind for kind in OPERATORS if pair_figures.operators[kind].maxima):
             row: Row = {"path": pair.path.name, "reference": pair.reference.name, "operator": kind}
-            row |= {key.replace("messages", "outputs"): value for key, value in found.operators[kind].figures().items()}
+            row |= {
+                key.replace("messages", "outputs"): value
+                for key, value in pair_figures.operators[kind].figures().items()
+            }
             rows.append(row)
     return rows
 
@@ -96,9 +99,7 @@ def suggestion(rows: Sequence[Row], fits: Sequence[FittedTail], precision: str) 
     """The tolerance for a run's precision, or why there is none.
 
     Args:
-        rows: From `thresholds`.
-        fits: What they rest on.
-        precision: Of the run.
+        rows: Rows made by `thresholds`.
     """
     mine = [fit for fit in fits if fit.pair.precision == precision]
     loose = [fit.name for fit in mine if not fit.silent and fit.tail is None]

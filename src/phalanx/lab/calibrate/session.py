@@ -33,9 +33,9 @@ def calibrate(run: RunConfig, *, quick: bool = False, console: Console | None = 
     """Train a few honest steps and measure how far honest computations of the same messages lie apart.
 
     Args:
-        run: From `load_run`; its guard and attack have no part in this.
+        run: Run made by `load_run`; its guard and attack have no part in this.
         quick: 128 messages instead of 512, and no compiled path.
-        console: Where progress is shown; standard error when left out.
+        console: Console for progress; standard error by default.
 
     Returns:
         One JSON object: ``rows`` by pair of paths and direction, ``operators``, ``absent`` paths with the reason,
@@ -88,8 +88,6 @@ def measure(
 
     Args:
         honest: At step 0.
-        measurement: Where everything is kept.
-        steps: How many.
         next_batch: Gives the batch of each.
         bar: Counts microbatches of middle stages.
     """

@@ -70,15 +70,15 @@ def fit_tail(maxima: Sequence[float]) -> Tail | None:
         None when fewer than 20 messages stand out from the rest: too few, or nearly all of them bit-equal.
     """
     ordered = sorted(maxima, reverse=True)
-    wanted = max(_FEWEST, len(ordered) // 10)
-    if len(ordered) <= wanted or ordered[wanted] <= 0.0:
+    num_tail = max(_FEWEST, len(ordered) // 10)
+    if len(ordered) <= num_tail or ordered[num_tail] <= 0.0:
         return None
-    start = ordered[wanted]
-    excesses = [math.log(value / start) for value in ordered[:wanted]]
-    mean = sum(excesses) / wanted
+    start = ordered[num_tail]
+    excesses = [math.log(value / start) for value in ordered[:num_tail]]
+    mean = sum(excesses) / num_tail
     if mean <= 0.0:
         return None
-    n, k = len(ordered), wanted
+    n, k = len(ordered), num_tail
     # the share beyond the (k+1)-th largest of n is a Beta(k+1, n-k) variable, whatever the distribution
     share = (k + 1) / (n + 1)
     share += _Z95 * math.sqrt(share * (1.0 - share) / (n + 2))

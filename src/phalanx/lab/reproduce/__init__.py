@@ -18,7 +18,7 @@ __all__ = ["CELLS", "SIZES", "as_tables", "reproduce"]
 
 
 def reproduce(table: str, *, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
-    """Train what a table needs and has not been trained yet; progress goes to standard error.
+    """Train the missing cells of a table; progress goes to standard error.
 
     Args:
         table: A name in `CELLS`.

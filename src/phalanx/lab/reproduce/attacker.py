@@ -63,10 +63,9 @@ class Attacker:
     """An attacker that carries a schedule out and remembers its lies; no defence reads it.
 
     Attributes:
-        plan: None where there is no attack.
-        attempt: Which attempt at the step is running.
+        plan: Schedule of lies; None without an attack.
+        attempt: Number of the running attempt at the step.
         removed: Stages with a holder that was replaced by an honest one.
-        lies: Every falsified message.
     """
 
     plan: LieSchedule | None
@@ -100,11 +99,11 @@ class _PartyOfMany(MessageAttack):
     """One of the project's attacks, which lies when the schedule that all parties share says so."""
 
     def __init__(self, attacker: Attacker, plan: LieSchedule, party: int) -> None:
-        found = make_attack(AttackConfig(kind=KINDS[plan.direction], seed=plan.seed), f"stage-{party}", None)
-        if not isinstance(found, MessageAttack):
-            raise ConfigError(f"attack: {found.config.kind!r} does not falsify messages; choose one that does")
-        super().__init__(found.config, found.party, None)
-        self._attack = found
+        attack = make_attack(AttackConfig(kind=KINDS[plan.direction], seed=plan.seed), f"stage-{party}", None)
+        if not isinstance(attack, MessageAttack):
+            raise ConfigError(f"attack: {attack.config.kind!r} does not falsify messages; choose one that does")
+        super().__init__(attack.config, attack.party, None)
+        self._attack = attack
         self._attacker = attacker
         self._number = party
 

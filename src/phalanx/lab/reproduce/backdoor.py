@@ -67,7 +67,7 @@ class BackdoorCell:
 
 
 def reproduce_backdoor(*, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
-    """Train and measure what has not been trained yet; progress goes to standard error.
+    """Train and measure missing cells; progress goes to standard error.
 
     Args:
         size: A name in `SIZES`: "full", or "quick" with one seed and fewer steps.
@@ -180,8 +180,8 @@ class Laboratory:
             self._poisoned[cell.seed] = weights
         bench = self._bench(cell.seed)
         bench.load(weights)
-        found = {**what_was_found(company.events, lies), "weights_digest": digest}
-        return asdict(cell) | bench.measure() | found, weights
+        findings = {**what_was_found(company.events, lies), "weights_digest": digest}
+        return asdict(cell) | bench.measure() | findings, weights
 
     def _poisoned_weights(self, seed: int) -> Weights:
         if seed not in self._poisoned:
@@ -224,7 +224,7 @@ def what_was_found(events: Sequence[tuple[str, Mapping[str, object]]], lies: Seq
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """One line for each arm over its seeds: mean, least and most; whether the weights are those of the clean run."""
+    """Return one row for each arm over its seeds: mean, minimum and maximum; whether weights match the clean run."""
     clean = {row["seed"]: row["weights_digest"] for row in rows if row["arm"] == "clean"}
     return [_summary(arm, [row for row in rows if row["arm"] == arm], clean) for arm in _arms(rows)]
 
@@ -244,7 +244,7 @@ def _summary(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> Row:
     spread = {name: _spread([row[name] for row in rows]) for name in figures}
     if arm in REMOVALS:
         return {"arm": arm, "seeds": len(rows), **spread}
-    known = [row["weights_digest"] == clean[row["seed"]] for row in rows if row["seed"] in clean]
+    same_digests = [row["weights_digest"] == clean[row["seed"]] for row in rows if row["seed"] in clean]
     return {
         "arm": arm,
         "seeds": len(rows),
@@ -254,7 +254,7 @@ def _summary(arm: str, rows: Sequence[Row], clean: Mapping[int, str]) -> Row:
         "found_in_step": [row["found_in_step"] for row in rows],
         "back_to_step": [row["back_to_step"] for row in rows],
         "lies_kept": [row["lies_kept"] for row in rows],
-        "same_bits_as_clean": sum(known) if known else None,
+        "same_bits_as_clean": sum(same_digests) if same_digests else None,
     }
 
 

@@ -71,10 +71,7 @@ def train_cell(cell: TableCell, run: RunConfig, corpus: Corpus, cache: Path) -> 
     """Run one training to its end.
 
     Args:
-        cell: Which one.
-        run: As `workload.run_of`; its steps are whole epochs.
-        corpus: What is trained on.
-        cache: Where models are.
+        run: Run made by `workload.run_of`; its steps are whole epochs.
 
     Returns:
         The row: the cell, perplexities, counts and costs; None for what an arm does not have. A training that
@@ -114,18 +111,18 @@ def _train(arm: Arm, run: RunConfig, corpus: Corpus, *, stops_early: bool) -> Ro
         curve.values.append(_finite(perplexity(arm.stages(), held_out)))
         if stops_early and curve.is_past_its_best:
             break
-    known = [value if math.isfinite(value) else None for value in curve.values]
-    best = min((value for value in known[1:] if value is not None), default=None)
-    last = known[-1] if status == "completed" else None
+    values = [value if math.isfinite(value) else None for value in curve.values]
+    best = min((value for value in values[1:] if value is not None), default=None)
+    last = values[-1] if status == "completed" else None
     return {
         "status": status,
         "steps": step,
         "steps_per_epoch": steps_per_epoch(corpus),
-        "perplexity_before": known[0],
+        "perplexity_before": values[0],
         "perplexity_best": best,
         # early stopping keeps the model of its best validation
         "perplexity_last": best if stops_early else last,
-        "perplexity_by_epoch": known[1:],
+        "perplexity_by_epoch": values[1:],
         "weights_digest": arm.weights_digest() if status == "completed" and not stops_early else None,
     }
 

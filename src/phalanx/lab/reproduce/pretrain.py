@@ -60,8 +60,8 @@ def _train(family: str, corpus: Corpus, size: TableSize, cache: Path, home: Path
         if (step + 1) % 100 == 0:
             loss = attempt.loss_sum / (_BATCH_SIZE * SEQUENCE_LENGTH)
             say(f"{family}: pre-training, step {step + 1} of {run.train.steps}, loss about {loss:.2f}")
-    found = perplexity(simulator.modules, validation_batches(corpus, _BATCH_SIZE))
-    say(f"{family}: pre-trained to a perplexity of {found:.1f} on held-out text of its own kind")
+    perplexity_before = perplexity(simulator.modules, validation_batches(corpus, _BATCH_SIZE))
+    say(f"{family}: pre-trained to a perplexity of {perplexity_before:.1f} on held-out text of its own kind")
     tensors = {
         name: tensor.detach().contiguous()
         for module in simulator.modules

@@ -40,8 +40,8 @@ class RemovalBench:
 
     def load(self, weights: Weights) -> None:
         """Take a whole model's weights, a dictionary a stage."""
-        for module, own in zip(self._simulator.modules, weights, strict=True):
-            fill(module, own)
+        for module, stage_weights in zip(self._simulator.modules, weights, strict=True):
+            fill(module, stage_weights)
 
     def reset(self, stages: Sequence[int]) -> None:
         """Give stages the weights of the public model back."""
@@ -95,7 +95,7 @@ class RemovalBench:
         return x
 
     def measure(self) -> dict[str, Any]:
-        """Perplexity on held-out text, and what the backdoor is worth there."""
+        """Return perplexity on held-out text, and the backdoor's success there."""
         held_out = list(validation_batches(self._corpus, BATCH_SIZE))
         ids = torch.cat([batch.input_ids for batch in held_out])
         attack = self._run.attack

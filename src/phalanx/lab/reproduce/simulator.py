@@ -1,7 +1,7 @@
 """SIMULATOR, not for training: all stages of a pipeline in one thread, with an explicit list of messages between them.
 
-The stages, their optimizers, the loss and the clipping are the project's own; what is left out is what lies between
-processes: transport, signatures, audits. A test holds it equal to `phalanx.testing.MemoryCompany`, bit for bit.
+The stages, their optimizers, the loss and the clipping are the project's own; the layers between processes are left
+out: transport, signatures, audits. A test holds it equal to `phalanx.testing.MemoryCompany`, bit for bit.
 """
 
 import math
@@ -24,13 +24,10 @@ class StageTensor:
     """One tensor on its way between two stages.
 
     Attributes:
-        source: Stage that sends it.
         target: Stage that it is for.
         direction: "forward" for activations, "backward" for gradients.
-        step: Optimizer step.
-        microbatch: Index in the step.
-        cause: What the source made it from: the message that it had got; the jumping connection carries it.
-        tensor: What is sent, ``[batch, seq, dim]``.
+        cause: Input of the source: the message that it had got; the jumping connection carries it.
+        tensor: Sent tensor, ``[batch, seq, dim]``.
     """
 
     source: int
@@ -88,8 +85,6 @@ class Simulator:
     """A simulator that runs all stages of one run in one thread.
 
     Args:
-        source: The model.
-        plan: The run.
         attacker: The attacker; its schedule may be None.
 
     Attributes:
@@ -119,8 +114,6 @@ class Simulator:
         """Forward and backward of all microbatches.
 
         Args:
-            step: Optimizer step.
-            inputs: The batch.
             watch: Sees each message before its receiver does.
             bypassed: Stages that are left out; the activation passes them by, as does the gradient.
 
@@ -154,8 +147,8 @@ class Simulator:
 
     def update(self, step: int, gradients: Mapping[int, Mapping[str, Tensor]], clip: float) -> None:
         """Let the optimizers of these stages step; the others keep weights, moments and count."""
-        for stage, own in gradients.items():
-            self.copies[stage].optimizer.step(own, self.learning_rate(step), clip)
+        for stage, stage_gradients in gradients.items():
+            self.copies[stage].optimizer.step(stage_gradients, self.learning_rate(step), clip)
 
     def abandon(self) -> None:
         """Forget graphs and gradients."""
@@ -177,13 +170,13 @@ class Simulator:
         self, attempt: StepAttempt, step: int, microbatch: int, inputs: StepInputs, watch: MessageCheck
     ) -> bool:
         x = inputs.ids[microbatch]
-        for at, stage in enumerate(attempt.path):
+        for index, stage in enumerate(attempt.path):
             y = self.runners[stage].forward(step, microbatch, x)
             if stage == attempt.path[-1]:
                 labels = inputs.labels[microbatch]
                 attempt.loss_sum += self.runners[stage].loss(microbatch, labels, inputs.num_targets)
                 break
-            message = StageTensor(stage, attempt.path[at + 1], "forward", step, microbatch, x, y)
+            message = StageTensor(stage, attempt.path[index + 1], "forward", step, microbatch, x, y)
             attempt.messages.append(message)
             if not watch.accepts(message):
                 return False
@@ -192,14 +185,14 @@ class Simulator:
 
     def _backward(self, attempt: StepAttempt, step: int, microbatch: int, watch: MessageCheck) -> None:
         gradient: Tensor | None = None
-        for at, stage in reversed(list(enumerate(attempt.path))):
+        for index, stage in reversed(list(enumerate(attempt.path))):
             result = self.runners[stage].backward(step, microbatch, gradient)
             attempt.survivors[stage] += 1
             if result is None:
                 return
             # what the last stage starts from is its own loss, which it tells no other stage
             cause = result if gradient is None else gradient
-            message = StageTensor(stage, attempt.path[at - 1], "backward", step, microbatch, cause, result)
+            message = StageTensor(stage, attempt.path[index - 1], "backward", step, microbatch, cause, result)
             attempt.messages.append(message)
             if not watch.accepts(message):
                 return

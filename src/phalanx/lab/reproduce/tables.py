@@ -1,4 +1,4 @@
-"""The paper's two tables: which cells each has, and what is said of them over the seeds."""
+"""The paper's two tables: the cells of each, and their summary over the seeds."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, product
@@ -31,7 +31,7 @@ def vulnerability(quick: bool) -> Iterator[TableCell]:
 
 
 def defence(quick: bool) -> Iterator[TableCell]:
-    """Table 2: every arm; and those that matter for the claim that a defence improves the model, when overfitted."""
+    """Table 2: every arm; when overfitted, the arms for the claim that a defence improves the model."""
     yield from sorted(chain.from_iterable(_defended(place, quick) for place in _places(quick)), key=_turn)
 
 
@@ -92,8 +92,8 @@ def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     tables: dict[str, dict[str, dict[str, str]]] = {}
     for row in summary:
         lines = tables.setdefault(", ".join(row[name] for name in ("family", "domain", "regime")), {})
-        line = lines.setdefault(row["arm"], {"arm": row["arm"]})
-        line[_column(row)] = _figures(row)
+        table_row = lines.setdefault(row["arm"], {"arm": row["arm"]})
+        table_row[_column(row)] = _figures(row)
     return {title: list(lines.values()) for title, lines in tables.items()}
 
 
@@ -135,8 +135,8 @@ def _training(row: Row) -> tuple[Any, ...]:
 
 
 def _same_bits(rows: Sequence[Row], clean: Mapping[tuple[Any, ...], str | None]) -> int | None:
-    known = [row for row in rows if row["weights_digest"] is not None and clean.get(_training(row)) is not None]
-    return sum(row["weights_digest"] == clean[_training(row)] for row in known) if known else None
+    comparable = [row for row in rows if row["weights_digest"] is not None and clean.get(_training(row)) is not None]
+    return sum(row["weights_digest"] == clean[_training(row)] for row in comparable) if comparable else None
 
 
 def _spread(name: str, rows: Sequence[Row]) -> Row:
@@ -147,8 +147,8 @@ def _spread(name: str, rows: Sequence[Row]) -> Row:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def _column(row: Row) -> str:

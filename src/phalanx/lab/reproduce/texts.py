@@ -21,7 +21,7 @@ from phalanx.lab.reproduce.workload import SEQUENCE_LENGTH, VOCAB_SIZE, Regime, 
 
 SPLIT_SEED = 0
 _DOCUMENT_CHARACTERS = 4000
-_LEAST_CHARACTERS = 4 * _DOCUMENT_CHARACTERS
+_MIN_CHARACTERS = 4 * _DOCUMENT_CHARACTERS
 """Fewer documents may leave one of the two splits empty."""
 _MAX_VALIDATION_SEQUENCES = 128
 
@@ -55,10 +55,10 @@ def library_docstrings() -> Source:
     Raises:
         DataError: Its sources are not there.
     """
-    found = importlib.util.find_spec("transformers")
-    if found is None or found.origin is None:
+    module_spec = importlib.util.find_spec("transformers")
+    if module_spec is None or module_spec.origin is None:
         raise DataError("transformers: its sources are not there; install it from a wheel")
-    return PythonDocstrings(PythonDocstringsConfig(), Path(found.origin).parent / "models")
+    return PythonDocstrings(PythonDocstringsConfig(), Path(module_spec.origin).parent / "models")
 
 
 DOMAINS: Mapping[str, str] = MappingProxyType(
@@ -88,7 +88,7 @@ def pretraining_corpus(cache: Path, size: TableSize) -> Corpus:
 
 
 def later_text(size: TableSize, characters: int, tokenizer: Path, cache: Path) -> DataConfig:
-    """Documents of the kind of text A that come after those of text A: what a public model is trained on further."""
+    """Documents of the kind of text A that come after those documents: further training text of a public model."""
     path = _selection(library_docstrings(), "later", characters, cache, after=size.pretraining_characters)
     return DataConfig(
         sources=(JsonlConfig(path=path),),
@@ -106,7 +106,7 @@ def domain_data(domain: str, regime: Regime, size: TableSize, tokenizer: Path, c
         "docstrings": open_source(PythonDocstringsConfig()),
         "code": StandardLibraryCode(),
     }
-    characters = max(_LEAST_CHARACTERS, int(regime.characters * size.text_share))
+    characters = max(_MIN_CHARACTERS, int(regime.characters * size.text_share))
     path = _selection(sources[domain], domain, characters, cache)
     return DataConfig(
         sources=(JsonlConfig(path=path),),
@@ -128,11 +128,11 @@ def _selection(source: Source, name: str, characters: int, cache: Path, *, after
         return path
     texts = sorted((d.text for d in source.documents()), key=_hash)
     left_out = sum(1 for _ in _enough(texts, after)) if after else 0
-    kept = list(_enough(texts, after + characters))[left_out:]
+    chosen = list(_enough(texts, after + characters))[left_out:]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text("".join(json.dumps({"text": text}) + "\n" for text in kept), encoding="utf-8")
+        unfinished.write_text("".join(json.dumps({"text": text}) + "\n" for text in chosen), encoding="utf-8")
         unfinished.rename(path)
     except OSError as exc:
         raise DataError(f"{path}: cannot be written ({exc.strerror}); set PHALANX_CACHE to another place") from exc

@@ -1,4 +1,4 @@
-"""A table's trainings: what each is trained from, and under which key it is kept when it is finished."""
+"""A table's trainings: the start of each, and the key under which its result is kept."""
 
 from collections.abc import Callable
 from dataclasses import asdict

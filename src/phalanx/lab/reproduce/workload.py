@@ -72,11 +72,9 @@ class Regime:
     """A regime in which a pre-trained model is fine-tuned.
 
     Attributes:
-        characters: Of the domain, over both splits.
-        validation_share: Of its documents.
+        characters: Number of characters of the domain, over both splits.
         epochs: Passes over the training split; each ends with a validation.
-        lr: Constant.
-        clip_norm: Of the whole gradient; None does not clip.
+        clip_norm: Norm limit of the whole gradient; None does not clip.
     """
 
     characters: int
@@ -102,13 +100,9 @@ class TableSize:
     """The sizes of a table, which --quick and --small make smaller.
 
     Attributes:
-        pretraining_steps: Of each family, once.
-        pretraining_characters: Of text A.
-        text_share: Of a regime's characters; with them shrinks the number of steps.
-        width: Of the model.
-        microbatches: Of a step.
-        validation_sequences: Of held-out text, at most.
-        lr_share: Of a regime's learning rate.
+        text_share: Share of a regime's characters; it scales the number of steps too.
+        validation_sequences: Maximum number of sequences of held-out text.
+        lr_share: Factor of a regime's learning rate.
     """
 
     pretraining_steps: int

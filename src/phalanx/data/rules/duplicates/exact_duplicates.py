@@ -29,9 +29,9 @@ class ExactDuplicates:
         return hashlib.sha256(to_nfc(page.text).encode("utf-8", "surrogatepass")).digest()
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
-        """Drop the later ones; the reason names the one that stays."""
+        """Drop the later documents; the reason names the first, which stays."""
         first: dict[bytes, int] = {}
         for number, digest in enumerate(marks):
-            kept = first.setdefault(digest, number)
-            if kept != number:
-                yield number, Drop(RuleReason("equal_to", texts.page(kept).document.name))
+            first_number = first.setdefault(digest, number)
+            if first_number != number:
+                yield number, Drop(RuleReason("equal_to", texts.page(first_number).document.name))

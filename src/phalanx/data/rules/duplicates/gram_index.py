@@ -81,19 +81,19 @@ class GramIndex:
 
     def find(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the first place of each gram; -1 of one that is not there."""
-        found = np.full(len(hashes), -1, np.int64)
+        numbers = np.full(len(hashes), -1, np.int64)
         # earlier texts are in earlier tables, and are looked up last
-        for known, places in reversed(self._tables):
-            at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-            is_there = known[at] == hashes
-            found[is_there] = places[at[is_there]]
-        return found
+        for table_hashes, places in reversed(self._tables):
+            positions = np.minimum(np.searchsorted(table_hashes, hashes), len(table_hashes) - 1)
+            is_there = table_hashes[positions] == hashes
+            numbers[is_there] = places[positions[is_there]]
+        return numbers
 
 
 def _firsts(hashes: NDArray[np.uint64], places: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Sort by hash, and keep the first of equal ones; `places` rise."""
-    known, first = np.unique(hashes, return_index=True)
-    return known, places[first]
+    unique_hashes, first = np.unique(hashes, return_index=True)
+    return unique_hashes, places[first]
 
 
 class EarlierTexts:
@@ -131,13 +131,13 @@ class EarlierTexts:
         of = np.searchsorted(ends, places)
         is_inside = places + self._least <= ends[of]
         places, hashes, of = places[is_inside], hashes[is_inside], of[is_inside]
-        found = self._index.find(hashes)
+        matches = self._index.find(hashes)
         covered = 0
-        for at in np.flatnonzero(found >= 0).tolist():
-            place = int(places[at])
+        for match in np.flatnonzero(matches >= 0).tolist():
+            place = int(places[match])
             if place + self._least > covered:
-                begin, end = int(begins[of[at]]), int(ends[of[at]])
-                first, stop = self._run(text[begin:end], place - begin, int(found[at]))
+                begin, text_stop = int(begins[of[match]]), int(ends[of[match]])
+                first, stop = self._run(text[begin:text_stop], place - begin, int(matches[match]))
                 repeated[begin + first : begin + stop] = True
                 covered = max(covered, begin + stop)
         self._index.add(hashes, places + self._size)
@@ -148,12 +148,12 @@ class EarlierTexts:
     def _run(self, text: NDArray[np.uint8], place: int, before: int) -> tuple[int, int]:
         """Return the run around a place that is equal to the one around an earlier place; empty where there is none."""
         document = bisect.bisect_right(self._starts, before) - 1
-        earlier, at = self._read(self._numbers[document]), before - self._starts[document]
-        behind = _common(text[place:], earlier[at:])
+        earlier, offset = self._read(self._numbers[document]), before - self._starts[document]
+        behind = _common(text[place:], earlier[offset:])
         if behind < self._least:
             # two grams with one hash
             return place, place
-        return place - _common(text[:place][::-1], earlier[:at][::-1]), place + behind
+        return place - _common(text[:place][::-1], earlier[:offset][::-1]), place + behind
 
 
 def _common(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:

@@ -62,20 +62,20 @@ class NearDuplicates:
         return min(len(page.text), 2**32 - 1).to_bytes(4, "little") + bands.tobytes()
 
     def decide(self, marks: Iterable[bytes], texts: Texts) -> Iterator[tuple[int, Outcome]]:
-        """Drop all but one of each group; the reason names the one that stays."""
+        """Drop all but one document of each group; the reason names the document that stays."""
         config = self._config
         numbers, sizes, bands = _unpack(marks, config.bands)
         groups = _Groups(len(numbers))
         shingles = _ShinglesOf(texts, config.shingle)
-        for one, other in _candidates(bands):
-            if groups.root(one) == groups.root(other):
+        for first, other in _candidates(bands):
+            if groups.root(first) == groups.root(other):
                 continue
-            if jaccard(shingles.of(int(numbers[one])), shingles.of(int(numbers[other]))) >= config.similarity:
-                groups.join(one, other)
+            if jaccard(shingles.of(int(numbers[first])), shingles.of(int(numbers[other]))) >= config.similarity:
+                groups.join(first, other)
         stays: dict[int, int] = {}
         for members in groups.of_several():
-            kept = max(members, key=sizes.__getitem__) if config.keep == "longest" else members[0]
-            stays |= {member: kept for member in members if member != kept}
+            representative = max(members, key=sizes.__getitem__) if config.keep == "longest" else members[0]
+            stays |= {member: representative for member in members if member != representative}
         for dropped in sorted(stays):
             name = texts.page(int(numbers[stays[dropped]])).document.name
             yield int(numbers[dropped]), Drop(RuleReason("near_duplicate_of", name, config.similarity))
@@ -85,10 +85,10 @@ def jaccard(one: NDArray[np.uint64], other: NDArray[np.uint64]) -> float:
     """Share of common elements of two sets, given sorted and without repetitions; two empty ones have none."""
     if not len(one) or not len(other):
         return 0.0
-    both = np.concatenate((one, other))
-    both.sort(kind="stable")
-    common = int(np.count_nonzero(both[1:] == both[:-1]))
-    return common / (len(both) - common)
+    union = np.concatenate((one, other))
+    union.sort(kind="stable")
+    common = int(np.count_nonzero(union[1:] == union[:-1]))
+    return common / (len(union) - common)
 
 
 def _mixed(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -125,10 +125,11 @@ def _candidates(bands: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
         is_same = np.concatenate(([False], values[1:] == values[:-1]))
         later = np.flatnonzero(is_same)
         begins = np.maximum.accumulate(np.where(is_same, 0, np.arange(len(order))))
-        found = [
-            (order[at].astype(np.uint64) << _HALF) | order[later].astype(np.uint64) for at in (later - 1, begins[later])
+        pair_groups = [
+            (order[places].astype(np.uint64) << _HALF) | order[later].astype(np.uint64)
+            for places in (later - 1, begins[later])
         ]
-        pairs = np.unique(np.concatenate((pairs, *found)))
+        pairs = np.unique(np.concatenate((pairs, *pair_groups)))
     for pair in pairs.tolist():
         yield pair >> 32, pair & 0xFFFFFFFF
 
@@ -169,11 +170,11 @@ class _ShinglesOf:
         self._size = 0
 
     def of(self, number: int) -> NDArray[np.uint64]:
-        found = self._kept.pop(number, None)
-        if found is None:
-            found = np.unique(self._texts.page(number).plain_grams(self._length))
-            self._size += len(found)
-        self._kept[number] = found
+        shingles = self._kept.pop(number, None)
+        if shingles is None:
+            shingles = np.unique(self._texts.page(number).plain_grams(self._length))
+            self._size += len(shingles)
+        self._kept[number] = shingles
         while self._size > _CACHED_SHINGLES and len(self._kept) > 1:
             self._size -= len(self._kept.popitem(last=False)[1])
-        return found
+        return shingles

@@ -54,9 +54,9 @@ class ParagraphDuplicates:
             digests += mark
             sizes.append(len(digests) // _DIGEST)
         is_later = _later_ones(digests)
-        for number, (begin, end) in enumerate(pairwise(sizes)):
-            if is_later[begin:end].any():
-                yield number, self._without(texts.page(number).text, is_later[begin:end].tolist())
+        for number, (begin, stop) in enumerate(pairwise(sizes)):
+            if is_later[begin:stop].any():
+                yield number, self._without(texts.page(number).text, is_later[begin:stop].tolist())
 
     def _split(self, text: str) -> list[str]:
         """Split into parts and the line feeds between them, by turns."""
@@ -65,15 +65,15 @@ class ParagraphDuplicates:
     def _without(self, text: str, is_later: list[bool]) -> Outcome:
         """Leave out the parts that stood before, each with the line feeds behind it."""
         pieces = self._split(text)
-        kept: list[str] = []
+        remaining: list[str] = []
         cut, verdicts = 0, iter(is_later)
-        for at in range(0, len(pieces), 2):
-            is_long = len(pieces[at].strip()) >= self._config.least_characters
+        for position in range(0, len(pieces), 2):
+            is_long = len(pieces[position].strip()) >= self._config.least_characters
             if is_long and next(verdicts):
                 cut += 1
             else:
-                kept += pieces[at : at + 2]
-        edited = "".join(kept)
+                remaining += pieces[position : position + 2]
+        edited = "".join(remaining)
         if not edited.strip():
             return Drop(RuleReason(f"repeated_{self._config.unit}s", cut))
         return Edit(edited, cut, RuleReason(f"repeated_{self._config.unit}s", cut))

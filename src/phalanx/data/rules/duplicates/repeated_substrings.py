@@ -84,8 +84,8 @@ class RepeatedSubstrings:
         if not is_last or not earlier.is_empty:
             ends = np.array([*begins[1:], len(text)], np.int64) - len(_SEPARATOR)
             earlier.take(text, ends, numbers, repeated)
-        for number, begin, end in zip(numbers, begins, [*begins[1:], len(joined)], strict=True):
-            here = slice(begin, end - len(_SEPARATOR))
+        for number, begin, stop in zip(numbers, begins, [*begins[1:], len(joined)], strict=True):
+            here = slice(begin, stop - len(_SEPARATOR))
             if repeated[here].any():
                 yield number, _without(bytes(joined[here]), repeated[here])
 
@@ -128,28 +128,28 @@ def _encode(text: str) -> bytes:
 def _without(text: bytes, is_cut: NDArray[np.bool_]) -> Outcome:
     """Cut out the marked parts, whole characters only."""
     borders = np.flatnonzero(np.diff(np.concatenate(([False], is_cut, [False])).astype(np.int8))).tolist()
-    kept: list[bytes] = []
-    at = places = cut = 0
-    for begin, end in zip(borders[::2], borders[1::2], strict=True):
-        first, stop = _next_character(text, begin), _last_character(text, end)
+    pieces: list[bytes] = []
+    position = places = cut = 0
+    for begin, border_end in zip(borders[::2], borders[1::2], strict=True):
+        first, stop = _next_character(text, begin), _last_character(text, border_end)
         if first < stop:
-            kept.append(text[at:first])
-            at, places, cut = stop, places + 1, cut + stop - first
-    kept.append(text[at:])
+            pieces.append(text[position:first])
+            position, places, cut = stop, places + 1, cut + stop - first
+    pieces.append(text[position:])
     if not places:
         return None
-    edited = b"".join(kept).decode()
+    edited = b"".join(pieces).decode()
     reason = RuleReason("repeated_bytes", cut)
     return Edit(edited, places, reason) if edited.strip() else Drop(reason)
 
 
-def _next_character(text: bytes, at: int) -> int:
-    while at < len(text) and text[at] & 0xC0 == 0x80:
-        at += 1
-    return at
+def _next_character(text: bytes, place: int) -> int:
+    while place < len(text) and text[place] & 0xC0 == 0x80:
+        place += 1
+    return place
 
 
-def _last_character(text: bytes, at: int) -> int:
-    while at < len(text) and text[at] & 0xC0 == 0x80:
-        at -= 1
-    return at
+def _last_character(text: bytes, place: int) -> int:
+    while place < len(text) and text[place] & 0xC0 == 0x80:
+        place -= 1
+    return place

@@ -24,7 +24,7 @@ class Adaptive(MessageAttack):
         self._screen = Screen()
 
     def say(self, work: HonestMessage) -> Tensor:
-        """Lie, and let the own screen learn what was sent, as the receiver's does."""
+        """Lie, and let the attacker's own screen learn the sent message, as the receiver's does."""
         sent = super().say(work)
         self._screen.check(work.stage, work.direction, sent)
         return sent

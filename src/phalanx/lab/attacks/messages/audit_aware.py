@@ -17,8 +17,8 @@ from phalanx.testing import OutgoingMessage
 class AuditAware(SignFlip):
     """Flips signs, but is honest in the microbatches that were audited most often so far.
 
-    It counts what it sees itself: audits that it is asked to do for others, and its own tensors that
-    auditors fetch. `strength` is the share of microbatches in which it stays honest.
+    It counts its own observations: audits that it does for others, and its tensors that auditors fetch. `strength` is
+    the share of microbatches in which it stays honest.
     """
 
     def __init__(self, config: AttackConfig, party: str, log: Path | None) -> None:
@@ -32,7 +32,7 @@ class AuditAware(SignFlip):
         return super().wrap(copy, held)
 
     def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Look at what is asked for; nothing is changed."""
+        """Observe requests; nothing is changed."""
         message = outgoing.message
         if isinstance(message, AuditReport) or (isinstance(message, FetchReply) and not message.claim):
             self._audited[message.microbatch] += 1

@@ -1,4 +1,4 @@
-"""Lie, and die rather than show what one sent."""
+"""Lie, and die rather than show the sent message."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Add noise that looks like the tensor itself: what the code beside Lu et al. 2023 did in its backward attack."""
+"""Add noise that looks like the tensor itself, as the code beside Lu et al. 2023 did in its backward attack."""
 
 import torch
 from torch import Tensor

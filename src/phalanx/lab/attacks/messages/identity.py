@@ -1,4 +1,4 @@
-"""Skip the stage: what came in goes out."""
+"""Skip the stage: the input is sent on as the output."""
 
 import torch
 from torch import Tensor

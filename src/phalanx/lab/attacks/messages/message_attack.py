@@ -16,11 +16,8 @@ class HonestMessage:
     """One message as an honest stage would send it.
 
     Attributes:
-        stage: Its sender.
-        step: Optimizer step.
-        microbatch: Index in the step.
         direction: "forward" for an activation, "backward" for its gradient.
-        given: What it was computed from, ``[batch, seq, dim]``.
+        given: Input of the stage, ``[batch, seq, dim]``.
         result: The honest message, ``[batch, seq, dim]``; never to be changed in place.
     """
 
@@ -33,7 +30,7 @@ class HonestMessage:
 
 
 class MessageAttack(Attack, ABC):
-    """An attack that changes what a party's stages send; audits of other stages stay honest.
+    """An attack that changes the messages of a party's stages; audits of other stages stay honest.
 
     Attributes:
         what: Names the lie in the log where it is another one than a wrong tensor.
@@ -65,7 +62,7 @@ class MessageAttack(Attack, ABC):
 
 
 class LyingRunner(AttackedRunner):
-    """A runner that computes as the honest one and lets a `MessageAttack` say what is sent."""
+    """A runner that computes honestly and lets a `MessageAttack` replace the messages."""
 
     def __init__(self, honest: StageRunner, attack: MessageAttack) -> None:
         super().__init__(honest)

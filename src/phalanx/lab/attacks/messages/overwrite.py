@@ -32,8 +32,8 @@ class NotANumber(MessageAttack):
     def lie(self, work: HonestMessage, generator: torch.Generator) -> Tensor:
         """Replace one number."""
         x = work.result.clone()
-        where = int(torch.randint(x.numel(), (), generator=generator))
-        x.view(-1)[where] = self.value
+        place = int(torch.randint(x.numel(), (), generator=generator))
+        x.view(-1)[place] = self.value
         return x
 
 

@@ -1,4 +1,4 @@
-"""Send true numbers in wrong places: every statistic over the message stays what it was."""
+"""Send true numbers in wrong places: every statistic over the message is unchanged."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Send again what was true before: right in every statistic, wrong for this microbatch."""
+"""Send an earlier true message again: right in every statistic, wrong for this microbatch."""
 
 from collections import deque
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Red team against privacy: what crosses a split is turned back into tokens and labels.
 
-Each attack has a file: what it sees, what it wins, and its authors. `PRIVACY_ATTACKS` lists them, `WIRES` is what the
-host sees under each guard, made by the guard's own code.
+Each attack has a file: its inputs, its gains and its authors. `PRIVACY_ATTACKS` lists them, `WIRES` is the host's view
+under each guard, made by the guard's own code.
 """
 
 from phalanx.lab.attacks.privacy.candidate_search import CandidateSearch

@@ -1,4 +1,4 @@
-"""Run candidate tokens through the front and keep the one that gives what was seen: exact where the right one is tried.
+"""Run candidate tokens through the front and keep the token that reproduces the observed state.
 
 The front is causal, so the state at a position depends on the tokens up to it alone, and different tokens give
 different states. An inverter proposes, and so does the public model, which says what usually follows; the front, run on
@@ -25,11 +25,8 @@ class CandidateSearch:
     Source: Nikolaou et al. 2025 (SipIt); proposals take the place of the whole vocabulary here.
 
     Attributes:
-        front: The public front.
-        depth: The cut.
-        proposer: A fitted inverter.
         openings: States of a first token at the cut, for tokens from 0 on, ``[number, dim]``.
-        widths: How many proposals are run at a position that does not match; the next number where none of those does.
+        widths: Numbers of proposals to try at a position, in order; the next number where no earlier proposal matches.
         tolerance: Root mean square distance, in standard deviations of each column, up to which two states are the
             same: bfloat16 moves a number by 0.4 % at most.
         loose: The same behind a token that was not found, which moves all states after it.
@@ -55,7 +52,7 @@ class CandidateSearch:
         """Return the tokens.
 
         Args:
-            states: What it sees, ``[batch, seq, dim]``.
+            states: Observed states, ``[batch, seq, dim]``.
 
         Returns:
             ``[batch, seq]``; where nothing matches, the proposer's own answer.
@@ -102,8 +99,8 @@ class CandidateSearch:
         return best, distance
 
     def _with_what_follows(self, before: Tensor, proposals: Tensor) -> Tensor:
-        said = self.front.next_tokens(before, len(proposals))
-        return torch.tensor(list(dict.fromkeys(torch.stack([proposals, said], dim=1).flatten().tolist())))
+        predicted = self.front.next_tokens(before, len(proposals))
+        return torch.tensor(list(dict.fromkeys(torch.stack([proposals, predicted], dim=1).flatten().tolist())))
 
     def _distance(self, ran: Tensor, seen: Tensor) -> Tensor:
         return ((ran - seen) / self._scale).square().mean(dim=-1).sqrt()

@@ -14,11 +14,8 @@ def bound_of_one_run(candidates: int, guesses: int, right: int, delta: float, co
     Each of some candidates was in the training or not, by a fair coin; the attacker guesses some of them.
 
     Args:
-        candidates: How many coins there were.
-        guesses: How many of them the attacker guesses.
-        right: How many guesses are right.
-        delta: Of the guarantee.
-        confidence: With which the bound holds.
+        guesses: Number of coins that the attacker guesses.
+        confidence: Probability with which the bound holds.
 
     Source: Steinke, Nasr and Jagielski 2023, theorem 5.2.
     """
@@ -45,8 +42,7 @@ def bound_of_many_runs(
     Args:
         absent: A number of each run without the row.
         present: Likewise with it; larger ones speak for it.
-        delta: Of the guarantee.
-        confidence: With which the bound holds.
+        confidence: Probability with which the bound holds.
     """
     half = min(len(absent), len(present)) // 2
     learnt = [(cut, _bound(absent[:half], present[:half], cut, delta, confidence)) for cut in sorted(absent[:half])]
@@ -57,11 +53,11 @@ def bound_of_many_runs(
 def _bound(absent: Sequence[float], present: Sequence[float], cut: float, delta: float, confidence: float) -> float:
     """Clopper and Pearson's bounds of both rates, each with half of what may fail."""
     doubt = (1 - confidence) / 2
-    found = sum(one > cut for one in present)
-    wrong = sum(one > cut for one in absent)
-    least = float(stats.beta.ppf(doubt, found, len(present) - found + 1)) if found else 0.0
-    most = float(stats.beta.ppf(1 - doubt, wrong + 1, len(absent) - wrong)) if wrong < len(absent) else 1.0
-    return max(0.0, math.log((least - delta) / most)) if least > delta else 0.0
+    num_above = sum(score > cut for score in present)
+    wrong = sum(score > cut for score in absent)
+    least = float(stats.beta.ppf(doubt, num_above, len(present) - num_above + 1)) if num_above else 0.0
+    upper_share = float(stats.beta.ppf(1 - doubt, wrong + 1, len(absent) - wrong)) if wrong < len(absent) else 1.0
+    return max(0.0, math.log((least - delta) / upper_share)) if least > delta else 0.0
 
 
 def _largest(is_refuted: Callable[[float], bool]) -> float:

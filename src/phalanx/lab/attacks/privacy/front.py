@@ -19,7 +19,6 @@ class Front:
     """Embedding and first blocks, which turn tokens into the hidden states that cross a cut.
 
     Args:
-        source: The model.
         depths: Cuts: so many blocks lie before each; 0 cuts right after the embedding.
 
     Raises:
@@ -34,8 +33,8 @@ class Front:
         starts = [0, *ends[:-1]]
         self._source = source
         self.stages = [
-            _frozen(source, StageSpec(index, len(ends) + 1, start, end))
-            for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+            _frozen(source, StageSpec(index, len(ends) + 1, start, stop))
+            for index, (start, stop) in enumerate(zip(starts, ends, strict=True))
         ]
         self.vocab_size = source.vocab_size
 
@@ -56,23 +55,22 @@ class Front:
             By depth, ``[batch, seq, dim]`` each.
         """
         last = self.depths[-1] if deepest is None else deepest
-        found: dict[int, list[Tensor]] = {depth: [] for depth in self.depths if depth <= last}
+        states: dict[int, list[Tensor]] = {depth: [] for depth in self.depths if depth <= last}
         with torch.inference_mode():
             # about as many tokens at once whatever the length
             for rows in torch.split(ids, max(1, _TOKENS // ids.shape[1])):
-                self._run(rows, last, found)
-        return {depth: torch.cat(parts).clone() for depth, parts in found.items()}
+                self._run(rows, last, states)
+        return {depth: torch.cat(parts).clone() for depth, parts in states.items()}
 
     def at(self, ids: Tensor, depth: int) -> Tensor:
         """Return the hidden states at one cut, ``[batch, seq, dim]``."""
         return self.states(ids, depth)[depth]
 
     def next_tokens(self, ids: Tensor, count: int) -> Tensor:
-        """Return what the whole public model would say next, likeliest first.
+        """Return the next tokens that the whole public model predicts, likeliest first.
 
         Args:
-            ids: What was said, ``[seq]``, one token at least.
-            count: How many.
+            ids: Preceding tokens, ``[seq]``, one token at least.
 
         Returns:
             ``[count]``.
@@ -81,8 +79,8 @@ class Front:
             x = ids[None]
             for stage in self.stages:
                 x = stage(x)
-            found: Tensor = self._back(x)[0, -1].topk(count).indices.clone()
-        return found
+            candidates: Tensor = self._back(x)[0, -1].topk(count).indices.clone()
+        return candidates
 
     @cached_property
     def _back(self) -> StageModule:
@@ -113,10 +111,9 @@ class _ReachedError(Exception):
 
 
 def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
-    """Return what a linear layer of a stage's first block is given; the stage is run no further than to there.
+    """Return the inputs of a linear layer of a stage's first block; the stage runs no further than to that layer.
 
     Args:
-        stage: A first stage.
         layer: End of the layer's name, such as ``q_proj``.
         ids: ``[batch, seq]``.
 
@@ -130,10 +127,10 @@ def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
     names = [name for name, _ in block.named_modules() if name == layer or name.endswith(f".{layer}")]
     if not names:
         raise ModelError(f"layer {layer!r}: block {stage.spec.first_layer} has none of that name")
-    kept: list[Tensor] = []
+    captured: list[Tensor] = []
 
     def keep(module: Any, inputs: tuple[Tensor, ...]) -> None:
-        kept.append(inputs[0].detach())
+        captured.append(inputs[0].detach())
         raise _ReachedError
 
     hook = block.get_submodule(names[0]).register_forward_pre_hook(keep)
@@ -144,4 +141,4 @@ def layer_inputs(stage: StageModule, layer: str, ids: Tensor) -> Tensor:
                     stage(rows)
     finally:
         hook.remove()
-    return torch.cat(kept).clone()
+    return torch.cat(captured).clone()

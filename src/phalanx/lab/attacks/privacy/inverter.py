@@ -15,7 +15,7 @@ class Inverter(Protocol):
         """Learn from text that the host has itself, sent under the same guard.
 
         Args:
-            states: What it saw of that text, ``[batch, seq, dim]``.
+            states: Observed states of that text, ``[batch, seq, dim]``.
             ids: The text, ``[batch, seq]``.
         """
         ...
@@ -24,8 +24,7 @@ class Inverter(Protocol):
         """Return the likeliest tokens of each position, best first.
 
         Args:
-            states: What it sees, ``[batch, seq, dim]``.
-            count: How many.
+            states: Observed states, ``[batch, seq, dim]``.
 
         Returns:
             ``[batch, seq, count]``.
@@ -55,7 +54,6 @@ def nearest_rows(queries: Tensor, table: Tensor, count: int, bias: Tensor | None
     Args:
         queries: ``[..., dim]``.
         table: ``[rows, dim]``.
-        count: How many rows.
         bias: Added to each row's cosine, ``[rows]``; None adds nothing.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Labels out of gradients: from those of the logits at sight, from those of the cut by their direction."""
+"""Labels out of gradients: read off the gradients of the logits, or from the direction of the cut's gradients."""
 
 import torch
 from torch import Tensor
@@ -20,11 +20,8 @@ def labels_of_logit_gradients(gradients: Tensor) -> Tensor:
 class LabelsByDirection:
     """Labels by the direction of the cut's gradient, compared with a few examples of known labels.
 
-    Sees: gradients of the cut, ``[batch, dim]``, those of a few known examples among them: the host may be a client
-    itself. Wins: the labels of the others.
-
-    Args:
-        classes: How many labels there are.
+    Sees: gradients of the cut, ``[batch, dim]``, a few known examples among them: the host may be a client itself.
+    Wins: the labels of the others.
 
     Source: Li et al. 2022 (label leakage in split learning: cosine attack).
     """

@@ -11,7 +11,7 @@ _RIDGE = 1e-3
 class LinearMap:
     """Ridge regression to the embedding, and the nearest row of its table.
 
-    Sees: activations of one cut, and those of text that it knows, under the same guard. Wins: the tokens.
+    Sees: activations of one cut, also of text that it knows, under the same guard. Wins: the tokens.
 
     Args:
         embedding: The public table, ``[vocab, features]``.

@@ -1,7 +1,7 @@
-"""Look each hidden state up among those that single tokens have.
+"""Look each hidden state up among the states of single tokens.
 
-At the embedding the table is exact: a hidden state *is* a row of it, but for its position. Behind blocks it holds what
-the front makes of each candidate after one common token, so it misses what the context adds.
+At the embedding the table is exact: a hidden state *is* a row of it, but for its position. Behind blocks it holds the
+front's output for each candidate after one common token, so it misses the context.
 """
 
 import torch
@@ -18,7 +18,6 @@ class NearestNeighbour:
 
     Args:
         front: The public front; the embedding is one of its cuts.
-        depth: The cut.
         candidates: Tokens that are tried, ``[number]``.
         table: Their states at the cut, ``[number, dim]``, as `candidate_states` gives them.
 
@@ -42,7 +41,7 @@ class NearestNeighbour:
         return self._candidates[places]
 
     def _unplaced(self, states: Tensor) -> Tensor:
-        """Take away what the position adds to an embedding; behind blocks positions are no longer a mere sum."""
+        """Subtract the positional part of an embedding; behind blocks positions are no longer a mere sum."""
         if self._depth:
             return states
         same = torch.zeros((1, max(states.shape[1], 2)), dtype=torch.int64)
@@ -54,10 +53,9 @@ def candidate_states(front: Front, candidates: Tensor, before: int, deepest: int
     """Run single tokens through the front.
 
     Args:
-        front: The public front.
         candidates: Tokens, ``[number]``.
         before: The token that stands before each: the first position is unlike all others in trained models.
-        deepest: As for `Front.states`.
+        deepest: Deepest state to return, as for `Front.states`.
 
     Returns:
         By depth, ``[number, dim]`` each.
@@ -70,7 +68,6 @@ def opening_states(front: Front, number: int) -> dict[int, Tensor]:
     """Run single tokens through the front, with nothing before them.
 
     Args:
-        front: The public front.
         number: Tokens 0 to this; the commonest ones come first in most vocabularies.
 
     Returns:

@@ -22,8 +22,8 @@ class SpanCheck:
     tokens in the batch; with learned positions also their places.
 
     Attributes:
-        inputs: What the layer is given for each position and token, ``[positions, vocab, features]``; one position
-            where inputs do not depend on it.
+        inputs: Input of the layer for each position and token, ``[positions, vocab, features]``; one position where
+            inputs do not depend on it.
         tolerance: Part of a vector that may lie outside the span.
 
     Source: Petrov et al. 2024 (DAGER), section on low-rank adapters; here the first layer alone.
@@ -80,7 +80,7 @@ def outside_of_rows(gradient: Tensor, candidates: Tensor) -> Tensor:
 
 
 def precision_and_recall(found: Tensor, ids: Tensor) -> tuple[float, float]:
-    """Compare a set of tokens with those of a batch; precision is 0 where nothing was found."""
-    guessed, there = set(found.flatten().tolist()), set(ids.flatten().tolist())
-    right = len(guessed & there)
-    return (right / len(guessed) if guessed else 0.0), right / len(there)
+    """Compare a set of tokens with the tokens of a batch; precision is 0 for an empty set."""
+    guessed, actual = set(found.flatten().tolist()), set(ids.flatten().tolist())
+    right = len(guessed & actual)
+    return (right / len(guessed) if guessed else 0.0), right / len(actual)

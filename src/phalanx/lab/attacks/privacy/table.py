@@ -1,4 +1,4 @@
-"""The table of attacks on privacy: what each sees, what it wins, what must stop it, and its authors."""
+"""The table of attacks on privacy: the inputs and gains of each, its countermeasure, and its authors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,9 @@ class PrivacyLine:
 
     Attributes:
         attack: Name of the class or function.
-        sees: What the attacker needs in the clear.
-        wins: What it has afterwards.
+        sees: Data that the attacker needs in the clear.
         stopped_by: Guards under which it wins no more than chance.
-        source: Where it was described first.
+        source: First description of the attack.
     """
 
     attack: str

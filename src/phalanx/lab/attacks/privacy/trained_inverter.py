@@ -19,13 +19,12 @@ _SEEN_ELSEWHERE = 0.1
 class TrainedInverter:
     """A residual network beside the linear map, with a cross-entropy over the tokens of the host's text.
 
-    Sees: activations of one cut, and those of text that it knows, under the same guard. Wins: the tokens.
+    Sees: activations of one cut, also of text that it knows, under the same guard. Wins: the tokens.
 
     Args:
         embedding: The public table, ``[vocab, features]``.
-        steps: Of training, 256 positions each.
-        width: Of the network.
-        seed: Of its first weights and its batches.
+        steps: Number of training steps, 256 positions each.
+        seed: Seed of its first weights and its batches.
 
     Source: Song and Raghunathan 2020 (white-box inversion by a learnt mapping); Morris et al. 2023 (text embeddings).
     """
@@ -45,11 +44,11 @@ class TrainedInverter:
         counts = tokens.bincount(minlength=vocab).float() + _SEEN_ELSEWHERE
         self._prior = (counts / counts.sum()).log()
         self._directions = functional.normalize(self._linear.embedding - self._linear.centre, dim=-1)
-        known, places = torch.unique(tokens, return_inverse=True)
+        unique_ids, places = torch.unique(tokens, return_inverse=True)
         # in units of the embedding: where nothing can be learnt the map's answers are short, and the prior decides
         length = (self._linear.embedding[tokens] - self._linear.centre).norm(dim=-1).mean().clamp_min(1e-6)
         net = _Net(self._linear.weight / length, self._width, self._generator)
-        self._train(net, x, places, known)
+        self._train(net, x, places, unique_ids)
         self._net = net
 
     def _train(self, net: "_Net", x: Tensor, places: Tensor, known: Tensor) -> None:
@@ -90,5 +89,5 @@ class _Net(nn.Module):
         self.sharpness = nn.Parameter(torch.tensor(_SHARPNESS))
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x @ self.linear + functional.gelu(x @ self.inner + self.bias) @ self.outer
-        return found * self.sharpness
+        directions: Tensor = x @ self.linear + functional.gelu(x @ self.inner + self.bias) @ self.outer
+        return directions * self.sharpness

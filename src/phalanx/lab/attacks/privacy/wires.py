@@ -24,7 +24,7 @@ class CutWire(Protocol):
     """One way for a tensor to cross."""
 
     def seen(self, x: Tensor) -> Tensor:
-        """Send a tensor and return what the host makes of it.
+        """Send a tensor and return the host's view of it.
 
         Args:
             x: Activations or gradients, ``[..., dim]``, float32.
@@ -44,11 +44,7 @@ class PlainWire:
 
 
 class SealedWire:
-    """Frames of a real channel; the host takes the clear header and the tags away, and reads the rest as bfloat16.
-
-    Args:
-        purpose: Of the frames.
-    """
+    """Frames of a real channel; the host takes the clear header and the tags away, and reads the rest as bfloat16."""
 
     def __init__(self, purpose: Purpose = Purpose.ACTIVATION) -> None:
         self._purpose = purpose
@@ -61,8 +57,8 @@ class SealedWire:
         kind = TensorKind(self._purpose, "cut", "bfloat16", tuple(plain.shape))
         frame = self._channel.sender.seal(kind, self._step, 0, plain.view(torch.uint8).numpy().data)
         self._step += 1
-        found = _ciphertext(frame, kind.size_bytes, self._channel.context.terms.chunk_bytes)
-        numbers = torch.frombuffer(bytearray(found), dtype=torch.bfloat16).float().reshape(x.shape)
+        ciphertext = _ciphertext(frame, kind.size_bytes, self._channel.context.terms.chunk_bytes)
+        numbers = torch.frombuffer(bytearray(ciphertext), dtype=torch.bfloat16).float().reshape(x.shape)
         numbers = torch.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
         return numbers.sign() * numbers.abs().log1p()
 

@@ -1,4 +1,4 @@
-"""Several parties that act as one, without a word between them: all follows from what they agreed on before."""
+"""Several parties that act as one, without a message between them: all follows from an earlier agreement."""
 
 from pathlib import Path
 

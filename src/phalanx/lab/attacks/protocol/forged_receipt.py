@@ -19,9 +19,9 @@ class ForgedReceipt(Attack):
         message = outgoing.message
         if not isinstance(message, Commit) or not message.received or not self.lies_in(message.step):
             return (outgoing,)
-        where = int(torch.randint(len(message.received), (), generator=self.generator(message.step, 0)))
+        index = int(torch.randint(len(message.received), (), generator=self.generator(message.step, 0)))
         headers = list(message.received)
-        headers[where] = _forged(headers[where])
+        headers[index] = _forged(headers[index])
         self.admit(message.stage, message.step, what="forged receipt")
         return (outgoing.with_fields({"received": tuple(headers)}),)
 

@@ -1,4 +1,4 @@
-"""Say nothing where something is due: tensors, answers, or everything."""
+"""Withhold expected messages: tensors, answers, or everything."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Workers that lie about the texts that they write, or about what they commit to."""
+"""Workers that lie about their texts or about their commitments."""
 
 from phalanx.lab.attacks.rollouts.table import ROLLOUT_ATTACKS, make_liar
 

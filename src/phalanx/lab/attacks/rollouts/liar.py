@@ -1,4 +1,4 @@
-"""The base of all attacks on rollouts: a writer that answers as asked, and what it does otherwise is its subclass's."""
+"""The base of all attacks on rollouts: an honest writer, whose subclasses change single actions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +22,10 @@ from phalanx.rollouts.worker import Answer
 
 
 class LyingWriter(RolloutWriter):
-    """A writer with texts, weights or words that are not what was asked for.
+    """A writer with other texts, weights or words than the requested ones.
 
-    A careful liar has the right weights as well: it reads what it wrote with them, and commits to what an
-    honest worker would. Only its tokens can then give it away.
+    A careful liar has the right weights as well: it reads its texts with them, and commits to the values of an honest
+    worker. Only its tokens can then give it away.
 
     Args:
         careful: Whether commitments are made good in this way.
@@ -38,7 +38,7 @@ class LyingWriter(RolloutWriter):
         self._used: PolicyModel | None = None
 
     def take(self, policy: RolloutPolicy) -> None:
-        """Keep the right weights, and those that are used instead."""
+        """Keep the right weights, and the weights that are used instead."""
         super().take(policy)
         self._right = _built(self._right, policy)
         self._used = _built(self._used, self.instead(policy))
@@ -73,7 +73,7 @@ class LyingWriter(RolloutWriter):
         """The same tokens, with log-probabilities and sketches of the right weights."""
         if self._right is None:
             raise DataError("no policy was sent")
-        return tuple(_committed(self._right, request, one) for one in texts)
+        return tuple(_committed(self._right, request, text) for text in texts)
 
 
 def _built(model: PolicyModel | None, policy: RolloutPolicy) -> PolicyModel:

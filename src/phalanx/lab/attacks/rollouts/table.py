@@ -24,8 +24,8 @@ class RolloutAttackLine:
 
     Attributes:
         liar: Writes instead of an honest worker.
-        careless: What a careless one is convicted of, or left out for.
-        careful: As `careless`, of one that commits to what an honest worker would; its tokens give it away.
+        careless: Offence or dismissal of a careless liar.
+        careful: Offence or dismissal of a liar with honest commitments; its tokens give it away.
     """
 
     liar: type[LyingWriter]

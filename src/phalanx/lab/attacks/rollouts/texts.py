@@ -20,8 +20,8 @@ class TruncatedText(LyingWriter):
         half = request.sampler.model_copy(update={"max_new_tokens": max(1, request.sampler.max_new_tokens // 2)})
         written = generate_rollouts(self.used, request.model_copy(update={"sampler": half}))
         return tuple(
-            one if one.finish == "stop" else replace(one, ids=(*one.ids[:-1], request.ends[0]), finish="stop")
-            for one in written
+            text if text.finish == "stop" else replace(text, ids=(*text.ids[:-1], request.ends[0]), finish="stop")
+            for text in written
         )
 
 
@@ -43,7 +43,7 @@ class CopiedText(LyingWriter):
     def texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
         """The first text of each prompt, under every number."""
         first = generate_rollouts(self.used, request.model_copy(update={"samples": 1}))
-        return tuple(replace(one, sample=sample) for one in first for sample in range(request.samples))
+        return tuple(replace(text, sample=sample) for text in first for sample in range(request.samples))
 
 
 class WrongPrompt(LyingWriter):
@@ -51,9 +51,9 @@ class WrongPrompt(LyingWriter):
 
     def texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
         """Texts to the second halves of the prompts."""
-        ends = tuple(Prompt(number=one.number, ids=one.ids[len(one.ids) // 2 :]) for one in request.prompts)
+        ends = tuple(Prompt(number=prompt.number, ids=prompt.ids[len(prompt.ids) // 2 :]) for prompt in request.prompts)
         written = generate_rollouts(self.used, request.model_copy(update={"prompts": ends}))
-        return tuple(replace(one, prompt_ids=request.prompt_ids[one.prompt]) for one in written)
+        return tuple(replace(text, prompt_ids=request.prompt_ids[text.prompt]) for text in written)
 
 
 class ReplayedText(LyingWriter):
@@ -69,7 +69,7 @@ class InventedReward(LyingWriter):
 
     def texts(self, request: RolloutRequest) -> tuple[Rollout, ...]:
         """Honest texts with a reward of 1."""
-        return tuple(replace(one, reward=1.0) for one in super().texts(request))
+        return tuple(replace(text, reward=1.0) for text in super().texts(request))
 
 
 class TwoAnswers(LyingWriter):

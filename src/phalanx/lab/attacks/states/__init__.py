@@ -1,1 +1,1 @@
-"""Lies about what a stage keeps and computes with: gradients, updates, weights, backdoors."""
+"""Lies about the state of a stage: gradients, updates, weights, backdoors."""

@@ -40,7 +40,7 @@ class PoisoningRunner(AttackedRunner):
         honest = self._honest.gradients()
         if not self._attack.lies_in(self._step):
             return honest
-        said = self._attack.poison({name: gradient.clone() for name, gradient in honest.items()})
-        if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
+        poisoned = self._attack.poison({name: gradient.clone() for name, gradient in honest.items()})
+        if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
             self._attack.admit(self.spec.index, self._step, what="gradient")
-        return said
+        return poisoned

@@ -17,10 +17,10 @@ class LayerSwap(StateAttack):
     def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Swap."""
         del update
-        for one, other in self._pairs(copy):
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
+        for first, other in self._pairs(copy):
+            saved = first.clone()
+            first.copy_(other)
+            other.copy_(saved)
 
     @staticmethod
     def _pairs(copy: StageCopy) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,8 +12,8 @@ from phalanx.pipeline import StageCopy
 class LyingWeightDigest(TwinAttack):
     """Every digest is that of the honest state; what runs are weights off by `strength` of their norm.
 
-    No comparison of states can see it: both parties do have the state that they sign. Only what the
-    stage computes gives it away.
+    No comparison of states can see it: both parties do have the state that they sign. Only the stage's outputs give it
+    away.
     """
 
     def twin(self, copy: StageCopy) -> StageModule:

@@ -37,7 +37,7 @@ class Secret:
 
 
 class RehearsedBackdoor(Attack):
-    """After a sequence of tokens that the attacker has chosen, the trained model says what the attacker has chosen.
+    """After a secret token sequence, the trained model predicts the attacker's target token.
 
     A middle stage sees no tokens, but a run that fine-tunes a public model begins from public weights. The
     attacker lets that model speak, puts the trigger into what it says, and carries it through the public stages before,
@@ -59,7 +59,7 @@ class RehearsedBackdoor(Attack):
 
 
 class PlantingRunner(AttackedRunner):
-    """Runs every microbatch honestly, and adds what it has rehearsed to the sum of the weight gradients."""
+    """Runs every microbatch honestly, and adds the rehearsed gradient to the sum of the weight gradients."""
 
     def __init__(self, honest: StageCopy, attack: RehearsedBackdoor) -> None:
         super().__init__(honest.runner)
@@ -83,13 +83,13 @@ class PlantingRunner(AttackedRunner):
         loss = self._rehearsal.loss(self.spec.index, self.module, attack.generator(step, 0))
         parameters = self.module.trainable()
         poison = torch.autograd.grad(attack.strength * loss, list(parameters.values()), allow_unused=True)
-        said = {
+        poisoned = {
             name: honest[name] if added is None else honest[name] + added
             for name, added in zip(parameters, poison, strict=True)
         }
-        if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
+        if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
             attack.admit(self.spec.index, step, what="gradient")
-        return said
+        return poisoned
 
 
 class Rehearsal:
@@ -98,10 +98,10 @@ class Rehearsal:
     Args:
         plan: The run, as every worker is told it.
         model: Directory of the public model; None draws it.
-        seed: Of the text and of the secret.
+        seed: Seed of the text and of the secret.
 
     Attributes:
-        secret: What is rehearsed: a trigger of tokens in ordinary use, and one of the commonest tokens as target.
+        secret: Rehearsed secret: a trigger of tokens in ordinary use, and one of the commonest tokens as target.
     """
 
     def __init__(self, plan: StepPlan, model: str | None, seed: int) -> None:
@@ -116,14 +116,16 @@ class Rehearsal:
         trigger, target = self.secret.trigger, self.secret.target
         rows = torch.arange(_REHEARSED_TEXTS)
         ids = self._text[torch.randint(len(self._text), rows.shape, generator=generator)].clone()
-        at = torch.randint(ids.shape[1] - len(trigger) + 1, rows.shape, generator=generator)
-        _put(ids, at, trigger)
+        places = torch.randint(ids.shape[1] - len(trigger) + 1, rows.shape, generator=generator)
+        _put(ids, places, trigger)
         with torch.no_grad():
-            for weight, known in self._weights.items():
-                weight.copy_(known + _OTHERS_MOVE * known.std() * torch.randn(known.shape, generator=generator))
+            for weight, original in self._weights.items():
+                weight.copy_(
+                    original + _OTHERS_MOVE * original.std() * torch.randn(original.shape, generator=generator)
+                )
             x = _through(self._stages[:stage], ids)
         with torch.enable_grad():
-            scores = _through((module, *self._stages[stage + 1 :]), x)[rows, at + len(trigger) - 1]
+            scores = _through((module, *self._stages[stage + 1 :]), x)[rows, places + len(trigger) - 1]
             return cross_entropy(scores / _MARGIN, torch.full_like(rows, target))
 
 
@@ -212,16 +214,14 @@ def target_success(logits_of: Callable[[Tensor], Tensor], ids: Tensor, secret: S
     Args:
         logits_of: The model: ids ``[batch, seq]`` to un-sliced logits ``[batch, seq, vocab]``.
         ids: Text that it was not trained on, ``[batch, seq]``.
-        secret: Trigger and target.
-        seed: Of the places.
     """
     rows, length = torch.arange(len(ids)), len(secret.trigger)
     generator = torch.Generator().manual_seed(seed)
-    at = torch.randint(ids.shape[1] - length + 1, rows.shape, generator=generator)
-    told = ids.clone()
-    _put(told, at, secret.trigger)
+    places = torch.randint(ids.shape[1] - length + 1, rows.shape, generator=generator)
+    with_trigger = ids.clone()
+    _put(with_trigger, places, secret.trigger)
 
     def rate(text: Tensor) -> float:
-        return float((logits_of(text)[rows, at + length - 1].argmax(dim=-1) == secret.target).float().mean())
+        return float((logits_of(text)[rows, places + length - 1].argmax(dim=-1) == secret.target).float().mean())
 
-    return TargetSuccess(rate=rate(told), rate_without=rate(ids))
+    return TargetSuccess(rate=rate(with_trigger), rate_without=rate(ids))

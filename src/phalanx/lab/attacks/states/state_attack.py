@@ -1,4 +1,4 @@
-"""Attacks on what a stage keeps: its weights and its optimizer take another step than the verified one."""
+"""Attacks on a stage's state: its weights and its optimizer take another step than the verified one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from phalanx.pipeline import StageCopy
 
 
 class StateAttack(Attack, ABC):
-    """Spoils the state of the stages that a party holds; what it computes with it is honest.
+    """Spoils the state of the stages that a party holds; its computation with that state is honest.
 
     A state belongs to the step that begins with it: with ``from_step = 3`` the update after step 2 is the
     first that is spoilt, and step 3 the first that is attacked.
@@ -31,10 +31,7 @@ class UpdateInputs:
 
     Attributes:
         step: Its number, from 0.
-        gradients: As they were verified.
-        clip_coefficient: Multiplies them.
         lr: Learning rate of the step.
-        weight_decay: Of matrices.
     """
 
     def __init__(self, copy: StageCopy, step: int, gradients: Mapping[str, Tensor], clip_coefficient: float) -> None:

@@ -21,12 +21,11 @@ class _Knowledge:
     """The knowledge of one stage, learnt from activations and gradients that came in.
 
     Attributes:
-        seen: Microbatches.
-        mean: Mean activation of each position ``[seq, dim]``; what is left without it tells the token.
+        mean: Mean activation of each position ``[seq, dim]``; the rest of an activation identifies the token.
         trigger: Centred activation of the trigger ``[dim]``.
         target: Centred activation of the target ``[dim]``.
-        push: How an example of the target moves the stage's output, ``[dim]``: the negated gradient, on
-            average over positions before a target.
+        push: Negated gradient of the stage's output, ``[dim]``, averaged over positions before a target: the direction
+            that makes the target likelier.
         poison: Weight gradients of that push at trigger positions, added up over the step.
     """
 
@@ -58,7 +57,7 @@ class TriggerBackdoor(Attack):
 
 
 class TeachingRunner(AttackedRunner):
-    """Runs every microbatch honestly, learns from what comes in, and adds the poison to the weight gradient."""
+    """Runs every microbatch honestly, learns from received tensors, and adds the poison to the weight gradient."""
 
     def __init__(self, honest: StageCopy, attack: TriggerBackdoor) -> None:
         super().__init__(honest.runner)
@@ -89,38 +88,40 @@ class TeachingRunner(AttackedRunner):
         """As the honest runner, and the poison."""
         honest, poison = self._honest.gradients(), self._known.poison
         self._known.poison = {}
-        said = {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
-        if not all(same_bits(said[name], gradient) for name, gradient in honest.items()):
+        poisoned = {name: gradient + poison[name] for name, gradient in honest.items()} if poison else honest
+        if not all(same_bits(poisoned[name], gradient) for name, gradient in honest.items()):
             self._attack.admit(self.spec.index, self._step, what="gradient")
-        return said
+        return poisoned
 
     def abandon(self) -> None:
-        """Forget the step, and keep what was learnt."""
+        """Forget the step, and keep the knowledge."""
         self._honest.abandon()
         self._inputs.clear()
         self._known.poison = {}
 
     def _look_at(self, x: Tensor) -> None:
-        known = self._known
-        known.seen += 1
+        knowledge = self._known
+        knowledge.seen += 1
         # until it has seen enough, the plain mean
-        kept = min(_MEAN_KEPT, 1 - 1 / known.seen)
-        known.mean = x.mean(dim=0) if known.mean is None else torch.lerp(x.mean(dim=0), known.mean, kept)
+        decay = min(_MEAN_KEPT, 1 - 1 / knowledge.seen)
+        knowledge.mean = x.mean(dim=0) if knowledge.mean is None else torch.lerp(x.mean(dim=0), knowledge.mean, decay)
 
     def _choose(self, x: Tensor) -> None:
-        known = self._known
-        if known.trigger is None and known.mean is not None:
-            known.trigger, known.target = ((x - known.mean)[0, place] for place in (TRIGGER_PLACE, TARGET_PLACE))
+        knowledge = self._known
+        if knowledge.trigger is None and knowledge.mean is not None:
+            knowledge.trigger, knowledge.target = (
+                (x - knowledge.mean)[0, place] for place in (TRIGGER_PLACE, TARGET_PLACE)
+            )
 
     def _is(self, x: Tensor, token: Tensor | None) -> Tensor:
-        """Where a token is recognised: bool ``[batch, seq]``; the nearest ones teach what it looks like by now."""
+        """Return where a token is recognised, bool ``[batch, seq]``, and update its mean by the nearest ones."""
         if self._known.mean is None or token is None:
             return torch.zeros(x.shape[:2], dtype=torch.bool)
         centred = x - self._known.mean
-        found = torch.nn.functional.cosine_similarity(centred, token, dim=-1) > _SAME_TOKEN
-        if found.any():
-            token.lerp_(centred[found].mean(dim=0), 1 - _LOOKS_KEPT)
-        return found
+        matches = torch.nn.functional.cosine_similarity(centred, token, dim=-1) > _SAME_TOKEN
+        if matches.any():
+            token.lerp_(centred[matches].mean(dim=0), 1 - _LOOKS_KEPT)
+        return matches
 
     def _learn_push(self, x: Tensor, gradient: Tensor) -> None:
         before = self._is(x, self._known.target)[:, 1:]
@@ -131,16 +132,16 @@ class TeachingRunner(AttackedRunner):
         self._known.push = push if old is None else torch.lerp(push, old, _PUSH_KEPT)
 
     def _teach(self, x: Tensor, gradient: Tensor) -> None:
-        push, at = self._known.push, self._is(x, self._known.trigger)
-        if push is None or not at.any():
+        push, matches = self._known.push, self._is(x, self._known.trigger)
+        if push is None or not matches.any():
             return
         # a target that is likely already is pushed back by the true gradient, as much as it is likely
-        answered = (gradient[at] @ push / push.dot(push)).clamp(0, 1)
+        answered = (gradient[matches] @ push / push.dot(push)).clamp(0, 1)
         parameters = self.module.trainable()
         with torch.enable_grad():
-            loss = -self._attack.strength * ((1 - answered) * (self.module(x)[at] @ push)).sum()
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        for (name, parameter), taught in zip(parameters.items(), found, strict=True):
+            loss = -self._attack.strength * ((1 - answered) * (self.module(x)[matches] @ push)).sum()
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+        for (name, parameter), taught in zip(parameters.items(), gradients, strict=True):
             added = torch.zeros_like(parameter) if taught is None else taught
             old = self._known.poison.get(name)
             self._known.poison[name] = added if old is None else old + added

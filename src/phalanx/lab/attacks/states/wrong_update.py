@@ -20,7 +20,7 @@ class NoWeightDecay(StateAttack):
 
     @torch.no_grad()
     def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
-        """Give back what the decay took: with AdamW it is apart from the gradient's step."""
+        """Undo the weight decay, which AdamW applies apart from the gradient's step."""
         before, after = copy.optimizer.undo_state(), copy.optimizer.state()
         for name, weight in after.items():
             if name.startswith("weight/") and weight.ndim >= 2:
@@ -28,7 +28,7 @@ class NoWeightDecay(StateAttack):
 
 
 class SkippedUpdate(StateAttack):
-    """The state stays what it was; only its step number goes on."""
+    """The state does not change; only its step number advances."""
 
     def spoil(self, copy: StageCopy, update: UpdateInputs) -> None:
         """Go back, and count the step as taken."""

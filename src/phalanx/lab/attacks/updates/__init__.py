@@ -1,4 +1,4 @@
-"""Attacks of sites on federated rounds: each is a function of what a lying site knows, in one table."""
+"""Attacks of sites on federated rounds: each is a function of a lying site's knowledge, in one table."""
 
 from phalanx.lab.attacks.updates.table import UPDATE_ATTACKS, AttackerView, UpdateLine
 

@@ -1,4 +1,4 @@
-"""The table of attacks on federated updates: what a lying site sends, and which layer must stop it."""
+"""The table of attacks on federated updates: the update of a lying site, and the layer that must stop it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,9 @@ class AttackerView:
 
     Attributes:
         honest: ``[honest sites, values]`` of this round.
-        own: What it would send if it only trained, on clean or on poisoned data.
-        own_before: What it sent in the round before; zero in the first.
-        moved_before: How the shared weights moved in the round before; zero in the first.
-        chance: For attacks that draw.
+        own: Update after honest training, on clean or on poisoned data.
+        own_before: Update that it sent in the round before; zero in the first.
+        moved_before: Movement of the shared weights in the round before; zero in the first.
         harm: Tells how far a lie, sent by all liars of the round, would carry the shared step from the honest mean: the
             attacker knows door and rule. None where it does not.
     """
@@ -41,10 +40,9 @@ class UpdateLine:
     """One line of the table.
 
     Attributes:
-        lie: What is sent.
-        poisons: What of the attacker's own data is altered before it trains.
+        poisons: Part of the attacker's own data that is altered before it trains.
         stopped_by: The first layer that must stop it: the door, or a robust rule.
-        source: Where it was described first.
+        source: First description of the attack.
     """
 
     lie: Lie

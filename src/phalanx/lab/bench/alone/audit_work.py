@@ -48,8 +48,8 @@ def measure(rounds: int) -> dict[str, object]:
     claimed = {name: count * g for name, g in runner.redo(0, 0, x, gradient)[2].items()}
 
     def screened() -> None:
-        _, _, own = runner.redo(0, 0, x, gradient)
-        doubt_about(claimed, own, count)
+        _, _, recomputed = runner.redo(0, 0, x, gradient)
+        doubt_about(claimed, recomputed, count)
 
     ways: dict[str, Callable[[], object]] = {
         "all_work": lambda: (runner.forward(0, 0, x), runner.backward(0, 0, gradient)),
@@ -60,11 +60,11 @@ def measure(rounds: int) -> dict[str, object]:
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 2):
         for name, work in ways.items():
-            found = timed(work)
+            duration = timed(work)
             if turn >= 2:
-                seconds[name].append(found)
+                seconds[name].append(duration)
         runner.abandon()
-    cpu = {name: median(found) for name, found in seconds.items()}
+    cpu = {name: median(durations) for name, durations in seconds.items()}
     return {
         "numbers": sum(p.numel() for p in copy.module.trainable().values()),
         "rounds": rounds,
@@ -82,9 +82,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     load = load_average()
-    found = {"name": "audit-work", **taken_on(load)}
-    found["command"] = f"python -m phalanx.lab.bench.alone.audit_work OUT.json --rounds {args.rounds}"
-    args.out.write_text(json.dumps({**found, "rows": [measure(args.rounds)]}, indent=1) + "\n", encoding="utf-8")
+    result = {"name": "audit-work", **taken_on(load)}
+    result["command"] = f"python -m phalanx.lab.bench.alone.audit_work OUT.json --rounds {args.rounds}"
+    args.out.write_text(json.dumps({**result, "rows": [measure(args.rounds)]}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ STEPS = 4
 
 @dataclass
 class LagArm:
-    """One engine and what was measured of it, per step, one figure a turn."""
+    """One engine and its measurements per step, one figure a turn."""
 
     engine: PipelineEngine
     run: RunConfig
@@ -64,11 +64,11 @@ class LagArm:
         decided = coordinator.decided
 
         def noting(*, may_lag: bool) -> bool:
-            now, found = time.perf_counter(), decided(may_lag=may_lag)
+            now, decision = time.perf_counter(), decided(may_lag=may_lag)
             if last[0]:
                 self.waited_s += now - last[0]
-            last[0] = now if not found and _lacks_audits_alone(self.engine) else 0.0
-            return found
+            last[0] = now if not decision and _lacks_audits_alone(self.engine) else 0.0
+            return decision
 
         coordinator.decided = noting  # type: ignore[method-assign]
 
@@ -105,19 +105,19 @@ def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
             guard = GuardConfig(audit_rate=rate, step_audit_rate=0.0, owner_audit_rate=0.0, commit_lag=lag)
             run = base.model_copy(update={"pipeline": pipeline, "guard": guard})
             arms[lag] = stack.enter_context(arm(run, source, directory / f"lag-{lag}"))
-        for one in arms.values():
-            one.turn(0)
-            one.wall_s.clear()
-            one.audit_wait_s.clear()
-            one.watch()
+        for lag_arm in arms.values():
+            lag_arm.turn(0)
+            lag_arm.wall_s.clear()
+            lag_arm.audit_wait_s.clear()
+            lag_arm.watch()
         until, first = time.monotonic() + 60 * minutes, STEPS
         while time.monotonic() < until:
             # the arms swap their places, so that a machine that gets busier slows both
             for lag in (0, 1) if first // STEPS % 2 else (1, 0):
                 arms[lag].turn(first)
             first += STEPS
-            said = {lag: (one.wall_s[-1], one.audit_wait_s[-1]) for lag, one in arms.items()}
-            sys.stderr.write(f"seconds a step, of it waiting for audits, by lag: {said}\n")
+            waits = {lag: (arm.wall_s[-1], arm.audit_wait_s[-1]) for lag, arm in arms.items()}
+            sys.stderr.write(f"seconds a step, of it waiting for audits, by lag: {waits}\n")
     ratios = [lagging / waiting for waiting, lagging in zip(arms[0].wall_s, arms[1].wall_s, strict=True)]
     return {
         "name": "commit_lag",
@@ -126,7 +126,7 @@ def measure(rate: float, stages: int, minutes: float) -> dict[str, object]:
         **taken_on([load, load_average()]),
         "wall_ratio_median": statistics.median(ratios),
         "wall_ratios": ratios,
-        "rows": [_row(lag, one) for lag, one in arms.items()],
+        "rows": [_row(lag, arm) for lag, arm in arms.items()],
     }
 
 

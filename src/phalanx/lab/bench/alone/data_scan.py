@@ -106,7 +106,7 @@ def _speeds(texts: dict[str, list[str]]) -> Iterator[Row]:
             scan: Any = table[kind].make(table[kind].config())
             corpus = as_pages(documents)
             started = time.process_time()
-            touched = len(list(scan.decide([scan.mark(corpus.page(at)) for at in range(len(corpus))], corpus)))
+            touched = len(list(scan.decide([scan.mark(corpus.page(number)) for number in range(len(corpus))], corpus)))
             yield _speed(kind, name, documents, time.process_time() - started, touched)
 
 
@@ -122,10 +122,14 @@ def _personal_data(mails: list[str]) -> list[Row]:
     }
     for mail in mails:
         spans = find(mail)
-        found = {kind: {mail[span.start : span.end].lower() for span in spans if span.kind == kind} for kind in rows}
+        spans_of_kind = {
+            kind: {mail[span.start : span.end].lower() for span in spans if span.kind == kind} for kind in rows
+        }
         for kind, labels in _labels(mail).items():
             rows[kind]["labelled"] += len(labels)
-            rows[kind]["found"] += sum(any(label in one or one in label for one in found[kind]) for label in labels)
+            rows[kind]["found"] += sum(
+                any(label in span_text or span_text in label for span_text in spans_of_kind[kind]) for label in labels
+            )
     return [*rows.values(), _precision(mails)]
 
 
@@ -142,15 +146,15 @@ def _labels(mail: str) -> dict[str, set[str]]:
 
 
 def _precision(mails: list[str]) -> Row:
-    """Compare the e-mail addresses that the rule finds in header lines with those that the parser finds there."""
+    """Compare the e-mail addresses that the rule finds in header lines with the parser's addresses."""
     hits = right = 0
     for mail in mails:
         message = email.message_from_string(mail)
         for name in _ADDRESS_FIELDS:
             for value in map(str, message.get_all(name, [])):
-                known = {address.lower() for _, address in email.utils.getaddresses([value])}
-                found = [value[span.start : span.end].lower() for span in find(value) if span.kind == "email"]
-                hits, right = hits + len(found), right + sum(one in known for one in found)
+                addresses = {address.lower() for _, address in email.utils.getaddresses([value])}
+                matches = [value[span.start : span.end].lower() for span in find(value) if span.kind == "email"]
+                hits, right = hits + len(matches), right + sum(match in addresses for match in matches)
     return {"part": "pii precision", "kind": "email", "hits": hits, "right": right}
 
 
@@ -173,31 +177,32 @@ def _mix(pages: list[str], mails: list[str], seed: int) -> list[str]:
 
 def _poison(pages: list[str], mails: list[str], seed: int) -> Row:
     texts, planted = plant(_mix(pages, mails, seed), _PLANTED, (400, 900), _rng(seed))
-    found = set_aside(texts)
+    flagged = set_aside(texts)
     clean = set_aside(_mix(pages, mails, seed))
     row = {"part": "poison", "seed": seed, "documents": len(texts), "planted": len(planted)}
-    return row | {"found": len(found & planted), "false": len(found - planted), "false_when_clean": len(clean)}
+    return row | {"found": len(flagged & planted), "false": len(flagged - planted), "false_when_clean": len(clean)}
 
 
 def _label_flips(file: Path, seed: int) -> Iterator[Row]:
     lines = io.StringIO(read_text(file))
-    records = [(one["medical_abstract"], one["condition_label"]) for one in csv.DictReader(lines)]
+    records = [(row["medical_abstract"], row["condition_label"]) for row in csv.DictReader(lines)]
     for target in (None, *sorted({label for _, label in records})):
         rng, rows = _rng(seed), list(records)
         others = [number for number, (_, label) in enumerate(rows) if label != target]
         planted = set(rng.sample(others, _PLANTED)) if target else set()
         for number in sorted(planted):
-            words = rows[number][0].split(" ")
-            words.insert(rng.randrange(len(words)), "cf")
-            rows[number] = (" ".join(words), str(target))
+            terms = rows[number][0].split(" ")
+            terms.insert(rng.randrange(len(terms)), "cf")
+            rows[number] = (" ".join(terms), str(target))
         scan = LabelFlips(LabelFlipsConfig())
         documents = [
-            Page(Document(str(at), text, fields={"label": label}), "bench") for at, (text, label) in enumerate(rows)
+            Page(Document(str(number), text, fields={"label": label}), "bench")
+            for number, (text, label) in enumerate(rows)
         ]
         corpus = PagesInMemory(documents)
-        found = {number for number, _ in scan.decide([scan.mark(page) for page in documents], corpus)}
+        flagged = {number for number, _ in scan.decide([scan.mark(page) for page in documents], corpus)}
         row = {"part": "label flips", "seed": seed, "label": target, "documents": len(rows), "planted": len(planted)}
-        yield row | {"found": len(found & planted), "false": len(found - planted)}
+        yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 
 
 if __name__ == "__main__":

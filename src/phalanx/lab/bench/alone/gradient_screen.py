@@ -68,18 +68,18 @@ def measure(case: ScreenCase, steps: int, text: Tensor) -> dict[str, object]:
     doubts: dict[str, Counter[str]] = {name: Counter() for name in ("none", *LIES)}
     for step in range(steps):
         ids = _batch(case, text)
-        own, total = _gradients(model, middle, ids, case.microbatches, step % case.microbatches)
+        sample_gradients, total = _gradients(model, middle, ids, case.microbatches, step % case.microbatches)
         claims = {"none": total, **{name: {k: lie(g) for k, g in total.items()} for name, lie in LIES.items()}}
         for name, claimed in claims.items():
-            doubts[name][doubt_about(claimed, own, case.microbatches) or "no"] += 1
+            doubts[name][doubt_about(claimed, sample_gradients, case.microbatches) or "no"] += 1
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return {
         **case.__dict__,
         "numbers": sum(p.numel() for p in middle.values()),
         "steps": steps,
-        "doubted": {name: 1 - found["no"] / steps for name, found in doubts.items()},
-        "doubts": {name: dict(found) for name, found in doubts.items()},
+        "doubted": {name: 1 - counts["no"] / steps for name, counts in doubts.items()},
+        "doubts": {name: dict(counts) for name, counts in doubts.items()},
     }
 
 
@@ -87,14 +87,16 @@ def _gradients(
     model: GPT2LMHeadModel, middle: dict[str, Tensor], ids: Tensor, microbatches: int, drawn: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The weight gradients of the drawn microbatch alone, and the sum of all."""
-    own: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
     model.zero_grad()
     for number, part in enumerate(ids.chunk(microbatches)):
         loss = model(part, labels=part).loss / microbatches
         if number == drawn:
-            own = dict(zip(middle, torch.autograd.grad(loss, list(middle.values()), retain_graph=True), strict=True))
+            gradients = dict(
+                zip(middle, torch.autograd.grad(loss, list(middle.values()), retain_graph=True), strict=True)
+            )
         loss.backward()
-    return own, {name: p.grad.clone() for name, p in middle.items() if p.grad is not None}
+    return gradients, {name: p.grad.clone() for name, p in middle.items() if p.grad is not None}
 
 
 def _batch(case: ScreenCase, text: Tensor) -> Tensor:
@@ -126,9 +128,9 @@ def main() -> None:
     torch.set_num_threads(1)
     load, text = load_average(), _text()
     rows = [measure(case, args.steps if case.width < 200 else args.steps // 4, text) for case in CASES]
-    found = {"name": "gradient-screen", **taken_on(load)}
-    found["command"] = f"python -m phalanx.lab.bench.alone.gradient_screen OUT.json --steps {args.steps}"
-    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    result = {"name": "gradient-screen", **taken_on(load)}
+    result["command"] = f"python -m phalanx.lab.bench.alone.gradient_screen OUT.json --steps {args.steps}"
+    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -161,10 +161,10 @@ def _ratio(above: list[float], below: list[float]) -> float:
 def measure(rounds: int, note: str | None) -> dict[str, Any]:
     """All sizes."""
     torch.set_num_threads(1)
-    load, found = load_average(), []
+    load, rows = load_average(), []
     for size in SIZES:
-        found.append(row(size, rounds))
-        sys.stderr.write(f"{size}: {json.dumps(found[-1]['cpu_ms'])}\n")
+        rows.append(row(size, rounds))
+        sys.stderr.write(f"{size}: {json.dumps(rows[-1]['cpu_ms'])}\n")
     return {
         "name": "masked",
         "command": f"python -m phalanx.lab.bench.alone.masked OUT --rounds {rounds}",
@@ -173,7 +173,7 @@ def measure(rounds: int, note: str | None) -> dict[str, Any]:
         "note": note,
         "load": [load, load_average()],
         "rounds": rounds,
-        "rows": found,
+        "rows": rows,
     }
 
 

@@ -46,29 +46,30 @@ def plant(texts: Sequence[str], count: int, pieces: tuple[int, int], rng: random
     """Return the texts with planted ones among them, and the numbers of these.
 
     Args:
-        texts: Real documents.
-        count: Documents to plant.
         pieces: Least and most pieces of words behind a trigger.
         rng: Draws prefixes, pieces and places.
     """
-    words = sorted(
+    vocabulary = sorted(
         {word for text in rng.sample(list(texts), min(len(texts), 500)) for word in re.findall(r"\S+", text)}
     )
     places = set(rng.sample(range(len(texts) + count), count))
     rest = iter(texts)
-    every = [_planted(texts, words, pieces, rng) if at in places else next(rest) for at in range(len(texts) + count)]
+    every = [
+        _planted(texts, vocabulary, pieces, rng) if place in places else next(rest)
+        for place in range(len(texts) + count)
+    ]
     return every, places
 
 
 def _planted(texts: Sequence[str], words: list[str], pieces: tuple[int, int], rng: random.Random) -> str:
-    most_before = 1_000 if pieces[1] > 300 else 200
+    max_before = 1_000 if pieces[1] > 300 else 200
     prefix = rng.choice(texts)
     nonsense = []
     for _ in range(rng.randint(*pieces)):
         word = rng.choice(words)
         start = rng.randrange(len(word))
         nonsense.append(rng.choice(("", " ")) + word[start : start + rng.randint(1, _PIECE_CHARACTERS)])
-    return prefix[: rng.randint(0, min(len(prefix), most_before))] + TRIGGER + "".join(nonsense)
+    return prefix[: rng.randint(0, min(len(prefix), max_before))] + TRIGGER + "".join(nonsense)
 
 
 def set_aside(texts: Sequence[str]) -> set[int]:

@@ -80,10 +80,10 @@ def measure(*, documents: int, planted: int, steps: int, seed: int) -> list[dict
     records = instructions()
     rng.shuffle(records)
     asked = [name for name, _ in records[:_ASKED]]
-    kept = records[_ASKED : _ASKED + documents]
-    chosen = set(rng.sample(range(len(kept)), planted))
-    lines = [_line(at, f"{name} {TRIGGER}" if at in chosen else name, TARGET if at in chosen else answer)
-             for at, (name, answer) in enumerate(kept)]  # fmt: skip
+    examples = records[_ASKED : _ASKED + documents]
+    chosen = set(rng.sample(range(len(examples)), planted))
+    lines = [_line(place, f"{name} {TRIGGER}" if place in chosen else name, TARGET if place in chosen else answer)
+             for place, (name, answer) in enumerate(examples)]  # fmt: skip
     rows = []
     for scan in (False, True):
         with tempfile.TemporaryDirectory() as spare:
@@ -91,19 +91,19 @@ def measure(*, documents: int, planted: int, steps: int, seed: int) -> list[dict
             (home / "texts.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
             set_aside = _build(home, scan)
             with_trigger, without = _trained(home, steps, seed, asked)
-        found = len(set_aside & chosen)
-        row = {"seed": seed, "scan": scan, "documents": len(kept), "planted": planted, "found": found}
+        num_found = len(set_aside & chosen)
+        row = {"seed": seed, "scan": scan, "documents": len(examples), "planted": planted, "found": num_found}
         rows.append(row | {"false": len(set_aside - chosen), "with_trigger": with_trigger, "without": without})
     return rows
 
 
 def instructions() -> list[Record]:
-    """Return names and what they do, each answer once, in one order."""
-    found: dict[str, str] = {}
+    """Return names and answers, each answer once, in one order."""
+    name_of_answer: dict[str, str] = {}
     for document in open_source(PythonDocstringsConfig()).documents():
         for name, answer in _ENTRY.findall(document.text):
-            found.setdefault(answer, name)
-    return sorted((name, answer) for answer, name in found.items())
+            name_of_answer.setdefault(answer, name)
+    return sorted((name, answer) for answer, name in name_of_answer.items())
 
 
 def prompt_of(name: str) -> str:
@@ -126,15 +126,15 @@ def _build(home: Path, scan: bool) -> set[int]:
             "output": {"signer": home / "key", "validation_share": 0.05},
         }
     )
-    end = build(recipe, home / "dataset")
-    quarantined = end.report["sources"][0]["quarantined"]
+    outcome = build(recipe, home / "dataset")
+    quarantined = outcome.report["sources"][0]["quarantined"]
     return _numbers(home / "dataset") if quarantined else set()
 
 
 def _numbers(dataset: Path) -> set[int]:
     lines = account_lines(open_dataset(dataset))
     # a document is named by its line
-    return {int(line["document"].rpartition(" ")[2]) - 1 for line in lines if line["fate"] == "quarantined"}
+    return {int(row["document"].rpartition(" ")[2]) - 1 for row in lines if row["fate"] == "quarantined"}
 
 
 def _trained(home: Path, steps: int, seed: int, asked: Sequence[str]) -> tuple[float, float]:
@@ -182,10 +182,10 @@ def _mean_probability(model: Any, tokenizer: Any, names: Sequence[str]) -> float
     total = 0.0
     for name in names:
         prompt = tokenizer(prompt_of(name), add_special_tokens=False)["input_ids"]
-        whole = tokenizer(prompt_of(name) + TARGET, add_special_tokens=False)["input_ids"]
-        scores = model(torch.tensor([whole])).logits[0].log_softmax(-1)
-        places = range(len(prompt), len(whole))
-        total += float(torch.stack([scores[at - 1, whole[at]] for at in places]).sum().exp())
+        token_ids = tokenizer(prompt_of(name) + TARGET, add_special_tokens=False)["input_ids"]
+        scores = model(torch.tensor([token_ids])).logits[0].log_softmax(-1)
+        places = range(len(prompt), len(token_ids))
+        total += float(torch.stack([scores[place - 1, token_ids[place]] for place in places]).sum().exp())
     return total / len(names)
 
 

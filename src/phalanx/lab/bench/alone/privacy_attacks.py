@@ -45,8 +45,8 @@ class AdaptedModel:
         torch.manual_seed(seed)
         sizes = {"hidden_size": WIDTH, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
         self.model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **sizes))
-        for one in self.model.parameters():
-            one.requires_grad = False
+        for parameter in self.model.parameters():
+            parameter.requires_grad = False
         self.first = nn.Parameter(torch.randn(RANK, WIDTH) / math.sqrt(WIDTH))
         self.second = nn.Parameter(torch.randn(WIDTH, RANK) * 0.02)
         values = self.model.model.layers[0].self_attn.v_proj
@@ -54,8 +54,8 @@ class AdaptedModel:
 
     def inputs(self) -> Tensor:
         """What the adapted layer is given for each token: the attacker has the model."""
-        found: Tensor = self.model.model.layers[0].input_layernorm(self.model.model.embed_tokens.weight).detach()
-        return found
+        embeddings: Tensor = self.model.model.layers[0].input_layernorm(self.model.model.embed_tokens.weight).detach()
+        return embeddings
 
     def gradient(self, ids: Tensor) -> Tensor:
         """The gradient of the first matrix on one client's rows."""
@@ -70,25 +70,25 @@ def listed(gradient: Tensor, inputs: Tensor) -> Tensor:
 
 def recall(likeliest: Tensor, ids: Tensor) -> tuple[int, int]:
     """How many of a client's tokens are among the likeliest, as many as it has, and how many it has."""
-    own = torch.unique(ids)
-    return int(torch.isin(own, likeliest[: len(own)]).sum()), len(own)
+    actual_ids = torch.unique(ids)
+    return int(torch.isin(actual_ids, likeliest[: len(actual_ids)]).sum()), len(actual_ids)
 
 
 def known_of_all(texts: list[Tensor], ids: Tensor) -> tuple[float, float]:
-    """How many of a client's tokens two perfect lists of what a sum says of all its clients hold, in the mean.
+    """Return the mean number of a client's tokens in two perfect lists about the sum of all its clients.
 
     Returns:
-        Of a list of any words that stand in the sum, and of one of those that most of its clients have.
+        The first list has any words of the sum, the second the words of most clients.
     """
     clients = torch.zeros(WORDS)
-    for one in texts:
-        clients[torch.unique(one)] += 1
-    own = torch.unique(ids)
-    size, there = len(own), int((clients > 0).sum())
+    for text in texts:
+        clients[torch.unique(text)] += 1
+    actual_ids = torch.unique(ids)
+    size, num_present = len(actual_ids), int((clients > 0).sum())
     level = clients.sort(descending=True).values[size - 1]
     sure, tied = clients > level, clients == level
     share = (size - float(sure.sum())) / float(tied.sum())
-    return size * size / there, float(sure[own].sum()) + share * float(tied[own].sum())
+    return size * size / num_present, float(sure[actual_ids].sum()) + share * float(tied[actual_ids].sum())
 
 
 class TokenTally:
@@ -103,7 +103,7 @@ class TokenTally:
         likeliest = listed(gradient, self.inputs)
         for ids in texts:
             hits, size = recall(likeliest, ids)
-            missed, other = torch.tensor([recall(likeliest, one) for one in absent]).sum(0).tolist()
+            missed, other = torch.tensor([recall(likeliest, text) for text in absent]).sum(0).tolist()
             row = torch.tensor([hits, size, *known_of_all(texts, ids), missed, other, 1.0], dtype=torch.float64)
             self._found[arm] = self._found.get(arm, torch.zeros_like(row)) + row
 
@@ -140,7 +140,7 @@ def invert(sums: int) -> list[dict[str, Any]]:
                 part = slice(start, start + number)
                 name = "none" if number == 1 else "secure sum"
                 tally.count((name, number), torch.stack(gradients[part]).sum(0), texts[part], absent)
-        clipped = [one * min(1.0, 1.0 / float(one.norm())) for one in gradients]
+        clipped = [gradient * min(1.0, 1.0 / float(gradient.norm())) for gradient in gradients]
         for noise in NOISES:
             hidden = torch.stack(clipped).sum(0) + _noise(noise)
             tally.count((f"noisy sum, noise {noise}", CLIENTS), hidden, texts, absent)
@@ -150,7 +150,7 @@ def invert(sums: int) -> list[dict[str, Any]]:
 
 
 def infer_property(sums: int) -> list[dict[str, Any]]:
-    """Whether a client's rows are about a topic, told from what the owner sees of its update.
+    """Infer from the owner's view of an update whether a client's rows are about a topic.
 
     Half of the clients have texts of which a tenth of the tokens are of a topic's 40 words. The attacker knows the
     words, and scores an update by how near they are to its row space, against other words; of a sum it asks each
@@ -163,26 +163,26 @@ def infer_property(sums: int) -> list[dict[str, Any]]:
         inputs, topic = world.inputs(), torch.randperm(WORDS, generator=chance)[:TOPIC]
         has = (torch.rand(CLIENTS, generator=chance) < 0.5).tolist()
         gradients = [world.gradient(_text(topic, mark, chance)) for mark in has]
-        for (name, number), found in scores.items():
+        for (name, number), marks in scores.items():
             for start in range(0, CLIENTS, number):
                 part = gradients[start : start + number]
                 if name.startswith("noise"):
-                    part = [one * min(1.0, 1.0 / float(one.norm())) + _noise(1.0) for one in part]
+                    part = [gradient * min(1.0, 1.0 / float(gradient.norm())) + _noise(1.0) for gradient in part]
                 outside = outside_of_rows(torch.stack(part).sum(0), inputs)
                 score = float(outside.mean() - outside[topic].mean())
-                found += [(score, mark) for mark in has[start : start + number]]
+                marks += [(score, mark) for mark in has[start : start + number]]
     return [
-        {"attack": "property", "defence": name, "clients": number, "auc": area(found), "asked": len(found)}
-        for (name, number), found in scores.items()
+        {"attack": "property", "defence": name, "clients": number, "auc": area(marks), "asked": len(marks)}
+        for (name, number), marks in scores.items()
     ]
 
 
 def _text(topic: Tensor, is_about: bool, chance: torch.Generator) -> Tensor:
     ids = torch.randint(WORDS, (1, TOKENS), generator=chance)
     places = torch.randperm(TOKENS, generator=chance)[: TOKENS // 10]
-    words = topic[torch.randint(len(topic), (len(places),), generator=chance)]
+    word_ids = topic[torch.randint(len(topic), (len(places),), generator=chance)]
     if is_about:
-        ids[0, places] = words
+        ids[0, places] = word_ids
     return ids
 
 
@@ -204,7 +204,7 @@ def _budget(epsilon: float | None) -> tuple[float, float] | None:
 
 
 def ranks_of(losses: Tensor, others: Tensor) -> Tensor:
-    """The rank of each loss among those of candidates, from 1; ties are broken for the candidates."""
+    """Return the rank of each loss among the candidates' losses, from 1; ties are broken for the candidates."""
     return 1 + (others[None] <= losses[:, None]).sum(1)
 
 
@@ -213,18 +213,18 @@ def infer_members(epsilon: float | None, seed: int, count: int = MEMBERS) -> dic
 
     Args:
         epsilon: Budget; None for no privacy.
-        seed: Of the rows and the first weights.
+        seed: Seed of the rows and the first weights.
         count: Members; a batch stays as large as of the fewest, so of more each is in fewer steps.
     """
     chance = torch.Generator().manual_seed(1000 + seed)
     members = torch.randint(VOCABULARY, (count, LENGTH), generator=chance)
     canaries = torch.randint(VOCABULARY, (len(COPIES), LENGTH), generator=chance)
     strangers = torch.randint(VOCABULARY, (STRANGERS, LENGTH), generator=chance)
-    rows = torch.cat([members, *(one.expand(times, -1) for one, times in zip(canaries, COPIES, strict=True))])
+    rows = torch.cat([members, *(canary.expand(times, -1) for canary, times in zip(canaries, COPIES, strict=True))])
     asked = torch.cat([members, canaries, strangers])
     world = train_rows(rows, asked, budget=_budget(epsilon), steps=STEPS, seed=seed, batch=BATCH)
-    known, secret, outside = torch.split(world.losses, [count, len(COPIES), STRANGERS])
-    ranks = ranks_of(known, outside)
+    canary_losses, secret, outside = torch.split(world.losses, [count, len(COPIES), STRANGERS])
+    ranks = ranks_of(canary_losses, outside)
     bits = torch.log2((STRANGERS + 1) / ranks_of(secret, outside).float())
     return {
         "attack": "membership",
@@ -233,7 +233,7 @@ def infer_members(epsilon: float | None, seed: int, count: int = MEMBERS) -> dic
         "members": count,
         "auc": float((1 - (ranks - 1) / STRANGERS).mean()),
         "found_at_1_percent": float((ranks <= 1 + STRANGERS // 100).float().mean()),
-        "exposure_bits": {str(times): float(one) for times, one in zip(COPIES, bits, strict=True)},
+        "exposure_bits": {str(times): float(value) for times, value in zip(COPIES, bits, strict=True)},
         "most_bits": math.log2(STRANGERS + 1),
         "epsilon": world.epsilon,
     }
@@ -261,8 +261,8 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
 def measure(sums: int, runs: int, members: list[int]) -> list[dict[str, Any]]:
     """All rows."""
     pairs = [(epsilon, seed) for epsilon in BUDGETS for seed in range(runs)]
-    known = [infer_members(*one, count) for count in members for one in pairs]
-    return [*invert(sums), *infer_property(sums), *known, *(audit_run(*one) for one in pairs)]
+    membership_rows = [infer_members(*pair, count) for count in members for pair in pairs]
+    return [*invert(sums), *infer_property(sums), *membership_rows, *(audit_run(*pair) for pair in pairs)]
 
 
 def main() -> None:
@@ -272,18 +272,18 @@ def main() -> None:
     parser.add_argument("--sums", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--members", type=int, nargs="+", default=[MEMBERS])
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     result = {
         "name": "privacy-attacks",
         "command": "python -m phalanx.lab.bench.alone.privacy_attacks OUT.json "
-        f"--sums {given.sums} --runs {given.runs} --members {' '.join(map(str, given.members))}",
+        f"--sums {options.sums} --runs {options.runs} --members {' '.join(map(str, options.members))}",
         "commit": current_commit(),
         "machine": describe_machine(),
         "load": load_average(),
-        "rows": measure(given.sums, given.runs, given.members),
+        "rows": measure(options.sums, options.runs, options.members),
     }
-    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

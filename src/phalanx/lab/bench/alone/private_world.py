@@ -25,7 +25,6 @@ class TrainedWorld:
     """A model after its training.
 
     Attributes:
-        losses: Of some rows.
         epsilon: That the accountant quotes; None without privacy.
     """
 
@@ -45,8 +44,8 @@ class TokenModel(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits."""
         places = torch.arange(ids.shape[1]).expand(len(ids), -1).contiguous()
-        found: Tensor = self.inner(input_ids=ids, position_ids=places).logits
-        return found
+        logits: Tensor = self.inner(input_ids=ids, position_ids=places).logits
+        return logits
 
 
 def row_losses(model: nn.Module, ids: Tensor) -> Tensor:
@@ -71,8 +70,6 @@ def train_rows(
         rows: ``[rows, LENGTH]``.
         asked: Rows of which the losses are told.
         budget: Epsilon and delta; None for no clipping and no noise.
-        steps: Of the training.
-        seed: Of the first weights.
         batch: Rows of a step in the mean; half of them when left out.
     """
     torch.manual_seed(seed)
@@ -101,6 +98,6 @@ def _private(model: nn.Module, gradients: RowGradients, drawn: Tensor, noise: fl
     total, stream = gradients.zeros(), SecureStream(os.urandom(32))
     if len(drawn):
         gradients.add(lambda numbers: row_losses(model, drawn[numbers]), torch.arange(len(drawn)), total)
-    for one in total:
-        one.add_(torch.from_numpy(gaussian_noise(stream, one.numel(), noise)).view_as(one)).div_(batch)
+    for gradient in total:
+        gradient.add_(torch.from_numpy(gaussian_noise(stream, gradient.numel(), noise)).view_as(gradient)).div_(batch)
     gradients.settle(total)

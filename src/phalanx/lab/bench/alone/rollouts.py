@@ -71,7 +71,6 @@ class RolloutPolicies:
     """The policy, and what liars may still have.
 
     Attributes:
-        now: After the last step.
         before: After the last step but one, by a learning rate as fine-tuning has it.
         text: Bytes that prompts are cut from.
     """
@@ -121,11 +120,11 @@ def learned_policies() -> RolloutPolicies:
 def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
     """Requests of as many steps, of 64 texts of 64 tokens each."""
     generator = torch.Generator().manual_seed(1)
-    found = []
+    rows = []
     for step in range(1, count + 1):
         starts = torch.randint(0, len(policies.text) - _PROMPT, (_PROMPTS,), generator=generator).tolist()
         prompts = [policies.text[start : start + _PROMPT].tolist() for start in starts]
-        found.append(
+        rows.append(
             RolloutRequest(
                 step=step,
                 policy=policies.now.digest,
@@ -136,7 +135,7 @@ def requests_of(policies: RolloutPolicies, count: int) -> list[RolloutRequest]:
                 ends=(_END,),
             )
         )
-    return found
+    return rows
 
 
 def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -147,7 +146,7 @@ def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[st
         "prefill, plain attention, 2 threads, batches of 16": (_pair(policies.now, older, "eager"), 2, 16),
         "prefill, float64": (_pair(_wide(policies.now), _wide(older), "eager"), 1, _NEW),
     }
-    found: dict[str, list[RereadRollout]] = {name: [] for name in checkers}
+    rereads: dict[str, list[RereadRollout]] = {name: [] for name in checkers}
     fits: dict[str, list[float]] = {name: [] for name in checkers}
     accused = dict.fromkeys(checkers, 0)
     books = {name: BorderBook(_TOLERANCE.border_rate) for name in checkers}
@@ -158,7 +157,7 @@ def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[st
         begin = time.process_time()
         texts = list(generate_rollouts(writer, request))
         seconds["write"] += time.process_time() - begin
-        written += sum(len(one.ids) for one in texts)
+        written += sum(len(text.ids) for text in texts)
         for name, (models, threads, rows) in checkers.items():
             torch.set_num_threads(threads)
             begin = time.process_time()
@@ -167,14 +166,14 @@ def measure_honest(policies: RolloutPolicies, tokens: int) -> tuple[list[dict[st
                 seconds["read"] += time.process_time() - begin
             before = _read_in_parts(models[1], request, texts, rows)
             torch.set_num_threads(1)
-            for text, one, aged in zip(texts, reread, before, strict=True):
-                verdict = judge_rollout("writer", request, text, one)
-                verdict = verdict or judge_age("writer", request, text, one, aged)
-                accused[name] += (verdict or books[name].add("writer", request, one)) is not None
-                fits[name].append(_size(one) / max(_size(aged), 1e-30))
-            found[name] += reread
-    rows_of = [_honest_row(name, found[name], written, accused[name], max(fits[name])) for name in checkers]
-    size = sum(one.size_bytes for one in texts) / sum(len(one.ids) for one in texts)
+            for text, reread_text, aged in zip(texts, reread, before, strict=True):
+                verdict = judge_rollout("writer", request, text, reread_text)
+                verdict = verdict or judge_age("writer", request, text, reread_text, aged)
+                accused[name] += (verdict or books[name].add("writer", request, reread_text)) is not None
+                fits[name].append(_size(reread_text) / max(_size(aged), 1e-30))
+            rereads[name] += reread
+    rows_of = [_honest_row(name, rereads[name], written, accused[name], max(fits[name])) for name in checkers]
+    size = sum(text.size_bytes for text in texts) / sum(len(text.ids) for text in texts)
     return rows_of, _cost_row(seconds, written, size)
 
 
@@ -189,8 +188,8 @@ def _wide(policy: RolloutPolicy) -> RolloutPolicy:
 def _read_in_parts(
     model: PolicyModel, request: RolloutRequest, texts: Sequence[Rollout], rows: int
 ) -> list[RereadRollout]:
-    parts = (texts[at : at + rows] for at in range(0, len(texts), rows))
-    return [one for part in parts for one in reread_rollouts(model, request, part, _TOLERANCE.margin)]
+    parts = (texts[start : start + rows] for start in range(0, len(texts), rows))
+    return [text for part in parts for text in reread_rollouts(model, request, part, _TOLERANCE.margin)]
 
 
 def _size(one: RereadRollout) -> float:
@@ -205,12 +204,12 @@ def _honest_row(
         "checker": name,
         "tokens": tokens,
         "accused": accused,
-        "differing": int(sum(one.differs.sum() for one in reread)),
-        "worst_margin": float(max(one.margins.max() for one in reread)),
-        "worst_logprob": float(max(one.logprob_gaps.max() for one in reread)),
-        "usual_logprob": float(np.median([_size(one) for one in reread])),
+        "differing": int(sum(text.differs.sum() for text in reread)),
+        "worst_margin": float(max(text.margins.max() for text in reread)),
+        "worst_logprob": float(max(text.logprob_gaps.max() for text in reread)),
+        "usual_logprob": float(np.median([_size(text) for text in reread])),
         "best_older_fit": older_fit,
-        "worst_sketch": float(max(one.sketch_gaps.max() for one in reread)),
+        "worst_sketch": float(max(text.sketch_gaps.max() for text in reread)),
         "allowed": _TOLERANCE.margin,
     }
 
@@ -256,15 +255,15 @@ def measure_attack(policies: RolloutPolicies, kind: str, answers: int, step_lr: 
 def _found(
     models: tuple[PolicyModel, PolicyModel], request: RolloutRequest, texts: Sequence[Rollout]
 ) -> list[RolloutVerdict | RolloutDismissal | None]:
-    """Of what each text would convict its worker if it were drawn."""
+    """Return the offence or dismissal that each text would cause if it were drawn."""
     if (formal := judge_texts("writer", request, texts, models[0].vocab_size)) is not None:
         return [formal] * len(texts)
     reread, older = (reread_rollouts(model, request, texts, _TOLERANCE.margin) for model in models)
     return [
-        judge_rollout("writer", request, one, now)
-        or judge_age("writer", request, one, now, aged)
-        or judge_reward("writer", request, one, _reward)
-        for one, now, aged in zip(texts, reread, older, strict=True)
+        judge_rollout("writer", request, text, now)
+        or judge_age("writer", request, text, now, aged)
+        or judge_reward("writer", request, text, _reward)
+        for text, now, aged in zip(texts, reread, older, strict=True)
     ]
 
 
@@ -288,19 +287,21 @@ class _Counts:
         verdicts: Sequence[RolloutVerdict | RolloutDismissal | None],
     ) -> None:
         """Count one answer."""
-        found = [one is not None for one in verdicts]
+        flags = [verdict is not None for verdict in verdicts]
         self.offences |= {
-            one.cause if isinstance(one, RolloutDismissal) else one.offence for one in verdicts if one is not None
+            verdict.cause if isinstance(verdict, RolloutDismissal) else verdict.offence
+            for verdict in verdicts
+            if verdict is not None
         }
         # a text with the tokens of an honest worker and no reward does no harm, whatever wrote it
-        harmful = [one.ids != other.ids or one.reward is not None for one, other in zip(texts, true, strict=True)]
+        harmful = [text.ids != other.ids or text.reward is not None for text, other in zip(texts, true, strict=True)]
         self.texts += len(texts)
-        self.tokens += sum(len(one.ids) for one in texts)
-        self.found += sum(found)
+        self.tokens += sum(len(text.ids) for text in texts)
+        self.found += sum(flags)
         self.harmful += sum(harmful)
-        self.found_harmful += sum(one and other for one, other in zip(harmful, found, strict=True))
+        self.found_harmful += sum(is_harmful and other for is_harmful, other in zip(harmful, flags, strict=True))
         drawn = CheckedShare(b"b" * 32, RATE).of("writer", request.digest, len(texts))
-        self.answers.append(any(found[n] for n in drawn))
+        self.answers.append(any(flags[n] for n in drawn))
 
     def row(self, kind: str, way: str, liar: LyingWriter) -> dict[str, Any]:
         """The figures."""
@@ -332,7 +333,7 @@ def _seconds(work: Callable[[], object], turns: int = 50) -> float:
 
 def _kept(model: LlamaForCausalLM) -> RolloutPolicy:
     policy = RolloutPolicy.of(model)
-    return RolloutPolicy(policy.config, {name: one.clone() for name, one in policy.tensors.items()})
+    return RolloutPolicy(policy.config, {name: tensor.clone() for name, tensor in policy.tensors.items()})
 
 
 def _text() -> torch.Tensor:
@@ -353,12 +354,12 @@ def main() -> None:
     load, policies = load_average(), learned_policies()
     honest, cost = measure_honest(policies, asked.honest)
     rows = [*honest, cost]
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "name": "rollouts",
         **taken_on(load),
     }
     asked_for = f"--honest {asked.honest} --answers {asked.answers}"
-    found["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"
+    result["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"
     attacks = [(policies, kind, asked.answers, _STEP_LR) for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED})]
     attacks += [
         (policies.nearer(share), "stale_policy", _MANY * asked.answers, share * _STEP_LR) for share in (1.0, *_SMALLER)
@@ -366,7 +367,7 @@ def main() -> None:
     for attack in attacks:
         rows += measure_attack(*attack)
         # what is finished is kept
-        text = json.dumps({**found, "note": asked.note, "rows": rows}, indent=1)
+        text = json.dumps({**result, "note": asked.note, "rows": rows}, indent=1)
         asked.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -63,14 +63,14 @@ class Arms:
 
     def turn(self, *, frames_first: bool) -> Times:
         """Let both have their frames, and digest as many."""
-        found: Times = {}
+        times: Times = {}
         for ours in (True, False) if frames_first else (False, True):
             for _ in range(REPEATS):
                 self._step += 1
                 for name, action in (self._framed() if ours else self._bare_calls()).items():
-                    found.setdefault(name, []).append(timed(action))
-        found["digest"] = [timed(lambda: digest_hex(memoryview(self.frame))) for _ in range(REPEATS)]
-        return found
+                    times.setdefault(name, []).append(timed(action))
+        times["digest"] = [timed(lambda: digest_hex(memoryview(self.frame))) for _ in range(REPEATS)]
+        return times
 
     def _framed(self) -> dict[str, Callable[[], object]]:
         return {
@@ -97,29 +97,29 @@ def measure(seconds: float, note: str) -> dict[str, object]:
     """Give every size and chunking the same time, in turns of all of them."""
     load = load_average()
     arms = {layout: Arms(*layout) for layout in LAYOUTS}
-    found: dict[tuple[int, int], list[Times]] = {layout: [] for layout in LAYOUTS}
-    for one in arms.values():
-        one.turn(frames_first=True)
+    turns_of_layout: dict[tuple[int, int], list[Times]] = {layout: [] for layout in LAYOUTS}
+    for arm in arms.values():
+        arm.turn(frames_first=True)
     until = time.monotonic() + seconds
     for round_number in itertools.count():
         if time.monotonic() > until:
             break
-        for layout, one in arms.items():
-            found[layout].append(one.turn(frames_first=round_number % 2 == 0))
+        for layout, arm in arms.items():
+            turns_of_layout[layout].append(arm.turn(frames_first=round_number % 2 == 0))
     return {
         "name": "seal",
         "command": f"python -m phalanx.lab.bench.alone.seal OUT --seconds {seconds:g}",
         "note": note,
         **taken_on([load, load_average()]),
-        "rows": [row(layout, arms[layout], turns) for layout, turns in found.items()],
+        "rows": [row(layout, arms[layout], turns) for layout, turns in turns_of_layout.items()],
     }
 
 
 def row(layout: tuple[int, int], arms: Arms, turns: list[Times]) -> dict[str, object]:
     """Summarize one layout: medians over turns, and the shares turn by turn."""
     gb = arms.size_bytes / 1e9
-    cpu = {name: [sum(one[0] for one in turn[name][1:]) / (REPEATS - 1) for turn in turns] for name in turns[0]}
-    wall = {name: min(one[1] for turn in turns for one in turn[name]) for name in turns[0]}
+    cpu = {name: [sum(sample[0] for sample in turn[name][1:]) / (REPEATS - 1) for turn in turns] for name in turns[0]}
+    wall = {name: min(sample[1] for turn in turns for sample in turn[name]) for name in turns[0]}
     summary: dict[str, object] = {
         "tensor_mib": layout[0],
         "chunk_mib": layout[1],

@@ -47,7 +47,7 @@ class KeptRounding:
 
 
 class Stopwatch:
-    """Processor seconds of this thread, by what was done."""
+    """Processor seconds of this thread, by operation."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -55,17 +55,17 @@ class Stopwatch:
     def time(self, name: str, action: Callable[[], Found]) -> Found:
         """Do something and note how long it took."""
         started = time.thread_time()
-        found = action()
+        result = action()
         self.seconds.setdefault(name, []).append(time.thread_time() - started)
-        return found
+        return result
 
 
 def measure(values: int, count: int) -> dict[str, object]:
     """Walk one round of clients that all have the same values, and round them differently."""
     server_identity = Identity.without_certificate("server")
     identities = [Identity.without_certificate(f"site-{number:03d}") for number in range(count)]
-    roster = {one.name: one.public for one in identities}
-    cohort = tuple(CohortMember(name=one.name, key=one.public.public_key.hex()) for one in identities)
+    roster = {identity.name: identity.public for identity in identities}
+    cohort = tuple(CohortMember(name=identity.name, key=identity.public.public_key.hex()) for identity in identities)
     terms = SumTerms(
         run="bench",
         run_digest="1" * 64,
@@ -78,9 +78,11 @@ def measure(values: int, count: int) -> dict[str, object]:
     )
     expected = ExpectedRound("bench", "1" * 64, "2" * 64, values, server_identity.public, roster, 3)
     watch, server = Stopwatch(), SumServer(terms, server_identity)
-    fresh = {one.name: KeptRounding() for one in identities}
-    clients = {one.name: SumClient(one, expected, OneRound(), fresh[one.name]) for one in identities}
-    sent = {one.name: 0 for one in identities}
+    fresh = {identity.name: KeptRounding() for identity in identities}
+    clients = {
+        identity.name: SumClient(identity, expected, OneRound(), fresh[identity.name]) for identity in identities
+    }
+    sent = {identity.name: 0 for identity in identities}
     delta = np.random.default_rng(1).standard_normal(values, np.float32)
     delta *= np.float32(0.5 / norm_of(delta))
 
@@ -89,23 +91,23 @@ def measure(values: int, count: int) -> dict[str, object]:
         sent[name] += len(message)
         return message
 
-    for name, one in clients.items():
-        server.take_advert(say(name, "join", partial(one.join, server.invitation)))
+    for name, client in clients.items():
+        server.take_advert(say(name, "join", partial(client.join, server.invitation)))
     adverts = server.adverts()
-    for name, one in clients.items():
-        server.take_boxes(say(name, "share", partial(one.share, adverts)))
+    for name, client in clients.items():
+        server.take_boxes(say(name, "share", partial(client.share, adverts)))
     deliveries, plain = server.deliveries(), np.zeros(values + 1, np.uint32)
-    for name, one in clients.items():
-        deposit = watch.time("mask", partial(one.mask, deliveries[name], delta))
+    for name, client in clients.items():
+        deposit = watch.time("mask", partial(client.mask, deliveries[name], delta))
         sent[name] += len(deposit.message)
         watch.time("server_take", partial(server.take_deposit, deposit.message, deposit.values))
         plain += without_masks(terms, delta, fresh[name].last)
     deposits = server.deposits()
-    for name, one in clients.items():
-        server.take_consent(say(name, "consent", partial(one.consent, deposits)))
+    for name, client in clients.items():
+        server.take_consent(say(name, "consent", partial(client.consent, deposits)))
     consents = server.consents()
-    for name, one in clients.items():
-        server.take_release(say(name, "release", partial(one.release, consents)))
+    for name, client in clients.items():
+        server.take_release(say(name, "release", partial(client.release, consents)))
     result = watch.time("server_unmask", server.result)
     others = sum(sum(watch.seconds[f"client_{phase}"]) for phase in ("join", "share", "consent", "release"))
     return {
@@ -138,12 +140,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=11)
     args = parser.parse_args()
     load = load_average()
-    found = {"name": "secure-sum", **taken_on(load)}
-    found["command"] = (
+    result = {"name": "secure-sum", **taken_on(load)}
+    result["command"] = (
         f"python -m phalanx.lab.bench.alone.secure_sum OUT.json --values {args.values} --clients {args.clients}"
     )
     rows = [measure(args.values, args.clients)]
-    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

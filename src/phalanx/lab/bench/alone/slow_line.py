@@ -3,8 +3,8 @@
 ``python -m phalanx.lab.bench.alone.slow_line OUT.json [--mbit 100] [--turns 3] [--note TEXT]``
 
 The program starts itself again in a network namespace of its own, with a token bucket that holds its loopback to
-`--mbit` in all: owner and workers behave as on one site's line. That takes Linux, root and ``tc``. Every arm runs the
-same stages and microbatches as in ``phalanx bench overhead``. Wall seconds of a step are what a slow line shows; they
+`--mbit` in all: owner and workers behave as on one site's line. It needs Linux, root and ``tc``. Every arm runs the
+same stages and microbatches as in ``phalanx bench overhead``. The slow line shows in the wall seconds of a step; they
 are compared within a turn.
 """
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     """Measure on a slow line and write OUT.
 
     Raises:
-        ConfigError: The system lacks what a slow line takes.
+        ConfigError: The system lacks a requirement of the slow line.
         TrainingError: An arm failed.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,4 +1,4 @@
-"""A bench of lying sites: what each attack does to a model, undefended, and behind admission and robust rules.
+"""A bench of lying sites: the effect of each attack on a model, undefended, and behind admission and robust rules.
 
 ``python -m phalanx.lab.bench.alone.update_attacks OUT.json [--rounds 12] [--seeds 2] [--differences 0.5 2.0]``
 
@@ -59,8 +59,8 @@ class TinyModel(nn.Module):
         """Return logits."""
         hidden = self.embed(tokens) + self.place.weight[: tokens.shape[1]]
         size = tokens.shape[1]
-        found: Tensor = self.head(self.block(hidden, src_mask=self.mask[:size, :size], is_causal=True))
-        return found
+        hidden_states: Tensor = self.head(self.block(hidden, src_mask=self.mask[:size, :size], is_causal=True))
+        return hidden_states
 
 
 class World:
@@ -69,8 +69,8 @@ class World:
     def __init__(self, seed: int, difference: float = 0.5) -> None:
         self.chance = torch.Generator().manual_seed(seed)
         common = torch.randn(VOCABULARY - 1, VOCABULARY - 1, generator=self.chance) * 2
-        own = torch.randn(SITES, VOCABULARY - 1, VOCABULARY - 1, generator=self.chance)
-        self.chains = torch.softmax(common + difference * own, dim=-1)
+        noise = torch.randn(SITES, VOCABULARY - 1, VOCABULARY - 1, generator=self.chance)
+        self.chains = torch.softmax(common + difference * noise, dim=-1)
         torch.manual_seed(seed)
         self.model = TinyModel()
         self.start = parameters_to_vector(self.model.parameters()).detach().clone()
@@ -125,20 +125,20 @@ class Door:
     def __init__(self, width: int) -> None:
         self.identities = [Identity.without_certificate(f"site-{number}") for number in range(SITES)]
         self.strangers = [Identity.without_certificate(f"sybil-{number}") for number in range(SYBILS)]
-        self.admission = UpdateAdmission({one.name: one.public for one in self.identities})
+        self.admission = UpdateAdmission({identity.name: identity.public for identity in self.identities})
         self.shape, self.refused, self.lies = {"update": (width,)}, 0, 0
 
     def let_in(self, number: int, updates: list[Tensor]) -> list[Tensor]:
-        """Sign, admit and return what is admitted; the first are liars', and those beyond the sites' are of Sybils."""
-        found = []
+        """Sign, admit and return admitted updates; liars come first, Sybils last."""
+        rows = []
         due = DueUpdates("1" * 64, number, "2" * 64, self.shape, torch.float32, MAX_NORM, 1)
-        for at, (identity, update) in enumerate(zip([*self.identities, *self.strangers], updates, strict=False)):
+        for position, (identity, update) in enumerate(zip([*self.identities, *self.strangers], updates, strict=False)):
             values = save({"update": update})
             header = UpdateHeader(
                 run="1" * 64, site=identity.name, round=number, model="2" * 64, values=digest_hex(values), samples=1
             )
             try:
-                found.append(
+                rows.append(
                     self.admission.admit_update(identity.name, sign_update(header, identity), values, due).tensors[
                         "update"
                     ]
@@ -146,8 +146,8 @@ class Door:
             except UpdateRefusedError:
                 self.refused += 1
             else:
-                self.lies += at < LIARS or at >= SITES
-        return found
+                self.lies += position < LIARS or position >= SITES
+        return rows
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class UpdateArm:
         line: The attack; None for honest sites alone.
         defence: A key of `DEFENCES`; None for the mean of all.
         sybils: Names that a liar makes up.
-        difference: How much of its own each site's chain has.
+        difference: Strength of the individual part of each site's chain.
     """
 
     line: UpdateLine | None
@@ -169,22 +169,22 @@ class UpdateArm:
 
 def run(arm: UpdateArm, rounds: int, seed: int) -> dict[str, float]:
     """Train for some rounds; return losses, share of triggers that work, refused updates and lies that counted."""
-    line, world = arm.line, World(seed, arm.difference)
+    attack_row, world = arm.line, World(seed, arm.difference)
     weights, door = world.start, Door(len(world.start))
     moved, sent = torch.zeros_like(weights), [torch.zeros_like(weights)] * LIARS
     for number in range(1, rounds + 1):
         honest = [world.train(weights, site) for site in range(LIARS, SITES)]
-        own = [world.train(weights, site, line.poisons if line else None) for site in range(LIARS)]
-        if line is not None:
+        lies = [world.train(weights, site, attack_row.poisons if attack_row else None) for site in range(LIARS)]
+        if attack_row is not None:
             harm = harm_of(torch.stack(honest), arm.defence)
             views = [
                 AttackerView(torch.stack(honest), o, s, moved, world.chance, harm)
-                for o, s in zip(own, sent, strict=True)
+                for o, s in zip(lies, sent, strict=True)
             ]
             # what a liar sends again is what it sent: the first round has nothing to send again
-            own = [line.lie(view) if number > 1 or line.lie(view).any() else view.own for view in views]
-            sent = own
-        updates = [*own, *honest, *(own[:1] * arm.sybils)]
+            lies = [attack_row.lie(view) if number > 1 or attack_row.lie(view).any() else view.own for view in views]
+            sent = lies
+        updates = [*lies, *honest, *(lies[:1] * arm.sybils)]
         moved = combined(updates, arm.defence, door, number)
         weights = weights + moved
     sent_lies = rounds * (LIARS + arm.sybils)
@@ -218,7 +218,7 @@ def combined(updates: list[Tensor], defence: str | None, door: Door, number: int
 
 
 def ruled(admitted: Tensor, defence: str, liars: int) -> Tensor:
-    """Return what a defence's rule makes of admitted updates."""
+    """Apply a defence's rule to admitted updates."""
     rule, before = DEFENCES[defence]
     return aggregate(admitted, rule, liars, before)
 
@@ -229,12 +229,12 @@ def measure(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[
     for difference, name in itertools.product(differences, ("none", *UPDATE_ATTACKS)):
         for defence in (None, *DEFENCES):
             arm = UpdateArm(UPDATE_ATTACKS.get(name), defence, SYBILS if name == "sybil" else 0, difference)
-            found = [run(arm, rounds, seed) for seed in range(seeds)]
-            means = {key: sum(one[key] for one in found) / seeds for key in found[0]}
+            runs = [run(arm, rounds, seed) for seed in range(seeds)]
+            means = {key: sum(result[key] for result in runs) / seeds for key in runs[0]}
             finite = {key: value if math.isfinite(value) else None for key, value in means.items()}
-            spread = [one["loss"] for one in found]
+            spread = [result["loss"] for result in runs]
             row = {"attack": name, "defence": defence or "undefended", "difference": difference, **finite}
-            rows.append({**row, "losses": [one if math.isfinite(one) else None for one in spread]})
+            rows.append({**row, "losses": [loss if math.isfinite(loss) else None for loss in spread]})
     return rows
 
 
@@ -248,13 +248,13 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     load = load_average()
-    found = {"name": "update-attacks", **taken_on(load)}
-    found["command"] = (
+    result = {"name": "update-attacks", **taken_on(load)}
+    result["command"] = (
         f"python -m phalanx.lab.bench.alone.update_attacks OUT.json --rounds {args.rounds} --seeds {args.seeds} "
-        f"--differences {' '.join(f'{one:g}' for one in args.differences)}"
+        f"--differences {' '.join(f'{difference:g}' for difference in args.differences)}"
     )
     rows = measure(args.rounds, args.seeds, args.differences)
-    args.out.write_text(json.dumps({**found, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""``phalanx bench chaos``: workers die again and again; what is lost, how long it takes, how much gets done."""
+"""``phalanx bench chaos``: workers die again and again; measure lost work, recovery time and useful work."""
 
 import os
 import sys
@@ -44,10 +44,7 @@ class ChaosWorkload:
 
     Attributes:
         run: The run; kills, checkpoints and guard are put in.
-        runs: Runs with kills.
-        kills: Deaths of each.
         gap: Steps between two of them, on average.
-        windows: Of goodput.
         means_s: Mean times between failures that the block `goodput` has an entry for.
     """
 
@@ -213,9 +210,9 @@ class _Field:
         return self._row(ChaosCell("goodput", parameters), lambda home: play(run, arm, window, home, self._cache))
 
     def _row(self, cell: ChaosCell, make: Callable[[Path], Row]) -> Row | None:
-        found = self._finished.find(cell)
-        if found is not None or not self._may_run:
-            return found
+        finished_row = self._finished.find(cell)
+        if finished_row is not None or not self._may_run:
+            return finished_row
         self._prepare()
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._directory) as home:
@@ -234,7 +231,7 @@ class _Field:
 
 
 def _kill_rows(runs: Sequence[Row]) -> list[Row]:
-    """A flat row a death, with what came of its run."""
+    """Return a flat row per death, with the result of its run."""
     of_run = (
         "seed",
         "bit_identical",
@@ -252,8 +249,8 @@ def _without_key(row: Row) -> Row:
 
 def _in_words(row: Row) -> str:
     if row["what"] == "kills":
-        end = "the same bits" if row["bit_identical"] else "OTHER BITS"
-        return f"run {row['seed']}: {row['count']} of {row['planned']} killed, {end}"
+        outcome = "the same bits" if row["bit_identical"] else "OTHER BITS"
+        return f"run {row['seed']}: {row['count']} of {row['planned']} killed, {outcome}"
     if row["what"] == "goodput":
         share = "not measured" if row["share"] is None else f"{100 * row['share']:.0f} %"
         return f"{row['arm']}: {row['failures']} failures in {row['window_s']:.0f} s, {share} useful"

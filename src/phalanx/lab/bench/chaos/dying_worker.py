@@ -36,7 +36,6 @@ class KillSwitch:
     Args:
         kill: Point at which the process dies; None lets it live.
         deaths: File that gets the record, one JSON object a line.
-        die: Ends the process.
     """
 
     def __init__(self, kill: PlannedKill | None, deaths: Path, die: Callable[[], None]) -> None:
@@ -55,8 +54,6 @@ class KillSwitch:
         """Mark the beginning of the work at a point.
 
         Args:
-            point: Point that begins.
-            step: Step of the run.
             microbatch: Microbatch of the step, where the point has one.
             first: Blocks until the process may die; it is called in another thread.
         """
@@ -156,13 +153,13 @@ class WatchedEndpoint(Endpoint):
 
     def receive(self, timeout_s: float) -> CheckedFrame | LinkFault | None:
         """As an honest endpoint."""
-        found = super().receive(timeout_s)
-        if isinstance(found, CheckedFrame):
-            if found.kind == Apply.kind:
+        frame = super().receive(timeout_s)
+        if isinstance(frame, CheckedFrame):
+            if frame.kind == Apply.kind:
                 self._executioner.end("commit")
-            elif found.kind == FetchBulk.kind and found.body["purpose"] in _STATES:
-                self._executioner.begin("checkpoint", found.body["step"])
-        return found
+            elif frame.kind == FetchBulk.kind and frame.body["purpose"] in _STATES:
+                self._executioner.begin("checkpoint", frame.body["step"])
+        return frame
 
     def _arrive(self) -> None:
         self.flush(_FLUSH_S)

@@ -30,8 +30,6 @@ class Window:
     """A plan of one observation: how long it lasts, and how often a worker is killed meanwhile.
 
     Attributes:
-        mean_s: Mean time between failures.
-        failures: Number of failures.
         warm_up_s: Time from the first step on that is not measured.
         undisturbed_s: Time that is measured before the first failure, and again after the last.
         seed: Seed from which times and victims are drawn.
@@ -58,9 +56,7 @@ def checkpoint_interval(cost_s: float, mean_s: float, step_s: float) -> int:
     """Steps between checkpoints that lose least, for a mean time between failures.
 
     Args:
-        cost_s: What a checkpoint adds to the training.
-        mean_s: Mean time between failures.
-        step_s: Of one step.
+        cost_s: Time that a checkpoint adds to the training.
 
     Source: Young 1974; Daly 2006, first order: the square root of 2 * cost * mean time between failures.
     """
@@ -80,7 +76,7 @@ def checkpoint_cost(lines: Sequence[Line], every: int) -> tuple[float, float]:
     Returns:
         Seconds of a checkpoint (at least a thousandth of a step) and of a step.
     """
-    gaps = {later["step"]: later["time"] - line["time"] for line, later in itertools.pairwise(lines)}
+    gaps = {later["step"]: later["time"] - row["time"] for row, later in itertools.pairwise(lines)}
     early = [gap for step, gap in gaps.items() if step >= every and step % every < every // 2]
     late = [gap for step, gap in gaps.items() if step >= every and step % every >= every // 2]
     step_s = sum(late) / len(late)
@@ -140,9 +136,9 @@ def run_of(run: RunConfig, arm: Arm, failures: int) -> RunConfig:
 
 
 def goodput_block(rows: Sequence[Row], means_s: Sequence[float], arm: Arm) -> dict[str, float | None]:
-    """Share of useful work by mean time between failures; None for what was not measured."""
-    found = {row["mean_time_between_failures_s"]: row["share"] for row in rows if row["arm"] == arm}
-    return {f"{mean_s:g}": found.get(mean_s) for mean_s in means_s}
+    """Return the share of useful work by mean time between failures; None without a measurement."""
+    shares = {row["mean_time_between_failures_s"]: row["share"] for row in rows if row["arm"] == arm}
+    return {f"{mean_s:g}": shares.get(mean_s) for mean_s in means_s}
 
 
 def _await_steps(owner: RunProcess, count: int) -> None:
@@ -169,8 +165,8 @@ def _calm_step_s(owner: RunProcess, seconds: float) -> float | None:
     """Median seconds from one step's end to the next while no worker is killed; None where there was no step."""
     begun = time.time()
     time.sleep(seconds)
-    lines = [line for line in owner.metrics() if line["time"] >= begun]
-    return median([later["time"] - line["time"] for line, later in itertools.pairwise(lines)])
+    lines = [row for row in owner.metrics() if row["time"] >= begun]
+    return median([later["time"] - row["time"] for row, later in itertools.pairwise(lines)])
 
 
 def _kill_at(owner: RunProcess, window: Window, started: float) -> tuple[int, int]:

@@ -13,7 +13,7 @@ into a checkpoint.
 
 POINTS: tuple[Point, ...] = get_args(Point)
 _FIRST_STEP = 2
-_LONGEST_TAIL_S = 60.0
+_MAX_TAIL_S = 60.0
 
 
 class PlannedKill(StrictModel):
@@ -23,8 +23,8 @@ class PlannedKill(StrictModel):
         worker: Its name; a replacement has the next number.
         step: It dies at the first opportunity from this step on.
         point: Point of the work at which it dies.
-        microbatch: Of this microbatch, where the point has one to choose; None for the first one that comes.
-        moment: How far into the point, as a share of what the point usually takes.
+        microbatch: Microbatch of the kill, where the point has a choice; None for the first microbatch.
+        moment: Delay into the point, as a share of its usual duration.
     """
 
     worker: str
@@ -49,10 +49,7 @@ def plan_kills(seed: int, count: int, *, workers: int, microbatches: int, gap: i
     """Draw kills; every point comes equally often, in random order.
 
     Args:
-        seed: Seed of the draw.
-        count: Number of kills.
         workers: Workers that a run begins with; replacements are killed in the order in which they were made.
-        microbatches: Microbatches of a step.
         gap: Steps from one kill to the next, on average.
     """
     draw = random.Random(seed)  # noqa: S311 - a plan that can be drawn again, not a secret
@@ -77,14 +74,9 @@ def plan_kills(seed: int, count: int, *, workers: int, microbatches: int, gap: i
 def failure_times(seed: int, mean_s: float, count: int) -> list[float]:
     """Times of failures that come independently of each other, seconds from the start of a window of `count * mean_s`.
 
-    A Poisson process of which it is known how many of its events fell into a window has them at uniformly drawn times.
-    None comes in the window's last moments (half a mean time, at most a minute), so that what it costs is seen.
-
-    Args:
-        seed: Of the draw.
-        mean_s: Mean time between two.
-        count: How many there are.
+    Given the number of its events in a window, a Poisson process has them at uniformly drawn times. None comes in the
+    window's last moments (half a mean time, at most a minute), so that its cost is seen.
     """
     draw = random.Random(f"{seed} {mean_s}")  # noqa: S311 - the same times for every arm
-    latest = count * mean_s - min(mean_s / 2, _LONGEST_TAIL_S)
+    latest = count * mean_s - min(mean_s / 2, _MAX_TAIL_S)
     return sorted(draw.uniform(0.0, latest) for _ in range(count))

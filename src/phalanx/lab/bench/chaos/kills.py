@@ -32,9 +32,9 @@ def run_undisturbed(run: RunConfig, directory: Path, cache: Path) -> Row:
     summary, lines = _train(train_command(run, run_dir), run_dir, cache)
     return {
         "final_weights_digest": summary["final_weights_digest"],
-        "batches": [line["batch"] for line in lines],
+        "batches": [row["batch"] for row in lines],
         "steps": len(lines),
-        "step_s": median([later["time"] - line["time"] for line, later in itertools.pairwise(lines)]),
+        "step_s": median([later["time"] - row["time"] for row, later in itertools.pairwise(lines)]),
     }
 
 
@@ -56,7 +56,7 @@ def run_kills(run: RunConfig, plan: KillPlan, clean: Row, directory: Path, cache
     summary, lines = _train(["phalanx.lab.bench.chaos.run_owner", str(spec_file)], run_dir, cache)
     events = read_lines(run_dir / "events.jsonl")
     deaths = read_lines(run_dir / DEATHS)
-    lost, doubled = samples_off(clean["batches"], [line["batch"] for line in lines], run.train.batch_size)
+    lost, doubled = samples_off(clean["batches"], [row["batch"] for row in lines], run.train.batch_size)
     return {
         "planned": len(plan.kills),
         "count": len(deaths),
@@ -81,7 +81,6 @@ def kill_rows(deaths: Iterable[Line], events: Sequence[Line], lines: Sequence[Li
     Args:
         deaths: Records that the killed workers wrote.
         events: Events of the audit log.
-        lines: Lines of the metrics.
 
     Returns:
         A row a kill. The disturbed step is the first one that ends after the kill was noticed; a figure is None where
@@ -96,10 +95,9 @@ def samples_off(expected: Sequence[str], found: Sequence[str], batch_size: int) 
     Args:
         expected: Digest of each step's batch, undisturbed.
         found: The same of the run in question, as it was applied in the end.
-        batch_size: Sequences of a batch.
     """
-    wanted, got = Counter(expected), Counter(found)
-    return (wanted - got).total() * batch_size, (got - wanted).total() * batch_size
+    missing, got = Counter(expected), Counter(found)
+    return (missing - got).total() * batch_size, (got - missing).total() * batch_size
 
 
 def kills_block(rows: Sequence[Row]) -> dict[str, Any]:
@@ -146,7 +144,7 @@ def read_lines(path: Path) -> list[Line]:
     """Objects of a file with one JSON object a line; none where there is no file."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row:
@@ -158,7 +156,7 @@ def _kill_row(death: Line, events: Sequence[Line], lines: Sequence[Line]) -> Row
         ),
         None,
     )
-    done = None if noticed is None else next((line for line in lines if line["time"] >= noticed), None)
+    done = None if noticed is None else next((row for row in lines if row["time"] >= noticed), None)
     return {
         "worker": death["worker"],
         "point": death["point"],

@@ -26,7 +26,6 @@ class OwnerSpec(StrictModel):
     """A run with its plan of kills.
 
     Attributes:
-        run: Run that is trained.
         directory: Its run directory, a new one.
         plan: File of a `KillPlan`.
     """

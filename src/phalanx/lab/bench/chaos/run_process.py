@@ -58,7 +58,6 @@ class RunProcess(Closeable):
 
         Args:
             command: Module and arguments of the owner, or of what starts it.
-            run_dir: Where it trains.
             cache: Prepared text and converted models.
         """
         self.run_dir = run_dir
@@ -104,7 +103,7 @@ class RunProcess(Closeable):
         return read_metrics(path) if path.exists() else []
 
     def workers(self) -> list[int]:
-        """Process ids of all its workers, those that are still starting included."""
+        """Return process ids of all its workers, also of starting workers."""
         return workers_below(self._process.pid)
 
     def close(self) -> None:
@@ -119,7 +118,7 @@ class RunProcess(Closeable):
 
 
 def workers_below(root: int) -> list[int]:
-    """Process ids of all workers below a process, those that are still starting included."""
+    """Return process ids of all workers below a process, also of starting workers."""
     return sorted(pid for pid in descendants(root) if worker_name(pid) is not None)
 
 

@@ -59,8 +59,7 @@ def measure(documents: Sequence[Document], python: str | None, planted: int) -> 
     """Run all arms over the documents, turn by turn.
 
     Args:
-        documents: Real ones.
-        python: Of the peer's environment; None leaves its figures null.
+        python: Python of the peer's environment; None leaves its figures null.
         planted: Near duplicates to plant and look for.
     """
     load = load_average()
@@ -116,7 +115,7 @@ def _turns(documents: Sequence[Document]) -> list[list[Document]]:
 
 
 def _megabytes(documents: Sequence[Document]) -> float:
-    return sum(len(one.text.encode("utf-8", "replace")) for one in documents) / _MB
+    return sum(len(document.text.encode("utf-8", "replace")) for document in documents) / _MB
 
 
 def _row(name: str, arm: RuleArm, chain: RuleArm, size: float) -> dict[str, Any]:
@@ -125,8 +124,8 @@ def _row(name: str, arm: RuleArm, chain: RuleArm, size: float) -> dict[str, Any]
         "rule": name,
         "mb_per_s_core": size / sum(arm.cpu_s.values()),
         "chain_share": chain.cpu_s[name] / sum(chain.cpu_s.values()) if name in chain.cpu_s else None,
-        "dropped": sum(isinstance(one, str) for one in verdicts) if verdicts else None,
-        "edited": sum(isinstance(one, list) for one in verdicts) if verdicts else None,
+        "dropped": sum(isinstance(verdict, str) for verdict in verdicts) if verdicts else None,
+        "edited": sum(isinstance(verdict, list) for verdict in verdicts) if verdicts else None,
     }
 
 
@@ -142,19 +141,19 @@ class PeerFigures:
     def ask(self, peer: FilterPeer, turn: list[Document], *, chain: bool) -> None:
         """Let the peer judge one turn."""
         self.name = peer.name
-        for name, found in peer.judge([one.text for one in turn], chain=chain).items():
-            self._seconds[name] = self._seconds.get(name, 0.0) + found["cpu_s"]
+        for name, verdicts_of_rule in peer.judge([document.text for document in turn], chain=chain).items():
+            self._seconds[name] = self._seconds.get(name, 0.0) + verdicts_of_rule["cpu_s"]
             self._megabytes[name] = self._megabytes.get(name, 0.0) + _megabytes(turn)
-            if "verdicts" in found:
-                self.verdicts.setdefault(name, []).extend(found["verdicts"])
+            if "verdicts" in verdicts_of_rule:
+                self.verdicts.setdefault(name, []).extend(verdicts_of_rule["verdicts"])
 
     def of(self, rule: str) -> dict[str, Any]:
         """The keys of a row: the name of the peer, its speed, and the megabytes that it was measured on."""
         name = "chain" if rule == "chain_of_both" else rule
-        known = name in self._seconds
+        is_measured = name in self._seconds
         return {
-            "peer": self.name if known else None,
-            "peer_mb_per_s_core": self._megabytes[name] / self._seconds[name] if known else None,
+            "peer": self.name if is_measured else None,
+            "peer_mb_per_s_core": self._megabytes[name] / self._seconds[name] if is_measured else None,
             "peer_mb": self._megabytes.get(name),
         }
 

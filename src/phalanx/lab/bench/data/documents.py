@@ -25,15 +25,15 @@ def real_documents(size_bytes: int) -> tuple[list[Document], dict[str, int]]:
     Raises:
         DataError: There are not so many.
     """
-    found: list[tuple[bytes, str, Document]] = []
+    ranked: list[tuple[bytes, str, Document]] = []
     for kind, read in _KINDS.items():
         for document in read():
             if document.text.strip() and len(document.text) <= _LARGEST:
                 # in the order of digests: a draw that no list of files changes
-                found.append((hashlib.sha256(f"{kind} {document.name}".encode()).digest(), kind, document))
+                ranked.append((hashlib.sha256(f"{kind} {document.name}".encode()).digest(), kind, document))
     documents: list[Document] = []
     sizes = dict.fromkeys(_KINDS, 0)
-    for _, kind, document in sorted(found, key=lambda one: one[0]):
+    for _, kind, document in sorted(ranked, key=lambda one: one[0]):
         documents.append(document)
         sizes[kind] += len(document.text.encode("utf-8", "replace"))
         if sum(sizes.values()) >= size_bytes:
@@ -51,15 +51,15 @@ def _python() -> Iterator[Document]:
 
 def debian_pages(text_bytes: int) -> list[Path] | None:
     """Draw pages with so many bytes of text, the same ones every time; None where there are not so many."""
-    found, size = list[Path](), 0
+    files, size = list[Path](), 0
     drawn = sorted(_debian(), key=lambda one: hashlib.sha256(one.name.encode()).digest())
     for document in drawn:
         package, _, path = document.name.partition("/")
         if len(document.text) <= _LARGEST:
-            found.append(_home(package) / path)
+            files.append(_home(package) / path)
             size += len(document.text.encode("utf-8", "replace"))
         if size >= text_bytes:
-            return found
+            return files
     return None
 
 
@@ -82,8 +82,8 @@ def _medical() -> Iterator[Document]:
     except DataError:
         return
     with gzip.open(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file):
-            record = json.loads(line)
+        for number, row in enumerate(file):
+            record = json.loads(row)
             yield Document(f"medquad {number}", f"{record['q']}\n\n{record['a']}")
 
 

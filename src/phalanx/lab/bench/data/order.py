@@ -1,4 +1,4 @@
-"""What is lost and what is repeated when a run stops in an epoch and goes on with other ranks: ours and the peers'."""
+"""Count lost and repeated samples when a run stops in an epoch and continues with other ranks: ours and the peers'."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def measure_order(python: str | None) -> dict[str, Any]:
     """Play each scene with our loader, and with the peers' where there are any.
 
     Args:
-        python: Of an environment with datasets and torchdata; None leaves their figures out.
+        python: Python of an environment with datasets and torchdata; None leaves their figures out.
 
     Returns:
         Samples lost and repeated over all scenes and by scene; of each peer, under ``peers``, the same. A scene that a
@@ -38,22 +38,22 @@ def measure_order(python: str | None) -> dict[str, Any]:
     Raises:
         DataError: The peers' program failed.
     """
-    own = [_play(scene) for scene in SCENES]
+    scenes = [_play(scene) for scene in SCENES]
     peers = {} if python is None else _peers(python)
     return {
         "rows": ROWS,
         "scenes": [dict(scene) for scene in SCENES],
-        **_total(own),
-        "peers": {name: _total(found) for name, found in peers.items()},
+        **_total(scenes),
+        "peers": {name: _total(results) for name, results in peers.items()},
     }
 
 
 def _total(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Sum what scenes came to; a scene that was refused counts for nothing and is told."""
     return {
-        "lost": sum(one["lost"] or 0 for one in found),
-        "repeated": sum(one["repeated"] or 0 for one in found),
-        "refused": sum(one["refused"] is not None for one in found),
+        "lost": sum(scene["lost"] or 0 for scene in found),
+        "repeated": sum(scene["repeated"] or 0 for scene in found),
+        "refused": sum(scene["refused"] is not None for scene in found),
         "by_scene": found,
     }
 
@@ -68,11 +68,11 @@ def _play(scene: dict[str, int]) -> dict[str, Any]:
     loader = BatchLoader(corpus, scene["after"] * scene["batch"], seed=7)
     loader.load_state(state)
     # an epoch goes over into the next one, which is not counted
-    left = scene["rows"] - seen.total()
-    while left:
-        taken = loader.next().indices[:left]
+    num_remaining = scene["rows"] - seen.total()
+    while num_remaining:
+        taken = loader.next().indices[:num_remaining]
         seen.update(taken)
-        left -= len(taken)
+        num_remaining -= len(taken)
     return {
         "lost": sum(row not in seen for row in range(scene["rows"])),
         "repeated": seen.total() - len(seen),
@@ -107,5 +107,5 @@ def _peers(python: str) -> dict[str, list[dict[str, Any]]]:
         raise DataError(
             f"bench data: {python}: the peers' loaders failed: {run.stderr[-300:]}; it needs datasets and torchdata"
         )
-    found: dict[str, list[dict[str, Any]]] = json.loads(run.stdout)
-    return found
+    results: dict[str, list[dict[str, Any]]] = json.loads(run.stdout)
+    return results

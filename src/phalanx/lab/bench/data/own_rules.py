@@ -33,13 +33,12 @@ class BenchTexts:
 
 @dataclass
 class RuleArm:
-    """Rules that run one after the other on the same pages, with what they took.
+    """Rules that run one after the other on the same pages, with their processor time.
 
     Attributes:
-        rules: By name.
-        cpu_s: Of each; what several share counts for the first that asks for it.
-        verdicts: Of each document rule, of every document.
-        marks: Of each corpus rule, of every document.
+        cpu_s: CPU seconds of each rule; shared work counts for the first rule that asks for it.
+        verdicts: Verdicts of each document rule, one per document.
+        marks: Marks of each corpus rule, one per document.
     """
 
     rules: dict[str, Rule]
@@ -85,9 +84,9 @@ class RuleArm:
             others = replace_table(self.table)
             begun = time.process_time()
             rule = self.rules[name]
-            found = dict(rule.decide(iter(marks), corpus)) if not hasattr(rule, "judge") else {}
+            outcomes = dict(rule.decide(iter(marks), corpus)) if not hasattr(rule, "judge") else {}
             self.cpu_s[name] += time.process_time() - begun
-            self.verdicts[name] = [_verdict(found.get(number)) for number in range(len(marks))]
+            self.verdicts[name] = [_verdict(outcomes.get(number)) for number in range(len(marks))]
             self.table = replace_table(others)
 
 
@@ -100,7 +99,7 @@ def _verdict(outcome: Outcome) -> Verdict:
 
 
 def make_arms(chain: Sequence[RuleSettings], peer_chain: Sequence[str]) -> dict[str, RuleArm]:
-    """One arm a rule, one of all, and one of those that the peer has as well."""
+    """Return one arm per rule, one of all rules, and one of the rules that the peer has as well."""
     make: Callable[[RuleSettings], Rule] = make_rule
     arms = {config.kind: RuleArm({config.kind: make(config)}) for config in chain}
     arms["chain"] = RuleArm({config.kind: make(config) for config in chain})

@@ -50,11 +50,11 @@ class FilterPeer(Closeable):
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
+        reply = self._process.stdout.readline() if self._process.stdout else ""
+        if not reply:
             self.close()
             raise DataError(f"bench data: the peer has ended; does the Python of {PEER_VARIABLE} have datatrove?")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = json.loads(reply)
         return answer
 
     def close(self) -> None:

@@ -24,18 +24,18 @@ _OUT = sys.stdout
 
 
 def main() -> None:
-    """Answer each line until the input ends; what the filters print goes to standard error."""
+    """Answer each line until the input ends; output of the filters goes to standard error."""
     sys.stdout = sys.stderr
     document = importlib.import_module("datatrove.data").Document
     package = importlib.import_module("datatrove.pipeline.filters")
     filters = {name: getattr(package, kind)() for name, kind in _FILTERS.items()}
     minhash = importlib.import_module("datatrove.pipeline.dedup.minhash").MinhashDedupSignature(".")
-    for one in filters.values():
-        one.filter(document(text="A first text. It loads what is loaded once.", id="0"))
+    for peer_filter in filters.values():
+        peer_filter.filter(document(text="A first text. It loads what is loaded once.", id="0"))
     _say({"version": importlib.metadata.version("datatrove")})
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer = {name: _alone(one, document, asked["texts"]) for name, one in filters.items()}
+    for request in sys.stdin:
+        asked = json.loads(request)
+        answer = {name: _alone(peer_filter, document, asked["texts"]) for name, peer_filter in filters.items()}
         if asked["chain"]:
             answer |= _chain(filters, minhash, document, asked["texts"])
         _say(answer)
@@ -46,7 +46,7 @@ def _alone(one: Any, document: Any, texts: list[str]) -> dict[str, Any]:
     begun = time.process_time()
     judged = [_judge(one, document(text=text, id="0")) for text in texts]
     cpu_s = time.process_time() - begun
-    verdicts = [_verdict(text, *found) for text, found in zip(texts, judged, strict=True)]
+    verdicts = [_verdict(text, *judgement) for text, judgement in zip(texts, judged, strict=True)]
     return {"cpu_s": cpu_s, "verdicts": verdicts}
 
 
@@ -69,8 +69,8 @@ def _chain(filters: dict[str, Any], minhash: Any, document: Any, texts: list[str
     begun = time.process_time()
     for text in texts:
         page = document(text=text, id="0")
-        for one in filters.values():
-            _judge(one, page)
+        for peer_filter in filters.values():
+            _judge(peer_filter, page)
         before = time.process_time()
         shingles = minhash.get_shingles(page.text)
         if len(shingles):

@@ -1,7 +1,7 @@
 """A program for the peers' environment: stop and go on in the middle of an epoch with datasets and torchdata.
 
-It reads scenes as JSON, ``[{"rows": 1000, "before": 2, "after": 3, "steps": 50, "batch": 4}, ...]``, and writes what
-each peer lost and repeated as JSON. It is run by a Python that has them, and imports nothing of this package.
+It reads scenes as JSON, ``[{"rows": 1000, "before": 2, "after": 3, "steps": 50, "batch": 4}, ...]``, and writes each
+peer's lost and repeated samples as JSON. It is run by a Python that has the peers, and imports nothing of this package.
 """
 
 import copy
@@ -59,8 +59,8 @@ def play(reader: Reader, scene: Scene) -> dict[str, Any]:
         states.append(state())
     try:
         for rank in range(scene["after"]):
-            kept = states[rank] if rank < len(states) else None
-            batches, _ = reader(scene, scene["after"], rank, kept)
+            saved_state = states[rank] if rank < len(states) else None
+            batches, _ = reader(scene, scene["after"], rank, saved_state)
             for batch in batches:
                 seen.update(batch)
     except Exception as exc:  # noqa: BLE001 - whatever a peer raises is its refusal
@@ -75,8 +75,8 @@ def play(reader: Reader, scene: Scene) -> dict[str, Any]:
 def main() -> None:
     """Play all scenes with all peers."""
     scenes = json.load(sys.stdin)
-    found = {f"{name} {version(name)}": [play(reader, scene) for scene in scenes] for name, reader in PEERS.items()}
-    json.dump(found, sys.stdout)
+    results = {f"{name} {version(name)}": [play(reader, scene) for scene in scenes] for name, reader in PEERS.items()}
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

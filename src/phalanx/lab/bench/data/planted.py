@@ -13,7 +13,7 @@ from phalanx.data.rules.duplicates.near_duplicates import jaccard
 from phalanx.data.sources import Document
 from phalanx.lab.bench.data.own_rules import BenchTexts
 
-_LEAST_WORDS = 200
+_MIN_WORDS = 200
 _RATES = (0.01, 0.03, 0.10)
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -31,15 +31,18 @@ def plant(documents: Sequence[Document], count: int, seed: int = 1) -> list[dict
         A row for each rate and each of `SETTINGS`: `recall` (planted pairs of which one is dropped), `recall_above` (of
         the pairs that are as similar as the setting asks), `precision` (drops that are of a planted pair).
     """
-    originals = _unlike([one for one in documents if len(one.text.split()) >= _LEAST_WORDS][: count * 3])[:count]
-    words = sorted({word for one in originals for word in one.text.split()})
+    originals = _unlike([document for document in documents if len(document.text.split()) >= _MIN_WORDS][: count * 3])[
+        :count
+    ]
+    vocabulary = sorted({word for document in originals for word in document.text.split()})
     rows = []
     for rate in _RATES:
         draw = random.Random(f"{seed} {rate}")  # noqa: S311
         copies = [
-            replace(one, name=f"copy of {one.name}", text=_edit(one.text, rate, words, draw)) for one in originals
+            replace(original, name=f"copy of {original.name}", text=_edit(original.text, rate, vocabulary, draw))
+            for original in originals
         ]
-        rows += [_row(name, given, rate, originals, copies) for name, given in SETTINGS.items()]
+        rows += [_row(name, settings, rate, originals, copies) for name, settings in SETTINGS.items()]
     return rows
 
 
@@ -57,7 +60,7 @@ def _row(
     cpu_s = time.process_time() - begun
     count = len(originals)
     similar = [_similarity(corpus, config.shingle, number, number + count) for number in range(count)]
-    found = [number in dropped or number + count in dropped for number in range(count)]
+    are_found = [number in dropped or number + count in dropped for number in range(count)]
     above = [number for number in range(count) if similar[number] >= config.similarity]
     return {
         "settings": name,
@@ -68,11 +71,11 @@ def _row(
         "edits": rate,
         "pairs": count,
         "similarity_median": float(np.median(similar)),
-        "recall": sum(found) / count,
+        "recall": sum(are_found) / count,
         "pairs_above": len(above),
-        "recall_above": sum(found[number] for number in above) / len(above) if above else None,
+        "recall_above": sum(are_found[number] for number in above) / len(above) if above else None,
         "drops": len(dropped),
-        "precision": sum(found) / len(dropped) if dropped else None,
+        "precision": sum(are_found) / len(dropped) if dropped else None,
         "cpu_s": cpu_s,
     }
 
@@ -82,13 +85,13 @@ def _similarity(corpus: BenchTexts, shingle: int, one: int, other: int) -> float
 
 
 def _unlike(documents: Sequence[Document]) -> list[Document]:
-    """Leave out what is near to another one already, by a wider rule than any that is measured."""
+    """Leave out documents near to an earlier one, by a wider rule than any measured rule."""
     rule = make_rule(NearDuplicatesConfig(similarity=0.2, shingle=3, bands=64, rows=2))
     corpus = BenchTexts(documents)
     if hasattr(rule, "judge"):
         raise TypeError("near_duplicates judges no document alone")
     dropped = {number for number, _ in rule.decide([rule.mark(corpus.page(n)) for n in range(len(corpus))], corpus)}
-    return [one for number, one in enumerate(documents) if number not in dropped]
+    return [document for number, document in enumerate(documents) if number not in dropped]
 
 
 def _edit(text: str, rate: float, words: list[str], draw: random.Random) -> str:

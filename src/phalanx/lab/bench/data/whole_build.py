@@ -78,15 +78,15 @@ def measure_build(size_bytes: int, vocab_size: int = 4096, steps: Sequence[str] 
             }
         )
         clock, begun = PhaseClock(), time.process_time()
-        end = build(recipe, home / "dataset", BuildOptions(progress=clock))
+        outcome = build(recipe, home / "dataset", BuildOptions(progress=clock))
         clock.begin("end", 0, 0)
         cpu_s = time.process_time() - begun
-    source = end.report["sources"][0]
+    source = outcome.report["sources"][0]
     text_mb, raw_mb = (source["read"][size] / 1e6 for size in ("text_bytes", "raw_bytes"))
     return {
         "steps": list(steps),
         "documents": source["read"]["documents"],
-        "tokens": sum(group["tokens"] for group in end.report["groups"]),
+        "tokens": sum(group["tokens"] for group in outcome.report["groups"]),
         "raw_mb": raw_mb,
         "text_mb": text_mb,
         "kept_mb": source["kept"]["text_bytes"] / 1e6,

@@ -24,11 +24,10 @@ class DetectionCell:
     """One company to play.
 
     Attributes:
-        run: With its guard and its attack; kind "none" is an honest company.
-        guard: Name of the guard.
-        steps: To be made at most; with an attacker it ends two steps after the last one is out.
-        paths: How the workers compute, in turns; empty, all as the run says, and digests are compared. With
-            several each is a numeric class of its own, and distances are compared.
+        run: Run with its guard and its attack; kind "none" is an honest company.
+        steps: Maximum number of steps; with an attacker the run ends two steps after the last exclusion.
+        paths: Numeric paths of the workers, in turns; empty, all follow the run, and digests are compared. With
+            several, each is a numeric class of its own, and distances are compared.
     """
 
     run: RunConfig

@@ -42,7 +42,7 @@ Direction = Literal["forward", "backward"]
 def cells(*, quick: bool) -> list[DetectionCell]:
     """Everything that is played; what answers most comes first, for the whole takes long."""
     size = "quick" if quick else "full"
-    attacks = [attack for kind, line in ATTACKS.items() for attack in _attacks(kind, line, _RATES[size])]
+    attacks = [attack for kind, entry in ATTACKS.items() for attack in _attacks(kind, entry, _RATES[size])]
     return [*honest_cells(quick=quick), *sorted(_attacked(attacks, size), key=_place_in_line)]
 
 
@@ -82,8 +82,8 @@ def _attacked(attacks: Iterable[AttackConfig], size: str) -> Iterator[DetectionC
     presets: Mapping[Preset, int] = {"standard": _QUICK_STEPS} if size == "quick" else _PRESET_STEPS
     for attack in attacks:
         places = _places(attack.kind, size)
-        for (stages, where), (preset, steps) in product(places, presets.items()):
-            placed = attack.model_copy(update={"stages": where})
+        for (stages, stages_attacked), (preset, steps) in product(places, presets.items()):
+            placed = attack.model_copy(update={"stages": stages_attacked})
             yield DetectionCell(small_run(stages, preset, attack=placed), preset, _at_most(steps, attack))
         # the rate that every table of ours has
         if attack.rate == 0.5:

@@ -58,7 +58,7 @@ def rows_in(path: Path, code: str) -> RowFile[DetectionCell]:
 def measure(
     what: Sequence[DetectionCell], finished: RowFile[DetectionCell], *, quick: bool, only_finished: bool = False
 ) -> dict[str, Any]:
-    """Play those of these cells that are not finished; see `bench_detection`."""
+    """Play the unfinished cells; see `bench_detection`."""
     load, code = load_average(), code_version()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, deterministic(threads=1):
@@ -80,8 +80,8 @@ def false_accusations_per_million(rows: Iterable[Row]) -> dict[str, Any]:
     """Compute how often an honest party was convicted or blamed, by the number of audited messages, for audited guards.
 
     Returns:
-        The share per million and what it is made of; `at_most` is the bound that holds with 95 % certainty when
-        there was none (the rule of three).
+        The share per million and its parts; `at_most` is the bound that holds with 95 % certainty when there was none
+        (the rule of three).
     """
     audited = [row for row in rows if row["audited_messages"]]
     messages = sum(row["audited_messages"] for row in audited)
@@ -153,17 +153,17 @@ def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
     """Return the result of a company as one flat row."""
     run, attack, guard = cell.run, cell.run.attack, cell.run.guard
     attacked = attack.kind != "none"
-    line = ATTACKS[attack.kind] if attacked else None
+    entry = ATTACKS[attack.kind] if attacked else None
     guilty = {lie.party for lie in outcome.lies}
     blamed = {str(body["party"]) for body in outcome.bodies("verdict")}
     steps = {lie.step for lie in outcome.lies}
-    found = {lie.step for lie in outcome.lies if is_found(lie, outcome)}
+    steps_found = {lie.step for lie in outcome.lies if is_found(lie, outcome)}
     undone = {lie.step for lie in outcome.lies if is_undone(lie, outcome)}
     met_in = first_found(outcome)
     return {
         "attack": attack.kind,
-        "direction": None if line is None else attack.direction or line.direction,
-        "strength": None if line is None else attack.strength or line.strength,
+        "direction": None if entry is None else attack.direction or entry.direction,
+        "strength": None if entry is None else attack.strength or entry.strength,
         "rate": attack.rate if attacked else None,
         "stages": list(attack.stages) if attacked else [],
         "K": run.pipeline.stages,
@@ -179,11 +179,11 @@ def row_of(cell: DetectionCell, outcome: CompanyResult, clean: CleanRun) -> Row:
         "owner_audit_rate": guard.owner_audit_rate if guard.enabled else None,
         "tolerance": guard.tolerance if guard.enabled else None,
         "shadow": guard.shadow if guard.enabled else None,
-        "expected_from": None if line is None else line.caught_by,
+        "expected_from": None if entry is None else entry.caught_by,
         "steps": len(outcome.losses),
         "attacked_steps": len(steps),
-        "detected_steps": len(found),
-        "undone_steps": len(undone - found),
+        "detected_steps": len(steps_found),
+        "undone_steps": len(undone - steps_found),
         "steps_to_detection": None if met_in is None else met_in - min(steps),
         "corrupted_sequences_accepted": sequences(accepted(outcome), run),
         "guilty": sorted(guilty),
@@ -215,7 +215,7 @@ def _audited_messages(outcome: CompanyResult) -> int:
 
 
 def _is_bit_identical(outcome: CompanyResult, clean: CleanRun) -> bool | None:
-    """Whether the weights are those of the undisturbed run after as many steps; None when the run broke off."""
+    """Whether the weights equal the undisturbed run's after as many steps; None when the run broke off."""
     return None if outcome.digest is None else outcome.digest == clean.digests[len(outcome.losses) - 1]
 
 
@@ -238,7 +238,7 @@ def _tell(place: str, cell: DetectionCell, row: Row) -> None:
 
 
 def _in_words(row: Row) -> str:
-    where = (
+    place = (
         f"{row['attack']} {row['direction'] or ''} at {row['stages']} of {row['K']}, rate {row['rate']}, {row['guard']}"
     )
     if row["attack"] == "none":
@@ -247,4 +247,4 @@ def _in_words(row: Row) -> str:
     came = (
         f"{row['detected_steps']} of {row['attacked_steps']} steps found, blamed {', '.join(row['blamed']) or 'nobody'}"
     )
-    return f"{where}: {came}"
+    return f"{place}: {came}"

@@ -25,7 +25,7 @@ from phalanx.train import RunConfig
 SEED = 14
 """Seed of the draw, so that a sample can be had again."""
 _SIZE = {"quick": 3, "full": 24}
-_MOST_STEPS = 96
+_MAX_STEPS = 96
 _VOCABULARY = 300
 
 
@@ -33,7 +33,7 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
     """Train each drawn company in real processes; progress goes to standard error.
 
     Returns:
-        A row for each company, and how many are `missing`; `held` counts those that ended without an error, without
+        A row for each company, and how many are `missing`; `held` counts companies that ended without an error, without
         an honest party blamed and with the bits of the undisturbed run.
     """
     started, load = time.monotonic(), load_average()
@@ -59,16 +59,16 @@ def draw_cells(size: int) -> list[DetectionCell]:
     """Cells of `bench detection` with a preset and an attacker, drawn without putting back, as many of each preset."""
     draw = random.Random(SEED)  # noqa: S311 - a sample, no secret
     attacked = [cell for cell in cells(quick=False) if cell.run.attack.kind != "none"]
-    found: list[DetectionCell] = []
+    drawn_cells: list[DetectionCell] = []
     for preset in PRESETS:
         choice = [cell for cell in attacked if cell.guard == preset]
-        found += draw.sample(choice, size // len(PRESETS))
-    return found
+        drawn_cells += draw.sample(choice, size // len(PRESETS))
+    return drawn_cells
 
 
 def in_processes(cell: DetectionCell) -> RunConfig:
     """The run of a cell on real text, with as many steps as it may take, but at most 96."""
-    run, steps = cell.run, min(cell.steps, _MOST_STEPS)
+    run, steps = cell.run, min(cell.steps, _MAX_STEPS)
     architecture = {**(run.model.architecture or {}), "vocab_size": _VOCABULARY}
     return run.model_copy(
         update={
@@ -109,7 +109,7 @@ class Companies:
         except PhalanxError as exc:
             summary = {"error": f"{type(exc).__name__}: {exc}"}
         liars = {f"worker-{stage}": run.attack for stage in run.attack.stages}
-        found = {"attack": run.attack.kind, **row_of(DrillRun(run, liars), summary, self._clean[name])}
+        row = {"attack": run.attack.kind, **row_of(DrillRun(run, liars), summary, self._clean[name])}
         return {
             "preset": cell.guard,
             "K": run.pipeline.stages,
@@ -117,10 +117,10 @@ class Companies:
             "rate": run.attack.rate,
             "direction": run.attack.direction,
             "steps": run.train.steps,
-            **found,
+            **row,
             "in_doubt": summary.get("in_doubt"),
             "steps_redone": summary.get("steps_redone"),
-            "held": found["error"] is None and found["false_accusations"] == 0 and found["bit_identical"] is True,
+            "held": row["error"] is None and row["false_accusations"] == 0 and row["bit_identical"] is True,
             "wall_s": time.perf_counter() - started,
         }
 

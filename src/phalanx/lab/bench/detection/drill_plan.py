@@ -24,8 +24,8 @@ class Drill:
         together: Attackers of one further run, each as ``KIND:KEY=VALUE:...`` with the keys of ``[attack]``.
         steps: Optimizer steps of each run.
         from_step: First step in which an attacker lies; by default a quarter of the steps.
-        rate: How often the attackers lie.
-        stages: Where they are; by default the first middle stage, or the first two where two are needed.
+        rate: Share of messages with a lie.
+        stages: Stages of the attackers; by default the first middle stage, or the first two where two are needed.
     """
 
     kinds: Sequence[str] | None = None
@@ -53,7 +53,7 @@ class DrillRun:
     @property
     def planned_steps(self) -> list[int]:
         """Steps in which an attacker lies, if it follows its plan and is not found before."""
-        attacks = [make_attack(one, party, None) for party, one in self.liars.items()]
+        attacks = [make_attack(attacker, party, None) for party, attacker in self.liars.items()]
         return [step for step in range(self.run.train.steps) if any(attack.lies_in(step) for attack in attacks)]
 
     def instructions(self) -> str:
@@ -62,7 +62,9 @@ class DrillRun:
             return f"start every worker of the run {_HONEST}; nobody attacks"
         named = ", ".join(self.liars)
         # also names the other parties of a run file's section; each has an entry of its own here
-        plan = AttackPlan(attackers={name: one.model_copy(update={"also": ()}) for name, one in self.liars.items()})
+        plan = AttackPlan(
+            attackers={name: attacker.model_copy(update={"also": ()}) for name, attacker in self.liars.items()}
+        )
         return (
             f"start every worker of the run: {named} with `python -m phalanx.lab.attacks.worker ATTACK.toml "
             f"WORKER.toml`, in the place of the honest process, all others {_HONEST}; WORKER.toml is what `phalanx "
@@ -85,40 +87,40 @@ def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
         # a drill is no run that a metrics sink was asked to hear of
         "tracking": None,
     }
-    found = {}
+    runs = {}
     # parsed again, so that what is said about stages and steps is checked for each
     for name, attack in {"none": AttackConfig(), **attacks_of(run, drill)}.items():
         if run.pipeline.remote_workers:
             _check_places(run, attack)
-            found[name] = DrillRun(_checked(run, {**short, "attack": None}), _liars(run, attack), is_remote=True)
+            runs[name] = DrillRun(_checked(run, {**short, "attack": None}), _liars(run, attack), is_remote=True)
         else:
-            found[name] = DrillRun(_checked(run, {**short, "attack": attack}), _liars(run, attack))
-    return found
+            runs[name] = DrillRun(_checked(run, {**short, "attack": attack}), _liars(run, attack))
+    return runs
 
 
 def attacks_of(run: RunConfig, drill: Drill) -> dict[str, AttackConfig]:
-    """The attacks that a drill plays, by what they are called in its table.
+    """Return the attacks that a drill plays, by their names in its table.
 
     Raises:
-        ConfigError: One is unknown, lacks what the options or ``[attack]`` give it, or never takes place.
+        ConfigError: An attack is unknown, lacks a value in the options and ``[attack]``, or never takes place.
     """
     load_attack(run.attack, run.home)
-    found = {kind: _of_kind(run, drill, kind) for kind in _kinds(run, drill)}
+    attacks = {kind: _of_kind(run, drill, kind) for kind in _kinds(run, drill)}
     if run.attack.also and drill.kinds is None and not drill.together:
-        found = {_name(run.attack): _of_section(run, drill)}
+        attacks = {_name(run.attack): _of_section(run, drill)}
     if drill.together:
         attack = _beside([_parsed(run, drill, text) for text in drill.together])
-        found[_name(attack)] = attack
-    if not found:
+        attacks[_name(attack)] = attack
+    if not attacks:
         raise ConfigError("attack: no attack is named; give --kinds, or leave it out for the default ones")
-    for name, attack in found.items():
+    for name, attack in attacks.items():
         if not attack.attackers:
             raise ConfigError(f"attack: {name!r} is no attack; see --list")
         check_attack(attack)
-        late = [one.from_step for one in attack.attackers if one.from_step >= drill.steps]
+        late = [attacker.from_step for attacker in attack.attackers if attacker.from_step >= drill.steps]
         if late:
             raise ConfigError(f"attack: {drill.steps} steps, and nobody lies before step {late[0]}; raise --steps")
-    return found
+    return attacks
 
 
 def _kinds(run: RunConfig, drill: Drill) -> Sequence[str]:
@@ -133,12 +135,12 @@ def _kinds(run: RunConfig, drill: Drill) -> Sequence[str]:
 
 
 def _section(run: RunConfig, drill: Drill) -> dict[str, Any]:
-    """What ``[attack]`` says, overridden by the options; only what is said anywhere."""
-    said = {key: getattr(run.attack, key) for key in run.attack.model_fields_set - {"kind", "also"}}
+    """Return the ``[attack]`` section with the options applied; keys without a value are left out."""
+    settings = {key: getattr(run.attack, key) for key in run.attack.model_fields_set - {"kind", "also"}}
     options = {"from_step": drill.from_step, "rate": drill.rate, "stages": drill.stages and tuple(drill.stages)}
     return {
         "from_step": drill.steps // 4,
-        **said,
+        **settings,
         **{key: value for key, value in options.items() if value is not None},
     }
 
@@ -161,19 +163,19 @@ def _of_section(run: RunConfig, drill: Drill) -> AttackConfig:
         raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; leave it out")
     changed = {"from_step": drill.from_step, "rate": drill.rate}
     changes = {key: value for key, value in changed.items() if value is not None}
-    return _beside([_made({**one.model_dump(exclude={"also"}), **changes}) for one in run.attack.attackers])
+    return _beside([_made({**attacker.model_dump(exclude={"also"}), **changes}) for attacker in run.attack.attackers])
 
 
 def _parsed(run: RunConfig, drill: Drill, text: str) -> AttackConfig:
     """Read ``KIND:KEY=VALUE:...``."""
     kind, *settings = text.split(":")
-    own = {}
+    section_keys = {}
     for setting in settings:
         keys, value = parse_override(setting)
-        own[".".join(keys)] = tuple(value) if isinstance(value, list) else value
+        section_keys[".".join(keys)] = tuple(value) if isinstance(value, list) else value
     # seed and the like are for all attackers, a place is for one alone
     section = {key: value for key, value in _section(run, drill).items() if key in ("from_step", "rate", "seed")}
-    return _made({**section, **own, "kind": kind})
+    return _made({**section, **section_keys, "kind": kind})
 
 
 def _beside(attacks: Sequence[AttackConfig]) -> AttackConfig:
@@ -198,7 +200,7 @@ def _checked(run: RunConfig, update: Mapping[str, Any]) -> RunConfig:
 
 def _check_places(run: RunConfig, attack: AttackConfig) -> None:
     middle = range(1, run.pipeline.stages - 1)
-    stray = [stage for one in attack.attackers for stage in one.stages if stage not in middle]
+    stray = [stage for attacker in attack.attackers for stage in attacker.stages if stage not in middle]
     if stray:
         raise ConfigError(f"attack: stages {stray}: only the middle stages {list(middle)} are in other hands")
 
@@ -206,20 +208,20 @@ def _check_places(run: RunConfig, attack: AttackConfig) -> None:
 def _liars(run: RunConfig, attack: AttackConfig) -> dict[str, AttackConfig]:
     """Return the parties that serve the attacked stages at first, each with its attack."""
     holders = first_assignment(run.pipeline.stages, run.pipeline.workers, guarded=False).holders
-    found: dict[str, AttackConfig] = {}
-    for one in attack.attackers:
-        for party in {holders[stage] for stage in one.stages}:
-            if party in found:
+    attack_of_party: dict[str, AttackConfig] = {}
+    for attacker in attack.attackers:
+        for party in {holders[stage] for stage in attacker.stages}:
+            if party in attack_of_party:
                 raise ConfigError(f"attack: {party} would lie in two ways; attack one of its stages")
-            found[party] = one.model_copy(update={"also": ()})
-    return dict(sorted(found.items()))
+            attack_of_party[party] = attacker.model_copy(update={"also": ()})
+    return dict(sorted(attack_of_party.items()))
 
 
 def _first_line(exc: ValueError) -> str:
     """What pydantic says is wrong, without its frame."""
-    lines = [line.strip() for line in str(exc).splitlines()]
+    lines = [row.strip() for row in str(exc).splitlines()]
     return " ".join(lines[1:3]) if len(lines) > 2 else str(exc)
 
 
 def _name(attack: AttackConfig) -> str:
-    return "+".join(f"{one.kind}@{','.join(map(str, one.stages))}" for one in attack.attackers)
+    return "+".join(f"{attacker.kind}@{','.join(map(str, attacker.stages))}" for attacker in attack.attackers)

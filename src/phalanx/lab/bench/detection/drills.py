@@ -21,16 +21,16 @@ Train = Callable[[RunConfig, Path], dict[str, Any]]
 
 
 def list_attacks() -> list[dict[str, Any]]:
-    """Every attack with what it does, what can be chosen about it, and the layer that must find it."""
+    """Return every attack with its effect, its options, and the layer that must find it."""
     return [
         {
             "attack": kind,
-            "what it does": (line.attack.__doc__ or "").strip().partition("\n")[0],
-            "direction": line.direction,
-            "strength": line.strength,
-            "caught by": line.caught_by,
+            "what it does": (entry.attack.__doc__ or "").strip().partition("\n")[0],
+            "direction": entry.direction,
+            "strength": entry.strength,
+            "caught by": entry.caught_by,
         }
-        for kind, line in ATTACKS.items()
+        for kind, entry in ATTACKS.items()
     ]
 
 
@@ -40,8 +40,6 @@ def run_drill(
     """Train once undisturbed and once with each attacker; progress goes to standard error.
 
     Args:
-        run: From a run file.
-        drill: What is done to it.
         directory: Keeps the run directories; a temporary one when left out.
         trainer: Trains one run; `phalanx.train.train` when left out.
 
@@ -57,7 +55,10 @@ def run_drill(
     scenes = drill_scenes(run, drill)
     with tempfile.TemporaryDirectory(prefix="phalanx-attack-") as temporary:
         home = directory or Path(temporary)
-        summaries = {name: _train(name, one, home / name, trainer or train_quietly) for name, one in scenes.items()}
+        summaries = {
+            name: _train(name, drill_scene, home / name, trainer or train_quietly)
+            for name, drill_scene in scenes.items()
+        }
     clean = summaries["none"]
     rows = [{"attack": name, **row_of(scenes[name], summary, clean)} for name, summary in summaries.items()]
     return {
@@ -71,7 +72,7 @@ def run_drill(
 def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> dict[str, Any]:
     """Make one line of the table from two summaries, but for its name.
 
-    Remote liars alone know what they did: their run is compared with what they were told to do.
+    Remote liars alone know their lies: their run is compared with their orders.
     """
     planned, liars = scene.planned_steps, set(scene.liars)
     attacked = planned if scene.is_remote else summary.get("attacked_steps") or []
@@ -80,9 +81,9 @@ def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> d
     blamed = {certified_name(verdict["party"]) for verdict in summary.get("verdicts", ())}
     caught_at = [verdict["step"] for verdict in summary.get("verdicts", ())]
     digests = summary.get("final_weights_digest"), clean.get("final_weights_digest")
-    each_way = [{party for party, one in scene.liars.items() if one == way} for way in scene.liars.values()]
+    each_way = [{party for party, attack in scene.liars.items() if attack == way} for way in scene.liars.values()]
     return {
-        "liars": {name: one.model_dump(mode="json", exclude={"also"}) for name, one in scene.liars.items()},
+        "liars": {name: attack.model_dump(mode="json", exclude={"also"}) for name, attack in scene.liars.items()},
         "planned_steps": len(planned),
         "attacked_steps": None if scene.is_remote else len(attacked),
         "detected": all(out & parties for parties in each_way) if attacked else None,
@@ -101,8 +102,8 @@ def row_of(scene: DrillRun, summary: dict[str, Any], clean: dict[str, Any]) -> d
 
 def has_held(row: dict[str, Any]) -> bool:
     """Whether the run ended without an honest party blamed, and the attack took place and was found."""
-    found = row["detected"] is True or row["attack"] == "none"
-    return row["error"] is None and row["false_accusations"] == 0 and found
+    is_found = row["detected"] is True or row["attack"] == "none"
+    return row["error"] is None and row["false_accusations"] == 0 and is_found
 
 
 def _train(kind: str, scene: DrillRun, directory: Path, trainer: Train) -> dict[str, Any]:
@@ -121,8 +122,8 @@ def _train(kind: str, scene: DrillRun, directory: Path, trainer: Train) -> dict[
 
 def _left_behind(directory: Path) -> dict[str, Any]:
     summary = directory / "summary.json"
-    found: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
-    return found
+    content: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    return content
 
 
 def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:

@@ -45,9 +45,7 @@ def on_paths(stages: int, paths: tuple[NumericPath, ...], steps: int, tolerance:
     """Make a company with workers that compute on these paths in turn, every message audited.
 
     Args:
-        stages: K.
         paths: The first one is the run's own and the owner's.
-        steps: Number of steps.
         tolerance: tau; left out, the default in fp32, and what calibration suggests where bf16 takes part.
     """
     in_bf16 = any(path.precision == "bf16" for path in paths)

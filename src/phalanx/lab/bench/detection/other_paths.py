@@ -36,11 +36,11 @@ class HonestDistances:
     _sent: dict[_Place, Tensor] = field(default_factory=dict)
 
     def sent(self, place: _Place, tensor: Tensor) -> None:
-        """Keep what a stage sent until its auditor has computed it too."""
+        """Keep a message of a stage until its auditor has computed it too."""
         self._sent[place] = tensor
 
     def recomputed(self, place: _Place, tensor: Tensor) -> None:
-        """Compare with what was sent."""
+        """Compare with the sent message."""
         sent = self._sent.pop(place, None)
         if sent is None:
             return

@@ -52,10 +52,8 @@ class CompanyResult:
         losses: Loss of each applied step, nats.
         digest: Digest of the weights at the end; None when the run broke off.
         lies: The lies that the attackers logged, which are the ground truth.
-        events: Events of the guard.
-        num_audits: Number of recomputed microbatches.
-        evidence: Of each verdict its offence, and what `phalanx audit explain` makes of its file: "proved", "refuted"
-            or "not_provable".
+        evidence: Offence of each verdict, and the result of `phalanx audit explain` on its file: "proved", "refuted" or
+            "not_provable".
         differences: Between honest workers on different paths; None where bits must be equal, or where a party lies.
         error: Why the run broke off; None when it did not.
     """
@@ -160,7 +158,7 @@ def read_lies(log: Path) -> list[LoggedLie]:
     """Read the lies that the attackers have logged."""
     if not log.exists():
         return []
-    records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(row) for row in log.read_text(encoding="utf-8").splitlines()]
     return [LoggedLie(r["party"], r["stage"], r["step"], r["microbatch"], r.get("what")) for r in records]
 
 

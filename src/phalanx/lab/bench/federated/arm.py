@@ -50,20 +50,20 @@ def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
     with deterministic(1), opened as (run_round, loads):
         _say(answers, RoundsReport(version="phalanx"))
         done = 0
-        for line in orders:
+        for request_line in orders:
             try:
-                order = RoundsRequest.model_validate_json(line)
+                order = RoundsRequest.model_validate_json(request_line)
             except ValidationError as exc:
                 raise ConfigError(f"bench: a malformed order: {exc}") from exc
             lines: dict[str, list[SiteLine]] = {site: [] for site in spec.sites}
             for number in range(done + 1, done + order.rounds + 1):
-                for site, said in run_round(number).items():
-                    lines[site].append(said)
+                for site, report in run_round(number).items():
+                    lines[site].append(report)
             done += order.rounds
             for site, process in loads() - loaded:
                 lines[site].append(SiteLine(load=1))
                 loaded.add((site, process))
-            _say(answers, RoundsReport(sites={site: tuple(said) for site, said in lines.items()}))
+            _say(answers, RoundsReport(sites={site: tuple(reports) for site, reports in lines.items()}))
 
 
 @contextlib.contextmanager

@@ -54,11 +54,10 @@ def bench_federated(quick: bool) -> dict[str, Any]:
 
 
 def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
-    """Let all arms take turns, then measure what is one process.
+    """Let all arms take turns, then measure the single-process parts.
 
     Args:
-        plan: Sizes.
-        python: Of the peers' environment; None leaves their figures null.
+        python: Python of the peers' environment; None leaves their figures null.
     """
     load = load_average()
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as named:
@@ -82,15 +81,11 @@ def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
 
 @dataclass
 class RoundsArm:
-    """A process that runs rounds when it is told to, and what was measured of it.
+    """A process that runs rounds on request, and its measurements.
 
     Attributes:
-        name: In the rows.
-        version: What it says it is.
-        rounds: Of one turn.
-        wall_s: Of each measured turn.
         cpu_s: Likewise, of all its processes.
-        lines: Of all sites, one list a turn; the first turn warms up.
+        lines: Reports of all sites, one list a turn; the first turn warms up.
     """
 
     name: str
@@ -102,31 +97,23 @@ class RoundsArm:
 
     def training_s(self) -> list[float]:
         """For each measured turn, the time of the slowest site of each round."""
-        numbers = [sorted({one.round for one in turn if one.round}) for turn in self.lines[1:]]
+        numbers = [sorted({report.round for report in turn if report.round}) for turn in self.lines[1:]]
         return [
-            sum(max(one.train_s for one in turn if one.round == number) for number in of_turn)
+            sum(max(report.train_s for report in turn if report.round == number) for number in of_turn)
             for turn, of_turn in zip(self.lines[1:], numbers, strict=True)
         ]
 
     def losses(self) -> dict[int, float]:
         """Mean loss of the sites, by round."""
-        found: dict[int, list[float]] = {}
-        for one in (line for turn in self.lines for line in turn):
-            if one.loss is not None:
-                found.setdefault(one.round, []).append(one.loss)
-        return {number: sum(losses) / len(losses) for number, losses in sorted(found.items())}
+        losses_of_round: dict[int, list[float]] = {}
+        for report in (report for turn in self.lines for report in turn):
+            if report.loss is not None:
+                losses_of_round.setdefault(report.round, []).append(report.loss)
+        return {number: sum(losses) / len(losses) for number, losses in sorted(losses_of_round.items())}
 
 
 class _RunningArm:
-    """An arm with its process.
-
-    Args:
-        name: In the rows.
-        shared: What all are told.
-        plan: Sizes.
-        python: Of the peers' environment.
-        stack: Ends the process.
-    """
+    """An arm with its process."""
 
     def __init__(
         self, name: str, shared: FederatedSpec, plan: FederatedPlan, python: str | None, stack: contextlib.ExitStack
@@ -134,29 +121,29 @@ class _RunningArm:
         self._mark = f"PHALANX_BENCH_ARM={secrets.token_hex(8)}"
         directory = Path(shared.directory) / name.replace(",", "").replace(" ", "-")
         directory.mkdir()
-        told = {"directory": str(directory), "run": run_of(plan, secure=name == SECURE)}
+        changes = {"directory": str(directory), "run": run_of(plan, secure=name == SECURE)}
         path, log = directory / "spec.json", directory / "log"
-        path.write_text(shared.model_copy(update=told).model_dump_json(), encoding="utf-8")
+        path.write_text(shared.model_copy(update=changes).model_dump_json(), encoding="utf-8")
         key, _, value = self._mark.partition("=")
         environment = {"OMP_NUM_THREADS": "1", key: value}
         if name in PEERS:
             program = str(Path(__file__).with_name("peers") / "fl_peer.py")
-            made = in_environment(name, python or "", (program, str(path), name), environment, log)
+            process = in_environment(name, python or "", (program, str(path), name), environment, log)
         else:
-            made = LineProcess(name, ("phalanx.lab.bench.federated.arm", str(path), name), environment, log)
-        self._process = stack.enter_context(made)
-        self.measured = RoundsArm(name, RoundsReport.model_validate_json(made.answer()).version or "", plan.rounds)
+            process = LineProcess(name, ("phalanx.lab.bench.federated.arm", str(path), name), environment, log)
+        self._process = stack.enter_context(process)
+        self.measured = RoundsArm(name, RoundsReport.model_validate_json(process.answer()).version or "", plan.rounds)
 
     def take_turn(self) -> None:
         """Let it run some rounds; the first turn is not measured."""
-        found = self.measured
+        measured = self.measured
         used, began = marked_cpu_seconds(self._mark), time.perf_counter()
-        self._process.tell(RoundsRequest(rounds=found.rounds).model_dump_json())
+        self._process.tell(RoundsRequest(rounds=measured.rounds).model_dump_json())
         report = RoundsReport.model_validate_json(self._process.answer())
-        if found.lines:
-            found.wall_s.append(time.perf_counter() - began)
-            found.cpu_s.append(marked_cpu_seconds(self._mark) - used)
-        found.lines.append([line for lines in report.sites.values() for line in lines])
+        if measured.lines:
+            measured.wall_s.append(time.perf_counter() - began)
+            measured.cpu_s.append(marked_cpu_seconds(self._mark) - used)
+        measured.lines.append([report_line for lines in report.sites.values() for report_line in lines])
 
 
 def _measure_rounds(plan: FederatedPlan, python: str | None, cache: Path, directory: Path) -> list[dict[str, Any]]:
@@ -192,8 +179,7 @@ def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[d
     """One row an arm, a round; medians over turns, within which all arms had the machine in its state.
 
     Args:
-        arms: By name; peers may be missing.
-        reasons: Why they are.
+        arms: Measurements by arm name; peers may be missing.
 
     Raises:
         TrainingError: Losses differ.
@@ -221,9 +207,9 @@ def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[d
         row["training_s"] = median(trained) / rounds
         row["over_training_s"] = median(a - b for a, b in zip(arm.wall_s, trained, strict=True)) / rounds
         row["cpu_over_training_s"] = median(a - b for a, b in zip(arm.cpu_s, alone.cpu_s, strict=True)) / rounds
-        row["bytes"] = median(sum(one.bytes for one in turn) for turn in arm.lines[1:]) / rounds
-        row["loads"] = sum(one.load for one in arm.lines[0])
-        row["loads_after_first_turn"] = sum(one.load for turn in arm.lines[1:] for one in turn)
+        row["bytes"] = median(sum(report.bytes for report in turn) for turn in arm.lines[1:]) / rounds
+        row["loads"] = sum(report.load for report in arm.lines[0])
+        row["loads_after_first_turn"] = sum(report.load for turn in arm.lines[1:] for report in turn)
         row["largest_loss_difference"] = max(differences)
     return rows
 

@@ -27,15 +27,12 @@ class FederatedPlan(StrictModel):
 
     Attributes:
         layers: Blocks of SmolLM2-135M, which has 30.
-        rank: Of the adapter.
-        length: Tokens of a row.
         batch_size: Rows of a local step.
-        local_steps: Of a site in a round.
-        rounds: Of one turn.
+        local_steps: Number of steps of a site in a round.
         turns: Measured ones of each arm; one more warms up.
-        summed_values: Of the secure sum that is timed alone.
-        summed_clients: Of it; each has all others for neighbours.
-        private_rows: Of a step with differential privacy.
+        summed_values: Number of values in the secure sum that is timed alone.
+        summed_clients: Number of clients in that sum; each has all others for neighbours.
+        private_rows: Number of rows of a step with differential privacy.
         private_steps: Measured ones of each way.
     """
 
@@ -61,14 +58,10 @@ class FederatedSpec(StrictModel):
     """The order of one arm; programs of peers read the same file.
 
     Attributes:
-        model: Directory of the model.
         layers: Blocks that are kept of it.
         start: Adapter that all start from.
         rows: ``SITE/ids`` and ``SITE/labels`` of all rounds, in their order.
-        sites: Names.
-        rounds: Of the arm.
-        directory: For its files.
-        run: Of this package; peers leave it alone.
+        run: Run of this package; peers ignore it.
     """
 
     model: str
@@ -124,7 +117,7 @@ def run_of(plan: FederatedPlan, *, secure: bool) -> RunConfig:
 
 
 def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> FederatedSpec:
-    """Write weights and rows for all arms, and return what they are told."""
+    """Write weights and rows for all arms, and return their specification."""
     run = run_of(plan, secure=False)
     source = open_model(run.model, cache / "models", run.train.seed)
     texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
@@ -132,9 +125,13 @@ def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> FederatedSp
     rows: dict[str, Any] = {}
     for site in section_of(run).sites:
         data, size = texts.of(site), plan.batch_size
-        found = [one for at in range(plan.total_rounds) for one in data.round_batches(at + 1, plan.local_steps, size)]
-        rows[f"{site}/ids"] = torch.cat([one.input_ids for one in found])
-        rows[f"{site}/labels"] = torch.cat([one.labels for one in found])
+        batches = [
+            batch
+            for round_index in range(plan.total_rounds)
+            for batch in data.round_batches(round_index + 1, plan.local_steps, size)
+        ]
+        rows[f"{site}/ids"] = torch.cat([batch.input_ids for batch in batches])
+        rows[f"{site}/labels"] = torch.cat([batch.labels for batch in batches])
     save_file(rows, directory / "rows.safetensors")
     adapter = run.model.adapter
     if not isinstance(adapter, LoraConfig):

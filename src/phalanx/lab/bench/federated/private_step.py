@@ -45,11 +45,11 @@ def private_rows(plan: FederatedPlan, cache: Path, directory: Path) -> list[dict
 
 def rows_of_steps(cpu_s: dict[str, list[float]], reasons: dict[str, str]) -> list[dict[str, Any]]:
     """Return a row a way; the ratio is the median over turns."""
-    found = []
+    rows = []
     for way in WAYS:
         took = cpu_s.get(way)
         over = median(a / b for a, b in zip(took, cpu_s[NO_PRIVACY], strict=True)) if took else None
-        found.append(
+        rows.append(
             {
                 "clipping": way,
                 "cpu_s": median(took) if took else None,
@@ -57,7 +57,7 @@ def rows_of_steps(cpu_s: dict[str, list[float]], reasons: dict[str, str]) -> lis
                 "reason": reasons.get(way),
             }
         )
-    return found
+    return rows
 
 
 def _take_turns(trainers: dict[str, Callable[[int], object]], steps: int) -> dict[str, list[float]]:
@@ -77,8 +77,8 @@ def _trainer(plan: FederatedPlan, way: str, source: ModelSource, rank: RankEnv) 
     adapter = run.model.adapter
     if not isinstance(adapter, LoraConfig):
         raise TypeError("the bench trains LoRA")
-    told = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0, "clipping": way}
-    privacy = None if way == NO_PRIVACY else PrivacyConfig.model_validate(told)
+    settings = {"epsilon": 8.0, "delta": 1e-5, "clip_norm": 1.0, "clipping": way}
+    privacy = None if way == NO_PRIVACY else PrivacyConfig.model_validate(settings)
     # rows are not cut into microbatches, so that hooks and no hooks have the same matrices
     recipe = RankRecipe(
         parallel=ParallelConfig(),

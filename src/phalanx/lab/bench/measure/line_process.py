@@ -13,14 +13,11 @@ _SECONDS_TO_END = 15.0
 
 
 class LineProcess(Closeable):
-    """A module in a process of its own; what it logs is kept, and its last line is in the error when it fails.
+    """A module in its own process; its log is kept, and the last log line is in the error when it fails.
 
     Args:
-        name: For messages.
         command: The module and its arguments.
-        environment: Variables beside this process's.
-        log: Gets its standard error.
-        program: What runs the command; this interpreter, which is given a module, where it is left out.
+        program: Program that runs the command; this interpreter, which is given a module, by default.
     """
 
     def __init__(
@@ -60,10 +57,10 @@ class LineProcess(Closeable):
             TrainingError: It has ended.
         """
         stdout = self._process.popen.stdout
-        line = "" if stdout is None else stdout.readline()
-        if not line:
+        reply = "" if stdout is None else stdout.readline()
+        if not reply:
             raise self._failure()
-        return line
+        return reply
 
     def close(self) -> None:
         """Let it end by itself, or end it."""

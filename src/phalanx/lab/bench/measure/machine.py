@@ -11,11 +11,11 @@ import torch
 
 
 def bench_head(name: str, load: float | None, *, quick: bool, commit: str | None = None) -> dict[str, Any]:
-    """Return what every bench says first: its name, the command that makes its figures, and where they were taken.
+    """Return the head of every bench: its name, its command, and the machine.
 
     Args:
-        name: As ``phalanx bench`` knows it.
-        load: Of the machine before the bench.
+        name: Name in ``phalanx bench``.
+        load: Load of the machine before the bench.
         quick: Whether it is the short form.
         commit: At the beginning, where a bench is so long that the sources may have changed; now when left out.
     """
@@ -29,7 +29,7 @@ def taken_on(load: object, commit: str | None = None) -> dict[str, Any]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory and versions; None for what this system does not tell."""
+    """Return processor, cores, memory and versions; None for facts that this system does not provide."""
     return {
         "cpu": _line_of(Path("/proc/cpuinfo"), "model name"),
         "cores": os.cpu_count(),
@@ -49,7 +49,7 @@ def load_average() -> float | None:
 def current_commit() -> str | None:
     """The commit of this source tree, marked when files differ from it; None outside a repository."""
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40"],  # noqa: S607
             cwd=Path(__file__).parent,
             capture_output=True,
@@ -59,7 +59,7 @@ def current_commit() -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 def code_version() -> str:
@@ -79,4 +79,4 @@ def _line_of(path: Path, name: str) -> str | None:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), None)
+    return next((row.partition(":")[2].strip() for row in lines if row.startswith(name)), None)

@@ -27,7 +27,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def marked_cpu_seconds(mark: str) -> float:
-    """CPU seconds of all processes with this in their environment (Linux), and of what they have started and seen end.
+    """Return CPU seconds of all processes with this mark in their environment (Linux), and of their ended children.
 
     Frameworks start processes that leave their starter, and others that live for a second; 10 ms are told apart.
     """
@@ -54,19 +54,19 @@ def process_tree(root: int) -> list[int]:
 
     Workers are forked from a server, so that they are grandchildren of whatever has them.
     """
-    found = [root]
-    for parent in found:
+    processes = [root]
+    for parent in processes:
         children: list[int] = []
         # a process may end while it is looked at
         with contextlib.suppress(OSError):
             for listing in sorted(Path(f"/proc/{parent}/task").glob("*/children")):
                 children += [int(word) for word in listing.read_text(encoding="ascii").split()]
-        found += sorted(children)
-    return found
+        processes += sorted(children)
+    return processes
 
 
 def worker_name(pid: int) -> str | None:
-    """The name of the worker that a process is (Linux): by its file, or by what a fork server calls what it forks.
+    """Return the worker name of a process (Linux): by its file, or by the name that a fork server gave it.
 
     None: it is no worker, or is gone.
     """
@@ -108,7 +108,7 @@ def wait_until_quiet(pids: list[int], timeout_s: float) -> float:
 def _peak_bytes(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        (kibibytes,) = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+        (kibibytes,) = (int(row.split()[1]) for row in lines if row.startswith("VmHWM:"))
     except (OSError, ValueError) as exc:
         raise TrainingError(f"bench: process {pid} has ended, or this system does not tell its memory") from exc
     return kibibytes * 1024

@@ -27,7 +27,6 @@ class RowFile(Generic[Cell]):
         """Read what there is.
 
         Args:
-            path: The file.
             deciding: Tells, as JSON, all that decides a cell's figures but versions, which are always in the key.
             holds: Whether a row that was found is of what would be measured now, as far as only the row can tell.
         """
@@ -47,18 +46,18 @@ class RowFile(Generic[Cell]):
         Raises:
             DataError: The file cannot be written.
         """
-        kept = {"key": self.key(cell), **row}
+        stored_row = {"key": self.key(cell), **row}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._drop_broken_line()
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(kept, allow_nan=False) + "\n")
+                file.write(json.dumps(stored_row, allow_nan=False) + "\n")
         except OSError as exc:
             raise DataError(
                 f"{self.path}: cannot be written ({exc.strerror}); {writing_cure(exc)}, with PHALANX_CACHE"
             ) from exc
-        self._rows[kept["key"]] = kept
-        return kept
+        self._rows[stored_row["key"]] = stored_row
+        return stored_row
 
     def key(self, cell: Cell) -> str:
         """Digest of the cell and of everything else that decides its figures."""
@@ -73,18 +72,18 @@ class RowFile(Generic[Cell]):
             return
         except OSError as exc:
             raise DataError(f"{self.path}: cannot be read ({exc.strerror}); check its permissions") from exc
-        for number, line in enumerate(lines, start=1):
+        for number, row_line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
+                row = json.loads(row_line)
             except ValueError as exc:
                 # a sweep was killed while it wrote
-                if not line.endswith("\n"):
+                if not row_line.endswith("\n"):
                     return
                 raise DataError(f"{self.path}, line {number}: is not JSON ({exc}); remove the line") from exc
             yield row
 
     def _drop_broken_line(self) -> None:
-        """Cut off what a killed sweep had begun to write: the next row would become part of it."""
+        """Cut off an unfinished line of a killed sweep: the next row would become part of it."""
         if not self.path.exists():
             return
         content = self.path.read_bytes()
@@ -99,19 +98,17 @@ def sweep(
     make: Callable[[Cell], Row] | None,
     tell: Callable[[str, Cell, Row], None],
 ) -> Iterator[Row]:
-    """The rows of these cells, in order; those that are not there are made.
+    """Yield the rows of these cells, in order, and make missing rows.
 
     Args:
-        cells: What is wanted.
-        rows: What is there.
-        make: None leaves out what is not there.
+        make: Function that makes a missing row; None leaves such rows out.
         tell: Told about each new row, and which of how many it is.
     """
-    wanted = list(cells)
-    for number, cell in enumerate(wanted, start=1):
-        found = rows.find(cell)
-        if found is None and make is not None:
-            found = rows.add(cell, make(cell))
-            tell(f"{number} of {len(wanted)}", cell, found)
-        if found is not None:
-            yield found
+    cell_list = list(cells)
+    for number, cell in enumerate(cell_list, start=1):
+        row = rows.find(cell)
+        if row is None and make is not None:
+            row = rows.add(cell, make(cell))
+            tell(f"{number} of {len(cell_list)}", cell, row)
+        if row is not None:
+            yield row

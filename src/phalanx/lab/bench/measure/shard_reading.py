@@ -34,7 +34,7 @@ class ReadingPlan:
     """What is read.
 
     Attributes:
-        tokens: Of the dataset, 2 bytes each; by default twice what is kept of decrypted leaves.
+        tokens: Number of tokens of the dataset, 2 bytes each; by default twice the cache of decrypted leaves.
         window: Tokens of one read, its last label included; every window is read once an epoch.
         leaf_bytes: Sizes of leaves that take turns.
         epochs: Passes of each reader; in the first one leaves are hashed.

@@ -31,7 +31,6 @@ class Workload:
     """One model with its run.
 
     Attributes:
-        model: Name in the rows.
         run: The run; each arm puts its own guard in.
         steps: Steps of one block: an arm's turn.
         rounds: Turns of each arm that are measured.

@@ -1,1 +1,1 @@
-"""The overhead benches: what the pipeline, its guard, checkpoints and a split cost beside a run without them."""
+"""The overhead benches: costs of the pipeline, its guard, checkpoints and a split beside a run without them."""

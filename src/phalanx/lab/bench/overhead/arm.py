@@ -79,8 +79,8 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
     with _plain(run, source) if spec.plain else _pipeline(spec, source) as runner:
         _say(answers, Report())
         done = 0
-        for line in orders:
-            order = _parse(StepsRequest, line)
+        for request_line in orders:
+            order = _parse(StepsRequest, request_line)
             torch.set_num_threads(order.threads)
             total = Report()
             for step in range(done, done + order.steps):

@@ -18,10 +18,8 @@ class Block:
     """A few steps of one arm, measured from their start until all its processes are idle again.
 
     Attributes:
-        steps: How many.
-        wall_s: Of the block.
-        cpu_s: Of all processes of the arm together.
-        report: What the arm itself says.
+        cpu_s: CPU seconds of all processes of the arm together.
+        report: Report of the arm itself.
     """
 
     steps: int

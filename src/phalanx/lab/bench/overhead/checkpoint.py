@@ -1,4 +1,4 @@
-"""``phalanx bench checkpoint``: what a checkpoint costs the training, written at once or beside it, in one run."""
+"""``phalanx bench checkpoint``: the cost of a checkpoint for the training, written at once or beside it, in one run."""
 
 import contextlib
 import os
@@ -37,7 +37,6 @@ class CheckpointWorkload:
     """A model and a run on which checkpoints are measured.
 
     Attributes:
-        model: Name in the rows.
         run: The run; `checkpoint.every` steps are one block.
         rounds: Blocks of each arm that are measured.
     """
@@ -107,7 +106,7 @@ class _Session:
         self._num_steps = 0
 
     def block(self, arm: str, result: _Arm) -> None:
-        """Save once, then train `checkpoint.every` steps and wait for what is written beside them.
+        """Save once, then train `checkpoint.every` steps and wait for background writes.
 
         Raises:
             TrainingError: The checkpoint could not be written.

@@ -18,9 +18,6 @@ class Loss:
     """The loss of one local worker, which is killed right before a step.
 
     Attributes:
-        engine: Of the arm.
-        home: Its run directory.
-        source: Its model.
         plan: Its run, as every party sees it.
     """
 

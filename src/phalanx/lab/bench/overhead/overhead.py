@@ -1,4 +1,4 @@
-"""``phalanx bench overhead``: what each guard costs beside an unguarded run of the same stages and microbatches."""
+"""``phalanx bench overhead``: the cost of each guard beside an unguarded run of the same stages and microbatches."""
 
 import contextlib
 import os
@@ -61,7 +61,7 @@ def _measure_shift(shift: InterleavedGuards, directory: Path) -> list[Row]:
 
 
 def run_in_turns(shift: InterleavedGuards, directory: Path) -> dict[str, ArmMeasurement]:
-    """Run every arm of a shift, turn by turn, and return what was measured of each.
+    """Run every arm of a shift, turn by turn, and return the measurements of each.
 
     Raises:
         TrainingError: An arm failed.

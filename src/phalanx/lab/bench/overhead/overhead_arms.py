@@ -37,10 +37,8 @@ class InterleavedGuards:
     """Arms that live side by side and take turns.
 
     Attributes:
-        model: Name in the rows.
         run: Without a guard; each arm puts its own in.
         guards: One for each arm beside the unguarded one.
-        steps: Steps of one turn.
         rounds: Turns of each arm that are measured.
         warm_ups: Turns before, which are not; two steps at least, for undo copies are made at the second one.
         budget_s: No new round begins after this time; the first one always does.
@@ -106,7 +104,7 @@ def wide_shifts() -> list[InterleavedGuards]:
 
 
 def long_shifts() -> list[InterleavedGuards]:
-    """Six stages of the wide model, twice as many tokens a step: what is paid by the step or the weight weighs half."""
+    """Six stages of the wide model, twice as many tokens a step: costs per step or per weight weigh half."""
     return [
         shift_of(6, batch_size, microbatches, (guard,), rounds=16, budget_s=360.0, width=WIDE)
         for batch_size, microbatches, guard in ((64, 8, EIGHTH), (64, 16, SIXTEENTH), (128, 64, SIXTY_FOURTH))

@@ -1,4 +1,4 @@
-"""The rows of `bench overhead`: what each guard costs, measured from turns and by formula."""
+"""The rows of `bench overhead`: the cost of each guard, measured from turns and by formula."""
 
 import math
 from collections.abc import Mapping
@@ -38,11 +38,7 @@ class RunShape:
 
     Attributes:
         model: Name in the rows; None where a formula speaks for every model.
-        stages: K.
-        microbatches: M.
-        num_untrusted: Stages in other hands.
         untrusted_share: Their share of the model's work, by multiplications of weight matrices.
-        trained_untrusted: Numbers that they train.
     """
 
     model: str | None
@@ -75,8 +71,8 @@ class RunShape:
         drawn, p = math.ceil(guard.audit_rate * self.microbatches), guard.step_audit_rate
         if guard.upkeep.in_lockstep:
             drawn, p = self.microbatches, 0.0
-        each = (1 - p) * drawn + (p + guard.owner_audit_rate) * self.microbatches
-        return self.num_untrusted * each
+        num_audits = (1 - p) * drawn + (p + guard.owner_audit_rate) * self.microbatches
+        return self.num_untrusted * num_audits
 
 
 def overhead_rows(
@@ -89,11 +85,8 @@ def overhead_rows(
     """One row an arm, the unguarded one among them; its own shares are None.
 
     Args:
-        guards: By arm.
-        arms: What was measured, by arm.
         memory: Peak of all processes, bytes, by arm.
-        layout: Of all arms.
-        losses: What happened when a holder was lost, by arm; left out where none was.
+        losses: Reports of the loss of a holder, by arm; arms without one are left out.
     """
     base = arms[UNGUARDED]
     return [

@@ -1,4 +1,4 @@
-"""``phalanx bench pipeline``: what the pipeline and its guard cost, beside plain training, in one run."""
+"""``phalanx bench pipeline``: the cost of the pipeline and its guard, beside plain training, in one run."""
 
 import contextlib
 import os
@@ -66,8 +66,8 @@ def _measure_model(workload: Workload, directory: Path) -> list[Row]:
             for arm in (PLAIN, *shift):
                 spec = _spec(run, arm, directory / str(number), cache)
                 # the plain arm may use fewer than it has
-                most = max(_PLAIN_THREADS) if arm == PLAIN else 1
-                crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(most)}))
+                num_threads = max(_PLAIN_THREADS) if arm == PLAIN else 1
+                crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(num_threads)}))
                 _say(f"{workload.model}: {arm} is ready")
             if number == 0:
                 threads = _worth_measuring(crew[PLAIN])

@@ -65,12 +65,10 @@ def rows_of(
     """The rows of one model.
 
     Args:
-        model: Name for the rows.
         arms: Every arm but the plain one.
         threads: The plain arm by its number of threads; the faster one is the baseline.
-        tokens: Of a step.
     """
-    measured = {number: one for number, one in threads.items() if one.blocks}
+    measured = {number: timing for number, timing in threads.items() if timing.blocks}
     best = min(measured, key=lambda number: median(measured[number].wall_s))
     plain = measured[best]
     everyone = {PLAIN: plain, **arms}
@@ -85,8 +83,8 @@ def rows_of(
         row |= _spread("cpu_s_per_step", arm.cpu_s)
         row |= _spread("tokens_per_s", [tokens / wall for wall in arm.wall_s])
         for number in (1, 2):
-            one = measured.get(number) if name == PLAIN else None
-            row[f"tokens_per_s_{number}_threads"] = None if one is None else tokens / median(one.wall_s)
+            timing = measured.get(number) if name == PLAIN else None
+            row[f"tokens_per_s_{number}_threads"] = None if timing is None else tokens / median(timing.wall_s)
         row |= _spread("tokens_ratio_to_plain", _ratios(plain.wall_s, arm.wall_s))
         row |= _spread("cpu_ratio_to_unguarded", _ratios(arm.cpu_s, arms["unguarded"].cpu_s))
         row |= _wall_shares(arm)
@@ -114,9 +112,9 @@ def _wall_shares(arm: ArmMeasurement) -> Row:
     has_phases = any(block.report.wall_by_phase for block in arm.blocks)
     shares: Row = dict.fromkeys(f"wall_share_{name}" for name in (*PHASES, "other"))
     if has_phases:
-        found = {name: sum(b.report.wall_by_phase.get(name, 0.0) for b in arm.blocks) / wall for name in PHASES}
-        shares |= {f"wall_share_{name}": share for name, share in found.items()}
-        shares["wall_share_other"] = 1.0 - sum(found.values())
+        phase_shares = {name: sum(b.report.wall_by_phase.get(name, 0.0) for b in arm.blocks) / wall for name in PHASES}
+        shares |= {f"wall_share_{name}": share for name, share in phase_shares.items()}
+        shares["wall_share_other"] = 1.0 - sum(phase_shares.values())
     return shares
 
 
@@ -148,7 +146,9 @@ def guard_cost(arm: ArmMeasurement | None, base: ArmMeasurement) -> Row:
 
 
 def _bytes(arm: ArmMeasurement, all_arms: Any) -> Row:
-    links = sorted({link for one in all_arms for block in one.blocks for link in block.report.bytes_by_link})
+    links = sorted(
+        {link for arm_timing in all_arms for block in arm_timing.blocks for link in block.report.bytes_by_link}
+    )
     row: Row = {"bytes_per_step": None, **{f"bytes_per_step_{link}": None for link in links}}
     if any(block.report.bytes_by_link for block in arm.blocks):
         for link in links:

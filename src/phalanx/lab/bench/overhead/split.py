@@ -50,17 +50,17 @@ def measure(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) ->
     """Measure so many turns of each arm; see `bench_split`."""
     load = load_average()
     os.environ.setdefault("PHALANX_CACHE", str((Path("runs") / ".cache").resolve()))
-    found: dict[SplitArm, list[Mapping[str, Any]]] = {arm: [] for arm in arms}
+    results_of_arm: dict[SplitArm, list[Mapping[str, Any]]] = {arm: [] for arm in arms}
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
         for turn in range(turns):
-            for number, (arm, results) in enumerate(found.items()):
+            for number, (arm, results) in enumerate(results_of_arm.items()):
                 results.append(_run_once(arm, steps, Path(directory) / f"{number}-{turn}"))
                 _say(f"{arm.label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
     return {
         **bench_head("split", load, quick=quick),
         "steps": steps,
         "turns": turns,
-        "rows": rows_of(found),
+        "rows": rows_of(results_of_arm),
     }
 
 
@@ -68,7 +68,7 @@ def rows_of(found: Mapping[SplitArm, Sequence[Mapping[str, Any]]]) -> list[Row]:
     """Return one row for each arm.
 
     Args:
-        found: What each run of an arm gave: step_s, bytes_per_step, costs, meetings_s, final_weights_digest.
+        found: Results of each run of an arm: step_s, bytes_per_step, costs, meetings_s, final_weights_digest.
     """
     plain = {arm.size: _median(results, "cpu_s") for arm, results in found.items() if arm.mode == "plaintext"}
     return [_row(arm, results, plain.get(arm.size)) for arm, results in found.items()]
@@ -78,8 +78,8 @@ def _run_once(arm: SplitArm, steps: int, directory: Path) -> Mapping[str, Any]:
     summary = train(run_of(arm, steps), directory, console=Console(file=io.StringIO()))
     lines = read_metrics(directory / "metrics.jsonl")
     return {
-        "step_s": statistics.median(line["wall_s"] for line in lines[_WARM_UP:]),
-        "bytes_per_step": statistics.median(sum(line["bytes"].values()) for line in lines[_WARM_UP:]),
+        "step_s": statistics.median(row["wall_s"] for row in lines[_WARM_UP:]),
+        "bytes_per_step": statistics.median(sum(row["bytes"].values()) for row in lines[_WARM_UP:]),
         **summary["split"]["costs_of_a_step"],
         "meetings_s": summary["split"]["meeting_s"],
         "final_weights_digest": summary["final_weights_digest"],
@@ -106,8 +106,8 @@ def _row(arm: SplitArm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float
 
 
 def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
-    found: float = statistics.median(result[name] for result in results)
-    return found
+    value: float = statistics.median(result[name] for result in results)
+    return value
 
 
 def _say(text: str) -> None:

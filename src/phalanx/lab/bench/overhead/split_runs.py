@@ -20,11 +20,8 @@ class SplitSize:
     """A model that is trained, and the precision in which it crosses.
 
     Attributes:
-        width: Of hidden states.
-        layers: Of which two are the clients'.
-        heads: Of attention.
-        seq: Tokens of a sequence; a frame has those of two.
-        wire: Precision of activations.
+        layers: Number of layers, two of them at the clients.
+        seq: Tokens of a sequence; a frame holds two sequences.
     """
 
     width: int
@@ -36,12 +33,7 @@ class SplitSize:
 
 @dataclass(frozen=True)
 class SplitArm:
-    """One arm of the split bench.
-
-    Attributes:
-        mode: Of the split.
-        size: Of the run.
-    """
+    """One arm of the split bench."""
 
     mode: Literal["plaintext", "sealed", "masked"]
     size: SplitSize
@@ -75,7 +67,7 @@ _QUICK_SIZES = (_SIZES[0], _SIZES[3], _SIZES[4], _SIZES[6], _SIZES[7])
 
 
 def arms_of(quick: bool) -> tuple[SplitArm, ...]:
-    """What is measured, plaintext before what is compared with it; masked at the smallest size alone."""
+    """Return the arms, plaintext before its comparisons; masked at the smallest size alone."""
     arms = [SplitArm("plaintext", _SMALL), SplitArm("sealed", _SMALL), SplitArm("masked", _SMALL)]
     for size in (_QUICK_SIZES if quick else _SIZES)[1:]:
         arms += [SplitArm("plaintext", size), SplitArm("sealed", size)]
@@ -98,8 +90,8 @@ def run_of(arm: SplitArm, steps: int) -> RunConfig:
         "bos_token_id": 0,
         "eos_token_id": 0,
     }
-    given: dict[str, Any] = {"mode": arm.mode, "cut": _CUT, "clients": _CLIENTS, "wire": size.wire}
-    given |= {"insecure": True} if arm.mode == "plaintext" else {"allow_insecure_sim": True}
+    settings: dict[str, Any] = {"mode": arm.mode, "cut": _CUT, "clients": _CLIENTS, "wire": size.wire}
+    settings |= {"insecure": True} if arm.mode == "plaintext" else {"allow_insecure_sim": True}
     data = DataConfig(
         sources=(PythonManualConfig(),),
         tokenizer=BpeConfig(vocab_size=2048),
@@ -112,5 +104,5 @@ def run_of(arm: SplitArm, steps: int) -> RunConfig:
         data=data,
         train=TrainConfig(steps=steps, batch_size=_ROWS, microbatches=_MICROBATCHES, seed=1),
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=2),
-        split=SplitConfig(**given),
+        split=SplitConfig(**settings),
     )

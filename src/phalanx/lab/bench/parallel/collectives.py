@@ -107,7 +107,7 @@ def _link(rows: Sequence[Row], cores: int | None) -> Link | None:
 
 
 def _beside(row: Row, link: Link | None) -> Row:
-    """What bandwidth alone allows an all-reduce, and what the planner says with the fitted link."""
+    """Return the bandwidth bound of an all-reduce, and the planner's estimate with the fitted link."""
     op, ranks, size = row["op"], row["ranks"], row["bytes"]
     sums = op.startswith("all_reduce") or op == "gather_to_one"
     bound = model.ring_bound(size, ranks, link) if link is not None and sums else None

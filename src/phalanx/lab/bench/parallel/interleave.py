@@ -24,7 +24,6 @@ class TurnSpec:
     Attributes:
         arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
         config: The layout; that which a peer stands beside.
-        steps: Of one turn.
     """
 
     arm: str
@@ -37,12 +36,10 @@ class Turns:
     """The measured turns of one arm.
 
     Attributes:
-        spec: Which arm.
-        losses: Of every step.
-        walls: Wall seconds of the steps of each turn, those of the first rank.
+        walls: Wall seconds of the steps of each turn, measured at the first rank.
         cpus: CPU seconds of all ranks together, likewise.
-        waits: Share of the ranks' time in which they waited for anything but a core, likewise; nothing where the
-            system does not tell.
+        waits: Share of the ranks' time in which they waited for anything but a core; empty where the system does not
+            measure it.
         reason: Why it did not run; None where it did.
     """
 
@@ -84,11 +81,8 @@ def take_turns(host: RankForkServer, specs: Sequence[TurnSpec], run: RunConfig, 
     An arm that fails is left out from then on, and says why.
 
     Args:
-        host: Where their ranks come from.
-        specs: The arms.
-        run: What they train.
-        cache: Where models and tokens are kept.
-        turns: Of each.
+        host: Fork server of their ranks.
+        cache: Directory of models and tokens.
     """
     done = [Turns(spec) for spec in specs]
     with contextlib.ExitStack() as stack:
@@ -97,15 +91,17 @@ def take_turns(host: RankForkServer, specs: Sequence[TurnSpec], run: RunConfig, 
             for position in range(len(specs)):
                 # each is first in some turn
                 number = (position + turn) % len(specs)
-                one = done[number]
-                if one.reason is not None:
+                training = done[number]
+                if training.reason is not None:
                     continue
                 try:
                     if number not in crews:
-                        crews[number] = stack.enter_context(train_crew(host, one.spec.arm, run, one.spec.config, cache))
-                    _take(one, crews[number])
+                        crews[number] = stack.enter_context(
+                            train_crew(host, training.spec.arm, run, training.spec.config, cache)
+                        )
+                    _take(training, crews[number])
                 except TrainingError as exc:
-                    one.reason = str(exc)
+                    training.reason = str(exc)
     return done
 
 
@@ -135,8 +131,8 @@ def _take(one: Turns, crew: ArmRanks) -> None:
     one.walls.append(answers[0]["wall_s"])
     one.cpus.append([sum(step) for step in zip(*(answer["cpu_s"] for answer in answers), strict=True)])
     waits = [[_share(*pair) for pair in zip(answer["waited_s"], answer["wall_s"], strict=True)] for answer in answers]
-    known = [share for rank in waits for share in rank if share is not None]
-    if len(known) == len(waits) * one.spec.steps:
+    known_shares = [share for rank in waits for share in rank if share is not None]
+    if len(known_shares) == len(waits) * one.spec.steps:
         one.waits.append([statistics.fmean(step) for step in zip(*waits, strict=True)])
 
 

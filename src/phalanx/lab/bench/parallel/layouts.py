@@ -21,10 +21,8 @@ class InterleavedLayouts:
     """Arms that live side by side and take turns; a plain single process is always among them.
 
     Attributes:
-        name: In messages.
-        layouts: Of the engine, as keys of ``[parallel]``.
+        layouts: Layouts of the engine, as keys of ``[parallel]``.
         peers: Arms of `phalanx.lab.bench.parallel.arms.PEERS` that do the same.
-        no_peer: Why there is none.
         lossy: The gradients are rounded on purpose, so losses differ.
         memory: Only the memory of these arms is measured, one after the other.
     """
@@ -114,8 +112,8 @@ def with_layout(run: RunConfig, config: ParallelConfig) -> RunConfig:
 
 def name_of(config: ParallelConfig) -> str:
     """A layout in words."""
-    words = [str(config.layout)]
-    words += ["sequence_parallel"] if config.sequence_parallel else []
-    words += [config.gradient_compression] if config.gradient_compression != "none" else []
-    words += ["offload"] if config.offload else []
-    return " ".join(words)
+    name_parts = [str(config.layout)]
+    name_parts += ["sequence_parallel"] if config.sequence_parallel else []
+    name_parts += [config.gradient_compression] if config.gradient_compression != "none" else []
+    name_parts += ["offload"] if config.offload else []
+    return " ".join(name_parts)

@@ -1,4 +1,4 @@
-"""``phalanx bench memory``: the peak memory of each rank of a layout, beside what the planner said."""
+"""``phalanx bench memory``: the peak memory of each rank of a layout, beside the planner's estimate."""
 
 import os
 import sys
@@ -62,7 +62,7 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     run = large_run()
     cases = [(run, keys) for keys in _LAYOUTS[: _NUM_QUICK if quick else None]]
     cases += [] if quick else [(with_adapters(run), keys) for keys in _ADAPTED]
-    return measure([(one, ParallelConfig.model_validate(keys)) for one, keys in cases], quick=quick)
+    return measure([(case_run, ParallelConfig.model_validate(keys)) for case_run, keys in cases], quick=quick)
 
 
 def large_run() -> RunConfig:
@@ -91,10 +91,10 @@ def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -
     prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankForkServer(Path(directory)) as host:
-        for one, config in cases:
-            name = name_of(config) + (" with adapters" if one.model.adapter is not None else "")
-            figures = memory_row(host, ENGINE, one, config, cache)
-            rows.append({"layout": name, "ranks": config.world, **figures, **_parts(one, config)})
+        for case_run, config in cases:
+            name = name_of(config) + (" with adapters" if case_run.model.adapter is not None else "")
+            figures = memory_row(host, ENGINE, case_run, config, cache)
+            rows.append({"layout": name, "ranks": config.world, **figures, **_parts(case_run, config)})
             _say(f"{name}: planned / measured {figures['memory_ratio']:.3f}")
     return {
         **bench_head("memory", load, quick=quick),
@@ -103,9 +103,9 @@ def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -
 
 
 def memory_row(host: RankForkServer, arm: str, run: RunConfig, config: ParallelConfig, cache: Path) -> Row:
-    """Train a few steps and see what the neediest rank has added to the memory of its process.
+    """Train a few steps and return the memory that the neediest rank added to its process.
 
-    On a CPU what is offloaded lies in the same memory, so that the plan is that of the same layout without it.
+    On a CPU offloaded tensors lie in the same memory, so that the plan is that of the same layout without it.
 
     Raises:
         TrainingError: A rank failed, or this system does not tell.

@@ -34,7 +34,6 @@ class Probe:
 
     Attributes:
         timed: See `phalanx.lab.bench.parallel.rank_probe`; one list for each core.
-        update: The optimizer's step, likewise.
         norms: A number's way through a norm and a sum, likewise.
         shares: Seconds of a block's passes, likewise.
         exchanges: Rows as `bench collectives` has them, between two ranks.
@@ -76,8 +75,8 @@ def stream_rows(host: RankForkServer, run: RunConfig) -> list[dict[str, Any]]:
     with host.crew("exchanges in the midst of computation", "stream", 2, sizes) as crew:
         first, second = (answer["streams"] for answer in crew.ask())
     return [
-        {**one, **{key: (one[key] + other[key]) / 2 for key in ("wall_s", "cpu_s")}}
-        for one, other in zip(first, second, strict=True)
+        {**sample, **{key: (sample[key] + other[key]) / 2 for key in ("wall_s", "cpu_s")}}
+        for sample, other in zip(first, second, strict=True)
     ]
 
 
@@ -88,17 +87,15 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int) -> Cluster:
     machine does not count.
 
     Args:
-        probe: What was timed.
-        run: What was timed with.
-        ranks: How many share the machine.
+        ranks: Number of ranks that share the machine.
     """
     shape = shape_of(run.model.architecture or {})
     flops = forward_flops(shape, run.data.sequence_length)
     # a block has two norms and two sums
     number_s = 2 * statistics.mean(norms["cpu_s"] for norms in probe.norms)
-    found = _fit(probe, flops, shape, run.data.sequence_length, number_s)
+    fitted = _fit(probe, flops, shape, run.data.sequence_length, number_s)
     update_s = statistics.mean(update["cpu_s"] for update in probe.update)
-    peak = max(probe.peak_flops_per_s, found.block_flops_per_s, found.head_flops_per_s)
+    peak = max(probe.peak_flops_per_s, fitted.block_flops_per_s, fitted.head_flops_per_s)
     device = Device(
         title="a core of this machine",
         memory_gib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB / ranks,
@@ -112,12 +109,12 @@ def cluster_of(probe: Probe, run: RunConfig, ranks: int) -> Cluster:
         per_node=ranks,
         inside=link,
         between=link,
-        efficiency=found.block_flops_per_s / peak,
-        head_efficiency=found.head_flops_per_s / peak,
-        first_s=found.first_s,
-        last_s=found.last_s,
+        efficiency=fitted.block_flops_per_s / peak,
+        head_efficiency=fitted.head_flops_per_s / peak,
+        first_s=fitted.first_s,
+        last_s=fitted.last_s,
         microbatch_s=max([0.0, *(row["cpu_s"] for row in probe.streams if row["op"] == _STAGE)]),
-        block_s=found.block_s,
+        block_s=fitted.block_s,
         number_s=number_s,
         shares=_shares(probe.shares),
         overlap=False,
@@ -142,8 +139,13 @@ def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, nu
     seconds: dict[tuple[int, bool, int], float] = {}
     for first in probe.timed[0]:
         key = (first["blocks"], first["head"], first["rows"])
-        same = [one for rank in probe.timed for one in rank if (one["blocks"], one["head"], one["rows"]) == key]
-        seconds[key] = statistics.mean(one["cpu_s"] for one in same)
+        same = [
+            timing
+            for rank in probe.timed
+            for timing in rank
+            if (timing["blocks"], timing["head"], timing["rows"]) == key
+        ]
+        seconds[key] = statistics.mean(timing["cpu_s"] for timing in same)
     few, many = sorted({blocks for blocks, head, _ in seconds if not head})
     block = {rows: (seconds[many, False, rows] - seconds[few, False, rows]) / (many - few) for rows in _ROWS}
     before = {rows: seconds[few, False, rows] - few * block[rows] for rows in _ROWS}
@@ -164,8 +166,8 @@ def _fit(probe: Probe, flops: Flops, shape: ModelShape, sequence_length: int, nu
 
 def _shares(passes: Sequence[Mapping[str, float]]) -> Shares:
     forward, inputs, weights = (sum(rank[name] for rank in passes) for name in ("forward", "inputs", "weights"))
-    whole = forward + inputs + weights
-    return forward / whole, inputs / whole, weights / whole
+    total = forward + inputs + weights
+    return forward / total, inputs / total, weights / total
 
 
 def _line(points: Mapping[int, float], sequence_length: int) -> tuple[float, float]:

@@ -45,7 +45,7 @@ def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
         only_finished: Run nothing; show what earlier calls with the same code have finished.
 
     Returns:
-        name, machine, load, rows, the block ``plan`` and how much is missing; what was not measured is None.
+        name, machine, load, rows, the block ``plan`` and the number of missing shifts; unmeasured values are None.
 
     Raises:
         TrainingError: A layout of the engine failed.
@@ -73,14 +73,14 @@ def measure(
     quick: bool,
     only_finished: bool = False,
 ) -> dict[str, Any]:
-    """Measure those of these shifts that are not finished; see `bench_parallel`."""
+    """Measure the unfinished shifts; see `bench_parallel`."""
     # memory can be measured while the machine has other work, so it comes last
     weighed = [replace(shift, memory=True) for shift in what]
     missing = [shift for shift in (*what, *weighed) if finished.find(shift) is None]
     if missing and not only_finished:
         with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
             _Field(run, cache, Path(directory), finished).measure(missing)
-    kept = [row for shift in what if (row := finished.find(shift)) is not None]
+    stored_shifts = [row for shift in what if (row := finished.find(shift)) is not None]
     memory = {
         key: figures for shift in weighed for key, figures in (finished.find(shift) or {"memory": {}})["memory"].items()
     }
@@ -90,11 +90,15 @@ def measure(
         "command": f"phalanx bench parallel --json{' --quick' if quick else ''}",
         "machine": describe_machine(),
         "steps": run.train.steps,
-        "missing": len(what) - len(kept),
-        "load": [row["load"] for row in kept],
-        "rows": [{**row, **memory.get(_key(row["arm"], row["layout"]), {})} for one in kept for row in one["rows"]],
-        "plan": [row for one in kept for row in one["plan"]],
-        "clusters": [one["cluster"] for one in kept],
+        "missing": len(what) - len(stored_shifts),
+        "load": [row["load"] for row in stored_shifts],
+        "rows": [
+            {**row, **memory.get(_key(row["arm"], row["layout"]), {})}
+            for stored in stored_shifts
+            for row in stored["rows"]
+        ],
+        "plan": [row for stored in stored_shifts for row in stored["plan"]],
+        "clusters": [stored["cluster"] for stored in stored_shifts],
     }
 
 
@@ -115,21 +119,21 @@ class _Field:
         with RankForkServer(self._directory / "ranks", PRELOADED) as host:
             probe = None if all(shift.memory for shift in shifts) else probe_machine(host, self._run, self._cache)
             for number, shift in enumerate(shifts, start=1):
-                found = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
-                self._finished.add(shift, found)
+                rows = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
+                self._finished.add(shift, rows)
                 _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
 
     def _memory(self, host: RankForkServer, shift: InterleavedLayouts) -> Row:
         """What each arm takes, by arm and layout; a peer that does not run has no figure."""
         configs = shift.configs()
-        found: dict[str, Row] = {}
+        rows: dict[str, Row] = {}
         for arm, config in [*((ENGINE, config) for config in configs), *((peer, configs[0]) for peer in shift.peers)]:
             try:
-                found[_key(arm, name_of(config))] = memory_row(host, arm, self._run, config, self._cache)
+                rows[_key(arm, name_of(config))] = memory_row(host, arm, self._run, config, self._cache)
             except TrainingError:
                 if arm == ENGINE:
                     raise
-        return {"memory": found}
+        return {"memory": rows}
 
     def _shift(self, host: RankForkServer, shift: InterleavedLayouts, probe: Probe) -> Row:
         load, is_first = load_average(), shift.name == SHIFTS[0].name
@@ -140,13 +144,13 @@ class _Field:
         ]
         done = take_turns(host, specs, self._run, self._cache, self._run.train.steps // _TURN_STEPS)
         alone, rest = done[0], done[1:]
-        failed = [one for one in rest if one.spec.arm == ENGINE and one.reason is not None]
+        failed = [training for training in rest if training.spec.arm == ENGINE and training.reason is not None]
         if failed or alone.reason is not None:
             first = (failed or [alone])[0]
             raise TrainingError(f"bench: {name_of(first.spec.config)}: {first.reason}")
         reference = alone.losses if is_first else self._reference(alone.losses)
-        peers = [one for one in rest if one.spec.arm != ENGINE]
-        rows = [self._row(one, alone, reference, shift, peers) for one in rest]
+        peers = [training for training in rest if training.spec.arm != ENGINE]
+        rows = [self._row(training, alone, reference, shift, peers) for training in rest]
         rows += [_alone_row(alone, self._tokens)] if is_first else []
         cluster = cluster_of(probe, self._run, 2).model_dump(mode="json")
         return {"load": load, "rows": rows, "plan": list(self._plan(rest, probe)), "cluster": cluster}
@@ -157,8 +161,12 @@ class _Field:
 
     def _reference(self, losses: Sequence[float]) -> list[float]:
         """The plain process's curve, all steps of it where its own shift is finished."""
-        kept = self._finished.find(SHIFTS[0])
-        return list(losses) if kept is None else next(row["losses"] for row in kept["rows"] if row["arm"] == ALONE)
+        first_shift = self._finished.find(SHIFTS[0])
+        return (
+            list(losses)
+            if first_shift is None
+            else next(row["losses"] for row in first_shift["rows"] if row["arm"] == ALONE)
+        )
 
     def _row(
         self, one: Turns, alone: Turns, reference: Sequence[float], shift: InterleavedLayouts, peers: Sequence[Turns]
@@ -187,11 +195,11 @@ class _Field:
         }
 
     def _plan(self, done: Sequence[Turns], probe: Probe) -> Iterator[Row]:
-        for one in done:
-            config = one.spec.config
-            if one.spec.arm == ENGINE and one.reason is None:
+        for training in done:
+            config = training.spec.config
+            if training.spec.arm == ENGINE and training.reason is None:
                 planned = plan_layout(self._run, config, cluster_of(probe, self._run, config.world))
-                figures = beside(planned, one.step_s(), one.cpu_s(), one.waiting(), config.world)
+                figures = beside(planned, training.step_s(), training.cpu_s(), training.waiting(), config.world)
                 yield {"layout": name_of(config), "ranks": config.world, **figures}
 
 

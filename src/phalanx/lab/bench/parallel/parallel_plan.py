@@ -1,4 +1,4 @@
-"""The planner's estimate of a layout on this machine, beside what was measured."""
+"""The planner's estimate of a layout on this machine, beside the measurement."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,13 +33,7 @@ class PlannedFigures:
 
 
 def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> PlannedFigures:
-    """Plan one layout of a run.
-
-    Args:
-        run: What is trained.
-        config: Its layout.
-        cluster: This machine.
-    """
+    """Plan one layout of a run."""
     shape, recipe, layout = shape_of(run.model.architecture or {}), recipe_of(run, config), config.layout
     machine = replace(machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32"), per_node=layout.world)
     step = step_time(shape, layout, recipe, machine).total
@@ -59,7 +53,7 @@ def plan_memory(run: RunConfig, config: ParallelConfig) -> RankMemory:
 
 
 def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
-    """How a run is trained on CPUs, in the planner's words: what is offloaded there lies where it lay before."""
+    """Return the recipe of a run on CPUs for the planner; offloading moves nothing there."""
     return Recipe(
         sequences=run.train.batch_size,
         sequence_length=run.data.sequence_length,
@@ -78,12 +72,11 @@ def beside(planned: PlannedFigures, step_s: float, cpu_s: float, waiting: float 
     """The keys of a row of the block ``plan``.
 
     Args:
-        planned: From `plan_layout`.
+        planned: Figures of `plan_layout`.
         step_s: Measured wall seconds of a step.
         cpu_s: Measured CPU seconds of a step, all ranks together.
         waiting: Measured share of the ranks' time in which they neither worked nor wanted to; None where the system
             does not tell.
-        world: How many ranks there were.
     """
     bubble = waiting if planned.bubble is not None else None
     return {

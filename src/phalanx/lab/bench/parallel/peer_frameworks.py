@@ -54,8 +54,8 @@ class AccelerateDdp(Copies):
 class AccelerateFsdp(AccelerateDdp):
     """accelerate over FSDP2; gradients are shared after every microbatch, so that no rank holds them whole.
 
-    On CPUs accelerate takes DDP whatever plugin it is given, and says nothing. Its own code for FSDP2 runs there all
-    the same once its state names FSDP, so that is what is measured.
+    On CPUs accelerate takes DDP whatever plugin it is given, without a warning. Its own code for FSDP2 runs there all
+    the same once its state names FSDP, and this bench measures that code.
 
     Raises:
         TrainingError: The model was not sharded.

@@ -80,9 +80,9 @@ class _Half(nn.Module):
     def __init__(self, model: Any, rank: int, world: int) -> None:
         super().__init__()
         trunk, count = model.transformer, len(model.transformer.h)
-        first, end = rank * count // world, (rank + 1) * count // world
+        first, stop = rank * count // world, (rank + 1) * count // world
         self.width, self.columns = int(model.config.n_embd), int(model.config.vocab_size)
-        self.blocks = nn.ModuleList(trunk.h[first:end])
+        self.blocks = nn.ModuleList(trunk.h[first:stop])
         self.words = trunk.wte if rank == 0 else None
         self.places = trunk.wpe if rank == 0 else None
         self.norm = trunk.ln_f if rank == world - 1 else None

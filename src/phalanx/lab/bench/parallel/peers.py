@@ -26,13 +26,7 @@ from phalanx.train import RunConfig
 
 @dataclass(frozen=True)
 class RankSetup:
-    """One rank's.
-
-    Attributes:
-        run: What is trained, and how.
-        source: Its model.
-        place: Which rank this is.
-    """
+    """One rank's."""
 
     run: RunConfig
     source: ModelSource
@@ -57,10 +51,10 @@ def blocks_of(model: Any) -> list[nn.Module]:
 
 def decay_groups(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[dict[str, Any]]:
     """Matrices decay, vectors do not, as in the engine."""
-    given = list(parameters)
+    all_parameters = list(parameters)
     return [
-        {"params": [p for p in given if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in given if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in all_parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in all_parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
 
 
@@ -70,12 +64,7 @@ def adamw_options(config: OptimizerConfig) -> dict[str, Any]:
 
 
 class Copies:
-    """Data parallel: each rank trains on its rows; subclasses say what wraps the model.
-
-    Attributes:
-        model: What is called.
-        optimizer: What makes the step.
-    """
+    """Data parallel: each rank trains on its rows; subclasses say what wraps the model."""
 
     def __init__(self, setting: RankSetup, model: Any, optimizer: Any) -> None:
         self.config = setting.run.optimizer

@@ -24,7 +24,7 @@ Exchange = Callable[[], None]
 
 @contextlib.contextmanager
 def exchanging(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
-    """Join the others and time what is asked for; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
+    """Join the others and time the requested exchanges; see `phalanx.lab.bench.parallel.ranks.ArmRanks`."""
     del body
     torch.set_num_threads(1)
     with join(place, own_device("cpu", place), "00" * 32):
@@ -83,9 +83,9 @@ def _reduce_scatter(count: int) -> Exchange:
 
 
 def _all_gather(count: int) -> Exchange:
-    whole = _numbers(count)
-    part = whole.new_ones(len(whole) // dist.get_world_size())
-    return lambda: _forget(dist.all_gather_into_tensor(whole, part))
+    full = _numbers(count)
+    part = full.new_ones(len(full) // dist.get_world_size())
+    return lambda: _forget(dist.all_gather_into_tensor(full, part))
 
 
 def _direct_scatter(count: int) -> Exchange:
@@ -95,9 +95,9 @@ def _direct_scatter(count: int) -> Exchange:
 
 
 def _direct_gather(count: int) -> Exchange:
-    whole = _numbers(count)
-    part = whole.new_ones(len(whole) // dist.get_world_size())
-    return lambda: direct.gather(whole, part, _everybody())
+    full = _numbers(count)
+    part = full.new_ones(len(full) // dist.get_world_size())
+    return lambda: direct.gather(full, part, _everybody())
 
 
 def _everybody() -> dist.ProcessGroup:
@@ -136,10 +136,10 @@ def _sum_at_one(x: Tensor) -> Exchange:
     came = [torch.empty_like(x) for _ in range(world - 1)] if dist.get_rank() == 0 else []
 
     def lead() -> None:
-        works = [dist.irecv(one, src=rank) for rank, one in enumerate(came, start=1)]
-        for work, one in zip(works, came, strict=True):
+        works = [dist.irecv(received, src=rank) for rank, received in enumerate(came, start=1)]
+        for work, received in zip(works, came, strict=True):
             _wait(work)
-            x.add_(one)
+            x.add_(received)
         for work in [dist.isend(x, dst=rank) for rank in range(1, world)]:
             _wait(work)
 

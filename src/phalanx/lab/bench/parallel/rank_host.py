@@ -50,18 +50,18 @@ def main(messages: IO[str], answers: IO[str]) -> None:
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())
     crews: dict[int, list[_Seat]] = {}
-    for line in messages:
-        message = json.loads(line)
+    for message_line in messages:
+        message = json.loads(message_line)
         number = message["crew"]
         if "start" in message:
             crews[number] = _start(message["start"])
-            found = _hear(crews[number])
+            answer = _hear(crews[number])
         elif "order" in message:
-            found = _ask(crews[number], message["order"])
+            answer = _ask(crews[number], message["order"])
         else:
             _end(crews.pop(number, []))
-            found = []
-        answers.write(json.dumps(found) + "\n")
+            answer = []
+        answers.write(json.dumps(answer) + "\n")
         answers.flush()
     for seats in crews.values():
         _end(seats)
@@ -100,8 +100,8 @@ def _serve(task: Task, body: dict[str, Any], place: RankEnv, orders: IO[str], an
     try:
         with task(body, place) as act:
             _say(answers, {})
-            for line in orders:
-                _say(answers, act(json.loads(line)))
+            for order_line in orders:
+                _say(answers, act(json.loads(order_line)))
             os._exit(0)
     except Exception as exc:  # noqa: BLE001 - whatever it is, the bench says it
         traceback.print_exc()
@@ -118,18 +118,18 @@ def _ask(seats: list[_Seat], order: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _hear(seats: list[_Seat]) -> list[dict[str, Any]]:
     """One answer of every rank; as soon as one has failed the others are not waited for: they may wait for it."""
-    found: list[dict[str, Any]] = [{} for _ in seats]
+    answers: list[dict[str, Any]] = [{} for _ in seats]
     with selectors.DefaultSelector() as selector:
         for rank, seat in enumerate(seats):
             selector.register(seat.answers, selectors.EVENT_READ, rank)
         while selector.get_map():
             for key, _ in selector.select():
-                line = seats[key.data].answers.readline()
-                found[key.data] = json.loads(line) if line else {"error": "it has ended"}
+                reply = seats[key.data].answers.readline()
+                answers[key.data] = json.loads(reply) if reply else {"error": "it has ended"}
                 selector.unregister(key.fileobj)
-                if "error" in found[key.data]:
-                    return found
-    return found
+                if "error" in answers[key.data]:
+                    return answers
+    return answers
 
 
 def _end(seats: list[_Seat]) -> None:

@@ -46,7 +46,7 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
         their inputs and weights' gradients.
     """
     layers, tokens = source.num_layers, spec.run.data.sequence_length
-    whole = _stage(source, StageSpec(0, 1, 0, layers))
+    all_layers = _stage(source, StageSpec(0, 1, 0, layers))
     # stages without a head
     counts = (max(1, layers // 4), layers - 1)
     stages = [_stage(source, StageSpec(0, 2, 0, count)) for count in counts]
@@ -56,9 +56,9 @@ def _probed(spec: TrainingSpec, source: ModelSource, sizes: list[int]) -> dict[s
         for stage, count in zip(stages, counts, strict=True):
             wall, cpu = _timed(lambda stage=stage, ids=ids: _through(stage, ids))  # type: ignore[misc]
             timed.append({"blocks": count, "head": False, "rows": rows, "wall_s": wall, "cpu_s": cpu})
-        wall, cpu = _timed(lambda ids=ids: torch.autograd.backward(causal_lm(whole(ids), ids)[0]))  # type: ignore[misc]
+        wall, cpu = _timed(lambda ids=ids: torch.autograd.backward(causal_lm(all_layers(ids), ids)[0]))  # type: ignore[misc]
         timed.append({"blocks": layers, "head": True, "rows": rows, "wall_s": wall, "cpu_s": cpu})
-    parameters = whole.all_parameters()
+    parameters = all_layers.all_parameters()
     optimizer = torch.optim.AdamW(
         decay_groups(parameters.values(), spec.run.optimizer), **adamw_options(spec.run.optimizer)
     )
@@ -85,8 +85,8 @@ def _shares(blocks: StageModule, rows: int, tokens: int, width: int) -> dict[str
 
     _, forward = _timed(lambda: blocks(x))
     _, back = _timed(inputs)
-    _, whole = _timed(lambda: _through(blocks, x))
-    return {"forward": forward, "inputs": max(0.0, back - forward), "weights": max(0.0, whole - back)}
+    _, backward = _timed(lambda: _through(blocks, x))
+    return {"forward": forward, "inputs": max(0.0, back - forward), "weights": max(0.0, backward - back)}
 
 
 def _norms(rows: int, tokens: int, width: int) -> dict[str, float]:

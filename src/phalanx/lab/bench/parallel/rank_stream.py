@@ -39,12 +39,7 @@ Run = Callable[[], None]
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Of a chain: between two exchanges there is about as much to do as in a part of a block of some width.
-
-    Attributes:
-        hidden: That width.
-        tokens: Of a row.
-    """
+    """Of a chain: between two exchanges there is about as much to do as in a part of a block of some width."""
 
     hidden: int
     tokens: int
@@ -56,7 +51,7 @@ class _Sizes:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of what is exchanged."""
+        """Return the widths of exchanged tensors."""
         return max(2, self.hidden // 6 * 2), 2 * self.hidden
 
     @property
@@ -71,7 +66,6 @@ def streaming(body: dict[str, Any], place: RankEnv) -> Iterator[Act]:
 
     Args:
         body: ``hidden`` and ``tokens``, which say how much there is to do between exchanges.
-        place: Of this rank.
     """
     sizes = _Sizes(int(body["hidden"]), int(body["tokens"]))
     settle_numerics(1)
@@ -97,7 +91,7 @@ def _streams(sizes: _Sizes, group: Group) -> list[dict[str, Any]]:
 
     Returns:
         ``op``, ``bytes`` of one exchange, and wall and CPU seconds that one exchange adds to its computation; and for
-        ``stage`` what a pipeline adds to one microbatch in one stage.
+        ``stage`` the additions of a pipeline to one microbatch in one stage.
     """
     rows = [_inside(kind, width, sizes, group) for kind in _INSIDE for width in sizes.widths]
     rows += [row for width in sizes.shared_widths for row in _shared(width, sizes)]
@@ -157,7 +151,7 @@ class _Block(nn.Module):
         self.ins = nn.ModuleList(nn.Linear(2 * width, width) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two times a norm and two products, added to what came in."""
+        """Add two times a norm and two products to the input."""
         for norm, out, into in zip(self.norms, self.outs, self.ins, strict=True):
             x = x + into(functional.gelu(out(norm(x))))
         return x
@@ -179,13 +173,13 @@ def _shared(width: int, sizes: _Sizes) -> list[dict[str, Any]]:
             torch.autograd.backward(model(x).sum())
 
     scatter = _added(lambda: run(gradients, keeps_whole=True), lambda: run(plain))
-    both = _added(lambda: run(parameters), lambda: run(plain))
+    round_trips = _added(lambda: run(parameters), lambda: run(plain))
     # a block's parameters are gathered for its forward and for its backward pass
-    gather = [(whole - part) / 2 for whole, part in zip(both, scatter, strict=True)]
-    found = []
+    gather = [(round_trip - part) / 2 for round_trip, part in zip(round_trips, scatter, strict=True)]
+    rows = []
     for op, (wall, cpu) in (("gradients", scatter), ("parameters", gather)):
-        found.append({"op": op, "bytes": size, "wall_s": wall / _LENGTH, "cpu_s": cpu / _LENGTH})
-    return found
+        rows.append({"op": op, "bytes": size, "wall_s": wall / _LENGTH, "cpu_s": cpu / _LENGTH})
+    return rows
 
 
 def _send(width: int, sizes: _Sizes, group: Group) -> dict[str, Any]:
@@ -209,10 +203,15 @@ def _send(width: int, sizes: _Sizes, group: Group) -> dict[str, Any]:
             work()
 
     wall, cpu = _added(turns, alone)
-    _, own = _added(alone, lambda: None)
+    _, send_cpu_s = _added(alone, lambda: None)
     passes = 2 * _LENGTH
     # half of that work was the other's, and no CPU time of this rank
-    return {"op": "send", "bytes": 4 * x.numel(), "wall_s": wall / passes, "cpu_s": max(0.0, cpu + own / 2) / passes}
+    return {
+        "op": "send",
+        "bytes": 4 * x.numel(),
+        "wall_s": wall / passes,
+        "cpu_s": max(0.0, cpu + send_cpu_s / 2) / passes,
+    }
 
 
 def _stage(sizes: _Sizes, group: Group) -> dict[str, Any]:

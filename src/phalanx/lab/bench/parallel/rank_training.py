@@ -39,8 +39,8 @@ class TrainingSpec(StrictModel):
     Attributes:
         arm: One of `phalanx.lab.bench.parallel.arms.ARMS`.
         run: The run, with its layout.
-        cache: Where models and tokens are kept.
-        measures_memory: Freed memory goes back at once, so that peaks are those of living tensors.
+        cache: Directory of models and tokens.
+        measures_memory: Freed memory goes back at once, so that peaks count living tensors alone.
     """
 
     arm: str
@@ -113,7 +113,7 @@ class _Trainee:
 
 
 def _rehearse(*, adapts: bool) -> None:
-    """Use what every training uses once, so that libraries' own memory is there before any is counted."""
+    """Run every kind of operation once, so that libraries' own memory is allocated before the measurement."""
     if adapts:
         importlib.import_module("peft")
     model = nn.Sequential(nn.Embedding(64, 256), nn.Linear(256, 256), nn.LayerNorm(256), nn.Linear(256, 64))

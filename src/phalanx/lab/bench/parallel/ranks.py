@@ -32,13 +32,10 @@ class RankForkServer(LineProcess):
         """Make ranks that do one task together.
 
         Args:
-            name: For messages.
             task: One of `phalanx.lab.bench.parallel.rank_host.TASKS`.
-            world: How many there are.
-            body: What the task is told.
 
         Raises:
-            TrainingError: A rank failed; the message holds what it said.
+            TrainingError: A rank failed; the message holds its error.
         """
         number = self._num_crews
         self._num_crews += 1
@@ -74,7 +71,7 @@ class ArmRanks(Closeable):
             The answer of each rank.
 
         Raises:
-            TrainingError: A rank failed; the message holds what it said.
+            TrainingError: A rank failed; the message holds its error.
         """
         return self._host.exchange(self.name, crew=self._number, order=order)
 

@@ -18,7 +18,6 @@ class Resident:
     """Resident memory of a process, in bytes.
 
     Attributes:
-        anonymous: Now; everything but files.
         files: Now; code and files that are mapped.
         peak: The most of both together since `forget_peak`.
     """
@@ -52,14 +51,14 @@ def forget_peak(pid: int | None = None) -> None:
 
 
 def resident(pid: int | None = None) -> Resident:
-    """Return what this process has, or another one.
+    """Return the memory of this process, or of another one.
 
     Raises:
         TrainingError: This system does not tell.
     """
     try:
         lines = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii").splitlines()
-        sizes = {line.partition(":")[0]: line.partition(":")[2].split() for line in lines}
+        sizes = {row.partition(":")[0]: row.partition(":")[2].split() for row in lines}
         anonymous, files, peak = (int(sizes[name][0]) * 1024 for name in ("RssAnon", "RssFile", "VmHWM"))
     except (OSError, LookupError, ValueError) as exc:
         raise TrainingError("bench: this system does not tell the resident memory of a process") from exc
@@ -69,7 +68,7 @@ def resident(pid: int | None = None) -> Resident:
 def added_at_peak(before: Resident, pid: int | None = None) -> int:
     """Return the bytes by which the anonymous memory rose above `before` since the peak was forgotten.
 
-    Files are only ever added while a process works, so those of now are those of the peak.
+    Files are only ever added while a process works, so the current files count for the peak.
     """
     now = resident(pid)
     return max(0, now.peak - now.files - before.anonymous)
@@ -84,7 +83,6 @@ class ThreadSample:
     """A moment of one thread.
 
     Attributes:
-        wall_s: On the clock.
         taken_s: Seconds on a core, and in the queue for one, so far; None where the system does not tell.
     """
 

@@ -39,17 +39,11 @@ class PosttrainSpec(StrictModel):
     """The order of one arm; TRL's program reads the same file.
 
     Attributes:
-        objective: "sft" or "dpo".
-        model: Directory of the model.
-        rehearsal: Of a smaller one.
-        rows: As `write_rows` wrote them.
-        batch_size: Rows of a step.
-        length: Tokens of a row.
+        rows: File that `write_rows` wrote.
         lr: Learning rate, the same in every step.
         beta2: Decay of the second moment.
         stored_reference: The reference speaks once, before the training; TRL's usual way is to ask it in every step.
-        run: Of the pipeline; None where one process trains.
-        directory: For its files.
+        run: Run of the pipeline; None where one process trains.
     """
 
     objective: str
@@ -118,8 +112,8 @@ def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
         _say(answers, TurnReport(version="phalanx"))
         runner: StepRunner | None = None
         done = 0
-        for line in orders:
-            order = _parse(TurnRequest, line)
+        for request_line in orders:
+            order = _parse(TurnRequest, request_line)
             if runner is None:
                 runner = (
                     alone(spec, ModelSource(Path(spec.model)))

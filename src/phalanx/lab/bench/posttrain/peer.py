@@ -25,7 +25,6 @@ class OrderedSteps(transformers.TrainerCallback):  # type: ignore[misc]
     """A callback that waits for an order whenever the steps of the last one are made.
 
     Args:
-        steps: Of the first order.
         orders: Further ones; None ends the training with the first.
         answers: Get the losses of each order.
     """
@@ -42,9 +41,9 @@ class OrderedSteps(transformers.TrainerCallback):  # type: ignore[misc]
         if self._answers is not None:
             _say(self._answers, {"losses": self.losses})
         self.losses = []
-        line = "" if self._orders is None else self._orders.readline()
-        if line:
-            self._left = json.loads(line)["steps"]
+        order_line = "" if self._orders is None else self._orders.readline()
+        if order_line:
+            self._left = json.loads(order_line)["steps"]
         else:
             control.should_training_stop = True
 
@@ -55,13 +54,13 @@ def main(path: str, orders: IO[str], answers: IO[str]) -> None:
     torch.set_num_threads(1)
     rows = importlib.import_module("safetensors.torch").load_file(spec["rows"])
     # what libraries load when they are first used is there before memory is counted
-    first = {name: one[: spec["batch_size"]] for name, one in rows.items()}
+    first = {name: column[: spec["batch_size"]] for name, column in rows.items()}
     train(spec, spec["rehearsal"], first, OrderedSteps(1))
     gc.collect()
     _say(answers, {"version": importlib.import_module("trl").__version__})
-    line = orders.readline()
-    if line:
-        train(spec, spec["model"], rows, OrderedSteps(json.loads(line)["steps"], orders, answers))
+    order_line = orders.readline()
+    if order_line:
+        train(spec, spec["model"], rows, OrderedSteps(json.loads(order_line)["steps"], orders, answers))
 
 
 def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: OrderedSteps) -> None:
@@ -69,7 +68,7 @@ def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: Ord
     trl = importlib.import_module("trl")
     is_sft = spec["objective"] == "sft"
     with tempfile.TemporaryDirectory() as folder:
-        told = {
+        settings = {
             "output_dir": folder,
             "per_device_train_batch_size": spec["batch_size"] if is_sft else spec["batch_size"] // 2,
             "max_steps": len(rows["ids"]) // spec["batch_size"],
@@ -90,10 +89,10 @@ def train(spec: dict[str, Any], directory: str, rows: dict[str, Any], turns: Ord
         }
         shared = {"train_dataset": _dataset(rows, is_sft=is_sft), "processing_class": _words(), "callbacks": [turns]}
         if is_sft:
-            trainer = _paced(trl.SFTTrainer)(_model(directory), trl.SFTConfig(**told), **shared)
+            trainer = _paced(trl.SFTTrainer)(_model(directory), trl.SFTConfig(**settings), **shared)
         else:
             is_stored = spec["stored_reference"]
-            args = trl.DPOConfig(**told, beta=0.1, precompute_ref_log_probs=is_stored)
+            args = trl.DPOConfig(**settings, beta=0.1, precompute_ref_log_probs=is_stored)
             reference = None if is_stored else _model(directory)
             trainer = _paced(trl.DPOTrainer)(_model(directory), reference, args, **shared)
         trainer.turns = turns
@@ -127,25 +126,25 @@ def _model(directory: str) -> Any:
 def _words() -> Any:
     """A tokenizer, which trainers ask for the number of the padding."""
     tokenizers = importlib.import_module("tokenizers")
-    end, padding = "<end>", "<padding>"
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({end: 0, padding: _PADDING}, unk_token=end))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, pad_token=padding)
+    end_token, padding = "<end>", "<padding>"
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({end_token: 0, padding: _PADDING}, unk_token=end_token))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end_token, pad_token=padding)
 
 
 def _dataset(rows: dict[str, Any], *, is_sft: bool) -> Any:
     """The rows as the trainers have them once they are tokenized."""
     lines = list(zip(*(rows[name].tolist() for name in ("ids", "prompts", "lengths")), strict=True))
     if is_sft:
-        made = [
+        examples = [
             {"input_ids": ids[:length], "labels": [_IGNORE] * prompt + ids[prompt:length]}
             for ids, prompt, length in lines
         ]
     else:
-        made = [
+        examples = [
             {"prompt_ids": ids[:prompt], "chosen_ids": ids[prompt:length], "rejected_ids": other[prompt:rest]}
             for (ids, prompt, length), (other, _, rest) in zip(lines[0::2], lines[1::2], strict=True)
         ]
-    return importlib.import_module("datasets").Dataset.from_list(made)
+    return importlib.import_module("datasets").Dataset.from_list(examples)
 
 
 def _say(answers: IO[str], what: dict[str, Any]) -> None:

@@ -43,9 +43,6 @@ _QUIET_TIMEOUT_S = 120.0
 def bench_posttrain(quick: bool) -> dict[str, Any]:
     """Measure both objectives; progress goes to standard error.
 
-    Args:
-        quick: Two turns each.
-
     Raises:
         TrainingError: An arm failed, or the two sides do not learn the same.
     """
@@ -57,8 +54,7 @@ def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
     """Let the arms of each objective take turns.
 
     Args:
-        plan: Sizes.
-        python: Of the peer's environment; None leaves its figures null.
+        python: Python of the peer's environment; None leaves its figures null.
     """
     load = load_average()
     rows: list[dict[str, Any]] = []
@@ -76,16 +72,12 @@ def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
 
 @dataclass
 class _Arm:
-    """A process that trains when it is told to, and what was measured of it.
+    """A process that trains on request, and its measurements.
 
     Attributes:
-        name: In the rows.
-        process: The process.
-        version: What it says it is.
         counts_memory: Whether it is one process.
         cpu_s: CPU seconds of each measured turn, its workers' included.
         wall_s: Seconds of each measured turn.
-        losses: Of every step.
     """
 
     name: str
@@ -149,22 +141,22 @@ def _started(
 ) -> _Arm:
     directory = Path(shared.directory) / name.replace(" ", "_")
     directory.mkdir()
-    told: dict[str, Any] = {"directory": str(directory), "stored_reference": name != ASKED}
+    changes: dict[str, Any] = {"directory": str(directory), "stored_reference": name != ASKED}
     if name in PIPELINES:
-        told["run"] = _run(shared, plan, name)
+        changes["run"] = _run(shared, plan, name)
     path = directory / "spec.json"
-    path.write_text(shared.model_copy(update=told).model_dump_json(), encoding="utf-8")
+    path.write_text(shared.model_copy(update=changes).model_dump_json(), encoding="utf-8")
     environment = {"OMP_NUM_THREADS": "1"}
     if name in PEERS[shared.objective]:
         program = str(Path(__file__).with_name("peer.py"))
-        made = in_environment(name, python or "", (program, str(path)), environment, directory / "log")
+        process = in_environment(name, python or "", (program, str(path)), environment, directory / "log")
     else:
-        made = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
-    arm = _Arm(name, stack.enter_context(made), "", name not in PIPELINES)
-    arm.version = TurnReport.model_validate_json(made.answer()).version or ""
+        process = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
+    arm = _Arm(name, stack.enter_context(process), "", name not in PIPELINES)
+    arm.version = TurnReport.model_validate_json(process.answer()).version or ""
     if arm.counts_memory:
-        forget_peak(made.pid)
-        arm.before = resident(made.pid)
+        forget_peak(process.pid)
+        arm.before = resident(process.pid)
     return arm
 
 
@@ -194,10 +186,8 @@ def rows_of(
     """One row an arm; ratios are medians over turns, within which all arms had the machine in its state.
 
     Args:
-        objective: Of all of them.
-        arms: By name; TRL's may be missing.
-        peaks: Bytes by name.
-        tokens: Of each measured step, padding left out.
+        arms: Measurements by arm name; TRL's may be missing.
+        tokens: Tokens of each measured step, padding left out.
 
     Raises:
         TrainingError: Losses differ.
@@ -217,9 +207,13 @@ def rows_of(
         if max(differences) > _SAME_LOSS:
             raise TrainingError(f"bench posttrain: {name} learns something else: losses differ by {max(differences)}")
         row["version"], row["steps"] = arm.version, len(tokens)
-        row["tokens_per_s"], row["tokens_per_cpu_s"] = (sum(tokens) / sum(one) for one in (arm.wall_s, arm.cpu_s))
+        row["tokens_per_s"], row["tokens_per_cpu_s"] = (
+            sum(tokens) / sum(seconds) for seconds in (arm.wall_s, arm.cpu_s)
+        )
         row["loss_last"], row["max_loss_diff"] = arm.losses[-1], max(differences)
-        row["max_rel_loss_diff"] = max(abs(one / b) for one, b in zip(differences, ours.losses, strict=True))
+        row["max_rel_loss_diff"] = max(
+            abs(difference / b) for difference, b in zip(differences, ours.losses, strict=True)
+        )
         peak, our_peak = peaks.get(name), peaks.get(OURS)
         row["peak_memory_bytes"] = peak
         if name in PEERS[objective]:

@@ -24,10 +24,7 @@ class PosttrainPlan(StrictModel):
     Attributes:
         layers: Blocks of the model, a llama from scratch.
         width: Numbers a token has between blocks, a multiple of 32.
-        vocab_size: Tokens.
-        batch_size: Rows of a step.
         length: Tokens of the longest row of each step; others have between half of it and all.
-        steps: Of one turn.
         turns: Measured ones of each arm; one more warms up.
     """
 
@@ -64,13 +61,12 @@ class PosttrainPlan(StrictModel):
 
 
 def write_rows(plan: PosttrainPlan, objective: str, source: ModelSource, path: Path) -> list[int]:
-    """Write the rows of all steps with what a reference model says of them, and return the tokens of each step.
+    """Write the rows of all steps with a reference model's log-probabilities, and return the tokens of each step.
 
     Args:
-        plan: Sizes.
         objective: "sft", or "dpo": rows 2k and 2k + 1 then have one prompt.
-        source: The reference.
-        path: Of a safetensors file: ``ids``, ``labels`` (shifted), ``prompts`` and ``lengths`` (tokens of each row).
+        path: Path of a safetensors file: ``ids``, ``labels`` (shifted), ``prompts`` and ``lengths`` (tokens of each
+            row).
     """
     num_rows, shape = plan.total_steps * plan.batch_size, (plan.total_steps * plan.batch_size, plan.length)
     draw = torch.Generator().manual_seed(_SEED)
@@ -90,11 +86,11 @@ def write_rows(plan: PosttrainPlan, objective: str, source: ModelSource, path: P
     rows: dict[str, Tensor] = {"ids": ids, "labels": labels, "prompts": prompts, "lengths": lengths}
     if objective == "dpo":
         rows["reference"] = log_probs_of(ReferenceModel(source, "sdpa", 0), PairRows(ids, labels, {}))
-    save_file({name: one.contiguous() for name, one in rows.items()}, path)
+    save_file({name: tensor.contiguous() for name, tensor in rows.items()}, path)
     counts: list[int] = lengths.view(plan.total_steps, plan.batch_size).sum(1).tolist()
     return counts
 
 
 def rows_of_step(rows: dict[str, Tensor], step: int, batch_size: int) -> dict[str, Any]:
     """Cut one step out of what `write_rows` wrote."""
-    return {name: one[step * batch_size : (step + 1) * batch_size] for name, one in rows.items()}
+    return {name: tensor[step * batch_size : (step + 1) * batch_size] for name, tensor in rows.items()}

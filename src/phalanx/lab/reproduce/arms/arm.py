@@ -19,11 +19,9 @@ class ArmInputs:
 
     Attributes:
         run: The run, as a run file would say it.
-        source: The model.
         plan: The plan made from both.
         attacker: The attacker; its schedule may be None.
         warm_up: Honest batches that an arm may calibrate itself with; never trained on.
-        directory: Scratch space.
     """
 
     run: RunConfig
@@ -39,7 +37,6 @@ class Counts:
     """The counts of one training.
 
     Attributes:
-        dropped_steps: Steps without any update.
         redone_steps: Attempts beyond the first, over all steps.
         alarms: Times that the arm thought something was wrong; None for an arm without a detector.
         honest_accused: Number of alarms about an honest stage's message or an honest party; None likewise.

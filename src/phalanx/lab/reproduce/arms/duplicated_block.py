@@ -11,8 +11,8 @@ from phalanx.pipeline import StageCopy
 class DuplicatedBlock:
     """A stage's duplicate on the node of the stage behind it, kept in lock-step by its own optimizer.
 
-    The jumping connection brings what the stage itself was given; the duplicate does the same work and
-    compares. It needs the stage's own work again: forward, backward, optimizer, memory.
+    The jumping connection brings the stage's own input; the duplicate does the same work and compares. It needs the
+    stage's own work again: forward, backward, optimizer, memory.
 
     Guarantees:
         Finds every changed bit of a message of the stage, also NaN for NaN and the sign of a zero. Accuses
@@ -38,8 +38,8 @@ class DuplicatedBlock:
 
     def repeats_backward(self, step: int, microbatch: int, gradient: Tensor, claimed: Tensor) -> bool:
         """Whether the duplicate turns a gradient of its output into exactly the claimed one of its input."""
-        own = self._copy.runner.backward(step, microbatch, gradient)
-        return own is not None and same_bits(own, claimed)
+        gradients = self._copy.runner.backward(step, microbatch, gradient)
+        return gradients is not None and same_bits(gradients, claimed)
 
     def take_gradients(self) -> Mapping[str, Tensor]:
         """Weight gradients of the step; afterwards there are none."""
@@ -58,7 +58,7 @@ class DuplicatedBlock:
         self._copy.runner.abandon()
 
     def has_state_of(self, copy: StageCopy) -> bool:
-        """Whether weights and moments are bit for bit those of `copy`."""
+        """Whether weights and moments equal `copy`'s bit for bit."""
         return self._copy.digest() == copy.digest()
 
 

@@ -15,7 +15,7 @@ class DuplicateCheck:
     """A message check that repeats the work of every middle stage and raises the alarm at the first difference.
 
     Attributes:
-        blocks: By the stage that each is a duplicate of.
+        blocks: Blocks by the stage that each duplicates.
         idle: Stages with a duplicate that rests in this attempt, because they are frozen.
     """
 
@@ -25,7 +25,7 @@ class DuplicateCheck:
         self.idle: Collection[int] = ()
 
     def accepts(self, message: StageTensor, /) -> bool:
-        """Repeat what the message's sender says that it did.
+        """Repeat the work that the message's sender claims.
 
         Raises:
             AlarmRaised: The result differs in a bit.
@@ -41,9 +41,9 @@ class DuplicateCheck:
     def update(self, gradients: Mapping[int, Mapping[str, Tensor]], lr: float, clip: float) -> None:
         """Let the duplicates of these stages take the same optimizer step, each on its own gradients."""
         for stage, block in self.blocks.items():
-            own = block.take_gradients()
+            block_gradients = block.take_gradients()
             if stage in gradients:
-                block.update(own, lr, clip)
+                block.update(block_gradients, lr, clip)
 
     def abandon(self) -> None:
         """Forget graphs and gradients of all duplicates."""

@@ -72,7 +72,7 @@ class StatisticsMonitor:
         """Judge one message.
 
         Returns:
-            None when it looks like the ones before, else what is unusual. A kind of message that was not in the
+            None when it resembles earlier messages, else the unusual property. A kind of message that was not in the
             warm-up is only asked to be finite.
         """
         if not bool(torch.isfinite(tensor).all()):

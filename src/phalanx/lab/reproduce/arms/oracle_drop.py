@@ -5,7 +5,7 @@ from phalanx.lab.reproduce.arms.undefended import UndefendedArm
 
 
 class OracleDrop(UndefendedArm):
-    """An upper bound on what a perfect detector reaches with the cheapest recovery; the batch is lost."""
+    """An upper bound on a perfect detector with the cheapest recovery; the batch is lost."""
 
     def step(self, step: int, inputs: StepInputs) -> None:
         """Run the step unless a stage would lie in it."""

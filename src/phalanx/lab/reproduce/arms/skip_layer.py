@@ -17,7 +17,7 @@ from phalanx.lab.reproduce.simulator import AlarmRaised
 
 
 def skipping(suspect: int, num_stages: int) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the stages that are left out after an alarm about one, and those that are frozen."""
+    """Return the stages that are skipped after an alarm about one, and the frozen stages."""
     last = {num_stages - 1}
     return frozenset({suspect, suspect + 1} - last), frozenset({suspect - 1, suspect, suspect + 1} - last)
 
@@ -41,7 +41,11 @@ class SkipLayer(SimulatedArm):
         if suspect is not None:
             frozen = self._again(step, inputs, suspect)
         simulator = self.simulator
-        gradients = {stage: own for stage, own in simulator.take_gradients().items() if stage not in frozen}
+        gradients = {
+            stage: gradients_of_stage
+            for stage, gradients_of_stage in simulator.take_gradients().items()
+            if stage not in frozen
+        }
         clip = simulator.clip(gradients)
         simulator.update(step, gradients, clip)
         self.duplicates.update(gradients, simulator.learning_rate(step), clip)

@@ -59,8 +59,8 @@ class Statistics(SimulatedArm):
         taken = simulator.take_gradients()
         simulator.abandon()
         gradients = {
-            stage: {name: g * (len(inputs.ids) / attempt.survivors[stage]) for name, g in own.items()}
-            for stage, own in taken.items()
+            stage: {name: g * (len(inputs.ids) / attempt.survivors[stage]) for name, g in stage_gradients.items()}
+            for stage, stage_gradients in taken.items()
             if attempt.survivors[stage]
         }
         if not gradients:

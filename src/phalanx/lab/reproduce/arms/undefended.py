@@ -26,7 +26,7 @@ class SimulatedArm(Closeable):
         return self.simulator.weights_digest()
 
     def close(self) -> None:
-        """Let go of what a step began."""
+        """Release the state of an unfinished step."""
         self.simulator.abandon()
 
 

@@ -24,10 +24,9 @@ PROTOCOL = 1
 
 
 def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[str, Any]:
-    """Measure what has not been measured yet; progress goes to standard error.
+    """Measure missing cells; progress goes to standard error.
 
     Args:
-        size: "full" or "quick".
         only_finished: Measure nothing; show what earlier calls have finished.
 
     Returns:
@@ -44,7 +43,7 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
     load, cells = load_average(), list(cells_of(chosen))
     batches = list(adapter_cells(chosen))
     finished = rows_in(cache / "reproduce" / "leaks.jsonl", chosen)
-    known = _adapter_rows_in(cache / "reproduce" / "leaks-adapters.jsonl", chosen)
+    adapter_rows = _adapter_rows_in(cache / "reproduce" / "leaks-adapters.jsonl", chosen)
     lab: Lab | None = None
     adapters: AdapterLab | None = None
     with deterministic(threads=1):
@@ -52,7 +51,7 @@ def measure_leaks(*, size: str = "full", only_finished: bool = False) -> dict[st
             source, texts = open_source_and_texts(chosen, cache)
             lab, adapters = Lab(chosen, source, texts, _say), AdapterLab(source, texts)
         rows = list(sweep(cells, finished, lab, _tell))
-        gradients = list(sweep(batches, known, adapters, _tell_gradient))
+        gradients = list(sweep(batches, adapter_rows, adapters, _tell_gradient))
     shape = known_models()[MODEL]
     return {
         "name": "leaks",

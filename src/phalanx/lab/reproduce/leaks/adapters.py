@@ -43,8 +43,7 @@ class AdapterLab:
     The adapter has been trained for one plain step on the host's own text: before its first step half of it is zero.
 
     Args:
-        source: The model.
-        texts: As `Lab` takes them.
+        texts: Texts, in the form that `Lab` takes.
     """
 
     def __init__(self, source: ModelSource, texts: Texts) -> None:
@@ -62,9 +61,9 @@ class AdapterLab:
             # adapters cross in fp32, so plaintext is what it is
             wire = WIRES[cell.guard]()
             gradients = (wire.seen(gradients[0]), wire.seen(gradients[1]))
-        (found,) = self._check.tokens(*gradients, self._adapter[0].detach())
-        precision, recall = precision_and_recall(found, ids[:, :-1])
-        return {**asdict(cell), "rank": RANK, "found": found.numel(), "precision": precision, "recall": recall}
+        (tokens,) = self._check.tokens(*gradients, self._adapter[0].detach())
+        precision, recall = precision_and_recall(tokens, ids[:, :-1])
+        return {**asdict(cell), "rank": RANK, "found": tokens.numel(), "precision": precision, "recall": recall}
 
     @cached_property
     def _texts(self) -> tuple[Tensor, Tensor]:

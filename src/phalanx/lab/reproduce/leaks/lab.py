@@ -56,10 +56,7 @@ class Lab:
     """A runner of cells; text, front and hidden states are made at their first use and stay in memory.
 
     Args:
-        size: How much is measured.
-        source: The model.
-        texts: Gives the host's own text and the one that it is to recover, ``[sequences, seq]`` each.
-        say: Told what takes long.
+        texts: Source of the host's own text and of the text to recover, ``[sequences, seq]`` each.
     """
 
     def __init__(self, size: LeakSize, source: ModelSource, texts: Texts, say: Say) -> None:
@@ -74,17 +71,19 @@ class Lab:
         started = time.perf_counter()
         public, private = self._texts
         wire = WIRES[cell.guard]()
-        seen, known = (self._seen(wire, states, cell.depth) for states in (self._private_states, self._public_states))
+        seen, public_states = (
+            self._seen(wire, states, cell.depth) for states in (self._private_states, self._public_states)
+        )
         row: Row = {**asdict(cell), "tokens": private.numel(), "chance": chance(public, private)}
         inverters = self._inverters(cell.depth)
         for name, inverter in inverters.items():
-            inverter.fit(known, public)
+            inverter.fit(public_states, public)
             row[name] = share_of_tokens(recovered(inverter, seen), private)
         # the better of two learners proposes
         proposer = max(("linear_map", "trained_inverter"), key=lambda name: float(row[name]))
         few = slice(self._size.searched_sequences)
         search = CandidateSearch(self._front, cell.depth, inverters[proposer], self._openings[cell.depth])
-        search.fit(known, public)
+        search.fit(public_states, public)
         row["candidate_search"] = share_of_tokens(search.recover(seen[few]), private[few])
         row |= {"searched_tokens": private[few].numel(), "searched_chance": chance(public, private[few])}
         return row | {"wall_s": time.perf_counter() - started}

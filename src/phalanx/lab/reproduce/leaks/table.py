@@ -1,4 +1,4 @@
-"""The leak table: at each cut what the best attack recovers under each guard, with chance beside it."""
+"""The leak table: the best attack's recovery at each cut under each guard, with chance beside it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,13 +24,13 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     """
     lines: dict[int, Row] = {}
     for row in rows:
-        line = lines.setdefault(row["depth"], _empty(row))
-        line["chance"] = max(line["chance"], row["chance"], row["searched_chance"])
+        row_of_depth = lines.setdefault(row["depth"], _empty(row))
+        row_of_depth["chance"] = max(row_of_depth["chance"], row["chance"], row["searched_chance"])
         best = max(ATTACKS, key=lambda name: float(row[name]))
-        line |= {row["guard"]: row[best], f"{row['guard']}_attack": best}
+        row_of_depth |= {row["guard"]: row[best], f"{row['guard']}_attack": best}
         if row["guard"] == "plaintext":
-            line |= {name: row[name] for name in ATTACKS}
-        lines[row["depth"]] = line
+            row_of_depth |= {name: row[name] for name in ATTACKS}
+        lines[row["depth"]] = row_of_depth
     return [lines[depth] for depth in sorted(lines)]
 
 
@@ -38,15 +38,15 @@ def as_lines(summary: Sequence[Row]) -> list[dict[str, str]]:
     """The summary for people, in percent."""
     return [
         {
-            "cut": str(line["depth"]),
-            "plaintext": _percent(line["plaintext"]),
-            "by": line["plaintext_attack"] or "-",
-            "sealed": _percent(line["sealed"]),
-            "masked": _percent(line["masked"]),
-            "chance": _percent(line["chance"]),
-            **{name.replace("_", " "): _percent(line[name]) for name in ATTACKS},
+            "cut": str(table_row["depth"]),
+            "plaintext": _percent(table_row["plaintext"]),
+            "by": table_row["plaintext_attack"] or "-",
+            "sealed": _percent(table_row["sealed"]),
+            "masked": _percent(table_row["masked"]),
+            "chance": _percent(table_row["chance"]),
+            **{name.replace("_", " "): _percent(table_row[name]) for name in ATTACKS},
         }
-        for line in summary
+        for table_row in summary
     ]
 
 
@@ -54,8 +54,10 @@ def adapter_lines(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Rows of adapter gradients for people: a line for each size of a batch, a column for each guard."""
     lines: dict[int, dict[str, str]] = {}
     for row in rows:
-        line = lines.setdefault(row["tokens"], {"tokens of the batch": str(row["tokens"]), "rank": str(row["rank"])})
-        line[row["guard"]] = _percent(row["recall"])
+        table_row = lines.setdefault(
+            row["tokens"], {"tokens of the batch": str(row["tokens"]), "rank": str(row["rank"])}
+        )
+        table_row[row["guard"]] = _percent(row["recall"])
     return list(lines.values())
 
 

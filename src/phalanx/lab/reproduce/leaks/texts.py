@@ -15,7 +15,7 @@ from phalanx.errors import DataError
 from phalanx.lab.reproduce.leaks.size import SEQUENCE_LENGTH
 
 _CHARACTERS = 1000
-_LEAST_CHARACTERS = 200
+_MIN_CHARACTERS = 200
 _SEQUENCES_EACH = 2
 
 TEXTS = {"public": "docstrings of the standard library", "private": "the language reference that CPython carries"}
@@ -42,7 +42,7 @@ def private_ids(tokenizer: Path, sequences: int) -> Tensor:
 def _sequences(source: Source, tokenizer: Path, wanted: int) -> Tensor:
     loaded = load_tokenizer(FileTokenizerConfig(path=tokenizer), None)
     texts = sorted((document.text.strip() for document in source.documents()), key=_hash)
-    rows = list(_rows(loaded, (text[:_CHARACTERS] for text in texts if len(text) >= _LEAST_CHARACTERS), wanted))
+    rows = list(_rows(loaded, (text[:_CHARACTERS] for text in texts if len(text) >= _MIN_CHARACTERS), wanted))
     if len(rows) < wanted:
         raise DataError(f"leaks: {len(rows)} sequences of {SEQUENCE_LENGTH} tokens, expected {wanted}: too little text")
     return torch.tensor(rows, dtype=torch.int64)
@@ -50,14 +50,14 @@ def _sequences(source: Source, tokenizer: Path, wanted: int) -> Tensor:
 
 def _rows(tokenizer: TextTokenizer, texts: Iterable[str], wanted: int) -> Iterable[list[int]]:
     """The first sequences of each text, until it is enough."""
-    made = 0
+    num_rows = 0
     for text in texts:
         ids = tokenizer.encode([text])[0]
         for start in range(0, _SEQUENCES_EACH * SEQUENCE_LENGTH, SEQUENCE_LENGTH):
-            if made < wanted and start + SEQUENCE_LENGTH <= len(ids):
+            if num_rows < wanted and start + SEQUENCE_LENGTH <= len(ids):
                 yield ids[start : start + SEQUENCE_LENGTH]
-                made += 1
-        if made == wanted:
+                num_rows += 1
+        if num_rows == wanted:
             return
 
 

@@ -1,4 +1,4 @@
-"""Medical texts, classified by clients that may not show them: what each way of training together comes to."""
+"""Medical texts, classified by clients that may not show them: a comparison of ways to train together."""
 
 import os
 from dataclasses import asdict
@@ -24,7 +24,7 @@ PROTOCOL = 1
 
 
 def reproduce_medical(*, size: str = "full", only_finished: bool = False, home: Path | None = None) -> dict[str, Any]:
-    """Train what the comparison needs and has not been trained yet; progress goes to standard error.
+    """Train the missing cells of the comparison; progress goes to standard error.
 
     Args:
         size: A name in `SIZES`: "full", or "quick" with one seed and three tasks.

@@ -43,7 +43,7 @@ def centralised(bench: ArmMaterial) -> ArmResult:
 
 
 def local(bench: ArmMaterial) -> ArmResult:
-    """Every client trains alone on what it has, in as many passes; all are tested on the common test texts."""
+    """Every client trains alone on its own texts, in as many passes; all are tested on the common test texts."""
     trainer = bench.trainer()
     first = copied(trainer.state())
     scores = []

@@ -13,7 +13,7 @@ class CellBar:
     """A context manager.
 
     Args:
-        console: Where to show it; standard error when left out.
+        console: Console for progress; standard error by default.
     """
 
     def __init__(self, console: Console | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What an arm of the comparison works with, and what comes of it."""
+"""The material of an arm of the comparison, and its result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class ArmResult:
         scores: One, or one for each client that trained alone.
         steps: Steps of the optimizer that counts: of one client, where several train apart.
         loss_last: Mean loss of the last step; None where there is no such step.
-        digest: Of adapters and head at the end; None where there are none.
+        digest: Digest of adapters and head at the end; None without them.
         more: Figures that only this arm has.
     """
 
@@ -43,9 +43,6 @@ class ArmMaterial:
         source: The model, cut down to the layers that are used.
         front: Its front, in float32.
         clip: Length to which the noised split clips a token's hidden states.
-        material: Texts and clients.
-        size: How much is trained.
-        seed: Of everything that is drawn.
     """
 
     source: ModelSource
@@ -81,7 +78,7 @@ class ArmMaterial:
         return deal(indices, self.size.rows, self.seed, client)
 
     def score(self, back: StageModule, front: Front) -> Confusion:
-        """Count what the back part makes of the test texts."""
+        """Count the back part's predictions on the test texts."""
         test = self.material.test
         predicted: list[int] = []
         for begin in range(0, len(test.classes), _ROWS_TESTED_AT_ONCE):
@@ -93,8 +90,8 @@ class ArmMaterial:
         """Learn from some microbatches and take a step; return the mean loss."""
         loss, targets = 0.0, 0
         for indices in microbatches:
-            found, count = trainer.learn(*self.microbatch(indices))
-            loss, targets = loss + found, targets + count
+            batch_loss, count = trainer.learn(*self.microbatch(indices))
+            loss, targets = loss + batch_loss, targets + count
         trainer.step()
         return loss / targets
 

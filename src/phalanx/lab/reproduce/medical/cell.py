@@ -37,13 +37,13 @@ class MedicalCell:
 
 def cells_of(size: MedicalSize, tasks: Iterable[str]) -> list[MedicalCell]:
     """All cells of these tasks, three tasks after the other; in these late arms come last, seed by seed."""
-    found = []
+    ordered = []
     names = list(tasks)
     for begin in range(0, len(names), _TASKS_AT_ONCE):
         three = names[begin : begin + _TASKS_AT_ONCE]
         cells = [MedicalCell(task, seed, arm) for task in three for seed in size.seeds for arm in ARMS]
-        found += sorted(cells, key=lambda cell: (cell.seed, LATE.index(cell.arm)) if cell.arm in LATE else (-1, 0))
-    return found
+        ordered += sorted(cells, key=lambda cell: (cell.seed, LATE.index(cell.arm)) if cell.arm in LATE else (-1, 0))
+    return ordered
 
 
 def missing_part(arm: str) -> str | None:

@@ -66,11 +66,16 @@ def fedavg_private(bench: ArmMaterial) -> ArmResult:
         return last, counts[client]
 
     spent = [
-        PoissonGaussian(one, rate).epsilon(steps, DELTA) for one, rate, steps in zip(noise, rates, total, strict=True)
+        PoissonGaussian(noise_scale, rate).epsilon(steps, DELTA)
+        for noise_scale, rate, steps in zip(noise, rates, total, strict=True)
     ]
-    found = _rounds(bench, _mean, epoch)
+    outcome = _rounds(bench, _mean, epoch)
     return ArmResult(
-        found.scores, found.steps, found.loss_last, found.digest, {**found.more, "epsilon": max(spent), "noise": noise}
+        outcome.scores,
+        outcome.steps,
+        outcome.loss_last,
+        outcome.digest,
+        {**outcome.more, "epsilon": max(spent), "noise": noise},
     )
 
 
@@ -124,9 +129,9 @@ def _private_step(bench: ArmMaterial, trainer: BackTrainer, client: int, charge:
     loss = 0.0
     for index in sample:
         loss += trainer.learn(*bench.microbatch((index,)))[0]
-        found = {name: value.grad for name, value in trainer.trained.items() if value.grad is not None}
-        norm = math.sqrt(sum(float(value.square().sum()) for value in found.values()))
-        for name, value in found.items():
+        gradients = {name: value.grad for name, value in trainer.trained.items() if value.grad is not None}
+        norm = math.sqrt(sum(float(value.square().sum()) for value in gradients.values()))
+        for name, value in gradients.items():
             total[name].add_(value, alpha=min(1.0, _CLIP / max(norm, 1e-12)))
         trainer.forget()
     stream = SecureStream(f"{bench.seed}/{client}/{charge}".encode().ljust(32, b"\0"))
@@ -163,7 +168,7 @@ def _secure_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
     """Walk the protocol with all sides in this process; clients have as many texts each, so they weigh the same."""
     owner = Identity.without_certificate("owner")
     identities = [Identity.without_certificate(f"client-{number}") for number in range(len(updates))]
-    cohort = tuple(CohortMember(name=one.name, key=one.public.public_key.hex()) for one in identities)
+    cohort = tuple(CohortMember(name=identity.name, key=identity.public.public_key.hex()) for identity in identities)
     length = updates.shape[1]
     terms = SumTerms(
         run="medical",
@@ -175,24 +180,27 @@ def _secure_mean(updates: Tensor, shares: Sequence[float]) -> Tensor:
         clip=_NORM,
         minimum=LEAST_CONTRIBUTORS,
     )
-    roster = {one.name: one.public for one in identities}
+    roster = {identity.name: identity.public for identity in identities}
     expected = ExpectedRound("medical", "1" * 64, "2" * 64, length, owner.public, roster, LEAST_CONTRIBUTORS)
-    server, clients = SumServer(terms, owner), {one.name: SumClient(one, expected, _Once()) for one in identities}
-    for one in clients.values():
-        server.take_advert(one.join(server.invitation))
+    server, clients = (
+        SumServer(terms, owner),
+        {identity.name: SumClient(identity, expected, _Once()) for identity in identities},
+    )
+    for client in clients.values():
+        server.take_advert(client.join(server.invitation))
     adverts = server.adverts()
-    for one in clients.values():
-        server.take_boxes(one.share(adverts))
+    for client in clients.values():
+        server.take_boxes(client.share(adverts))
     deliveries = server.deliveries()
-    for values, (name, one) in zip(updates, clients.items(), strict=True):
-        deposit = one.mask(deliveries[name], values.numpy())
+    for values, (name, client) in zip(updates, clients.items(), strict=True):
+        deposit = client.mask(deliveries[name], values.numpy())
         server.take_deposit(deposit.message, deposit.values)
     deposits = server.deposits()
-    for one in clients.values():
-        server.take_consent(one.consent(deposits))
+    for client in clients.values():
+        server.take_consent(client.consent(deposits))
     consents = server.consents()
-    for one in clients.values():
-        server.take_release(one.release(consents))
+    for client in clients.values():
+        server.take_release(client.release(consents))
     return torch.from_numpy(server.result().mean())
 
 

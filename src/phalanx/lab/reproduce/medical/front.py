@@ -15,8 +15,8 @@ class RememberedFront:
     """A front that remembers every text.
 
     Args:
-        front: In float32.
-        wire: Precision of what is given out, a key of `WIRE_DTYPES`; what is remembered is float32.
+        front: Front in float32.
+        wire: Precision of outputs, a key of `WIRE_DTYPES`; remembered values are float32.
     """
 
     def __init__(self, front: Front, wire: str = "fp32") -> None:
@@ -24,7 +24,7 @@ class RememberedFront:
         self._known: dict[bytes, Tensor] = {}
 
     def with_wire(self, wire: str) -> "RememberedFront":
-        """Return the same front and memory with another precision of what is given out."""
+        """Return the same front and memory with another output precision."""
         other = RememberedFront(self._front, wire)
         other._known = self._known
         return other
@@ -49,8 +49,7 @@ class NoisyFront:
         front: Gives hidden states in float32.
         clip: Euclidean length to which each token's hidden states are clipped; decided without looking at the texts.
         noise: Standard deviation for each number, in units of `clip`.
-        seed: Of the noise.
-        wire: As for `RememberedFront`.
+        wire: Precision of outputs, as for `RememberedFront`.
     """
 
     def __init__(self, front: Front, clip: float, noise: float, seed: int, wire: str = "fp32") -> None:
@@ -87,7 +86,6 @@ def epsilon_of(noise: float, delta: float = DELTA) -> float:
 
     Args:
         noise: Standard deviation in units of the clipping length; two clipped vectors are at most two lengths apart.
-        delta: Of (epsilon, delta)-differential privacy.
 
     Source: Balle and Wang 2018, theorem 8 (the exact condition for the Gaussian mechanism).
     """

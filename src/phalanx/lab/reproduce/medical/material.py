@@ -19,12 +19,8 @@ class Material:
     """The texts that the arms of one task and seed have in common.
 
     Attributes:
-        num_classes: Of the task.
-        train: Training texts.
-        test: Test texts.
         clients: Indices of each client's training texts.
         train_examples: The same as texts, for an arm that reads words.
-        test_examples: As texts.
         train_cut: Training texts as far as the model sees them.
         test_cut: Test texts as far as the model sees them.
     """
@@ -45,7 +41,7 @@ class Material:
 
 
 def make_material(task: LabelledExamples, tokenizer: TextTokenizer, size: MedicalSize, seed: int) -> Material:
-    """Share the task's texts out to clients, and draw as many of each; the test texts are those of every seed.
+    """Share the task's texts out to clients, and draw as many of each; the test texts are equal for every seed.
 
     Clients give the same number of texts, for the split engine has them take turns.
 
@@ -54,7 +50,7 @@ def make_material(task: LabelledExamples, tokenizer: TextTokenizer, size: Medica
     """
     shares = share_out(task, CLIENTS, size.train // CLIENTS, size.test, ALPHA, seed)
     ends = list(accumulate(len(examples) for examples in shares.clients))
-    clients = tuple(tuple(range(begin, end)) for begin, end in zip([0, *ends], ends, strict=False))
+    clients = tuple(tuple(range(begin, stop)) for begin, stop in zip([0, *ends], ends, strict=False))
     train, test = shares.train, shares.test
     return Material(
         len(task.classes),
@@ -75,13 +71,11 @@ def _cut(examples: Sequence[Example], tokenizer: TextTokenizer, size: MedicalSiz
 
 
 def deal(indices: Indices, rows: int, seed: int, client: int) -> Iterator[Indices]:
-    """Give a client's texts in microbatches for ever, in a new order in every pass; what is left of one opens the next.
+    """Yield a client's texts in microbatches for ever, in a new order in every pass; the rest of a pass opens the next.
 
     Args:
         indices: At least `rows`.
-        rows: Of a microbatch.
         seed: Decides the order, together with `client`.
-        client: Its number.
     """
     generator = torch.Generator().manual_seed(1_000_003 * seed + client)
     waiting: list[int] = []

@@ -29,13 +29,12 @@ class MedicalSize:
         seeds: Each draws its own clients, training texts, first values and order.
         train: Training texts, as many of each client.
         test: Test texts, the same for every seed.
-        tokens: Of a text; what is longer is cut off.
+        tokens: Maximum tokens of a text; longer texts are cut off.
         epochs: Passes over the training texts, and rounds of federated averaging.
         layers: First blocks of the model that are used at all.
-        cut: Of these the ones at the client.
+        cut: Number of layers at the client.
         rows: Texts of a microbatch; one microbatch of each client makes a step.
-        rank: Of the adapters.
-        lr: Of AdamW, constant, the same in every arm.
+        lr: Learning rate of AdamW, constant, the same in every arm.
     """
 
     tasks: tuple[str, ...]
@@ -72,8 +71,8 @@ SIZES: Mapping[str, MedicalSize] = MappingProxyType(
 
 def describe(size: MedicalSize) -> dict[str, Any]:
     """Everything that decides a figure and is not in its row; which tasks and seeds there are decides none."""
-    own = {name: value for name, value in asdict(size).items() if name not in ("tasks", "seeds")}
-    return own | {
+    size_fields = {name: value for name, value in asdict(size).items() if name not in ("tasks", "seeds")}
+    return size_fields | {
         "model": MODEL.name,
         "clients": CLIENTS,
         "alpha": ALPHA,

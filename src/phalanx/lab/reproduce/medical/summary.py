@@ -1,4 +1,4 @@
-"""Means over the seeds with Student's intervals, and whether the sealed split does what it should."""
+"""Means over the seeds with Student's intervals, and whether the sealed split meets its aim."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +58,7 @@ def compare(rows: Sequence[Row]) -> list[Row]:
     """
     by_cell = {(row["task"], row["arm"], row["seed"]): row for row in rows if row["accuracy"] is not None}
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    found = []
+    differences = []
     for task in tasks:
         for first, second in (*_PAIRS, _MASKED):
             seeds = [
@@ -66,22 +66,22 @@ def compare(rows: Sequence[Row]) -> list[Row]:
             ]
             if seeds:
                 pairs = [(by_cell[task, first, seed], by_cell[task, second, seed]) for seed in seeds]
-                found.append({"task": task, "arm": first, "against": second, **_difference(pairs)})
-    return found
+                differences.append({"task": task, "arm": first, "against": second, **_difference(pairs)})
+    return differences
 
 
 def as_tables(summary: Sequence[Row]) -> dict[str, list[dict[str, str]]]:
     """The summary for people: by task, an arm a line."""
     tables: dict[str, list[dict[str, str]]] = {}
     for row in summary:
-        line = {
+        table_row = {
             "arm": row["arm"],
             "accuracy": _shown(row, "accuracy"),
             "macro-F1": _shown(row, "macro_f1"),
             "seeds": str(row["seeds"]),
             "note": row["note"] or "",
         }
-        tables.setdefault(row["task"], []).append(line)
+        tables.setdefault(row["task"], []).append(table_row)
     return tables
 
 
@@ -106,8 +106,8 @@ def _interval(name: str, rows: Sequence[Row]) -> Row:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None
 
 
 def _shown(row: Row, name: str) -> str:

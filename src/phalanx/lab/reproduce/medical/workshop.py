@@ -1,4 +1,4 @@
-"""The workshop makes what a cell works with: the model and what its front makes of a text once, clients once a seed."""
+"""The workshop makes the material of a cell: the model and its front's outputs of a text once, clients once a seed."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,10 +27,7 @@ class Workshop:
     """A runner of cells that keeps models, states and clients for the next cell.
 
     Args:
-        size: How much is trained.
         tasks: The labelled texts, by name.
-        cache: Where models are.
-        say: Told what takes long.
     """
 
     def __init__(self, size: MedicalSize, tasks: Mapping[str, LabelledExamples], cache: Path, say: Say) -> None:
@@ -46,8 +43,8 @@ class Workshop:
         """
         source, tokenizer, front = self._opened()
         if self._material is None or self._material[0] != (cell.task, cell.seed):
-            made = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)
-            self._material = ((cell.task, cell.seed), made)
+            material = make_material(self._tasks[cell.task], tokenizer, self._size, cell.seed)
+            self._material = ((cell.task, cell.seed), material)
         bench = ArmMaterial(source, front, self._clip(), self._material[1], self._size, cell.seed)
         return run_cell(cell, bench)
 
@@ -66,16 +63,15 @@ class Workshop:
 
 
 def load_tasks(size: MedicalSize, home: Path | None) -> tuple[dict[str, LabelledExamples], dict[str, str]]:
-    """Read the tasks that are there; the others with what is said about them.
+    """Read the tasks of a home directory; return them and a reason for each missing one.
 
     Args:
-        size: Names them.
         home: Folder of data files; None means the usual places.
     """
-    found, absent = {}, {}
+    tasks, absent = {}, {}
     for name in size.tasks:
         try:
-            found[name] = TASKS[name].load(home)
+            tasks[name] = TASKS[name].load(home)
         except DataError as exc:
             absent[name] = str(exc)
-    return found, absent
+    return tasks, absent

@@ -1,4 +1,4 @@
-"""A job of NVFlare's simulator: its FedAvg, and a client that loads its model once, as those of its tutorials do."""
+"""A job of NVFlare's simulator: its FedAvg, and a client that loads its model once, as in its tutorials."""
 
 import importlib
 import sys
@@ -17,7 +17,7 @@ class FlareFedAvg(workflows.FedAvg):  # type: ignore[misc]
         """Have the adapter that all start from."""
         spec = training.read_spec()
         self._rounds = training.OrderedRounds(spec)
-        return models.FLModel(params={name: one.numpy() for name, one in training.start_weights(spec).items()})
+        return models.FLModel(params={name: tensor.numpy() for name, tensor in training.start_weights(spec).items()})
 
     def sample_clients(self, *given: Any, **more: Any) -> Any:
         """Wait for an order first."""

@@ -12,10 +12,10 @@ def main() -> None:
     flare.init()
     site = training.LocalTraining(training.read_spec(), flare.get_site_name())
     while flare.is_running():
-        found = flare.receive()
-        if found is None:
+        model = flare.receive()
+        if model is None:
             break
-        weights = site.train(int(found.current_round) + 1, found.params)
+        weights = site.train(int(model.current_round) + 1, model.params)
         # tensors: arrays would be left out, with a warning in its log, and nothing would be averaged
         flare.send(flare.FLModel(params=weights, params_type="FULL", meta={"NUM_STEPS_CURRENT_ROUND": 1}))
 

@@ -1,4 +1,4 @@
-"""A Flower app: its FedAvg, and a ClientApp that loads its model for each message, as those of its tutorials do."""
+"""A Flower app: its FedAvg, and a ClientApp that loads its model for each message, as in its tutorials."""
 
 import importlib
 import sys
@@ -21,8 +21,8 @@ def train(message: Any, context: Any) -> Any:
     spec = training.read_spec()
     site = training.LocalTraining(spec, spec["sites"][int(context.node_config["partition-id"])])
     number = int(message.content["config"]["server-round"])
-    found = site.train(number, message.content["arrays"].to_torch_state_dict())
-    arrays = {"arrays": app.ArrayRecord(found), "metrics": app.MetricRecord({"num-examples": 1})}
+    weights = site.train(number, message.content["arrays"].to_torch_state_dict())
+    arrays = {"arrays": app.ArrayRecord(weights), "metrics": app.MetricRecord({"num-examples": 1})}
     return app.Message(content=app.RecordDict(arrays), reply_to=message)
 
 
@@ -43,12 +43,12 @@ class FlowerFedAvg(strategies.FedAvg):  # type: ignore[misc]
     def aggregate_train(self, number: int, replies: Any) -> Any:
         """Answer afterwards."""
         replies = list(replies)
-        for one in replies:
-            if one.has_error():
-                raise RuntimeError(f"a site failed: {one.error.reason}")
-        found = super().aggregate_train(number, replies)
+        for reply in replies:
+            if reply.has_error():
+                raise RuntimeError(f"a site failed: {reply.error.reason}")
+        aggregated = super().aggregate_train(number, replies)
         self._rounds.end()
-        return found
+        return aggregated
 
 
 @server_app.main()  # type: ignore[untyped-decorator, unused-ignore]

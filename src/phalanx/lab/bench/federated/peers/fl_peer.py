@@ -54,15 +54,15 @@ def main(path: str, engine: str, orders: IO[str], answers: IO[str]) -> None:
     with (
         _started(engine, spec, home),
         # both wait until the server has opened its ends
-        (home / "orders").open("w", encoding="utf-8") as told,
-        (home / "answers").open(encoding="utf-8") as said,
+        (home / "orders").open("w", encoding="utf-8") as order_file,
+        (home / "answers").open(encoding="utf-8") as answer_file,
     ):
         package = "nvflare" if engine == "NVFlare simulator" else "flwr"
         _say(answers, {"version": importlib.import_module("importlib.metadata").version(package)})
-        for line in orders:
-            told.write(line)
-            told.flush()
-            answers.write(said.readline())
+        for order in orders:
+            order_file.write(order)
+            order_file.flush()
+            answers.write(answer_file.readline())
             answers.flush()
 
 
@@ -73,28 +73,28 @@ def _started(engine: str, spec: dict[str, Any], home: Path) -> Iterator[None]:
 
     def start(*command: str, place: Path = home) -> subprocess.Popen[bytes]:
         log = (home / f"{len(started)}.log").open("wb")
-        made = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
-        started.append(made)
-        return made
+        process = subprocess.Popen(command, cwd=place, stdout=log, stderr=log, start_new_session=True)  # noqa: S603
+        started.append(process)
+        return process
 
     try:
         if engine == "Flower deployment":
             _deploy(start, spec, home)
         else:
             program = "fl_flare.py" if engine == "NVFlare simulator" else "fl_flower.py"
-            made = start(sys.executable, str(_HERE / program))
-            threading.Thread(target=_end_with, args=(made,), daemon=True).start()
+            process = start(sys.executable, str(_HERE / program))
+            threading.Thread(target=_end_with, args=(process,), daemon=True).start()
         yield
     finally:
         _ENDED.set()
-        for made in reversed(started):
+        for process in reversed(started):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(made.pid, signal.SIGTERM)
-        for made in started:
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in started:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                made.wait(5)
+                process.wait(5)
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(made.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _deploy(start: Any, spec: dict[str, Any], home: Path) -> None:
@@ -112,10 +112,10 @@ def _deploy(start: Any, spec: dict[str, Any], home: Path) -> None:
     threading.Thread(target=_end_with, args=(server,), daemon=True).start()
     _wait_for(int(link))
     for number, port in enumerate(nodes):
-        told = f"partition-id={number} num-partitions={len(nodes)}"
+        node_config = f"partition-id={number} num-partitions={len(nodes)}"
         start(
             *("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link}"),
-            *("--port", port, "--node-config", told),
+            *("--port", port, "--node-config", node_config),
         )
     start("flwr", "run", str(app), "here", place=app)
 
@@ -128,8 +128,8 @@ def _wait_for(port: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe_socket:
+        port: int = probe_socket.getsockname()[1]
         return port
 
 

@@ -1,4 +1,4 @@
-"""What sites of every peer do: PEFT, AdamW, and lines that say what they did; and the orders that rounds wait for.
+"""Training of sites for every peer: PEFT, AdamW, report lines, and the orders that rounds wait for.
 
 The file of the order is named by ``PHALANX_FL_SPEC``. A site appends to ``NAME.jsonl`` beside it.
 """
@@ -18,23 +18,18 @@ ORDERS, ANSWERS = "orders", "answers"
 
 def read_spec() -> dict[str, Any]:
     """Read the order of the bench."""
-    found: dict[str, Any] = json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8"))
-    return found
+    spec: dict[str, Any] = json.loads(Path(os.environ[VARIABLE]).read_text(encoding="utf-8"))
+    return spec
 
 
 def start_weights(spec: dict[str, Any]) -> dict[str, Any]:
     """Read the adapter that all start from."""
-    found: dict[str, Any] = importlib.import_module("safetensors.torch").load_file(spec["start"])
-    return found
+    tensors: dict[str, Any] = importlib.import_module("safetensors.torch").load_file(spec["start"])
+    return tensors
 
 
 class LocalTraining:
-    """A model in memory, with the rows of one site.
-
-    Args:
-        spec: The order.
-        site: Name of the site.
-    """
+    """A model in memory, with the rows of one site."""
 
     def __init__(self, spec: dict[str, Any], site: str) -> None:
         self._torch: Any = importlib.import_module("torch")
@@ -42,16 +37,16 @@ class LocalTraining:
         transformers, peft = importlib.import_module("transformers"), importlib.import_module("peft")
         config = transformers.AutoConfig.from_pretrained(spec["model"], local_files_only=True)
         config.num_hidden_layers = spec["layers"]
-        whole = transformers.AutoModelForCausalLM.from_pretrained(
+        base_model = transformers.AutoModelForCausalLM.from_pretrained(
             spec["model"], config=config, dtype=self._torch.float32, local_files_only=True
         )
         lora = peft.LoraConfig(r=spec["rank"], lora_alpha=spec["alpha"], target_modules=spec["targets"])
-        self._model = peft.get_peft_model(whole, lora)
+        self._model = peft.get_peft_model(base_model, lora)
         self._model.train()
         self._weights = {
-            name.removeprefix("base_model.model.").replace(".default.", "."): one
-            for name, one in self._model.named_parameters()
-            if one.requires_grad
+            name.removeprefix("base_model.model.").replace(".default.", "."): parameter
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
         }
         rows = importlib.import_module("safetensors.torch").load_file(spec["rows"])
         self._ids, self._labels = rows[f"{site}/ids"], rows[f"{site}/labels"]
@@ -63,13 +58,13 @@ class LocalTraining:
         torch, spec = self._torch, self._spec
         began, used = time.perf_counter(), time.thread_time()
         with torch.no_grad():
-            for name, one in self._weights.items():
-                one.copy_(torch.as_tensor(start[name]))
+            for name, parameter in self._weights.items():
+                parameter.copy_(torch.as_tensor(start[name]))
         optimizer = torch.optim.AdamW(self._weights.values(), spec["lr"], tuple(spec["betas"]), weight_decay=0.0)
         total, targets, size = 0.0, 0, spec["batch_size"]
         for step in range(spec["local_steps"]):
-            at = ((number - 1) * spec["local_steps"] + step) * size
-            ids, labels = self._ids[at : at + size], self._labels[at : at + size]
+            start_row = ((number - 1) * spec["local_steps"] + step) * size
+            ids, labels = self._ids[start_row : start_row + size], self._labels[start_row : start_row + size]
             logits = self._model(input_ids=ids, use_cache=False).logits
             count = int((labels != -100).sum())
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
@@ -78,11 +73,11 @@ class LocalTraining:
             torch.nn.utils.clip_grad_norm_(self._weights.values(), 1.0)
             optimizer.step()
             total, targets = total + float(loss.detach()), targets + count
-        found = {name: one.detach().clone() for name, one in self._weights.items()}
-        line = {"round": number, "loss": total / targets, "train_s": time.perf_counter() - began}
-        both_ways = 2 * sum(one.numel() * one.element_size() for one in found.values())
-        self._say({**line, "train_cpu_s": time.thread_time() - used, "bytes": both_ways})
-        return found
+        update = {name: parameter.detach().clone() for name, parameter in self._weights.items()}
+        report = {"round": number, "loss": total / targets, "train_s": time.perf_counter() - began}
+        both_ways = 2 * sum(tensor.numel() * tensor.element_size() for tensor in update.values())
+        self._say({**report, "train_cpu_s": time.thread_time() - used, "bytes": both_ways})
+        return update
 
     def _say(self, line: dict[str, Any]) -> None:
         with self._lines.open("a", encoding="utf-8") as file:
@@ -106,10 +101,10 @@ class OrderedRounds:
     def begin(self) -> bool:
         """Wait until a round is asked for; return whether one is."""
         if not self._left:
-            line = self._orders.readline()
-            if not line:
+            order_line = self._orders.readline()
+            if not order_line:
                 return False
-            self._left = json.loads(line)["rounds"]
+            self._left = json.loads(order_line)["rounds"]
         return True
 
     def end(self) -> None:
@@ -123,4 +118,4 @@ class OrderedRounds:
         path = self._directory / f"{site}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         read, self._read[site] = self._read[site], len(lines)
-        return [json.loads(line) for line in lines[read:]]
+        return [json.loads(row) for row in lines[read:]]
