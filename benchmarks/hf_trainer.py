@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-SHORT, LONG, ROWS, LENGTH, MICROBATCHES = 3, 9, 16, 128, 8
+SHORT, LONG, ROWS, LENGTH, MICROBATCHES = 3, 43, 16, 128, 8
 SHAPE = {"vocab_size": 1024, "n_positions": LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
 RUN = """

@@ -8,6 +8,8 @@ from rich.console import Console
 import phalanx.cli.console as cli_console
 from phalanx.cli import run
 from phalanx.lab.bench.detection.drills import list_attacks
+from phalanx.train import describe, load_run
+from tiny_run_file import tiny_run_file
 
 WIDTHS = [60, 80, 120]
 
@@ -87,3 +89,47 @@ def test_the_odds_of_a_guard_are_whole_sentences(columns):
 
     assert "1.3 steps" in text.getvalue() and "5 steps" in text.getvalue()
     assert lie in " ".join(text.getvalue().split())
+
+
+CITIES = ("university-hospital-north", "university-hospital-south")
+LONG_PATH = "a folder with a long name/and another one below it/texts.jsonl"
+
+
+def printed(part, columns):
+    text = io.StringIO()
+    Console(file=text, width=columns).print(part)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_dry_run_cuts_no_line_of_its_config_and_no_name_of_a_party(columns, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    remote = f"[pipeline]\nstages = 4\npki = 'keys'\nremote_workers = {list(CITIES)}\n"
+    text = (
+        tiny_run_file(remote)
+        .replace('"bpe", vocab_size = 300', '"bpe", vocab_size = 260')
+        .replace('{ kind = "python_manual" }', f'{{ kind = "jsonl", path = "{LONG_PATH}" }}')
+    )
+    (tmp_path / "run.toml").write_text(text)
+    (tmp_path / LONG_PATH).parent.mkdir(parents=True)
+    (tmp_path / LONG_PATH).write_text("".join(f'{{"text": "shield {n} of {n * n}"}}\n' for n in range(99)))
+
+    lines = printed(describe(load_run(tmp_path / "run.toml")), columns).splitlines()
+
+    assert all(len(line) <= columns for line in lines)
+    shown = " ".join(" ".join(lines).split())
+    assert "…" not in shown and LONG_PATH.replace(" ", "") in shown.replace(" ", "")
+    assert "# every other key has its default: docs/configuration.md;" in [line.rstrip() for line in lines]
+    assert all(any(city in line for line in lines) for city in CITIES)
+
+
+def test_a_plan_of_a_model_fits_and_keeps_what_it_says_below(width, capsys):
+    words = ["--model", "gpt2-xl", "--cluster", "h100-nodes", "--gpus", "8", "--sequence-length", "1024"]
+    assert run(["plan", *words]) == 0
+
+    lines = lines_of(capsys)
+    first = next(number for number, line in enumerate(lines) if line.startswith("best"))
+    assert all(len(line) <= width for line in lines[:first])
+    assert "…" not in "".join(lines)
+    best = lines[first].split(maxsplit=1)[1].strip()
+    assert any(best in line for line in lines[:first])

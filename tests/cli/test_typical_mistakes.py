@@ -15,12 +15,18 @@ from mistakes import MISTAKES
 
 import phalanx
 from phalanx.cli import run
+from phalanx.cli.answers.failure import error_object
+from phalanx.cli.explain import error_pages
+from phalanx.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 SOURCE = Path(phalanx.__file__).resolve().parents[1]
 ASKED_ABOUT_TORCH = """
 import json, os, sys
 from phalanx.cli import run
+from phalanx.cli.answers.failure import error_object
+from phalanx.cli.explain import error_pages
+from phalanx.errors import ConfigError
 
 answers = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -151,3 +157,45 @@ def test_the_page_says_what_the_result_has():
     assert f"{times[len(times) // 2]:.2f} s of CPU time in the middle and {times[-1]:.2f} s at most" in text
     for row in RESULT["rows"]:
         assert f"| `{row['command']}` | {row['mistake']} | " in text
+
+
+HAVE_NO_FILE = {
+    "a token that was not copied whole",
+    "a command without its argument",
+    "a verb that is none",
+    "a plan of nothing",
+    "a plan for an unknown cluster",
+}
+ARE_THE_FILE = {
+    "no run file",
+    "TOML syntax",
+    "no worker file",
+    "a worker without keys",
+    "a certificate of another authority",
+    "an expired certificate",
+    "a full disk",
+}
+"""What is wrong is the file itself, and no key of it."""
+ARE_WORDS_OF_THE_SHELL = {"a command without its argument", "a verb that is none"}
+"""Refused by the parser of command lines, whose message is all that it tells."""
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_programs_get_every_fact_of_a_mistake(mistake, home, capfd):
+    skip_with_a_gpu(mistake)
+    with contextlib.closing(mistake.lay(home) or socket.socket()):
+        run([*mistake.command.split(), "--json"])
+
+    error = json.loads(capfd.readouterr().out.splitlines()[-1])["error"]
+    missing = {name for name in ("file", "key", "found", "expected", "do") if not error[name]}
+    allowed = {"file"} if mistake.name in HAVE_NO_FILE else set()
+    allowed |= {"key"} if mistake.name in ARE_THE_FILE else set()
+    allowed |= {"found", "expected"} if mistake.name in ARE_WORDS_OF_THE_SHELL else set()
+    assert missing <= allowed, error
+
+
+def test_a_cure_that_no_place_gives_is_that_of_the_page_of_the_code():
+    error = error_object(ConfigError("run.toml: nothing more is known"))["error"]
+
+    assert error["do"] == error_pages()["PHX-C001"].cure
+    assert error_object(ConfigError("x").about(do="lower it"))["error"]["do"] == "lower it"

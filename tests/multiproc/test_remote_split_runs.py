@@ -234,3 +234,41 @@ def test_an_enclave_and_two_clients_join_by_one_command_each_and_train_to_the_en
         assert [one.wait() for one in serving] == [0, 0, 0]
         assert parties.summary()["status"] == "completed"
         assert not list((tmp_path / "keys").glob("[ens]*o*th/*.key"))
+
+
+def test_the_parties_of_a_split_take_part_in_a_second_run_of_their_owner_by_one_command_each(tmp_path):
+    short = {"steps = 120": "steps = 8", "validate_every = 60": "validate_every = 4", "every = 10": "every = 4"}
+    names = ("enclave", "north", "south")
+    chosen = [word for name in names for word in ("--name", name)]
+    texts = ("--train", "train.jsonl", "--test", "test.jsonl", "--allow-insecure-sim")
+
+    with contextlib.closing(Parties(tmp_path, certified=False, changes=short)) as parties:
+
+        def take_part(run):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                where = ("--host", "127.0.0.1", "--port", str(probe.getsockname()[1]))
+            before = len(parties.log("owner")) if (tmp_path / "owner" / "log.txt").exists() else 0
+            inviting = parties.start("owner", "invite", str(tmp_path / "run.toml"), *chosen, *where)
+            parties.wait_for(inviting, lambda: "waiting for them" in parties.log("owner")[before:])
+            tokens = re.findall(r"phalanx join (\S+)", parties.log("owner")[before:])
+            serving = [
+                parties.start(name, "join", token, "--dir", "keys", *(() if name == "enclave" else texts))
+                for name, token in zip(names, tokens, strict=True)
+            ]
+            assert inviting.wait() == 0, parties.log("owner")
+            owner = parties.train("--run-dir", f"runs/{run}")
+            logs = "".join(map(parties.log, ("owner", *names)))
+            assert owner.wait() == 0, logs
+            assert [process.wait() for process in serving] == [0, 0, 0], logs
+
+        take_part("first")
+        (tmp_path / "run.toml").write_text((tmp_path / "run.toml").read_text().replace("lr = 1e-2", "lr = 2e-2"))
+        take_part("second")
+
+        summaries = [parties.summary(run) for run in ("first", "second")]
+        assert [summary["status"] for summary in summaries] == ["completed", "completed"]
+        assert summaries[0]["final_weights_digest"] != summaries[1]["final_weights_digest"]
+        for name in names:
+            assert (tmp_path / name / "keys" / "run.toml").read_bytes() == (tmp_path / "run.toml").read_bytes()
+            assert "lr = 1e-2" in (tmp_path / name / "keys" / "run-1.toml").read_text()

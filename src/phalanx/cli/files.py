@@ -1,8 +1,10 @@
 """Files that a command reads and writes whole: a full disk or a missing folder is said, never shown as a traceback."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from phalanx.errors import DiskError, InputError, is_disk_fault, writing_cure
+from phalanx.errors import DiskError, InputError, PhalanxError, is_disk_fault, writing_cure
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -17,7 +19,20 @@ def write_file(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as exc:
         kind, do = DiskError if is_disk_fault(exc) else InputError, writing_cure(exc)
-        raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(file=str(path), do=do) from exc
+        raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(
+            file=str(path), found=exc.strerror or "", expected="room to write", do=do
+        ) from exc
+
+
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Name the file whose keys are checked within, in errors that name no narrower one."""
+    try:
+        yield
+    except PhalanxError as exc:
+        if "file" not in exc.facts:
+            exc.about(file=str(path))
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

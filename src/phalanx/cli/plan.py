@@ -64,7 +64,13 @@ def plan(
 
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
-        raise ConfigError("plan: give either a run file or --model").about(code="PHX-C002")
+        raise ConfigError("plan: give either a run file or --model").about(
+            code="PHX-C002",
+            key="RUN.toml",
+            found="neither" if model is None else "both",
+            expected="a run file or --model",
+            do="give one of them",
+        )
     of_split = {"--parties": parties, "--cut": cut, "--leaks": leaks}
     of_layouts = {
         "--cluster": cluster,

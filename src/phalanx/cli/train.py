@@ -9,6 +9,7 @@ import typer
 from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_page, say_warnings
+from phalanx.cli.files import naming_file
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 from phalanx.cli.report import say_summary, summary_of
@@ -45,8 +46,9 @@ def train(
 
     # a mistake is said before torch is imported
     overrides = tuple(overrides_of(sets, unsets))
-    run = load_run(run_file, overrides)
-    check_inputs(run)
+    with naming_file(run_file):
+        run = load_run(run_file, overrides)
+        check_inputs(run)
     say_warnings(text_warnings(run))
     if not run.is_domain and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)

@@ -11,6 +11,7 @@ import typer
 
 from phalanx.child import PARENT, die_with_parent
 from phalanx.cli.answers.answer import Answer
+from phalanx.cli.files import naming_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +28,8 @@ def worker(
 
     if str(worker_file) != FORK_SERVER:
         # a mistake is said before torch is imported
-        read_worker(worker_file)
+        with naming_file(worker_file):
+            read_worker(worker_file)
     from phalanx.pipeline import requested_file
 
     # a fault in a library's own code leaves its place in the log

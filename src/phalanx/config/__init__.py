@@ -18,12 +18,13 @@ from phalanx.config.own_code import (
     users_traceback,
 )
 from phalanx.config.relative_paths import check_relative_paths
-from phalanx.config.strict import StrictModel, any_kind, check_name, one_of
+from phalanx.config.strict import RefusedKeyError, StrictModel, any_kind, check_name, one_of
 from phalanx.config.text import escape_controls, is_plain, printable
 
 __all__ = [
     "KEPT_CODE",
     "OWN_KIND",
+    "RefusedKeyError",
     "StrictModel",
     "any_kind",
     "canonical_json",

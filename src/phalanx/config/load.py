@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from phalanx.config.strict import RefusedKeyError
 from phalanx.errors import ConfigError
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -38,13 +39,17 @@ def load_config(
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read ({exc.strerror}); give the path of a TOML file").about(
-            code="PHX-C003", file=str(path), do="give the path of a TOML file"
+            code="PHX-C003",
+            file=str(path),
+            found=exc.strerror or "",
+            expected="a TOML file",
+            do="give the path of a TOML file",
         ) from exc
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
         do = "mend that line: key = value, text in quotes"
         raise ConfigError(f"{path}: is not valid TOML: {exc}; {do}").about(
-            code="PHX-C004", file=str(path), found=str(exc), do=do
+            code="PHX-C004", file=str(path), found=str(exc), expected="TOML", do=do
         ) from exc
     return config_of(data, path, model, overrides, prepare)
 
@@ -88,7 +93,9 @@ def config_of(
     except ValidationError as exc:
         explanations = [_explain(error, model) for error in exc.errors()]
         message = "\n".join(f"{path}: {facts['key']}: {explanation}" for explanation, facts in explanations)
-        raise ConfigError(message).about(file=str(path), **explanations[0][1]) from exc
+        first = exc.errors()[0].get("ctx", {}).get("error")
+        facts = explanations[0][1] | (first.facts if isinstance(first, RefusedKeyError) else {})
+        raise ConfigError(message).about(file=str(path), **facts) from exc
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
@@ -101,7 +108,7 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     keys = [key.strip() for key in name.split(".")]
     if not separator or not all(keys):
         raise ConfigError(f"--set {text!r}: expected section.key=value, for example train.steps=100").about(
-            code="PHX-C008", key="--set", found=text, expected="section.key=value"
+            code="PHX-C008", key="--set", found=text, expected="section.key=value", do="write section.key=value"
         )
     try:
         parsed = tomllib.loads(f"value = {raw}")
@@ -134,7 +141,12 @@ def _remove(data: dict[str, Any], name: str, path: Path) -> None:
     if last not in data:
         written = f"; written there: {', '.join(data)}" if data else ""
         raise ConfigError(f"--unset {name}: {path} does not write it{written}; leave the option out").about(
-            code="PHX-C008", file=str(path), key=f"--unset {name}", do="leave the option out"
+            code="PHX-C008",
+            file=str(path),
+            key=f"--unset {name}",
+            found="no such key",
+            expected="a key that the file writes",
+            do="leave the option out",
         )
     del data[last]
 
@@ -157,14 +169,16 @@ def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str
         choices = _choices(model, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), choices, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
-        facts |= {"code": "PHX-C005", "expected": ", ".join(choices)}
+        facts |= {"code": "PHX-C005", "found": str(error["loc"][-1]), "expected": ", ".join(choices)}
         return f"unknown key; {hint}choices: {', '.join(choices)}", facts | (
             {"do": f"did you mean {close[0]!r}?"} if close else {}
         )
+    if error["type"] in {"missing", "union_tag_not_found"}:
+        facts |= {"code": "PHX-C006", "found": "nothing", "expected": "a value", "do": "add it"}
     if error["type"] == "missing":
-        return "missing; add it", facts | {"code": "PHX-C006", "do": "add it"}
+        return "missing; add it", facts
     if error["type"] == "union_tag_not_found":
-        return "missing; add it", facts | {"code": "PHX-C006", "key": f"{facts['key']}.kind", "do": "add it"}
+        return "missing; add it", facts | {"key": f"{facts['key']}.kind"}
     if error["type"] == "union_tag_invalid":
         tag, expected_tags = repr(error["ctx"]["tag"]), str(error["ctx"]["expected_tags"])
         facts |= {
@@ -180,7 +194,8 @@ def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str
     if len(value) > LONGEST_VALUE:
         value = f"{value[:LONGEST_VALUE]}..."
     expected = error["msg"].removeprefix("Input ")
-    return f"found {value}; {expected}", facts | {"code": "PHX-C007", "found": value, "expected": expected}
+    facts |= {"code": "PHX-C007", "found": value, "expected": expected, "do": f"change {facts['key']}: {expected}"}
+    return f"found {value}; {expected}", facts
 
 
 def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:

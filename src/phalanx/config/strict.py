@@ -19,6 +19,18 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+class RefusedKeyError(ValueError):
+    """A validator refuses keys of a file, and programs get more than the message.
+
+    Attributes:
+        facts: ``key``, ``found``, ``expected`` and ``do``, as `phalanx.errors.FACTS` names them.
+    """
+
+    def __init__(self, message: str, *, key: str, found: str, expected: str, do: str) -> None:
+        super().__init__(message)
+        self.facts = {"key": key, "found": found, "expected": expected, "do": do}
+
+
 def any_kind(configs: Mapping[str, type[StrictModel]], own: type[StrictModel] | None = None) -> Any:
     """Return the type of any of these sections, told apart by ``kind``.
 

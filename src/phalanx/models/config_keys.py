@@ -47,7 +47,7 @@ def check_keys(described: Mapping[str, Any], where: str) -> None:
 def unknown_key(key: str, family: str, known: frozenset[str] | set[str], where: str) -> ModelError:
     """Say that a key is none of a family's."""
     return ModelError(f"{where}: unknown key {key!r} for {family}; choices: {', '.join(sorted(known))}").about(
-        code="PHX-I036", key=f"{where}.{key}"
+        code="PHX-I036", key=f"{where}.{key}", found=key, expected=", ".join(sorted(known))
     )
 
 

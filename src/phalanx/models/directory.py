@@ -49,7 +49,14 @@ def check_model(config: ModelConfig, *, needs_tokenizer: bool) -> None:
             f'{directory / TOKENIZER}: is missing, and data.tokenizer.kind = "model" reads it; nor are vocab.json and '
             "merges.txt there to make one from; `phalanx model import DIR OUT` makes one of other tokenizer files, or "
             'name one by kind = "file"'
-        ).about(code="PHX-I037", file=str(directory / TOKENIZER), key="data.tokenizer.kind")
+        ).about(
+            code="PHX-I037",
+            file=str(directory / TOKENIZER),
+            key="data.tokenizer.kind",
+            found="no such file",
+            expected=TOKENIZER,
+            do="phalanx model import DIR OUT",
+        )
     if not config.from_scratch:
         check_weights(directory)
         for file in sorted(directory.glob("*.safetensors")):
@@ -79,7 +86,13 @@ def check_family(described: Mapping[str, Any], where: str) -> None:
         why = ", a mixture of experts, which stages do not carry" if experts else ""
         raise ModelError(
             f"{where}: model_type: found {model_type!r}{why}; expected one of {', '.join(sorted(FAMILIES))}"
-        ).about(code="PHX-I033", file=where, key="model_type", found=str(model_type))
+        ).about(
+            code="PHX-I033",
+            file=where,
+            key="model_type",
+            found=str(model_type),
+            expected=", ".join(sorted(FAMILIES)),
+        )
 
 
 def check_header(path: Path) -> None:
@@ -100,7 +113,12 @@ def check_header(path: Path) -> None:
         problem = "its header is cut or malformed"
     if problem:
         raise ModelError(f"{path}: cannot be read as safetensors: {problem}; fetch or export it again").about(
-            code="PHX-I035", file=str(path), found=problem, do="fetch or export it again"
+            code="PHX-I035",
+            file=str(path),
+            key="model.path",
+            found=problem,
+            expected="safetensors",
+            do="fetch or export it again",
         )
 
 
@@ -129,7 +147,12 @@ def model_directory(path: str, key: str = "model.path") -> Path:
             f"--local-dir {beside}`, then set {key} to {beside}"
         )
     raise ModelError(f"{key}: {path}: is no directory; give one in the hub's layout{fetch}").about(
-        code="PHX-I031", file=path, key=key, do="give a directory in the hub's layout"
+        code="PHX-I031",
+        file=path,
+        key=key,
+        found="no directory",
+        expected="a directory in the hub's layout",
+        do="give a directory in the hub's layout",
     )
 
 
@@ -146,10 +169,21 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path}: cannot be read ({exc.strerror}); expected a directory in the hub's layout: "
             "config.json, *.safetensors, tokenizer.json"
-        ).about(code="PHX-I032", file=str(path), expected="a directory in the hub's layout") from exc
+        ).about(
+            code="PHX-I032",
+            file=str(path),
+            key="model.path",
+            found=exc.strerror or "",
+            expected="a directory in the hub's layout",
+        ) from exc
     except (ValueError, RecursionError) as exc:
         raise ModelError(f"{path}: is not valid JSON: {exc}; mend it, or fetch the model again").about(
-            code="PHX-I032", file=str(path), found=str(exc)
+            code="PHX-I032",
+            file=str(path),
+            key="model.path",
+            found=str(exc),
+            expected="JSON",
+            do="mend it, or fetch the model again",
         ) from exc
     if not isinstance(data, dict):
         raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")
@@ -169,7 +203,14 @@ def check_weights(directory: Path) -> None:
         raise ModelError(
             f"{directory / pickles[0]}: pickled weights can run code and are refused; `phalanx model convert DIR OUT` "
             "makes safetensors of them"
-        ).about(code="PHX-I034", file=str(directory / pickles[0]), do="phalanx model convert DIR OUT")
+        ).about(
+            code="PHX-I034",
+            file=str(directory / pickles[0]),
+            key="model.path",
+            found="pickled weights",
+            expected="safetensors",
+            do="phalanx model convert DIR OUT",
+        )
     raise ModelError(f"{directory}: no {WEIGHTS} and no {WEIGHTS_INDEX}; expected the weights in one of them").about(
         code="PHX-I035", file=str(directory)
     )

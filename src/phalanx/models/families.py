@@ -118,7 +118,13 @@ def family_of(model_type: object, where: str) -> Family:
         raise ModelError(
             f"{where}: model_type: found {model_type!r}{_why_not(model_type)}; expected one of "
             f"{', '.join(sorted(FAMILIES))}"
-        ).about(code="PHX-I033", file=where, key="model_type", found=str(model_type))
+        ).about(
+            code="PHX-I033",
+            file=where,
+            key="model_type",
+            found=str(model_type),
+            expected=", ".join(sorted(FAMILIES)),
+        )
     return FAMILIES[model_type]
 
 

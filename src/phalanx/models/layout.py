@@ -62,7 +62,13 @@ def check_stages(num_stages: int, num_layers: int) -> None:
         raise ConfigError(
             f"pipeline.stages: {num_stages} stages need at least {num_stages} layers, the model has "
             f"{num_layers}; lower stages to {num_layers}"
-        ).about(code="PHX-C010", key="pipeline.stages", found=str(num_stages), expected=f"at most {num_layers}")
+        ).about(
+            code="PHX-C010",
+            key="pipeline.stages",
+            found=str(num_stages),
+            expected=f"at most {num_layers}",
+            do=f"lower stages to {num_layers}",
+        )
 
 
 def check_length(sequence_length: int, longest: int | None) -> None:
@@ -77,7 +83,13 @@ def check_length(sequence_length: int, longest: int | None) -> None:
     if longest is not None and sequence_length > longest:
         raise ConfigError(
             f"data.sequence_length = {sequence_length}: the model has positions for {longest}; lower it"
-        ).about(code="PHX-C011", key="data.sequence_length", found=str(sequence_length), expected=f"at most {longest}")
+        ).about(
+            code="PHX-C011",
+            key="data.sequence_length",
+            found=str(sequence_length),
+            expected=f"at most {longest}",
+            do="lower it",
+        )
 
 
 def check_vocabulary(num_tokens: int, num_embeddings: int) -> None:
@@ -90,7 +102,13 @@ def check_vocabulary(num_tokens: int, num_embeddings: int) -> None:
         raise ConfigError(
             f"data.tokenizer has {num_tokens} tokens, the model {num_embeddings}; "
             "raise vocab_size in model.architecture or lower it in data.tokenizer"
-        ).about(code="PHX-C022", key="data.tokenizer", found=str(num_tokens), expected=f"at most {num_embeddings}")
+        ).about(
+            code="PHX-C022",
+            key="data.tokenizer",
+            found=str(num_tokens),
+            expected=f"at most {num_embeddings}",
+            do="raise vocab_size in model.architecture or lower it in data.tokenizer",
+        )
 
 
 def partition(

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from phalanx.config import StrictModel, one_of
+from phalanx.config import RefusedKeyError, StrictModel, one_of
 from phalanx.config.strict import check_reference
 from phalanx.pipeline.party_layout import PartyLayout
 from phalanx.planner.schedules import verifiable_schedules
@@ -65,7 +65,13 @@ class PipelineConfig(StrictModel):
         if self.layers is not None and len(self.layers) != self.stages:
             raise ValueError(f"layers has {len(self.layers)} entries for stages = {self.stages}; give one per stage")
         if self.remote_workers and self.pki is None:
-            raise ValueError("remote_workers need pki = DIR, the directory that `phalanx pki` made")
+            raise RefusedKeyError(
+                "remote_workers need pki = DIR, the directory that `phalanx pki` made",
+                key="pipeline.pki",
+                found="nothing",
+                expected="the directory that `phalanx pki` made",
+                do="make one with `phalanx pki init DIR`, and add pki = DIR",
+            )
         if self.may_join and not self.remote_workers:
             raise ValueError("may_join is for remote workers; name at least one in remote_workers, or set respawns")
         if self.respawns and self.remote_workers:
@@ -184,11 +190,22 @@ def _without_removed(section: Mapping[str, Any]) -> dict[str, Any]:
     """
     for key, (only, instead) in _REMOVED_KEYS.items():
         if section.get(key, only) != only:
-            raise ValueError(f"{key} = {json.dumps(section[key], default=str)} was removed; {instead}")
+            raise _removed(key, section[key], instead)
     for (key, value), instead in _REMOVED_VALUES.items():
         if section.get(key) == value:
-            raise ValueError(f"{key} = {json.dumps(value)} was removed; {instead}")
+            raise _removed(key, value, instead)
     return {key: value for key, value in section.items() if key not in _REMOVED_KEYS}
+
+
+def _removed(key: str, value: object, instead: str) -> RefusedKeyError:
+    written = json.dumps(value, default=str)
+    return RefusedKeyError(
+        f"{key} = {written} was removed; {instead}",
+        key=f"guard.{key}",
+        found=written,
+        expected="no such key",
+        do=instead,
+    )
 
 
 def with_standard(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -399,7 +416,13 @@ class WorkerConfig(StrictModel):
     def _check_address(cls, address: str) -> str:
         host, _, port = address.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
-            raise ValueError(f"found {address[:100]!r}, expected host:port, such as owner.example.org:7070")
+            raise RefusedKeyError(
+                f"found {address[:100]!r}, expected host:port, such as owner.example.org:7070",
+                key="owner",
+                found=address[:100],
+                expected="host:port",
+                do="write host:port, such as owner.example.org:7070",
+            )
         return address
 
     @model_validator(mode="before")

@@ -54,13 +54,18 @@ def check_run(run_dir: Path) -> None:
     """
     if not run_dir.is_dir():
         raise InputError(f"{run_dir}: is not a directory; give the run directory that phalanx train printed").about(
-            code="PHX-I051", file=str(run_dir), expected="the directory of a run"
+            **_no_run(run_dir, "no directory")
         )
     if not any((run_dir / name).exists() for name in _FILES):
         raise InputError(
             f"{run_dir}: holds no run: none of {', '.join(_FILES)} is there; give the run directory that phalanx train "
             "printed"
-        ).about(code="PHX-I051", file=str(run_dir), expected="the directory of a run")
+        ).about(**_no_run(run_dir, "none of its files"))
+
+
+def _no_run(run_dir: Path, found: str) -> dict[str, str]:
+    facts = {"file": str(run_dir), "key": "RUN_DIR", "found": found, "expected": "the directory of a run"}
+    return {"code": "PHX-I051", **facts, "do": "give the run directory that phalanx train printed"}
 
 
 def read_run(run_dir: Path) -> RunRecord:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import RefusedKeyError, StrictModel
 from phalanx.security.crypto import LOCAL_HOSTS
 from phalanx.security.seal import DEFAULT_CHUNK_BYTES, MAX_CHUNK_BYTES, ReleasePolicy
 from phalanx.security.tee import PolicyConfig, files_of
@@ -101,7 +101,13 @@ class SplitConfig(StrictModel):
                 "leave it out"
             )
         if self.mode != "masked" and "masked" in self.model_fields_set and not self._repeats_every_default:
-            raise ValueError(f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it')
+            raise RefusedKeyError(
+                f'[split.masked] is for mode = "masked", the mode is "{self.mode}"; remove it',
+                key="split.masked",
+                found=f'mode = "{self.mode}"',
+                expected='mode = "masked"',
+                do="remove it",
+            )
         self._check_remote()
         self._check_client_policies()
         if self.admission is not None and self.workers_see_hidden_states:

@@ -16,6 +16,7 @@ from pydantic import (
 
 from phalanx.checkpoint import CheckpointConfig
 from phalanx.config import (
+    RefusedKeyError,
     StrictModel,
     check_relative_paths,
     load_config,
@@ -86,7 +87,8 @@ class RunConfig(StrictModel):
         written = {name for name in self.model_fields_set if getattr(self, name) is not None}
         fault = contradiction(written, workers_see=self.is_joined)
         if fault is not None:
-            raise ValueError(fault)
+            first, *_ = fault.partition(" exclude")
+            raise RefusedKeyError(fault, key=first, found="both", expected="one of them", do="remove one")
         if self.is_joined and "pipeline" not in written:
             raise ValueError(
                 "split.workers_see_hidden_states = true is for workers of middle stages, and there are none; add "
@@ -205,9 +207,13 @@ class RunConfig(StrictModel):
     def _check(self) -> Self:
         middle = range(1, self.pipeline.stages - 1)
         if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
-            raise ValueError(
+            raise RefusedKeyError(
                 f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
-                "the first and the last stage are the owner's"
+                "the first and the last stage are the owner's",
+                key="attack.stages",
+                found=str(stray),
+                expected=f"some of {list(middle)}",
+                do="name middle stages",
             )
         if self.guard.upkeep.adapters_only and self.model.adapter is None:
             raise ValueError(
@@ -235,9 +241,13 @@ class RunConfig(StrictModel):
                 "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
             )
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
-            raise ValueError(
+            raise RefusedKeyError(
                 f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
-                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place"
+                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place",
+                key="optimizer.warmup_steps",
+                found=str(self.optimizer.warmup_steps),
+                expected=f"below train.steps = {self.train.steps}",
+                do="lower it, or give optimizer.warmup_share in its place",
             )
         return self
 

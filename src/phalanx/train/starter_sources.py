@@ -43,6 +43,13 @@ def dataset_section(path: Path) -> tuple[str, int] | None:
     return entry, dataset.manifest.tokenizer.vocab_size
 
 
+def _empty(path: Path) -> DataError:
+    do = "give a file or a directory of text"
+    return DataError(f"{path}: is empty; {do}").about(
+        file=str(path), key="--data", found="is empty", expected="text", do=do
+    )
+
+
 def source_line(path: Path) -> tuple[str, int]:
     """Return a source's line for a run file, and its size in bytes.
 
@@ -51,14 +58,14 @@ def source_line(path: Path) -> tuple[str, int]:
     """
     files = [Path(file.path) for file in list_files(path, ("",))]
     if not files:
-        raise DataError(f"{path}: is empty; give a file or a directory of text")
+        raise _empty(path)
     sizes = {
         kind: sum(file.stat().st_size for file in files if _is_of(file, suffixes))
         for kind, suffixes in _SUFFIXES.items()
     }
     kind = max(sizes, key=lambda name: sizes[name])
     if is_empty(path):
-        raise DataError(f"{path}: is empty; give a file or a directory of text")
+        raise _empty(path)
     if not sizes[kind]:
         raise DataError(
             f"{path}: no text found; expected files that end in "

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from phalanx.config import StrictModel
+from phalanx.config import RefusedKeyError, StrictModel
 from phalanx.data.config import HELD_OUT
 from phalanx.objectives import OBJECTIVES, ObjectiveChoice, kind_of
 
@@ -127,15 +127,25 @@ class TrainConfig(StrictModel):
     def _check(self) -> Self:
         if bool(self.steps) == (self.epochs is not None):
             given = "both" if self.steps else "neither"
-            raise ValueError(f"expected train.steps or train.epochs, found {given}; give one of them, at least 1 step")
+            raise RefusedKeyError(
+                f"expected train.steps or train.epochs, found {given}; give one of them, at least 1 step",
+                key="train.steps",
+                found=given,
+                expected="train.steps or train.epochs",
+                do="give one of them, at least 1 step",
+            )
         if self.early_stopping is not None and not self.validate_every:
             raise ValueError(
                 "early_stopping decides after a validation, and validate_every = 0 has none before the last step; set "
                 "validate_every"
             )
         if self.batch_size % self.microbatches:
-            raise ValueError(
+            raise RefusedKeyError(
                 f"batch_size = {self.batch_size} cannot be cut into microbatches = {self.microbatches} equal parts; "
-                "make one a multiple of the other"
+                "make one a multiple of the other",
+                key="train.batch_size",
+                found=str(self.batch_size),
+                expected=f"a multiple of train.microbatches = {self.microbatches}",
+                do="make one a multiple of the other",
             )
         return self

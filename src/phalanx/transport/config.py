@@ -51,7 +51,11 @@ def check_port(config: TransportConfig, key: str) -> None:
         why = os.strerror(exc.errno or 0)
         do = f"end what listens there, or change {key}.port or {key}.bind"
         raise TransportError(f"{config.bind}:{config.port}: cannot listen ({why}); {do}").about(
-            code="PHX-T002", key=f"{key}.port", found=f"{config.bind}:{config.port}", do=do
+            code="PHX-T002",
+            key=f"{key}.port",
+            found=f"{config.bind}:{config.port}, {why}",
+            expected="a free port",
+            do=do,
         ) from exc
 
 

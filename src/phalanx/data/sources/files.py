@@ -156,7 +156,13 @@ def decode(content: bytes, where: str, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as exc:
         raise DataError(
             f"{where}: byte {exc.start} (0x{content[exc.start]:02x}) is not {encoding}; convert the file to UTF-8"
-        ).about(code="PHX-I015", file=where, expected=encoding, do="convert the file to UTF-8") from exc
+        ).about(
+            code="PHX-I015",
+            file=where,
+            found=f"byte 0x{content[exc.start]:02x}",
+            expected=encoding,
+            do="convert the file to UTF-8",
+        ) from exc
     except LookupError as exc:
         raise DataError(f"{where}: unknown encoding {encoding!r}; use a name that Python knows") from exc
 

@@ -80,7 +80,13 @@ def list_all(location: Path | str, suffixes: tuple[str, ...], linked_roots: Sequ
         more = f"; {faults[0][0][:_SHOWN]} {faults[0][1]}" if faults else ""
         raise DataError(
             f"{location}: no file of this source's kind found; expected {', '.join(endings)}{printable(more)}"
-        ).about(code="PHX-I011", file=str(location), expected=", ".join(endings))
+        ).about(
+            code="PHX-I011",
+            file=str(location),
+            found="no such file",
+            expected=", ".join(endings),
+            do="give a path with such files, or another kind of source",
+        )
     return files
 
 
@@ -118,7 +124,11 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
             "" if isinstance(location, str) or location.is_absolute() else f"; relative paths begin in {Path.cwd()}"
         )
         raise DataError(f"{location}: not found; give the path of a file or a directory{begins}").about(
-            code="PHX-I011", file=str(location), do="give the path of a file or a directory"
+            code="PHX-I011",
+            file=str(location),
+            found="nothing",
+            expected="a file or a directory",
+            do="give the path of a file or a directory",
         )
     return sorted(files, key=lambda file: file.name)
 

@@ -249,7 +249,12 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_str(text)
     except Exception as exc:  # the library raises nothing more exact
         raise DataError(f"{path}: is not a tokenizer.json ({exc}); save it again from its model").about(
-            code="PHX-I016", file=str(path)
+            code="PHX-I016",
+            file=str(path),
+            key="data.tokenizer",
+            found=str(exc),
+            expected="a tokenizer.json",
+            do="save it again from its model",
         ) from exc
 
 

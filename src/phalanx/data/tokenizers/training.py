@@ -125,7 +125,13 @@ def check_size(found: int, wanted: int, where: str) -> None:
         raise DataError(
             f"{where}.vocab_size={wanted}: the training text supports {found} tokens only; "
             f"lower vocab_size to {found} or add text"
-        ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"at most {found}")
+        ).about(
+            code="PHX-I017",
+            key=f"{where}.vocab_size",
+            found=str(wanted),
+            expected=f"at most {found}",
+            do=f"lower vocab_size to {found} or add text",
+        )
     if found > wanted:
         raise DataError(
             f"{where}.vocab_size={wanted}: special tokens and single characters alone are {found}; "

@@ -83,7 +83,7 @@ def open_cluster(name: str) -> Cluster:
     if not path.exists() and path.suffix != ".toml":
         choices = ", ".join(sorted(known_clusters()))
         raise ConfigError(f"--cluster {name}: is no file and no known cluster; choices: {choices}").about(
-            code="PHX-C002", key="--cluster", found=name
+            code="PHX-C002", key="--cluster", found=name, expected=choices, do="give one of the choices, or a file"
         )
     cluster = load_config(path, Cluster)
     for pool in cluster.pools:

@@ -82,7 +82,13 @@ def peer_from_certificate(
     except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm) as exc:
         raise CertificateError(
             f"{where}: not signed by {_common_name(authority)!r}; let that authority issue one"
-        ).about(code="PHX-V012", file=where, do="let that authority issue one") from exc
+        ).about(
+            code="PHX-V012",
+            file=where,
+            found="another signer",
+            expected=f"signed by {_common_name(authority)}",
+            do="let that authority issue one",
+        ) from exc
     _check_time(certificate, now, where)
     peer = _read_facts(certificate, where).peer
     if peer is None:
@@ -211,7 +217,13 @@ def _check_time(certificate: x509.Certificate, now: datetime | None, where: str)
         expiry = certificate.not_valid_after_utc.isoformat()
         raise CertificateError(
             f"{where}: expired at {expiry}; have a new one made with phalanx pki sign, or issue"
-        ).about(code="PHX-V013", file=where, do="have a new one made with phalanx pki sign, or issue")
+        ).about(
+            code="PHX-V013",
+            file=where,
+            found=f"expired at {expiry}",
+            expected="a certificate that is in force",
+            do="have a new one made with phalanx pki sign, or issue",
+        )
 
 
 def _read_extension(certificate: x509.Certificate, kind: type[_Extension], where: str) -> _Extension:

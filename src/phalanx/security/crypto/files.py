@@ -86,7 +86,7 @@ def _read_file(path: Path, made_by: str, *, private: bool) -> bytes:
             data = file.read(MAX_FILE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
     except OSError as exc:
         raise CertificateError(f"{path}: cannot be read ({exc.strerror}); {made_by}").about(
-            code="PHX-V011", file=str(path), do=made_by
+            code="PHX-V011", file=str(path), found=exc.strerror or "", expected="a key or a certificate", do=made_by
         ) from exc
     if not stat.S_ISREG(status.st_mode) or len(data) > MAX_FILE_BYTES:
         raise CertificateError(f"{path}: expected a file of at most {MAX_FILE_BYTES} bytes")

@@ -72,7 +72,11 @@ class JoinToken:
         text = line.strip()
         if len(text) > _MOST_CHARACTERS or not text.startswith(_PREFIX):
             raise ConfigError(f"token: expected one line that begins with {_PREFIX}; copy the whole of it").about(
-                code="PHX-C019", key="TOKEN", do="copy the whole of it"
+                code="PHX-C019",
+                key="TOKEN",
+                found="a wrong checksum",
+                expected="the whole line",
+                do="copy the whole of it",
             )
         body = text[len(_PREFIX) :]
         try:
@@ -80,7 +84,11 @@ class JoinToken:
             checksum, data = raw[:_CHECKSUM_BYTES], raw[_CHECKSUM_BYTES:]
             if checksum != hashlib.sha256(data).digest()[:_CHECKSUM_BYTES]:
                 raise ConfigError("token: is cut or altered; copy the whole line again").about(
-                    code="PHX-C019", key="TOKEN", do="copy the whole line again"
+                    code="PHX-C019",
+                    key="TOKEN",
+                    found="a wrong checksum",
+                    expected="the whole line",
+                    do="copy the whole line again",
                 )
             fields = parse_canonical(data)
             return cls(**{name: fields.pop(name) for name in cls.__annotations__}, **fields)

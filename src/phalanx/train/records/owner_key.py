@@ -15,7 +15,13 @@ def owner_of(path: Path) -> Peer:
     try:
         facts = certificate_facts(path.read_bytes(), str(path))
     except OSError as exc:
-        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE") from exc
+        raise CertificateError(f"{path}: cannot be read ({exc.strerror}); give --certificate FILE").about(
+            file=str(path),
+            key="--certificate",
+            found=exc.strerror or "",
+            expected="the owner's certificate",
+            do="give --certificate FILE",
+        ) from exc
     # the dates are not judged: a log must stay readable long after its signer's certificate has ended
     if facts.peer is None:
         raise CertificateError(f"{path}: is an authority's certificate, expected the owner's")

@@ -82,7 +82,12 @@ def run_name(run_dir: Path) -> str:
         return str(json.loads((run_dir / _RECORD).read_text(encoding="utf-8"))["run"])
     except (OSError, ValueError, KeyError, TypeError) as exc:
         raise CheckpointError(f"{run_dir / _RECORD}: cannot be read; expected the directory of a run").about(
-            code="PHX-I051", file=str(run_dir), expected="the directory of a run"
+            code="PHX-I051",
+            file=str(run_dir),
+            key="--from",
+            found="no readable record",
+            expected="the directory of a run",
+            do="give the run directory that phalanx train printed",
         ) from exc
 
 
@@ -103,20 +108,37 @@ def check_directory(run_dir: Path, *, resume: bool) -> None:
 
 def _not_usable(path: Path, why: str) -> ConfigError:
     return ConfigError(f"{path}: cannot be used as a run directory ({why}); choose another --run-dir").about(
-        code="PHX-C013", file=str(path), do="choose another --run-dir"
+        code="PHX-C013",
+        file=str(path),
+        key="--run-dir",
+        found=why,
+        expected="a directory",
+        do="choose another --run-dir",
     )
 
 
 def _nothing_to_resume(run_dir: Path) -> CheckpointError:
     return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume").about(
-        code="PHX-I051", file=str(run_dir), do="start it without --resume"
+        code="PHX-I051",
+        file=str(run_dir),
+        key="--resume",
+        found="no run",
+        expected="the directory of a run",
+        do="start it without --resume",
     )
 
 
 def _holds_run(run_dir: Path) -> ConfigError:
     return ConfigError(
         f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir"
-    ).about(code="PHX-C012", file=str(run_dir), do="add --resume, or choose another --run-dir")
+    ).about(
+        code="PHX-C012",
+        file=str(run_dir),
+        key="--run-dir",
+        found="a run",
+        expected="a directory without a run",
+        do="add --resume, or choose another --run-dir",
+    )
 
 
 class RunDirectory(Closeable):

@@ -97,6 +97,8 @@ def _check_tokenizer(run: RunConfig) -> None:
                 code="PHX-I016",
                 file=str(tokenizer.path),
                 key="data.tokenizer.path",
+                found="no file",
+                expected="a tokenizer.json",
                 do="give the path of a tokenizer.json",
             )
         num_tokens = load_tokenizer(tokenizer, None).vocab_size

@@ -8,14 +8,17 @@ from rich.syntax import Syntax
 
 from phalanx.train.config import RunConfig
 
+_NOTE = """# every other key has its default: docs/configuration.md;
+# the run directory's config.toml has them all
+"""
+
 
 def shown_config(run: RunConfig) -> RenderableType:
     """The keys of a run file that differ from their defaults, and the required ones, as TOML."""
     full = run.model_dump(mode="json", exclude_none=True)
     short = _with_kinds(run.model_dump(mode="json", exclude_none=True, exclude_defaults=True), full)
     written = {name: section for name, section in short.items() if section != {}}
-    note = "# every other key has its default: docs/configuration.md; the run directory's config.toml has them all\n"
-    return Syntax(tomli_w.dumps(written) + note, "toml", background_color="default")
+    return Syntax(tomli_w.dumps(written) + _NOTE, "toml", background_color="default", word_wrap=True)
 
 
 def _with_kinds(short: Any, full: Any) -> Any:
