@@ -45,7 +45,6 @@ def check_the_price(company, results):
     assert [result.step for result in results] == list(range(len(results)))
     # an update is made again where one of its two parties was lost before it had signed the state after it
     assert sum(result.guard.steps_redone for result in results) == len(company.bodies("update_unwitnessed"))
-    assert {(result.guard.restarts, result.guard.skipped) for result in results} == {(0, ())}
 
 
 def told(tmp_path):

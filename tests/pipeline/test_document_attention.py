@@ -63,13 +63,6 @@ def test_a_worker_that_moves_a_border_is_named_and_no_bit_is_lost(make_company, 
     assert company.weights_digest() == honest_digest(run, 3)
 
 
-def test_the_plan_of_a_run_across_documents_is_as_it_always_was(make_company):
-    company = make_company(tiny_run())
-
-    assert "document_attention" not in company.plan.model_dump()
-    assert company.plan.hidden_shape[-1] == company.plan.hidden_size
-
-
 def test_a_family_without_such_attention_is_refused_before_the_first_step(make_company):
     run = document_run()
     bloom = {"model_type": "bloom", "n_layer": 4, "hidden_size": 16, "n_head": 2, "vocab_size": 64}

@@ -124,13 +124,6 @@ def test_a_worker_that_shortens_a_prefix_is_named(make_company, honest_digest, k
     assert company.weights_digest() == honest_digest(run, 2)
 
 
-def test_a_plan_without_such_an_objective_is_as_it_always_was(make_company):
-    plan = make_company(tiny_run()).plan
-
-    assert "attention_kind" not in plan.model_dump()
-    assert plan.hidden_shape[-1] == plan.hidden_size
-
-
 def test_a_family_without_the_attention_is_refused_before_the_first_step(make_company, monkeypatch):
     monkeypatch.setattr(type(FAMILIES["gpt2"]), "attention_kinds", frozenset({"causal"}))
 

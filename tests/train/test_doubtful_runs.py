@@ -9,6 +9,7 @@ from phalanx.pipeline import AuditDraw
 from phalanx.train.sessions import hooks
 
 NO_COIN = ("guard.step_audit_rate=0.0", "guard.owner_audit_rate=0.0", "guard.gradient_screen=false")
+NOTHING_KEPT = ("guard.keep_states=0",)
 # the made-up weight gradients of step 2 and later pass every check that is left but an audit of the whole step
 POISONER = (
     "pipeline.stages=4",
@@ -43,7 +44,7 @@ def test_lies_that_were_accepted_are_among_the_steps_that_the_summary_names_and_
 ):
     audit_whole((1, 0), (1, 1), (1, 4))
 
-    summary = quietly(make_run(*POISONER), tmp_path / "run")
+    summary = quietly(make_run(*POISONER, *NOTHING_KEPT), tmp_path / "run")
 
     assert (summary["status"], summary["evicted"], summary["attacked_steps"]) == ("completed", ["worker-1"], [2, 3, 4])
     assert summary["in_doubt"] is True
@@ -59,7 +60,9 @@ def test_lies_that_were_accepted_are_among_the_steps_that_the_summary_names_and_
 
     honest = quietly(make_run("pipeline.stages=4", *NO_COIN), tmp_path / "honest")
     assert summary["final_weights_digest"] != honest["final_weights_digest"]
-    back = quietly(make_run(*POISONER), tmp_path / "run", resume=True, from_step=summary["checkpoint_before_doubt"])
+    back = quietly(
+        make_run(*POISONER, *NOTHING_KEPT), tmp_path / "run", resume=True, from_step=summary["checkpoint_before_doubt"]
+    )
 
     assert (back["in_doubt"], back["steps_in_doubt"], back["evicted"]) == (False, [], ["worker-1"])
     assert back["final_weights_digest"] == honest["final_weights_digest"]
@@ -81,9 +84,9 @@ def test_what_was_accepted_before_a_resume_is_in_doubt_after_a_conviction_that_f
 
     with monkeypatch.context() as patch:
         patch.setattr(hooks.RunHooks, "save", stop)
-        first = quietly(make_run(*POISONER), tmp_path / "run")
+        first = quietly(make_run(*POISONER, *NOTHING_KEPT), tmp_path / "run")
 
-    summary = quietly(make_run(*POISONER), tmp_path / "run", resume=True)
+    summary = quietly(make_run(*POISONER, *NOTHING_KEPT), tmp_path / "run", resume=True)
 
     assert (first["status"], first["in_doubt"], first["steps_believed"]) == ("interrupted", False, {"1": 4, "2": 5})
     assert (summary["resumed_from"], summary["evicted"]) == (4, ["worker-1"])

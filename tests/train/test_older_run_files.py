@@ -37,4 +37,4 @@ def test_a_federated_section_without_a_new_key_has_the_digest_that_it_had():
 
     assert section() == "a9d3491322167f56500ba9a39b227d5e05e69ec24889bba8ebe2eca7176235e2"
     assert section() == section(personal=[]) != section(personal=["score.*"])
-    assert section() != section(privacy={"epsilon": 8.0, "delta": 1e-3})
+    assert section() != section(privacy={"epsilon": 8.0, "delta": 1e-3}, max_norm=10.0)

@@ -173,7 +173,6 @@ def test_a_file_is_no_model_directory(tmp_path):
     [
         (["pipeline.stages=2"], True),
         (["pipeline.stages=1"], True),
-        (["pipeline.stages=2", "guard.mode=paper"], True),
         (["pipeline.stages=2", "guard.mode=off"], False),
         (["pipeline.stages=3"], False),
         (["pipeline-", "parallel.dp=2"], False),

@@ -95,7 +95,7 @@ def test_the_long_bench_audits_a_hundred_thousand_honest_messages_and_thousands_
     by_path: Counter[str] = Counter()
     for cell in honest_cells(quick=False):
         run = cell.run
-        rate = run.guard.audit_rate if run.guard.audits else 0
+        rate = run.guard.audit_rate if run.guard.enabled else 0
         messages = 2 * int(rate * run.train.microbatches) * (run.pipeline.stages - 2) * cell.steps
         by_path.update({path.name: messages // len(cell.paths) for path in cell.paths} or {"one path": messages})
 

@@ -236,15 +236,11 @@ class Theatre:
 
     def _unproven(self, company, run) -> dict[int, str]:
         """Check the record of every applied step as a reader of the audit log does."""
-        guard = run.guard
         rules = Rules(
             run=company.session.partition("-")[0],
             num_stages=run.pipeline.stages,
             microbatches=run.train.microbatches,
-            audits=guard.audits,
-            upkeep=guard.upkeep,
-            classes=guard.classes,
-            may_leave_out=False,
+            guard=run.guard,
             peers={name: company.identity(name).public for name in ("owner", *run.pipeline.workers)},
             draw=company.draw,
         )

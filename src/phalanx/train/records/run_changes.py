@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.errors import ConfigError
 from phalanx.optimizers import learning_rate
 from phalanx.train.config import RunConfig
+from phalanx.train.exclusions import ENGINES
 
 _SHOWN_KEYS = 4
 
@@ -104,7 +105,10 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     keys = {key: (old_values.get(key), here.get(key)) for key in sorted(old_values.keys() | here.keys())}
     keys = {key: pair for key, pair in keys.items() if pair[0] != pair[1]}
     allowed = {**CHANGEABLE, **(LAYOUT if _cut_anew(before) and _cut_anew(now) else {})}
-    refused = [key for key in keys if not _is_among(key, allowed)]
+    # another engine explains the other differences, so it comes first
+    refused = sorted(
+        (key for key in keys if not _is_among(key, allowed)), key=lambda key: key.partition(".")[0] not in ENGINES
+    )
     instead = f"or begin a new run where this one is: --from {where} with another --run-dir"
     if refused:
         shown = ", ".join(f"{key} ({keys[key][0]!r} there, {keys[key][1]!r} here)" for key in refused[:_SHOWN_KEYS])
