@@ -1,14 +1,13 @@
 """The configuration of stages and guards in a run file, and of one worker in its own file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
     model_serializer,
     model_validator,
@@ -288,7 +287,7 @@ class GuardConfig(StrictModel):
         return self
 
     @model_serializer(mode="wrap")
-    def _with_removed(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _with_removed(self, write: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """Write removed keys with their only value: run digests and audit logs are as they were before."""
         return {**write(self), **{key: only for key, (only, _) in _REMOVED_KEYS.items()}}
 
