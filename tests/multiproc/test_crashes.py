@@ -93,7 +93,9 @@ def test_an_owner_that_is_killed_in_the_middle_of_a_run_goes_on(place, clean):
     summary = place.finish(resume=True)
 
     assert summary["resumed_from"] == 3
-    assert_like(place, summary, clean)
+    # without a journal the steps since the checkpoint are made again, and counted
+    assert summary["steps_lost"] >= 2
+    assert_like(place, summary, clean, steps_lost=summary["steps_lost"])
 
 
 @pytest.mark.slow
