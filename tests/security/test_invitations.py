@@ -329,6 +329,7 @@ def test_callers_that_are_silent_after_their_handshake_keep_nobody_out_either(ow
 
     enrol(owner.invite(), tmp_path / "alice")
 
+    assert load_identity(tmp_path / "alice").name == "alice"
     for connection in idle:
         connection.close()
 

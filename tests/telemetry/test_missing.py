@@ -45,6 +45,16 @@ def test_nobody_missing_is_nothing_to_say_and_one_that_is_gone_again_is_named_ag
     assert [line.split(";")[0] for line in lines] == ["still waiting for bob", "still waiting for alice, bob"]
 
 
+def test_a_host_that_names_others_in_each_answer_does_not_fill_the_terminal(clock):
+    lines = []
+    told = notice(clock, lines)
+
+    for number in range(1000):
+        told.waits_for((f"party-{number}",))
+
+    assert len(lines) == 100
+
+
 def test_names_cannot_steer_a_terminal_nor_fill_it(clock):
     lines = []
 

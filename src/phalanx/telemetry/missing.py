@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from phalanx.config import printable
 
 _REPEAT_S = 15.0
+_MAX_CHANGES = 100
+"""Changes that are printed at once: a host of another machine could name other parties in each of its answers."""
 _MAX_NAMES = 20
 _MAX_CHARACTERS = 80
 
@@ -31,12 +33,15 @@ class MissingNotice:
         self._deadline = clock() + timeout_s
         self._missing = frozenset(expected)
         self._next = clock() + _REPEAT_S
+        self._num_changes = 0
 
     def waits_for(self, missing: Collection[str]) -> None:
         """Take the parties that are missing now; asked as often as the caller likes."""
         now = self._clock()
-        if not missing or (frozenset(missing) == self._missing and now < self._next):
+        is_new = frozenset(missing) != self._missing and self._num_changes < _MAX_CHANGES
+        if not missing or not (is_new or now >= self._next):
             return
+        self._num_changes += is_new
         self._missing, self._next = frozenset(missing), now + _REPEAT_S
         names = [printable(name, _MAX_CHARACTERS) for name in sorted(missing)]
         more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""

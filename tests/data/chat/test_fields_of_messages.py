@@ -102,9 +102,12 @@ def test_reasoning_that_is_not_learned_may_be_missing_and_ignored_fields_are_not
     encoder = encoder_of(HEAD + "{{ m.content }}" + FOOT)
     early = {**SAID, "reasoning": "Look it up.", "weight": 0}
 
-    encoder.encode(conversation_of({"messages": [ASKED, early, ASKED, SAID]}))
-    encoder.encode(conversation_of({"messages": ROWS["reasoning"]}, ignore=("reasoning",)))
-    encoder.encode_prompt(conversation_of({"messages": [ASKED, {**early, "weight": 1}, ASKED]}).messages)
+    whole = encoder.encode(conversation_of({"messages": [ASKED, early, ASKED, SAID]}))
+    ignoring = encoder.encode(conversation_of({"messages": ROWS["reasoning"]}, ignore=("reasoning",)))
+    prompt = encoder.encode_prompt(conversation_of({"messages": [ASKED, {**early, "weight": 1}, ASKED]}).messages)
+
+    assert whole.weights.any() and ignoring.weights.any()
+    assert "Look it up." not in encoder._backend.decode(list(prompt), skip_special_tokens=False)
 
 
 def test_a_prompt_of_which_a_text_does_not_come_out_is_refused_too(encoder_of):

@@ -66,16 +66,8 @@ def measure(values: int, count: int) -> dict[str, object]:
     identities = [Identity.without_certificate(f"site-{number:03d}") for number in range(count)]
     roster = {identity.name: identity.public for identity in identities}
     cohort = tuple(CohortMember(name=identity.name, key=identity.public.public_key.hex()) for identity in identities)
-    terms = SumTerms(
-        run="bench",
-        run_digest="1" * 64,
-        model_digest="2" * 64,
-        round=1,
-        cohort=cohort,
-        length=values,
-        clip=1.0,
-        minimum=3,
-    )
+    facts = {"run": "bench", "run_digest": "1" * 64, "model_digest": "2" * 64, "round": 1, "clip": 1.0, "minimum": 3}
+    terms = SumTerms.model_validate({**facts, "cohort": cohort, "length": values})
     expected = ExpectedRound("bench", "1" * 64, "2" * 64, values, server_identity.public, roster, 3)
     watch, server = Stopwatch(), SumServer(terms, server_identity)
     fresh = {identity.name: KeptRounding() for identity in identities}
