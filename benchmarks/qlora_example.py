@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from finished_run import FinishedRun, arguments_of, write_result
 
-from phalanx.lab.bench.parallel.resident import added_at_peak, forget_peak, give_back_freed_memory, resident
+from phalanx.lab.bench.measure.resident import added_at_peak, forget_peak, give_back_freed_memory, resident
 from phalanx.models import ModelConfig, StageSpec, build_stage, open_model
 from phalanx.models.master_weights import keep_masters
 from phalanx.objectives import causal_lm
