@@ -18,8 +18,8 @@ class PeerProgram(Closeable):
     """A program of this folder that answers JSON lines with JSON lines.
 
     Args:
-        program: Its file name.
-        needs: Packages that it needs, for the error message.
+        program: Name of a file in this folder that the peer's Python runs.
+        needs: Packages of that Python, which the error message names.
     """
 
     def __init__(self, python: str, program: str, needs: str) -> None:
