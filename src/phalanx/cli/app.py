@@ -33,6 +33,7 @@ from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.serving.gateway import gateway
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
@@ -91,6 +92,7 @@ app.command(
     epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
     "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
 )(generate)
+app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)

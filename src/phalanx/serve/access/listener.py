@@ -55,7 +55,7 @@ class ListenConfig(StrictModel):
                 expected="a server with TLS",
                 do="set certificate and private_key",
             )
-        if self.certificate is None and not self.unsafe_plain_http and not _is_loopback(self.host):
+        if self.certificate is None and not self.unsafe_plain_http and not is_loopback(self.host):
             raise RefusedKeyError(
                 f"host {self.host!r} can be reached by other machines, and without TLS they could read keys on the "
                 "way; set certificate and private_key, or bind 127.0.0.1",
@@ -67,7 +67,8 @@ class ListenConfig(StrictModel):
         return self
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
