@@ -152,9 +152,11 @@ class Stub:
             if text == "flood":
                 while True:
                     yield piece("x " * 50_000)
+                    await asyncio.sleep(0)
             if text == "long line":
                 while True:
                     yield "data: " + "x" * 100_000
+                    await asyncio.sleep(0)
             if text == "break":
                 yield piece("so far ")
                 return

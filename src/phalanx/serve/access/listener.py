@@ -1,10 +1,14 @@
 """The socket of a server: loopback unless told, TLS elsewhere, slow and many connections bounded."""
 
 import asyncio
+import contextlib
 import ipaddress
+import signal
 import socket
 import ssl
+import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -111,7 +115,7 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         config.load()
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
-    return uvicorn.Server(config)
+    return _DrainingServer(config)
 
 
 def bind_socket(listen: ListenConfig) -> socket.socket:
@@ -131,6 +135,22 @@ def bind_socket(listen: ListenConfig) -> socket.socket:
             f"listen: {listen.host} port {listen.port} cannot be had ({exc.strerror}); choose another port"
         ) from exc
     return sock
+
+
+class _DrainingServer(uvicorn.Server):
+    """A server after which the process goes on: uvicorn's own would end it by the signal that stopped the server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 class _BoundedProtocol(H11Protocol):

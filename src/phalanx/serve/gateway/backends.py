@@ -159,7 +159,7 @@ class BackendPool:
         except httpx2.PoolTimeout:
             pass
         except httpx2.HTTPError as exc:
-            backend.is_healthy = False
+            # no sign of health: what one client asks for must not take the engine from all others
             raise RequestRefused(502, "engine_failed", "The engine did not answer.") from exc
         finally:
             if answer is None:

@@ -90,7 +90,8 @@ class GatewayConfig(StrictModel):
         drain_s: How long answers may take to end when the gateway is stopped.
     """
 
-    access: Path = Path("access")
+    # read as JSON, where a path is text; the default is a path already
+    access: Annotated[Path, Field(validate_default=False)] = Path("access")
     operator: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
     listen: ListenConfig = ListenConfig()
     bounds: RequestBounds = RequestBounds()

@@ -157,7 +157,7 @@ class AnswerStream:
             return
         is_chat = self._request.route.name == "chat"
         choice: dict[str, Any] = {"index": self._number, "finish_reason": REFUSED}
-        choice |= {"delta": {}} if is_chat else {"text": ""}
+        choice["delta" if is_chat else "text"] = {} if is_chat else ""
         kind = "chat.completion.chunk" if is_chat else "text_completion"
         yield {"id": "refused", "object": kind, "created": 0, "model": self._request.model, "choices": [choice]}
 
