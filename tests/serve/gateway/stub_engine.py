@@ -12,6 +12,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
+from phalanx.serve.access import ListenConfig, bind_socket
+
 _OPEN = """
 /invocations /pooling /classify /score /v1/score /rerank /v1/rerank /v2/rerank /tokenize /detokenize /load /version
 /metrics /ping /sleep /wake_up /is_sleeping /collective_rpc /scale_elastic_ep /is_scaling_elastic_ep /server_info
@@ -53,7 +55,8 @@ class Stub:
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self):
-        sock = self.server.config.bind_socket()
+        sock = bind_socket(ListenConfig(port=0))
+        sock.listen(2048)
         self.port = sock.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [sock]}, daemon=True)

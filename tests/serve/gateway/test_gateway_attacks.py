@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from running_gateway import WIDE, RunningGateway, backends
 from stub_engine import OPEN_ROUTES
 
 from access_keys import make_access
-from conftest import WIDE, RunningGateway, backends
 from phalanx.security.crypto import read_public_signer
 from phalanx.serve.access import verify_request_log
 from phalanx.serve.gateway.requests import ROUTES

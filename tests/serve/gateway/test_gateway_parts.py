@@ -6,9 +6,9 @@ import ssl
 
 import httpx2
 import pytest
+from running_gateway import WIDE, RunningGateway, backends
 
 from access_keys import make_access
-from conftest import WIDE, RunningGateway, backends
 from phalanx.cli import run
 from phalanx.errors import ConfigError
 from phalanx.security.crypto import create_authority, issue

@@ -3,9 +3,9 @@
 import socket
 
 import pytest
+from running_gateway import WIDE, RunningGateway, backends
 
 from access_keys import make_access
-from conftest import WIDE, RunningGateway, backends
 
 PERSONAL = [
     "say write to anna.larsen@example.org",

@@ -125,7 +125,8 @@ def bind_socket(listen: ListenConfig) -> socket.socket:
         ConfigError: The address cannot be had.
     """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    sock = socket.socket(family=family)
+    # with the protocol named, asyncio turns Nagle's algorithm off: without it each answer takes 40 ms
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((listen.host, listen.port))
