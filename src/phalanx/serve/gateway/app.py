@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -69,6 +70,8 @@ class Gateway:
             asyncio.create_task(self._access.keep_synced()),
             asyncio.create_task(self._pool.watch_health(self._config.health_every_s)),
         ]
+        for task in tasks:
+            task.add_done_callback(_stop_after_fault)
         self._access.request_log.record_event("started", {"models": len(self._pool.model_names())})
         try:
             yield
@@ -213,6 +216,13 @@ class _ClosingStream(StreamingResponse):
             if hasattr(self._content, "aclose"):
                 await self._content.aclose()
             await self._stack.aclose()
+
+
+def _stop_after_fault(task: asyncio.Task[None]) -> None:
+    """Stop a gateway that cannot keep its counts and lines: it would answer what nobody can account for."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("the gateway stops: %s", task.exception())
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _no_model() -> RequestRefused:
