@@ -191,7 +191,7 @@ class Stub:
     async def answer_messages(self, request):
         body, text = await self.read(request)
         said = text.removeprefix("say ")
-        usage = {"input_tokens": 7, "output_tokens": 3}
+        usage = {"input_tokens": 1, "cache_read_input_tokens": 6, "output_tokens": 3}
         message = {"id": "m", "type": "message", "role": "assistant", "model": body["model"], "stop_sequence": None}
         if not body.get("stream"):
             content = [{"type": "text", "text": said}]

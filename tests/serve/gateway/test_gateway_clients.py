@@ -151,6 +151,9 @@ def test_the_other_protocol_is_forwarded_to_engines_that_speak_it(lab, other_cli
     assert whole.model == final.model == "small"
     assert final.stop_reason == "end_turn"
     assert final.usage.output_tokens == 3
+    # what was in an engine's cache is paid for as well, and not told
+    assert whole.usage.input_tokens == final.usage.input_tokens == 7
+    assert whole.usage.cache_read_input_tokens is None
     assert lab.local.requests[0][2]["anthropic-version"] == "2023-06-01"
     with pytest.raises(anthropic.BadRequestError):
         image = {"type": "image", "source": {"type": "url", "url": "http://169.254.169.254/x.png"}}

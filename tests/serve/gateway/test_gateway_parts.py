@@ -88,7 +88,7 @@ class FakeAnswer:
 def make_stream(max_bytes: int = 10**6):
     body = {"model": "small", "messages": [{"role": "user", "content": "x"}], "stream": True}
     filters = TextFilters()
-    request = read_request(ROUTES[0], json.dumps(body).encode(), GatewayLimits(), filters)
+    request = read_request(ROUTES[0], json.dumps(body).encode(), "alice", GatewayLimits(), filters)
     return AnswerStream(request, filters, AnswerFacts(), max_bytes)
 
 

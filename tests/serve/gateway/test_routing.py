@@ -157,3 +157,22 @@ def test_requests_are_spread_by_load(lab):
 
     assert statuses == [200] * 32
     assert min(engines_of(lab)) > 0
+
+
+def test_owners_of_keys_do_not_share_an_engines_cache_of_prompts(lab, tmp_path):
+    keys = make_access(tmp_path / "access")
+    secrets = [keys.make(owner, limits=WIDE)[1] for owner in ("alice", "alice", "bob")]
+    engines = backends(lab.local, lab.cloud)
+    engines[0]["prefix_cache"] = "salted"
+    engines[1] |= {"prefix_cache": "off", "models": {"large": "c"}}
+    gateway = RunningGateway(tmp_path, keys, {"backends": engines})
+
+    for secret in secrets:
+        assert gateway.ask(secret).status_code == 200
+        assert gateway.ask(secret, model="large").status_code == 200
+        assert gateway.ask(secret, cache_salt="mine").status_code == 400
+
+    alice, again, bob = (body["cache_salt"] for _, body, _ in lab.local.requests)
+    assert alice == again != bob
+    assert all(body["cache_prompt"] is False for _, body, _ in lab.cloud.requests)
+    assert gateway.stop() == 0

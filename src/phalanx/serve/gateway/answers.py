@@ -28,7 +28,9 @@ _CHOICE_KEYS = frozenset({"index", "message", "delta", "text", "finish_reason", 
 _MESSAGE_KEYS = frozenset({"role", "content", "refusal", "tool_calls", "reasoning_content", "reasoning"})
 _USAGE_KEYS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
 _TEXT_KEYS = ("content", "text", "reasoning_content", "reasoning", "refusal", "partial_json", "thinking")
-_KNOWN_CODES = frozenset({"context_length_exceeded", "model_not_found", "rate_limit_exceeded"})
+_CACHED_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_KNOWN_CODES = {"context_length_exceeded": "context_length_exceeded"}
+_KNOWN_CODES |= {"exceed_context_size_error": "context_length_exceeded"}
 REFUSED = "content_filter"
 _SSE = "text/event-stream"
 
@@ -80,17 +82,18 @@ async def check_status(answer: httpx2.Response, request: ForwardedRequest, max_b
         return
     code = _error_code(await read_whole(answer, max_bytes))
     if answer.status_code in {400, 404, 413, 422}:
-        known_code = next((known for known in _KNOWN_CODES if code == known), "engine_refused")
-        raise RequestRefused(400, known_code, "The engine refuses the request.")
+        raise RequestRefused(400, code, "The engine refuses the request.")
     raise RequestRefused(502, "engine_failed", "The engine failed.")
 
 
 def _error_code(body: bytes) -> str:
+    """Return the code of an engine's error where the protocol knows it."""
     try:
-        error = json.loads(body).get("error", {})
-        return str(error.get("code"))
-    except (ValueError, AttributeError, RecursionError):
-        return ""
+        error = json.loads(body)["error"]
+        named = [str(error.get(key)) for key in ("code", "type")]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        named = []
+    return next((_KNOWN_CODES[name] for name in named if name in _KNOWN_CODES), "engine_refused")
 
 
 async def read_whole(answer: httpx2.Response, max_bytes: int) -> bytes:
@@ -160,12 +163,22 @@ def parse_answer(body: bytes, model: str) -> dict[str, Any]:
     if "model" in answer:
         answer["model"] = model
     if isinstance(answer.get("usage"), dict):
-        answer["usage"] = {key: part for key, part in answer["usage"].items() if key in _USAGE_KEYS}
+        answer["usage"] = _clean_usage(answer["usage"])
     if isinstance(answer.get("choices"), list):
         answer["choices"] = [_clean_choice(choice) for choice in answer["choices"] if isinstance(choice, dict)]
     if isinstance(answer.get("message"), dict):
         answer["message"] = {**answer["message"], "model": model}
+        if isinstance(answer["message"].get("usage"), dict):
+            answer["message"]["usage"] = _clean_usage(answer["message"]["usage"])
     return answer
+
+
+def _clean_usage(usage: dict[str, Any]) -> dict[str, int]:
+    """Return the counts alone; which part of a prompt was in a cache tells of the prompts of others."""
+    counts = {key: count for key in _USAGE_KEYS if (count := _count(usage.get(key))) is not None}
+    if "input_tokens" in counts:
+        counts["input_tokens"] += sum(_count(usage.get(key)) or 0 for key in _CACHED_KEYS)
+    return counts
 
 
 def _clean_choice(choice: dict[str, Any]) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Gateway:
         async def answer_request(request: Request) -> Response:
             caller: Caller = request.state.caller
             try:
-                forwarded = read_request(route, await request.body(), self._config.limits, self._filters)
+                forwarded = read_request(route, await request.body(), caller.owner, self._config.limits, self._filters)
                 reservation = await self._reserve(caller, forwarded)
             except RequestRefused as refusal:
                 verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)

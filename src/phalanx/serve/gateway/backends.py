@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import httpx2
 
 from phalanx.config import canonical_json
 from phalanx.errors import ConfigError
-from phalanx.security.crypto import read_private
+from phalanx.security.crypto import digest_hex, in_domain, read_private
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.gateway.config import BackendConfig
 from phalanx.serve.gateway.requests import ForwardedRequest
@@ -39,6 +40,7 @@ class RemoteEngine:
         self.config = config
         self.num_open = 0
         self.is_healthy = True
+        self._salt = secrets.token_bytes(32)
         headers = {"accept-encoding": "identity", "user-agent": "phalanx-gateway"}
         if config.secret_file is not None:
             secret = read_private(config.secret_file, "your provider gives it").decode("latin-1").strip()
@@ -62,8 +64,9 @@ class RemoteEngine:
     async def check_health(self) -> None:
         """Look whether it answers."""
         try:
-            answer = await self._client.get(_HEALTH_PATH, timeout=_HEALTH_TIMEOUT_S)
-            is_healthy = answer.status_code == 200
+            # the head alone: an engine's list can be long
+            async with self._client.stream("GET", _HEALTH_PATH, timeout=_HEALTH_TIMEOUT_S) as answer:
+                is_healthy = answer.status_code == 200
         except httpx2.HTTPError:
             is_healthy = False
         if is_healthy != self.is_healthy:
@@ -73,6 +76,10 @@ class RemoteEngine:
     async def send_request(self, request: ForwardedRequest) -> httpx2.Response:
         """Send a request and return the answer when its head has arrived."""
         payload = {**request.payload, "model": self.config.models[request.model]}
+        if self.config.prefix_cache == "salted":
+            payload["cache_salt"] = digest_hex(in_domain("cache-salt/1", self._salt), request.owner.encode())
+        elif self.config.prefix_cache == "off":
+            payload["cache_prompt"] = False
         headers = {"content-type": "application/json", **_PROTOCOL_HEADERS.get(request.route.name, {})}
         message = self._client.build_request(
             "POST", request.route.path, content=canonical_json(payload), headers=headers

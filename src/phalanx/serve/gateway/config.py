@@ -28,6 +28,9 @@ class BackendConfig(StrictModel):
         routes: Routes that the engine offers.
         secret_file: File, 0600, with the key that the engine wants.
         authority: Certificate of the authority that the engine's certificate must be of; PEM.
+        prefix_cache: Whether keys of different owners may share the engine's cache of prompts, whose speed tells what
+            others have asked: ``salted`` sends vLLM's ``cache_salt`` by owner, ``off`` sends llama.cpp's
+            ``cache_prompt`` as false.
         max_concurrency: Requests that the engine gets at the same time.
         answer_timeout_s: Longest silence within an answer.
     """
@@ -39,6 +42,7 @@ class BackendConfig(StrictModel):
     routes: tuple[RouteName, ...] = ("chat", "completions", "embeddings")
     secret_file: Path | None = None
     authority: Path | None = None
+    prefix_cache: Literal["shared", "salted", "off"] = "shared"
     max_concurrency: Annotated[int, Field(ge=1, le=10_000)] = 64
     connect_timeout_s: _Seconds = 5
     answer_timeout_s: _Seconds = 120

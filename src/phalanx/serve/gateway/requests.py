@@ -60,6 +60,7 @@ class ForwardedRequest:
     """A request that may be forwarded.
 
     Attributes:
+        owner: Owner of the caller's key.
         payload: The body for an engine, but for its own name of the model.
         max_prompt_tokens: No tokenizer makes more of the prompt: one a byte, and the template's.
         max_completion_tokens: Tokens of all answers together.
@@ -71,6 +72,7 @@ class ForwardedRequest:
     """
 
     route: Route
+    owner: str
     model: str
     payload: dict[str, Any]
     max_prompt_tokens: int
@@ -82,7 +84,9 @@ class ForwardedRequest:
     notes: tuple[str, ...]
 
 
-def read_request(route: Route, body: bytes, limits: GatewayLimits, filters: TextFilters) -> ForwardedRequest:
+def read_request(
+    route: Route, body: bytes, owner: str, limits: GatewayLimits, filters: TextFilters
+) -> ForwardedRequest:
     """Check a whole request.
 
     Raises:
@@ -109,6 +113,7 @@ def read_request(route: Route, body: bytes, limits: GatewayLimits, filters: Text
         payload["stream_options"] = {"include_usage": True}
     return ForwardedRequest(
         route=route,
+        owner=owner,
         model=payload["model"],
         payload=payload,
         max_prompt_tokens=_bound_prompt(filtered),
