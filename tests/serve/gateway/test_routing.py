@@ -49,6 +49,12 @@ def test_personal_data_is_found_in_every_part_of_a_request(lab):
                 }
             ]
         },
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "+47 22 12"}, {"type": "text", "text": " 34 56"}]}
+            ]
+        },
+        {"messages": [{"role": "user", "content": "anna.larsen@"}, {"role": "user", "content": "example.org"}]},
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]},
         {"tools": [tool]},
         {"stop": [mail]},

@@ -239,21 +239,18 @@ async def _answer_refusal(request: Request, exc: Exception) -> Response:
 
 
 async def _answer_unknown(request: Request, exc: Exception) -> Response:
-    status = getattr(exc, "status_code", 404)
-    message = "This method is not allowed here." if status == 405 else "There is no such route."
-    return await _answer_refusal(request, RequestRefused(status, "no_route", message))
+    status = getattr(exc, "status_code", 500)
+    code, message = _UNKNOWN.get(status, ("internal_error", "The gateway failed."))
+    return await _answer_refusal(request, RequestRefused(status, code, message))
 
 
-async def _answer_fault(request: Request, exc: Exception) -> Response:
-    return await _answer_refusal(request, RequestRefused(500, "internal_error", "The gateway failed."))
-
-
+_UNKNOWN = {404: ("no_route", "There is no such route."), 405: ("no_route", "This method is not allowed here.")}
 _HANDLERS: Any = {
     RequestRefused: _answer_refusal,
     DiskError: _answer_refusal,
     404: _answer_unknown,
     405: _answer_unknown,
-    Exception: _answer_fault,
+    Exception: _answer_unknown,
 }
 
 

@@ -24,7 +24,10 @@ from phalanx.serve.gateway.schemas import (
 _TOKENS_PER_MESSAGE = 32
 """More than any chat template in use adds to one message, or to a prompt."""
 _MAX_KEY = 40
+_STRUCTURE = frozenset({"text", "function", "system", "developer", "user", "assistant", "tool", "tool_use", "object"})
+"""Texts that stand between those of people: data that is cut in two by them is still found."""
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef", "$id"})
+_TAG_ERRORS = frozenset({"literal_error", "union_tag_invalid"})
 _MEDIA = frozenset({"image_url", "input_image", "image", "input_audio", "audio", "file", "document", "video_url"})
 
 
@@ -99,7 +102,7 @@ def read_request(
         raise RequestRefused(400, "token_prompt", "Send the prompt as text; no filter here can read token ids.")
     _check_references([prompts.get("tools"), prompts.get("response_format")])
     notes: list[str] = []
-    filtered = _filter_strings(prompts, filters, notes)
+    filtered, texts = _filter_strings(prompts, filters, notes)
     payload.update(filtered)
     choices, completion_tokens = _bound_completion(route, payload, limits)
     num_prompts = len(payload["prompt"]) if isinstance(payload.get("prompt"), list) and not has_token_ids else 1
@@ -118,7 +121,7 @@ def read_request(
         payload=payload,
         max_prompt_tokens=_bound_prompt(filtered),
         max_completion_tokens=completion_tokens * choices * max(1, num_prompts),
-        is_sensitive=has_token_ids or holds_personal_data(list(_strings(filtered))),
+        is_sensitive=has_token_ids or holds_personal_data(texts),
         is_stream=is_stream,
         is_collected=is_collected,
         wants_usage=wants_usage,
@@ -175,16 +178,9 @@ def _explain(exc: ValueError) -> RequestRefused:
     if not isinstance(exc, ValidationError):
         return RequestRefused(400, "invalid_json", "The body is not valid JSON.")
     errors = exc.errors(include_url=False, include_context=False)
-    media = any(
-        error["type"] in {"literal_error", "union_tag_invalid"} and _names_media(error["input"]) for error in errors
-    )
-    if media:
-        return RequestRefused(
-            400,
-            "unsupported_content",
-            "Content must be text: nothing is fetched from addresses here.",
-            param="messages",
-        )
+    if any(error["type"] in _TAG_ERRORS and _names_media(error["input"]) for error in errors):
+        message = "Content must be text: nothing is fetched from addresses here."
+        return RequestRefused(400, "unsupported_content", message, param="messages")
     place = [part for part in errors[0]["loc"] if isinstance(part, str)]
     key = place[0] if place and place[0].isidentifier() and place[0].isascii() else None
     param = key[:_MAX_KEY] if key else None
@@ -222,31 +218,23 @@ def _entries(value: Any) -> Iterator[tuple[str, Any]]:
             waiting.extend(part)
 
 
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, part in value.items():
-            yield str(key)
-            yield from _strings(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _strings(part)
-
-
-def _filter_strings(value: Any, filters: TextFilters, notes: list[str]) -> Any:
-    """Return the same data with each text as filters admit it; names of keys are checked as well."""
+def _filter_strings(value: Any, filters: TextFilters, notes: list[str]) -> tuple[Any, list[str]]:
+    """Return the same data with each text as filters admit it, and the texts; names of keys are checked as well."""
+    texts: list[str] = []
 
     def admit(text: str) -> str:
+        if text in _STRUCTURE:
+            return text
         try:
             admitted = filters.admit_input(text)
         except TextRefused as exc:
             message = f"The filter {exc.filter_name} refuses the text."
             raise RequestRefused(400, "text_refused", message, param=exc.filter_name) from exc
         notes.extend(f"{note.filter}: {note.kind}" for note in admitted.notes)
+        texts.append(admitted.text)
         return admitted.text
 
-    return _map_strings(value, admit)
+    return _map_strings(value, admit), texts
 
 
 def _map_strings(value: Any, change: Callable[[str], str]) -> Any:

@@ -71,15 +71,6 @@ class _Tool(StrictModel):
     function: _Function
 
 
-class _NamedFunction(StrictModel):
-    name: Name
-
-
-class _ToolChoice(StrictModel):
-    type: Literal["function"]
-    function: _NamedFunction
-
-
 class _JsonSchema(StrictModel):
     name: Name
     description: Text | None = None
@@ -128,7 +119,7 @@ class ChatRequest(_Sampled):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[tuple[_Tool, ...], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | _Tool | None = None
     parallel_tool_calls: bool | None = None
     response_format: _ResponseFormat | None = None
 
