@@ -1,0 +1,1 @@
+"""Marked text: drawn by a secret key so that its holder finds it again."""
