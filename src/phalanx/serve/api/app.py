@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from phalanx.errors import PhalanxError
 from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestRefused, error_body
@@ -96,16 +97,14 @@ class _Routes:
             writer = route.writer(body, opened, names)
             headers = {"x-request-id": make_id("req_")}
             if body.is_streamed:
-                stream = _guard_stream(writer, opened, route.path)
-                return StreamingResponse(stream, media_type="text/event-stream", headers=headers | _EVENT_STREAM)
+                return _ReplyStream(writer, opened, route.path, headers | _EVENT_STREAM)
             try:
                 whole = await _unless_left(request, writer.write_whole)
             except PhalanxError as exc:
                 _log.error("%s: %s", route.path, exc)
                 raise refusal_of(exc) from exc
             finally:
-                with anyio.CancelScope(shield=True):
-                    await opened.close()
+                await opened.close()
             return Response(status_code=499) if whole is None else JSONResponse(whole, headers=headers)
 
         return generate
@@ -198,8 +197,22 @@ async def _unless_left(request: Request, work: Callable[[], Awaitable[Any]]) -> 
     return results[0] if results else None
 
 
-async def _guard_stream(writer: ReplyWriter, reply: Reply, path: str) -> AsyncGenerator[str, None]:
-    """Yield the events of an answer; what goes wrong becomes an event, and the reply is closed in any case."""
+class _ReplyStream(StreamingResponse):
+    """The events of an answer; the reply is closed however the response ends, also before its first event."""
+
+    def __init__(self, writer: ReplyWriter, reply: Reply, path: str, headers: dict[str, str]) -> None:
+        super().__init__(_guard_stream(writer, path), media_type="text/event-stream", headers=headers)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._reply.close()
+
+
+async def _guard_stream(writer: ReplyWriter, path: str) -> AsyncGenerator[str, None]:
+    """Yield the events of an answer; what goes wrong becomes an event."""
     try:
         async for event in writer.write_stream():
             yield event
@@ -208,9 +221,6 @@ async def _guard_stream(writer: ReplyWriter, reply: Reply, path: str) -> AsyncGe
         refusal = refusal_of(exc)
         body = error_body(path, refusal.status, refusal.message, refusal.code).decode()
         yield f"event: error\ndata: {body}\n\n"
-    finally:
-        with anyio.CancelScope(shield=True):
-            await reply.close()
 
 
 async def _refuse(request: Request, exc: Exception) -> Response:

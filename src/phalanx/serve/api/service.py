@@ -5,6 +5,8 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
+import anyio
+
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import ToolCall
 from phalanx.errors import DiskError, ModelError, PhalanxError
@@ -188,7 +190,8 @@ class Reply:
 
     async def close(self) -> None:
         """Cancel what is still written, settle the budget and write the log; closing twice is harmless."""
-        await self._stack.aclose()
+        with anyio.CancelScope(shield=True):
+            await self._stack.aclose()
         callbacks, self.on_close = self.on_close, []
         for callback in callbacks:
             callback()
