@@ -33,6 +33,7 @@ from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.serve import serve
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
@@ -101,6 +102,6 @@ app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds dri
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
-GROUPS |= {"enclave": enclave_app, "model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
+GROUPS |= {"enclave": enclave_app, "keys": keys_app, "model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

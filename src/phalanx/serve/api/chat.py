@@ -15,6 +15,7 @@ from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Choices,
+    Content,
     JsonObject,
     LogitBias,
     MaxTokens,
@@ -26,7 +27,6 @@ from phalanx.serve.api.fields import (
     Stop,
     Temperature,
     Text,
-    TextParts,
     ToolName,
     TopK,
     TopLogprobs,
@@ -78,7 +78,7 @@ class Message(StrictModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | TextParts | None = None
+    content: Content | None = None
     name: Annotated[str, Field(max_length=200)] | None = None
     refusal: None = None
     tool_calls: Annotated[tuple[MessageCall, ...], Field(max_length=128)] | None = None

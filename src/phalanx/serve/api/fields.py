@@ -41,13 +41,15 @@ _QUOTED = re.compile(r"'[^']{40,}'")
 
 
 def _refuse_other_parts(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("text", "input_text", "output_text", "tool_use", "tool_result"):
-        raise ValueError("only text is read; nothing is fetched from a URL, and files and media are refused")
+    for part in value if isinstance(value, list | tuple) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in _PART_KINDS:
+            raise ValueError("only text is read; nothing is fetched from a URL, and files and media are refused")
     return value
 
 
-AnyPart = BeforeValidator(_refuse_other_parts)
+_PART_KINDS = frozenset({"text", "input_text", "output_text", "tool_use", "tool_result"})
+TextAlone = BeforeValidator(_refuse_other_parts)
 """Refuses images, sounds, files and everything else that would have to be fetched or parsed, with a reason."""
 
 
@@ -58,7 +60,8 @@ class TextPart(StrictModel):
     text: Text
 
 
-TextParts = Annotated[tuple[Annotated[TextPart, AnyPart], ...], Field(max_length=MAX_MESSAGES)]
+TextParts = Annotated[tuple[TextPart, ...], Field(max_length=MAX_MESSAGES)]
+Content = Annotated[Text | TextParts, TextAlone]
 
 
 def join_parts(content: str | Sequence[TextPart] | None) -> str | None:

@@ -14,13 +14,13 @@ from phalanx.serve.api.chat import describe_origin
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    AnyPart,
     JsonObject,
     MaxTokens,
     ModelId,
     Name,
     Stop,
     Text,
+    TextAlone,
     ToolName,
     TopK,
     TopP,
@@ -57,6 +57,9 @@ class TextBlock(StrictModel):
     cache_control: CacheControl | None = None
 
 
+TextBlocks = Annotated[Text | Annotated[tuple[TextBlock, ...], Field(max_length=256)], TextAlone]
+
+
 class ToolUseBlock(StrictModel):
     """An earlier call of a tool."""
 
@@ -72,7 +75,7 @@ class ToolResultBlock(StrictModel):
 
     type: Literal["tool_result"]
     tool_use_id: Annotated[str, Field(min_length=1, max_length=200)]
-    content: Text | Annotated[tuple[Annotated[TextBlock, AnyPart], ...], Field(max_length=256)] = ""
+    content: TextBlocks = ""
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
@@ -84,7 +87,7 @@ class MessageTurn(StrictModel):
     """A turn of the user or the assistant."""
 
     role: Literal["user", "assistant"]
-    content: Text | Annotated[tuple[Annotated[Block, AnyPart], ...], Field(min_length=1, max_length=MAX_MESSAGES)]
+    content: Annotated[Text | Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_MESSAGES)], TextAlone]
 
     def translate(self) -> list[ChatMessage]:
         """Return the turn as one or several messages: each result of a tool is one."""
@@ -146,7 +149,7 @@ class CountBody(StrictModel):
 
     model: ModelId
     messages: Annotated[tuple[MessageTurn, ...], Field(min_length=1, max_length=MAX_MESSAGES)]
-    system: Text | Annotated[tuple[Annotated[TextBlock, AnyPart], ...], Field(max_length=256)] | None = None
+    system: TextBlocks | None = None
     tools: Annotated[tuple[MessageTool, ...], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolRule | None = None
     thinking: NoThinking | None = None

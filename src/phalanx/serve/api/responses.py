@@ -15,13 +15,13 @@ from phalanx.serve.api.chat import describe_origin, read_call, schema_grammar
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    Content,
     JsonObject,
     MaxTokens,
     Metadata,
     ModelId,
     Temperature,
     Text,
-    TextParts,
     ToolName,
     TopP,
     join_parts,
@@ -39,7 +39,7 @@ class InputMessage(StrictModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | TextParts
+    content: Content
     id: Annotated[str, Field(max_length=200)] | None = None
     status: Literal["completed", "incomplete", "in_progress"] | None = None
 
