@@ -18,6 +18,7 @@ from phalanx.serve.access import KEYS_FILE, Access, ListenConfig, RequestBounds,
 from phalanx.serve.api import Service, make_app
 from phalanx.serve.engine import EnginePool, EngineSettings, ModelCard, ServedModel
 from phalanx.serve.filters import FiltersConfig, TextFilters
+from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark
 from phalanx.serve.where import open_text_model
 
 _log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ class ServerPlan:
         adapters: Directories in peft's format by id; each stands on the first model.
         access: Directory of keys, budgets and log.
         drain_s: How long requests may take to end after SIGTERM.
+        mark: Which text is marked, and how.
+        mark_keys: Key file of `phalanx mark new-keys`.
         num_threads: Threads of torch; 0 leaves them as they are.
     """
 
@@ -42,6 +45,8 @@ class ServerPlan:
     bounds: RequestBounds = field(default_factory=RequestBounds)
     engine: EngineSettings = field(default_factory=EngineSettings)
     filters: FiltersConfig = field(default_factory=FiltersConfig)
+    mark: MarkPolicy = field(default_factory=lambda: MarkPolicy(mark="off"))
+    mark_keys: Path | None = None
     drain_s: int = 30
     num_threads: int = 0
     own_code: bool = False
@@ -84,6 +89,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
         ModelError: A model or adapter cannot be served.
     """
     check_access(plan.access)
+    mark = TokenMark(plan.mark, None if plan.mark_keys is None else MarkKeyRing.read(plan.mark_keys).newest)
     if plan.num_threads:
         torch.set_num_threads(plan.num_threads)
     with contextlib.closing(bind_socket(plan.listen)) as sock, Access.open(plan.access) as access:
@@ -97,7 +103,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             if token.special
         }
         filters = TextFilters(plan.filters, sorted(tokens))
-        with EnginePool(models, plan.engine) as pool:
+        with EnginePool(models, plan.engine, mark) as pool:
             host, port = sock.getsockname()[:2]
             scheme = "http" if plan.listen.certificate is None else "https"
             address = f"[{host}]" if ":" in host else host

@@ -33,6 +33,13 @@ def serve(
     filters: Annotated[
         Path | None, typer.Option("--filters", metavar="FILE.toml", help="What filters refuse and note.")
     ] = None,
+    mark_keys: Annotated[
+        Path | None, typer.Option("--mark-keys", metavar="FILE", help="Mark texts by the keys in this file.")
+    ] = None,
+    mark: Annotated[str, typer.Option("--mark", help="on, or required; with --mark-keys.")] = "on",
+    mark_greedy: Annotated[
+        str, typer.Option("--mark-greedy", help="At temperature 0: bias, refuse or plain.")
+    ] = "bias",
     max_rows: Annotated[int, typer.Option("--max-rows", min=1, max=1024, help="Texts at the same time.")] = 32,
     max_cache_tokens: Annotated[
         int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")
@@ -59,6 +66,7 @@ def serve(
     from phalanx.serve.access import ListenConfig
     from phalanx.serve.engine import EngineSettings
     from phalanx.serve.filters import FiltersConfig
+    from phalanx.serve.marks import MarkPolicy
     from phalanx.serve.server import Listening, ServerPlan, run_server
 
     try:
@@ -69,6 +77,7 @@ def serve(
             private_key=private_key,
             client_authority=client_authority,
         )
+        policy = MarkPolicy.model_validate({"mark": "off" if mark_keys is None else mark, "greedy": mark_greedy})
         engine = EngineSettings(max_rows=max_rows, max_cache_tokens=max_cache_tokens, reproducible=reproducible)
     except ValidationError as exc:
         raise config_error(exc) from exc
@@ -79,6 +88,8 @@ def serve(
         listen=listen,
         engine=engine,
         filters=FiltersConfig() if filters is None else load_config(filters, FiltersConfig),
+        mark=policy,
+        mark_keys=mark_keys,
         drain_s=drain_s,
         num_threads=threads,
         own_code=own_code,

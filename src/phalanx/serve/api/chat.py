@@ -239,6 +239,7 @@ class ChatBody(StrictModel):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     store: Literal[False] | None = None
+    mark: bool | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
     safety_identifier: Annotated[str, Field(max_length=256)] | None = None
     metadata: Metadata | None = None
@@ -266,6 +267,8 @@ class ChatBody(StrictModel):
             GenerationRequest(
                 model=self.model,
                 owner=caller.owner,
+                wants_mark=self.mark is not False,
+                may_skip_mark=caller.may_skip_mark,
                 messages=tuple(message.translate() for message in self.messages),
                 tools=tuple(tools),
                 tool_choice=choice.function.name if isinstance(choice, NamedTool) else choice or "auto",

@@ -71,6 +71,7 @@ class CompletionBody(StrictModel):
     echo: bool | None = None
     seed: Seed | None = None
     suffix: None = None
+    mark: bool | None = None
     best_of: Literal[1] | None = None
     response_format: ResponseFormat | None = None
     user: Annotated[str, Field(max_length=256)] | None = None
@@ -96,6 +97,8 @@ class CompletionBody(StrictModel):
             GenerationRequest(
                 model=self.model,
                 owner=caller.owner,
+                wants_mark=self.mark is not False,
+                may_skip_mark=caller.may_skip_mark,
                 text=prompt if isinstance(prompt, str) else None,
                 ids=None if isinstance(prompt, str) else prompt,
                 sampling=sampling.model_copy(update={"seed": (sampling.seed + number) % (1 << 63)}),

@@ -10,7 +10,7 @@ from phalanx.config import StrictModel
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import ToolCall
 from phalanx.serve.access import Caller
-from phalanx.serve.api.chat import describe_origin
+from phalanx.serve.api.chat import describe_origin, schema_grammar
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -144,6 +144,19 @@ class NoThinking(StrictModel):
     type: Literal["disabled"]
 
 
+class OutputSchema(StrictModel):
+    """A JSON schema that the text must fit."""
+
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    """The form of the text."""
+
+    format: OutputSchema | None = None
+
+
 class CountBody(StrictModel):
     """The body of a request to count tokens."""
 
@@ -192,6 +205,9 @@ class MessagesBody(CountBody):
     metadata: MessageMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+    mark: bool | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -210,7 +226,14 @@ class MessagesBody(CountBody):
             top_k=self.top_k or 0,
             seed=make_seed(None),
         )
-        return [self.make_request(caller, self.max_tokens, self.stop_sequences or (), sampling)]
+        request = self.make_request(caller, self.max_tokens, self.stop_sequences or (), sampling)
+        schema = None if self.output_config is None or self.output_config.format is None else self.output_config.format
+        changes = {
+            "wants_mark": self.mark is not False,
+            "may_skip_mark": caller.may_skip_mark,
+            "grammar": None if schema is None else schema_grammar(schema.schema_),
+        }
+        return [request.model_copy(update=changes)]
 
 
 class MessagesWriter:

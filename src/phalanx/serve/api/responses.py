@@ -116,6 +116,7 @@ class ResponsesBody(StrictModel):
     tool_choice: Literal["none", "auto", "required"] | NamedResponseTool | None = None
     parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
+    mark: bool | None = None
     metadata: Metadata | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
@@ -139,6 +140,8 @@ class ResponsesBody(StrictModel):
             GenerationRequest(
                 model=self.model,
                 owner=caller.owner,
+                wants_mark=self.mark is not False,
+                may_skip_mark=caller.may_skip_mark,
                 messages=tuple([*messages, *self._messages()]),
                 tools=tuple(make_tool(tool.name, tool.description, tool.parameters) for tool in self.tools or ()),
                 tool_choice=choice.name if isinstance(choice, NamedResponseTool) else choice or "auto",

@@ -27,6 +27,7 @@ from phalanx.serve.engine import (
     UnknownModelError,
 )
 from phalanx.serve.filters import FilterNote, StreamFilter, TextFilters, TextRefused
+from phalanx.serve.marks import MarkRefused
 
 ReplyFinish = Literal["stop", "length", "stop_sequence", "tool_calls", "content_filter"]
 
@@ -356,6 +357,8 @@ def refusal_of(exc: PhalanxError) -> RequestRefused:
         return RequestRefused(400, "content_filter", f"A filter refuses the text: {exc.filter_name}, {exc.reason}"[:200])
     if isinstance(exc, UnknownModelError):
         return RequestRefused(404, "model_not_found", str(exc), param="model")
+    if isinstance(exc, MarkRefused):
+        return RequestRefused(403, "mark_required", str(exc), param="mark")
     if isinstance(exc, EngineBusyError):
         return RequestRefused(503, "overloaded", str(exc), retry_after_s=1)
     if isinstance(exc, DiskError):

@@ -15,7 +15,7 @@ from torch import Tensor
 from phalanx.config import StrictModel
 from phalanx.errors import ModelError, PhalanxError
 from phalanx.serve.engine.attention import Segment, run_states, run_step
-from phalanx.serve.engine.chooser import MarkDraw, TokenChooser, check_finite, score_token
+from phalanx.serve.engine.chooser import TokenChooser, check_finite, choose_tokens, score_token
 from phalanx.serve.engine.request import (
     BadRequestError,
     ChoiceEnd,
@@ -30,12 +30,10 @@ from phalanx.serve.engine.request import (
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from phalanx.serve.engine.served_model import ServedModel
 from phalanx.serve.engine.text_writer import TextWriter
+from phalanx.serve.marks import TokenMark
 
 _FIXED_ROWS = 4
 """From so many rows on, the products of a row have the same bits whatever the number of rows (ADR 240)."""
-
-MakeMark = Callable[[GenerationRequest, int], MarkDraw | None]
-"""Returns what draws the tokens of a choice instead of its seed."""
 
 
 class EngineSettings(StrictModel):
@@ -126,9 +124,9 @@ class BatchingEngine:
         ModelError: `reproducible` is asked for on a machine whose products depend on the number of rows.
     """
 
-    def __init__(self, served: ServedModel, settings: EngineSettings, make_mark: MakeMark | None = None) -> None:
+    def __init__(self, served: ServedModel, settings: EngineSettings, mark: TokenMark) -> None:
         self.served, self.settings = served, settings
-        self._make_mark = make_mark
+        self._mark = mark
         if settings.reproducible:
             _check_fixed_rows(served)
         self._prefixes = PrefixStore(settings.max_owner_prefix_tokens)
@@ -226,8 +224,11 @@ class BatchingEngine:
         keeps_special = bool(request.tools)
         for choice in range(request.n):
             grammar = None if request.grammar is None else served.grammars.compile_grammar(request.grammar)
-            mark = None if self._make_mark is None else self._make_mark(request, choice)
-            choosers.append(TokenChooser(request.sampling, choice, prompt, request.logprobs, grammar, mark))
+            rule = request.sampling
+            draw = self._mark.begin_text(
+                rule, rule.seed, choice, wants_mark=request.wants_mark, may_skip=request.may_skip_mark
+            )
+            choosers.append(TokenChooser(rule, prompt, request.logprobs, grammar, draw))
         writers = [TextWriter(served.backend, request.stop, skips_special=not keeps_special) for _ in choosers]
         return _Job(request, prompt, adapter, max_tokens, send, choosers, writers)
 
@@ -405,45 +406,39 @@ class BatchingEngine:
             job.scores.append(score_token(logits[offset], token, num_top))
 
     def _choose_tokens(self, ready: Sequence[tuple[_Row, Tensor]]) -> None:
-        greedy = [(row, logits) for row, logits in ready if row.chooser.is_greedy and row.num_written]
-        tokens = torch.stack([logits for _, logits in greedy]).argmax(dim=-1).tolist() if greedy else []
-        chosen = dict(zip((id(row) for row, _ in greedy), tokens, strict=True))
+        """Write the next token of rows whose logits are there; a prompt that is read becomes as many rows as choices."""
+        rows: list[tuple[_Row, Tensor]] = []
         for row, logits in ready:
-            if row.num_written == 0:
-                self._begin_choices(row, logits)
-            elif id(row) in chosen:
-                row.chooser.accept_token(chosen[id(row)])
-                self._write_token(row, TokenScore(chosen[id(row)], 0.0))
+            beginnings = [row] if row.num_written else self._begin_choices(row)
+            rows.extend((beginning, logits) for beginning in beginnings)
+        if not rows:
+            return
+        scores = choose_tokens([row.chooser for row, _ in rows], torch.stack([logits for _, logits in rows]))
+        for (row, _), score in zip(rows, scores, strict=True):
+            if row.job.is_left:
+                continue
+            if isinstance(score, PhalanxError):
+                # what its own grammar does wrong ends that request alone
+                self._end_job(row.job, score)
             else:
-                self._choose_guarded(row, logits)
+                self._write_token(row, score)
 
-    def _choose_guarded(self, row: _Row, logits: Tensor) -> None:
-        """Choose a row's next token; what its own grammar does wrong ends that request alone."""
-        try:
-            score = row.chooser.choose_token(logits)
-        except PhalanxError as exc:
-            self._end_job(row.job, exc)
-        else:
-            self._write_token(row, score)
-
-    def _begin_choices(self, row: _Row, logits: Tensor) -> None:
-        """A prompt is read: every choice goes on from it, each with a cache of its own."""
+    def _begin_choices(self, row: _Row) -> list[_Row]:
+        """Return every choice of a prompt that is read, each with a cache of its own."""
         job = row.job
         self._emit(job, PromptRead(len(job.prompt), job.reused_tokens, tuple(job.scores)))
         if self.settings.reproducible:
             self._prefixes.put_prefix(job.request.owner, job.adapter, job.prompt, row.cache)
         copies = [row.cache.copy_prefix(row.cache.length) for _ in range(job.request.n - 1)]
         for choice, cache in enumerate(copies, start=1):
-            other = _Row(
-                job, choice, list(job.prompt), cache, job.choosers[choice], job.writers[choice], row.cached
-            )
+            other = _Row(job, choice, list(job.prompt), cache, job.choosers[choice], job.writers[choice], row.cached)
             job.rows.append(other)
             self._rows.append(other)
+        if job.max_tokens > 0:
+            return list(job.rows)
         for beginning in list(job.rows):
-            if job.max_tokens == 0:
-                self._end_row(beginning, "length")
-            elif not job.is_left:
-                self._choose_guarded(beginning, logits)
+            self._end_row(beginning, "length")
+        return []
 
     def _write_token(self, row: _Row, score: TokenScore) -> None:
         row.ids.append(score.token)

@@ -5,9 +5,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from phalanx.closing import Closeable
 from phalanx.errors import ConfigError, PhalanxError
-from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, MakeMark
+from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings
 from phalanx.serve.engine.request import Event, GenerationRequest
 from phalanx.serve.engine.served_model import ModelCard, ServedModel
+from phalanx.serve.marks import TokenMark
 
 
 class UnknownModelError(PhalanxError):
@@ -24,9 +25,7 @@ class EnginePool(Closeable):
         ConfigError: Two models or adapters have one id.
     """
 
-    def __init__(
-        self, models: Sequence[ServedModel], settings: EngineSettings, make_mark: MakeMark | None = None
-    ) -> None:
+    def __init__(self, models: Sequence[ServedModel], settings: EngineSettings, mark: TokenMark) -> None:
         self._cards: dict[str, ModelCard] = {}
         self._engines: dict[str, BatchingEngine] = {}
         for card in (card for model in models for card in model.cards):
@@ -34,7 +33,7 @@ class EnginePool(Closeable):
                 raise ConfigError(f"two models have the id {card.id!r}; name one of them: NAME=DIR")
             self._cards[card.id] = card
         for model in models:
-            engine = BatchingEngine(model, settings, make_mark)
+            engine = BatchingEngine(model, settings, mark)
             self._engines |= {card.id: engine for card in model.cards}
 
     @property

@@ -68,8 +68,12 @@ class SamplingSettings(StrictModel):
     @property
     def is_plain_greedy(self) -> bool:
         """Whether the likeliest token of the bare logits is taken."""
-        is_penalised = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0
-        return self.temperature == 0.0 and not is_penalised and not self.logit_bias
+        return self.temperature == 0.0 and not self.has_penalties and not self.logit_bias
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that were written count."""
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
 
 class Grammar(StrictModel):
@@ -113,6 +117,7 @@ class GenerationRequest(StrictModel):
         max_tokens: Of each choice; None takes the server's default.
         logprobs: None for no log-probabilities, else how many alternatives at each token.
         echo: Score the prompt's tokens too.
+        wants_mark: False asks for text without a mark, which `may_skip_mark` and the server's policy must allow.
     """
 
     model: str = Field(min_length=1, max_length=256)
@@ -128,6 +133,8 @@ class GenerationRequest(StrictModel):
     n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool = False
+    wants_mark: bool = True
+    may_skip_mark: bool = False
     grammar: Grammar | None = None
 
     @model_validator(mode="after")
@@ -193,7 +200,7 @@ class ChoiceEnd:
     finish: FinishReason
     num_tokens: int
     stop: str | None = None
-    mark: str = "no (not configured)"
+    mark: str = "no (off)"
 
 
 Event = PromptRead | TextPiece | ChoiceEnd
