@@ -261,8 +261,10 @@ class ChatBody(StrictModel):
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("needs stream=true", "stream_options")
         choice = self.tool_choice
-        tools = [make_tool(tool.function.name, tool.function.description, tool.function.parameters) for tool in
-                 self.tools or ()]
+        tools = [
+            make_tool(tool.function.name, tool.function.description, tool.function.parameters)
+            for tool in self.tools or ()
+        ]
         return [
             GenerationRequest(
                 model=self.model,
@@ -354,8 +356,9 @@ class ChatWriter:
                 choice["calls"].append(describe_call(event.call))
             else:
                 choice["finish"] = FINISH.get(event.finish, event.finish)
-        described = [self._describe_choice(number, choice, scores.get(number, [])) for number, choice in
-                     sorted(choices.items())]
+        described = [
+            self._describe_choice(number, choice, scores.get(number, [])) for number, choice in sorted(choices.items())
+        ]
         head = {"object": "chat.completion", "choices": described, "usage": describe_usage(self._reply)}
         return {**self._head, **head, "phalanx": describe_origin(self._reply)}
 

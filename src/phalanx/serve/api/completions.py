@@ -155,24 +155,22 @@ class CompletionWriter:
         usage = {"choices": choices, "usage": describe_usage(self._reply)}
         return {**self._head, **usage, "phalanx": describe_origin(self._reply)}
 
-    def _echo_of(self, choice: int) -> tuple[str, list[TokenScore | None | int]]:
+    def _echo_of(self, choice: int) -> tuple[str, list[TokenScore | int]]:
         """Return the text of a choice's prompt and its scores; the first token, which has none, as a number."""
         if not self._body.echo:
             return "", []
         number = choice // (self._body.n or 1)
         prompt = self._reply.prompts[number]
         scores = self._reply.reads[number].scores if number < len(self._reply.reads) else ()
-        listed: list[TokenScore | None | int] = [prompt[0] if score is None else score for score in scores]
+        listed: list[TokenScore | int] = [prompt[0] if score is None else score for score in scores]
         text = b"".join(map(self._names.bytes_of, prompt)).decode("utf-8", errors="replace")
         return text, listed
 
-    def _describe_scores(self, scores: Sequence[TokenScore | None | int], offset: int = 0) -> dict[str, Any] | None:
+    def _describe_scores(self, scores: Sequence[TokenScore | int], offset: int = 0) -> dict[str, Any] | None:
         if self._body.logprobs is None:
             return None
         described: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for score in scores:
-            if score is None:
-                continue
             token = score if isinstance(score, int) else score.token
             text = self._names.text_of(token)
             described["tokens"].append(text)
@@ -186,18 +184,22 @@ class CompletionWriter:
                 described["top_logprobs"].append({self._names.text_of(other): value for other, value in score.top})
         return described
 
+    def _text_length(self, scores: Sequence[TokenScore | int]) -> int:
+        """Return the length of tokens one by one, by which `text_offset` counts."""
+        return sum(len(self._names.text_of(score if isinstance(score, int) else score.token)) for score in scores)
+
     async def write_stream(self) -> AsyncGenerator[str, None]:
         """Yield server-sent events, with ids in each of them."""
         offsets: dict[int, int] = {}
         async for event in self._reply.read_events():
             if event.choice not in offsets:
                 text, scores = self._echo_of(event.choice)
-                offsets[event.choice] = len(text)
+                offsets[event.choice] = self._text_length(scores)
                 if text:
                     yield self._chunk(event.choice, text, self._describe_scores(scores), None)
             if isinstance(event, TextPiece):
                 listed = self._describe_scores(event.scores, offsets[event.choice])
-                offsets[event.choice] += len(event.text)
+                offsets[event.choice] += self._text_length(event.scores)
                 yield self._chunk(event.choice, event.text, listed, None)
             elif isinstance(event, ReplyEnd):
                 yield self._chunk(event.choice, "", None, FINISH.get(event.finish, event.finish))

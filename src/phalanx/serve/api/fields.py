@@ -4,9 +4,9 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.serve.access import RequestRefused
@@ -30,45 +30,63 @@ Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-LogitBias = Annotated[dict[Annotated[str, Field(pattern=r"^[0-9]{1,8}\z")], Annotated[float, Field(ge=-100, le=100)]],
-                      Field(max_length=1024)]
+LogitBias = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,8}\z")], Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=1024),
+]
 JsonObject = Annotated[dict[str, Any], Field(max_length=256)]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-                     Field(max_length=16)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
 
 _MAX_DETAIL = 160
 _QUOTED = re.compile(r"'[^']{40,}'")
 
 
-def _refuse_other_parts(value: Any) -> Any:
-    for part in value if isinstance(value, list | tuple) else ():
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _PART_KINDS:
-            raise ValueError("only text is read; nothing is fetched from a URL, and files and media are refused")
-    return value
+class OtherPart(BaseModel):
+    """An image, a sound, a file or anything else that would have to be fetched or parsed: refused with a reason."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        raise ValueError("only text is read; nothing is fetched from a URL, and files and media are refused")
 
 
-_PART_KINDS = frozenset({"text", "input_text", "output_text", "tool_use", "tool_result"})
-TextAlone = BeforeValidator(_refuse_other_parts)
-"""Refuses images, sounds, files and everything else that would have to be fetched or parsed, with a reason."""
+def tag_part(value: Any) -> str:
+    """Return the kind of a part by which its model is chosen."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _PART_KINDS.get(kind, "other") if isinstance(kind, str) else "other"
+
+
+_PART_KINDS = {"text": "text", "input_text": "text", "output_text": "text", "tool_use": "use", "tool_result": "result"}
+
+
+def text_or_other(part: Any) -> str:
+    """Return the kind of a part where text alone may stand."""
+    return "text" if tag_part(part) == "text" else "other"
 
 
 class TextPart(StrictModel):
-    """A part of a message that is text."""
+    """A part of a message that is text; those of earlier answers bring what came with them."""
 
-    type: Annotated[str, Field(pattern=r"^(text|input_text|output_text)\z")]
+    type: Literal["text", "input_text", "output_text"]
     text: Text
+    annotations: Annotated[tuple[JsonObject, ...], Field(max_length=0)] = ()
+    logprobs: Annotated[tuple[JsonObject, ...], Field(max_length=0)] | None = None
 
 
-TextParts = Annotated[tuple[TextPart, ...], Field(max_length=MAX_MESSAGES)]
-Content = Annotated[Text | TextParts, TextAlone]
+AnyPart = Annotated[Annotated[TextPart, Tag("text")] | Annotated[OtherPart, Tag("other")], Discriminator(text_or_other)]
 
 
-def join_parts(content: str | Sequence[TextPart] | None) -> str | None:
+Content = Text | Annotated[tuple[AnyPart, ...], Field(max_length=MAX_MESSAGES)]
+
+
+def join_parts(content: str | Sequence[TextPart | OtherPart] | None) -> str | None:
     """Return the text of a message's content."""
     if content is None or isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content)
+    return "\n".join(part.text for part in content if isinstance(part, TextPart))
 
 
 Body = TypeVar("Body", bound=StrictModel)
@@ -83,11 +101,15 @@ def parse_body(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
     except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False, include_context=False)[0]
+        errors = exc.errors(include_url=False, include_input=False, include_context=False)
+        # of a union, the member with a reason of ours
+        first = next((error for error in errors if error["type"] == "value_error"), errors[0])
         place = ".".join(str(part) for part in first["loc"] if not str(part).startswith(("function-", "constrained-")))
         message = _QUOTED.sub("...", first["msg"].removeprefix("Value error, "))[:_MAX_DETAIL]
         param = place[:64] or None
-        raise RequestRefused(400, "invalid_request", f"{place[:64]}: {message}" if place else message, param=param) from exc
+        raise RequestRefused(
+            400, "invalid_request", f"{place[:64]}: {message}" if place else message, param=param
+        ) from exc
     except (ValueError, RecursionError) as exc:
         raise RequestRefused(400, "invalid_json", "The body is no JSON of this route.") from exc
 

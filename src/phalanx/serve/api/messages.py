@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from phalanx.config import StrictModel
 from phalanx.data.chat import ChatMessage
@@ -17,16 +17,17 @@ from phalanx.serve.api.fields import (
     JsonObject,
     MaxTokens,
     ModelId,
-    Name,
+    OtherPart,
     Stop,
     Text,
-    TextAlone,
     ToolName,
     TopK,
     TopP,
     make_id,
     make_seed,
     make_tool,
+    tag_part,
+    text_or_other,
 )
 from phalanx.serve.api.service import CallPiece, Reply, ReplyEnd
 from phalanx.serve.engine import GenerationRequest, SamplingSettings, TextPiece
@@ -57,7 +58,18 @@ class TextBlock(StrictModel):
     cache_control: CacheControl | None = None
 
 
-TextBlocks = Annotated[Text | Annotated[tuple[TextBlock, ...], Field(max_length=256)], TextAlone]
+TextBlocks = (
+    Text
+    | Annotated[
+        tuple[
+            Annotated[
+                Annotated[TextBlock, Tag("text")] | Annotated[OtherPart, Tag("other")], Discriminator(text_or_other)
+            ],
+            ...,
+        ],
+        Field(max_length=256),
+    ]
+)
 
 
 class ToolUseBlock(StrictModel):
@@ -80,14 +92,20 @@ class ToolResultBlock(StrictModel):
     cache_control: CacheControl | None = None
 
 
-Block = Annotated[TextBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ToolUseBlock, Tag("use")]
+    | Annotated[ToolResultBlock, Tag("result")]
+    | Annotated[OtherPart, Tag("other")],
+    Discriminator(tag_part),
+]
 
 
 class MessageTurn(StrictModel):
     """A turn of the user or the assistant."""
 
     role: Literal["user", "assistant"]
-    content: Annotated[Text | Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_MESSAGES)], TextAlone]
+    content: Text | Annotated[tuple[Block, ...], Field(min_length=1, max_length=MAX_MESSAGES)]
 
     def translate(self) -> list[ChatMessage]:
         """Return the turn as one or several messages: each result of a tool is one."""
@@ -109,8 +127,8 @@ class MessageTurn(StrictModel):
         return results
 
 
-def _join_blocks(content: str | tuple[TextBlock, ...] | None) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content or ())
+def _join_blocks(content: str | tuple[TextBlock | OtherPart, ...]) -> str:
+    return content if isinstance(content, str) else "\n".join(b.text for b in content if isinstance(b, TextBlock))
 
 
 class MessageTool(StrictModel):
@@ -277,7 +295,7 @@ class MessagesWriter:
 
     async def write_stream(self) -> AsyncGenerator[str, None]:
         """Yield server-sent events."""
-        begin = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        begin: dict[str, Any] = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", {"message": {**begin, "usage": {**self._usage(), "output_tokens": 0}}})
         async for event in self._reply.read_events():
             if isinstance(event, TextPiece):

@@ -274,7 +274,9 @@ class ResponsesWriter:
             self._add_text("")
             item = {**self._items[-1], "content": []}
             begin = self._event("response.output_item.added", {"output_index": len(self._items) - 1, "item": item})
-            begin += self._event("response.content_part.added", {**self._place(), "part": self._items[-1]["content"][0]})
+            begin += self._event(
+                "response.content_part.added", {**self._place(), "part": self._items[-1]["content"][0]}
+            )
         self._add_text(text)
         return begin + self._event("response.output_text.delta", {**self._place(), "delta": text, "logprobs": []})
 

@@ -285,7 +285,9 @@ class Service:
         except PhalanxError as exc:
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
-            raise RequestRefused(429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s) from exc
+            raise RequestRefused(
+                429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s
+            ) from exc
         facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes={"prompt_tokens": num_tokens})
         self.access.request_log.record_request(caller, facts)
         return vectors, num_tokens
@@ -354,7 +356,9 @@ def refusal_of(exc: PhalanxError) -> RequestRefused:
     if isinstance(exc, BadRequestError):
         return refuse_bad_request(exc)
     if isinstance(exc, TextRefused):
-        return RequestRefused(400, "content_filter", f"A filter refuses the text: {exc.filter_name}, {exc.reason}"[:200])
+        return RequestRefused(
+            400, "content_filter", f"A filter refuses the text: {exc.filter_name}, {exc.reason}"[:200]
+        )
     if isinstance(exc, UnknownModelError):
         return RequestRefused(404, "model_not_found", str(exc), param="model")
     if isinstance(exc, MarkRefused):
@@ -363,11 +367,15 @@ def refusal_of(exc: PhalanxError) -> RequestRefused:
         return RequestRefused(503, "overloaded", str(exc), retry_after_s=1)
     if isinstance(exc, DiskError):
         return RequestRefused(503, "unavailable", "The server cannot record the request.", retry_after_s=30)
-    return RequestRefused(500, "server_error", "The model cannot go on; the server's operator finds the reason in its log.")
+    return RequestRefused(
+        500, "server_error", "The model cannot go on; the server's operator finds the reason in its log."
+    )
 
 
 def _check_turns(messages: Sequence[ChatMessage]) -> None:
     if messages[-1].role == "assistant":
-        raise BadRequestError("the last message is the assistant's; a chat ends with the user's or a tool's", "messages")
+        raise BadRequestError(
+            "the last message is the assistant's; a chat ends with the user's or a tool's", "messages"
+        )
     if any(message.says_nothing and message.role == "user" for message in messages):
         raise BadRequestError("a message of the user says nothing", "messages")

@@ -169,7 +169,7 @@ class BatchingEngine:
         asked = self.settings.default_max_tokens if request.max_tokens is None else request.max_tokens
         if request.max_tokens is not None and request.max_tokens > room:
             raise BadRequestError(
-                f"{len(prompt)} tokens of the prompt and {request.max_tokens} new ones are more than the window {window}",
+                f"{len(prompt)} prompt tokens and {request.max_tokens} new ones are more than the window of {window}",
                 "max_tokens",
             )
         max_tokens = min(asked, room)
@@ -354,7 +354,8 @@ class BatchingEngine:
                 wanted.extend(range(segment.row, segment.row + segment.length))
             elif is_last:
                 wanted.append(segment.row + segment.length - 1)
-        logits = run_step(self.served.module, ids, positions, segments, torch.tensor(wanted, dtype=torch.int64)).float()
+        rows_of_head = torch.tensor(wanted + [0] * self._num_padding(len(wanted)), dtype=torch.int64)
+        logits = run_step(self.served.module, ids, positions, segments, rows_of_head)[: len(wanted)].float()
         check_finite(logits)
         ready: list[tuple[_Row, Tensor]] = []
         taken = 0
@@ -391,11 +392,14 @@ class BatchingEngine:
             parts.append((row, segment, stop == len(row.ids)))
             ids.extend(row.ids[row.cached : stop])
             positions.extend(range(row.cached, stop))
-        # two and three rows cost more than four
-        is_padded = 1 < len(ids) < _FIXED_ROWS or (self.settings.reproducible and len(ids) < _FIXED_ROWS)
-        padding = [0] * (_FIXED_ROWS - len(ids) if is_padded else 0)
+        padding = [0] * self._num_padding(len(ids))
         tensors = torch.tensor([ids + padding]), torch.tensor([positions + padding])
         return *tensors, [segment for _, segment, _ in parts], parts
+
+    def _num_padding(self, rows: int) -> int:
+        """Return how many rows are computed beside some that are needed; two and three cost more than four."""
+        is_padded = 1 < rows < _FIXED_ROWS or (self.settings.reproducible and rows < _FIXED_ROWS)
+        return _FIXED_ROWS - rows if is_padded else 0
 
     def _score_prompt(self, row: _Row, logits: Tensor) -> None:
         job = row.job
@@ -406,7 +410,7 @@ class BatchingEngine:
             job.scores.append(score_token(logits[offset], token, num_top))
 
     def _choose_tokens(self, ready: Sequence[tuple[_Row, Tensor]]) -> None:
-        """Write the next token of rows whose logits are there; a prompt that is read becomes as many rows as choices."""
+        """Write the next token of rows whose logits are there; a prompt that is read becomes a row for each choice."""
         rows: list[tuple[_Row, Tensor]] = []
         for row, logits in ready:
             beginnings = [row] if row.num_written else self._begin_choices(row)
@@ -506,7 +510,7 @@ def _check_fixed_rows(served: ServedModel) -> None:
         for rows in (4, 5, 7, 8, 13, 32):
             part = torch.nn.functional.linear(inputs[64 - rows :], weight)
             if not torch.equal(part, whole[64 - rows :]):
-                raise ModelError(f"reproducible: on this machine products of {rows} and of 64 rows differ in their bits")
+                raise ModelError(f"reproducible: here the products of {rows} and of 64 rows differ in their bits")
 
 
 async def collect_events(events: AsyncGenerator[Event, None]) -> list[Event]:

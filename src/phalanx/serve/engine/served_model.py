@@ -181,7 +181,7 @@ class ServedModel:
     def _check_special(self, text: str) -> None:
         for token in self.backend.get_added_tokens_decoder().values():
             if token.special and token.content in text:
-                raise BadRequestError(f"holds {token.content!r}, a special token of the model; send token ids", "prompt")
+                raise BadRequestError(f"holds {token.content!r}, a special token; send token ids", "prompt")
 
     def _check_ids(self, ids: Sequence[int]) -> tuple[int, ...]:
         if not ids:

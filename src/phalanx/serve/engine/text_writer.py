@@ -33,7 +33,7 @@ class TextWriter:
         self.stop: str | None = None
 
     def feed_token(self, score: TokenScore) -> tuple[str, tuple[TokenScore, ...]]:
-        """Take the next token; return the text that is decided by it, and the scores of the tokens that it completes."""
+        """Take the next token; return the text that is decided by it, and the scores of the tokens in it."""
         self._ids.append(score.token)
         return self._add_text(self._decoder.step(self._backend, score.token) or "", score)
 

@@ -32,7 +32,9 @@ class ToolFormat:
 
     def grammar_of(self, tools: Sequence[Tool]) -> Grammar:
         """Return the grammar of one call of any of some tools."""
-        rules = [f"start: {json.dumps(self.before)} WS call WS {json.dumps(self.after)}" if self.before else "start: call"]
+        rules = [
+            f"start: {json.dumps(self.before)} WS call WS {json.dumps(self.after)}" if self.before else "start: call"
+        ]
         schemas = [
             {
                 "type": "object",
@@ -72,7 +74,8 @@ class ToolReader:
     def feed_text(self, text: str) -> tuple[str, list[ToolCall]]:
         """Take a piece; return the text outside of calls that is decided, and the calls that are complete."""
         self._pending += text
-        plain, calls = "", []
+        plain = ""
+        calls: list[ToolCall] = []
         while True:
             mark = self._format.after if self._is_inside else self._format.before
             place = self._pending.find(mark)
