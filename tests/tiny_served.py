@@ -52,9 +52,8 @@ OPEN_LIMITS = KeyLimits(
     tokens_per_month=1_000_000_000_000,
     concurrency=1000,
 )
-NO_FILTERS = FiltersConfig.model_validate(
-    {"output": {name: "off" for name in ("terminal_controls", "hidden_characters", "secrets", "personal_data", "links")}}
-)
+_BY_CHANCE = ("terminal_controls", "hidden_characters", "secrets", "personal_data", "links")
+NO_FILTERS = FiltersConfig.model_validate({"output": dict.fromkeys(_BY_CHANCE, "off")})
 """Random weights write control characters by chance."""
 
 

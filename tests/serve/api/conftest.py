@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
-from tiny_served import add_key, running_server, serve_model, write_model
 
 from phalanx.serve.engine import EngineSettings
+from tiny_served import add_key, running_server, serve_model, write_model
 
 
 @pytest.fixture(scope="package")

@@ -1,4 +1,4 @@
-"""More than sixty calls by the `openai` client: chats, completions, responses, embeddings, streams, tools and errors."""
+"""More than sixty calls by the `openai` client: chats, texts, responses, embeddings, streams, tools and errors."""
 
 import base64
 import json

@@ -9,7 +9,6 @@ import warnings
 import peft
 import pytest
 import torch
-from tiny_served import END, UNMARKED, serve_model, write_model
 from transformers import AutoModelForCausalLM
 
 from phalanx.errors import ModelError
@@ -28,9 +27,11 @@ from phalanx.serve.engine import (
     collect_events,
 )
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
+from tiny_served import END, UNMARKED, serve_model, write_model
 
 PROMPTS = ["the", "in the end", "a" * 70, "é and é", "x", "the " * 60, "and in", "?!", "b" * 130, "end the day and"]
-WIDE = " | ".join(f'"x{number}" start' for number in range(3000))
+WIDE = "start: " + " | ".join(f'"x" r{number}' for number in range(1500)) + "\n"
+WIDE += "\n".join(f'r{number}: "x{number}"' for number in range(1500))
 """Alternatives that all begin alike: more than a parser may hold at one place."""
 GREEDY = SamplingSettings(temperature=0.0)
 
@@ -197,7 +198,7 @@ def test_echoed_scores_are_those_of_the_model(directory, served, engine):
         ({"grammar": Grammar(kind="json_schema", source='{"type": "nothing"}')}, "grammar is refused"),
         ({"grammar": Grammar(kind="json_schema", source='{"x-guidance": {"lenient": true}}')}, "x-guidance"),
         ({"grammar": Grammar(kind="json_schema", source=json.dumps({"enum": ["a"] * 3000}))}, "2048 nodes"),
-        ({"grammar": Grammar(kind="lark", source=f"start: {WIDE}")}, "the grammar"),
+        ({"grammar": Grammar(kind="lark", source=WIDE)}, "the grammar"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_the_engine_goes_on(served, changes, message):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import anyio
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -23,26 +24,14 @@ from phalanx.serve.api.completions import CompletionBody, CompletionWriter
 from phalanx.serve.api.embeddings import EmbeddingBody
 from phalanx.serve.api.fields import make_id, parse_body
 from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
+from phalanx.serve.api.openapi import describe_routes
 from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
 from phalanx.serve.api.service import Reply, Service, refusal_of
-from phalanx.serve.engine import GenerationRequest, ModelCard, SamplingSettings
+from phalanx.serve.engine import ModelCard, SamplingSettings
 from phalanx.serve.engine.text_writer import TokenNames
 
 _log = logging.getLogger(__name__)
 _EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
-
-
-class GenerationBody(Protocol):
-    """The body of a request for text, in any protocol."""
-
-    @property
-    def is_streamed(self) -> bool:
-        """Whether the answer comes in pieces."""
-        ...
-
-    def translate(self, caller: Caller) -> list[GenerationRequest]:
-        """Return the internal requests."""
-        ...
 
 
 class ReplyWriter(Protocol):
@@ -59,19 +48,27 @@ class ReplyWriter(Protocol):
 
 @dataclass(frozen=True)
 class GenerationRoute:
-    """A protocol that writes texts: its path, how its body is read, and how its answers are written."""
+    """A protocol that writes texts: its path, its body, and how its answers are written."""
 
     path: str
-    body: Callable[[bytes], GenerationBody]
+    body: type[ChatBody | CompletionBody | MessagesBody | ResponsesBody]
     writer: Callable[[Any, Reply, TokenNames], ReplyWriter]
 
 
 GENERATION_ROUTES = (
-    GenerationRoute("/v1/chat/completions", lambda body: parse_body(ChatBody, body), ChatWriter),
-    GenerationRoute("/v1/completions", lambda body: parse_body(CompletionBody, body), CompletionWriter),
-    GenerationRoute("/v1/messages", lambda body: parse_body(MessagesBody, body), MessagesWriter),
-    GenerationRoute("/v1/responses", lambda body: parse_body(ResponsesBody, body), ResponsesWriter),
+    GenerationRoute("/v1/chat/completions", ChatBody, ChatWriter),
+    GenerationRoute("/v1/completions", CompletionBody, CompletionWriter),
+    GenerationRoute("/v1/messages", MessagesBody, MessagesWriter),
+    GenerationRoute("/v1/responses", ResponsesBody, ResponsesWriter),
 )
+
+
+_READS = {
+    "/v1/models": "The models that the key may use.",
+    "/v1/models/{model_id}": "One model.",
+    "/health/live": "The process runs.",
+    "/health/ready": "Requests are taken.",
+}
 
 
 class _Routes:
@@ -85,7 +82,7 @@ class _Routes:
 
         async def generate(request: Request) -> Response:
             caller = _caller_of(request)
-            body = route.body(await request.body())
+            body = parse_body(route.body, await request.body())
             try:
                 generations = body.translate(caller)
             except PhalanxError as exc:
@@ -143,6 +140,12 @@ class _Routes:
         except PhalanxError as exc:
             raise refusal_of(exc) from exc
         return JSONResponse(_describe_card(card, "anthropic-version" in request.headers))
+
+    async def show_openapi(self, _request: Request) -> Response:
+        """Answer with the description of all routes."""
+        bodies: dict[str, type[BaseModel]] = {route.path: route.body for route in GENERATION_ROUTES}
+        bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody}
+        return JSONResponse(describe_routes(bodies, _READS))
 
     async def show_root(self, _request: Request) -> Response:
         """Answer a client's probe."""
@@ -264,6 +267,7 @@ def make_app(
             Route("/v1/models/{model_id:path}", routes.show_model, methods=["GET"]),
             Route("/health/live", routes.show_live, methods=["GET"]),
             Route("/health/ready", routes.show_ready, methods=["GET"]),
+            Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route("/", routes.show_root, methods=["GET"]),
         ],
         exception_handlers={RequestRefused: _refuse, HTTPException: _refuse, Exception: _refuse},

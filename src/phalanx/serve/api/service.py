@@ -1,4 +1,4 @@
-"""From an internal request to the events of its reply: rights, filters, budgets, engine, tools and log, for every protocol."""
+"""From an internal request to the events of its reply, for every protocol: rights, filters, budgets, tools and log."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -353,23 +353,23 @@ class Service:
 
 def refusal_of(exc: PhalanxError) -> RequestRefused:
     """Return the answer to a fault: what a client can mend is told to it, the rest is not."""
-    if isinstance(exc, BadRequestError):
-        return refuse_bad_request(exc)
-    if isinstance(exc, TextRefused):
-        return RequestRefused(
-            400, "content_filter", f"A filter refuses the text: {exc.filter_name}, {exc.reason}"[:200]
-        )
-    if isinstance(exc, UnknownModelError):
-        return RequestRefused(404, "model_not_found", str(exc), param="model")
-    if isinstance(exc, MarkRefused):
-        return RequestRefused(403, "mark_required", str(exc), param="mark")
-    if isinstance(exc, EngineBusyError):
-        return RequestRefused(503, "overloaded", str(exc), retry_after_s=1)
-    if isinstance(exc, DiskError):
-        return RequestRefused(503, "unavailable", "The server cannot record the request.", retry_after_s=30)
-    return RequestRefused(
-        500, "server_error", "The model cannot go on; the server's operator finds the reason in its log."
-    )
+    match exc:
+        case BadRequestError():
+            refusal = refuse_bad_request(exc)
+        case TextRefused():
+            message = f"A filter refuses the text: {exc.filter_name}, {exc.reason}"
+            refusal = RequestRefused(400, "content_filter", message[:200])
+        case UnknownModelError():
+            refusal = RequestRefused(404, "model_not_found", str(exc), param="model")
+        case MarkRefused():
+            refusal = RequestRefused(403, "mark_required", str(exc), param="mark")
+        case EngineBusyError():
+            refusal = RequestRefused(503, "overloaded", str(exc), retry_after_s=1)
+        case DiskError():
+            refusal = RequestRefused(503, "unavailable", "The server cannot record the request.", retry_after_s=30)
+        case _:
+            refusal = RequestRefused(500, "server_error", "The model cannot go on; the server's log has the reason.")
+    return refusal
 
 
 def _check_turns(messages: Sequence[ChatMessage]) -> None:

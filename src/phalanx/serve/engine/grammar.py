@@ -37,7 +37,8 @@ class GrammarState:
         """
         bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise BadRequestError(f"the grammar cannot go on: {self._matcher.get_error()[:200]}", "response_format")
+            reason = self._matcher.get_error().strip().splitlines()[0]
+            raise BadRequestError(f"the grammar cannot go on: {reason[:200]}", "response_format")
         return bits
 
     def accept_token(self, token: int) -> None:
@@ -47,8 +48,8 @@ class GrammarState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow but the end of the text."""
-        return bool(self._matcher.is_stopped())
+        """Whether nothing may follow but the end of the text; a grammar beyond its bounds is not complete."""
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
 
 class GrammarCompiler:
