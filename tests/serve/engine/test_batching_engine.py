@@ -60,7 +60,7 @@ def ask(text, **changes):
 
 async def answer(engine, request, adapter=""):
     prompt = engine.served.encode_prompt(request)
-    return await collect_events(engine.stream_events(request, prompt, adapter))
+    return await collect_events(await engine.open_events(request, prompt, adapter))
 
 
 def answers(engine, requests):
@@ -217,15 +217,14 @@ def test_a_full_queue_refuses_and_who_leaves_makes_room(served):
     async def run():
         requests = [ask("in", max_tokens=900, sampling=SamplingSettings(temperature=0.0, logit_bias={65: 100.0}))] * 3
         prompt = served.encode_prompt(requests[0])
-        running = engine.stream_events(requests[0], prompt, "")
+        running = await engine.open_events(requests[0], prompt, "")
         await anext(running)
-        waiting = asyncio.ensure_future(anext(engine.stream_events(requests[1], prompt, "")))
-        while engine.num_waiting == 0:
-            await asyncio.sleep(0)
+        waiting = await engine.open_events(requests[1], prompt, "")
+        assert engine.num_waiting == 1
         with pytest.raises(EngineBusyError, match="wait already"):
-            await anext(engine.stream_events(requests[2], prompt, ""))
+            await engine.open_events(requests[2], prompt, "")
         await running.aclose()
-        assert isinstance(await waiting, PromptRead)
+        assert isinstance(await anext(waiting), PromptRead)
         assert engine.num_running == 1
 
     try:
@@ -239,7 +238,7 @@ def test_an_engine_that_ends_tells_those_who_wait(served):
 
     async def run():
         request = ask("in", max_tokens=900, sampling=SamplingSettings(temperature=0.0, logit_bias={65: 100.0}))
-        stream = engine.stream_events(request, served.encode_prompt(request), "")
+        stream = await engine.open_events(request, served.encode_prompt(request), "")
         await anext(stream)
         await asyncio.to_thread(engine.close)
         with pytest.raises(EngineBusyError):

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from phalanx.errors import PhalanxError
-from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestRefused, error_body
+from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
 from phalanx.serve.access.refusals import App
 from phalanx.serve.api.chat import ChatBody, ChatWriter
 from phalanx.serve.api.completions import CompletionBody, CompletionWriter
@@ -141,6 +141,20 @@ class _Routes:
             raise refusal_of(exc) from exc
         return JSONResponse(_describe_card(card, "anthropic-version" in request.headers))
 
+    async def refuse(self, request: Request, exc: Exception) -> Response:
+        """Answer with a refusal, or that there is no such path or method; the log has it too."""
+        route = request.url.path if "endpoint" in request.scope else "unknown"
+        if isinstance(exc, HTTPException):
+            code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
+            exc = RequestRefused(exc.status_code, code, "There is no such route, or it has another method.")
+        if not isinstance(exc, RequestRefused):
+            _log.error("%s: %s", route, type(exc).__name__)
+            exc = RequestRefused(500, "server_error", "The server failed; its operator finds the reason in its log.")
+        facts = RequestFacts(route=route, model_digest="", status=exc.status, verdicts=[exc.code])
+        self._service.access.request_log.record_request(_caller_of(request), facts)
+        headers = {name.decode(): value.decode() for name, value in exc.headers()}
+        return Response(exc.body(request.url.path), exc.status, headers)
+
     async def show_openapi(self, _request: Request) -> Response:
         """Answer with the description of all routes."""
         bodies: dict[str, type[BaseModel]] = {route.path: route.body for route in GENERATION_ROUTES}
@@ -226,18 +240,6 @@ async def _guard_stream(writer: ReplyWriter, path: str) -> AsyncGenerator[str, N
         yield f"event: error\ndata: {body}\n\n"
 
 
-async def _refuse(request: Request, exc: Exception) -> Response:
-    """Return the answer to a refusal, or to a path or method that there is not."""
-    if isinstance(exc, HTTPException):
-        code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
-        exc = RequestRefused(exc.status_code, code, "No such route." if exc.status_code == 404 else "Wrong method.")
-    if not isinstance(exc, RequestRefused):
-        _log.error("%s: %s", request.url.path, type(exc).__name__)
-        exc = RequestRefused(500, "server_error", "The server failed; its operator finds the reason in its log.")
-    headers = {name.decode(): value.decode() for name, value in exc.headers()}
-    return Response(exc.body(request.url.path), exc.status, headers)
-
-
 def make_app(
     service: Service,
     bounds: RequestBounds,
@@ -270,7 +272,7 @@ def make_app(
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route("/", routes.show_root, methods=["GET"]),
         ],
-        exception_handlers={RequestRefused: _refuse, HTTPException: _refuse, Exception: _refuse},
+        exception_handlers={kind: routes.refuse for kind in (RequestRefused, HTTPException, Exception)},
         lifespan=run_lifespan,
     )
     app.router.redirect_slashes = False

@@ -17,7 +17,7 @@ from phalanx.serve.engine import (
     ChoiceEnd,
     EngineBusyError,
     EnginePool,
-    Event,
+    EventStream,
     GenerationRequest,
     ModelCard,
     PromptRead,
@@ -114,7 +114,7 @@ class Reply:
         self.usage = Usage(prompt_tokens=sum(map(len, prompts)))
         self.verdicts: list[str] = []
         self._filters = filters
-        self._streams: list[AsyncGenerator[Event, None]] = []
+        self._streams: list[EventStream] = []
         self._stack = AsyncExitStack()
         self.on_close: list[Callable[[], None]] = []
 
@@ -122,11 +122,11 @@ class Reply:
         """Queue every prompt, and wait until the first is read: what is refused is refused before an answer begins."""
         self._tool_readers = tool_readers
         for request, prompt in zip(self.requests, self.prompts, strict=True):
-            stream = pool.stream_events(request, prompt)
+            stream = await pool.open_events(request, prompt)
             self._streams.append(await self._stack.enter_async_context(aclosing(stream)))
         self.reads.append(await self._read_prompt(self._streams[0]))
 
-    async def _read_prompt(self, stream: AsyncGenerator[Event, None]) -> PromptRead:
+    async def _read_prompt(self, stream: EventStream) -> PromptRead:
         event = await anext(stream)
         if not isinstance(event, PromptRead):
             raise ModelError("the engine wrote before it had read")
@@ -228,10 +228,8 @@ class Service:
         Raises:
             RequestRefused: Rights, filters, bounds, the queue or the budget refuse.
         """
-        digest = ""
         try:
             card = self.find_card(requests[0].model, caller)
-            digest = card.digest
             notes: list[FilterNote] = []
             admitted = [self._admit_request(request, notes) for request in requests]
             prompts = [await self.pool.encode_prompt(request) for request in admitted]
@@ -249,13 +247,9 @@ class Service:
                 await reply.close()
                 raise
         except PhalanxError as exc:
-            refusal = refusal_of(exc)
-            self._record_refusal(caller, route, digest, refusal)
-            raise refusal from exc
+            raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
-            refusal = RequestRefused(429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s)
-            self._record_refusal(caller, route, digest, refusal)
-            raise refusal from exc
+            raise _refuse_budget(exc) from exc
         return reply
 
     async def embed_texts(
@@ -285,9 +279,7 @@ class Service:
         except PhalanxError as exc:
             raise refusal_of(exc) from exc
         except BudgetExceeded as exc:
-            raise RequestRefused(
-                429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s
-            ) from exc
+            raise _refuse_budget(exc) from exc
         facts = RequestFacts(route=route, model_digest=card.digest, status=200, sizes={"prompt_tokens": num_tokens})
         self.access.request_log.record_request(caller, facts)
         return vectors, num_tokens
@@ -346,9 +338,9 @@ class Service:
         )
         self.access.request_log.record_request(caller, facts)
 
-    def _record_refusal(self, caller: Caller, route: str, digest: str, refusal: RequestRefused) -> None:
-        facts = RequestFacts(route=route, model_digest=digest, status=refusal.status, verdicts=[refusal.code])
-        self.access.request_log.record_request(caller, facts)
+
+def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:
+    return RequestRefused(429, exc.limit, "The key's budget is used up.", retry_after_s=exc.retry_after_s)
 
 
 def refusal_of(exc: PhalanxError) -> RequestRefused:

@@ -18,7 +18,7 @@ from phalanx.serve.engine.request import (
 )
 
 if TYPE_CHECKING:
-    from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, collect_events
+    from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream, collect_events
     from phalanx.serve.engine.pool import EnginePool, UnknownModelError
     from phalanx.serve.engine.served_model import ModelCard, ServedModel
     from phalanx.serve.engine.tools import ToolReader, describe_call
@@ -31,6 +31,7 @@ __all__ = [
     "EnginePool",
     "EngineSettings",
     "Event",
+    "EventStream",
     "GenerationRequest",
     "Grammar",
     "ModelCard",

@@ -3,10 +3,11 @@
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Self
 
 import torch
 from pydantic import Field
@@ -59,6 +60,54 @@ class EngineSettings(StrictModel):
     reproducible: bool = False
 
 
+class EventStream:
+    """The events of one request, from the decode loop to a client's task.
+
+    Attributes:
+        is_closed: Nobody reads on, or the last event was sent.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: asyncio.Queue[Event | PhalanxError | None] = asyncio.Queue()
+        self.is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        """Return the next event.
+
+        Raises:
+            PhalanxError: What ended the request.
+        """
+        event = await self._events.get()
+        if event is None:
+            raise StopAsyncIteration
+        if isinstance(event, PhalanxError):
+            raise event
+        return event
+
+    async def aclose(self) -> None:
+        """Cancel the request, unless it is over."""
+        self.is_closed = True
+
+    def send(self, event: Event | PhalanxError | None) -> None:
+        """Hand an event on; for the decode loop."""
+        if self.is_closed:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+        except RuntimeError:
+            # the server's loop is closed; nobody is left to read
+            self.is_closed = True
+
+    def end(self, fault: PhalanxError | None) -> None:
+        """End the events; for the decode loop."""
+        self.send(fault)
+        self.is_closed = True
+
+
 @dataclass(eq=False)
 class _Row:
     """One choice while it is written.
@@ -82,25 +131,23 @@ class _Row:
 
 @dataclass(eq=False)
 class _Job:
-    """A request in the engine.
-
-    Attributes:
-        send: Hands an event, a fault, or None at the end, to the client's task.
-        is_left: The client is gone.
-    """
+    """A request in the engine."""
 
     request: GenerationRequest
     prompt: tuple[int, ...]
     adapter: str
     max_tokens: int
-    send: Callable[[Event | PhalanxError | None], None]
+    stream: "EventStream"
     choosers: Sequence[TokenChooser]
     writers: Sequence[TextWriter]
     rows: list[_Row] = field(default_factory=list)
     scores: list[TokenScore | None] = field(default_factory=list)
     reused_tokens: int = 0
-    is_left: bool = False
     num_open: int = 0
+
+    @property
+    def is_left(self) -> bool:
+        return self.stream.is_closed
 
     @property
     def num_reserved(self) -> int:
@@ -182,35 +229,19 @@ class BatchingEngine:
             )
         return max_tokens
 
-    async def stream_events(
-        self, request: GenerationRequest, prompt: tuple[int, ...], adapter: str
-    ) -> AsyncGenerator[Event, None]:
-        """Yield the events of a request; leaving the iteration cancels it.
+    async def open_events(self, request: GenerationRequest, prompt: tuple[int, ...], adapter: str) -> "EventStream":
+        """Queue a request; closing the stream of its events cancels it.
 
         Raises:
             EngineBusyError: The queue is full, or the engine ends.
             BadRequestError: It does not fit, or its grammar is refused.
-            ModelError: The model cannot go on.
+            MarkRefused: The text may not be without a mark, or cannot be marked.
         """
         max_tokens = self.check_request(request, prompt)
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event | PhalanxError | None]()
-
-        def send(event: Event | PhalanxError | None) -> None:
-            try:
-                loop.call_soon_threadsafe(events.put_nowait, event)
-            except RuntimeError:
-                # the server's loop is closed; nobody is left to read
-                job.is_left = True
-
-        job = await asyncio.to_thread(self._make_job, request, prompt, adapter, max_tokens, send)
+        stream = EventStream(asyncio.get_running_loop())
+        job = await asyncio.to_thread(self._make_job, request, prompt, adapter, max_tokens, stream)
         self._enqueue(job)
-        try:
-            while (event := await events.get()) is not None:
-                if isinstance(event, PhalanxError):
-                    raise event
-                yield event
-        finally:
-            job.is_left = True
+        return stream
 
     def _make_job(
         self,
@@ -218,7 +249,7 @@ class BatchingEngine:
         prompt: tuple[int, ...],
         adapter: str,
         max_tokens: int,
-        send: Callable[[Event | PhalanxError | None], None],
+        stream: EventStream,
     ) -> _Job:
         served, choosers = self.served, []
         keeps_special = bool(request.tools)
@@ -230,7 +261,7 @@ class BatchingEngine:
             )
             choosers.append(TokenChooser(rule, prompt, request.logprobs, grammar, draw))
         writers = [TextWriter(served.backend, request.stop, skips_special=not keeps_special) for _ in choosers]
-        return _Job(request, prompt, adapter, max_tokens, send, choosers, writers)
+        return _Job(request, prompt, adapter, max_tokens, stream, choosers, writers)
 
     def _enqueue(self, job: _Job) -> None:
         with self._change:
@@ -281,9 +312,7 @@ class BatchingEngine:
             self._end_job(job, fault)
 
     def _end_job(self, job: _Job, fault: PhalanxError | None) -> None:
-        if not job.is_left:
-            job.send(fault)
-        job.is_left = True
+        job.stream.end(fault)
         self._rows = [row for row in self._rows if row.job is not job]
         if job.rows:
             self._reserved -= job.num_reserved
@@ -476,8 +505,7 @@ class BatchingEngine:
             self._end_job(job, None)
 
     def _emit(self, job: _Job, event: Event) -> None:
-        if not job.is_left:
-            job.send(event)
+        job.stream.send(event)
 
 
 def _answer(job: _StatesJob, answer: list[list[float]] | PhalanxError) -> None:
@@ -513,7 +541,7 @@ def _check_fixed_rows(served: ServedModel) -> None:
                 raise ModelError(f"reproducible: here the products of {rows} and of 64 rows differ in their bits")
 
 
-async def collect_events(events: AsyncGenerator[Event, None]) -> list[Event]:
+async def collect_events(events: EventStream) -> list[Event]:
     """Return all events of an answer."""
     async with aclosing(events) as stream:
         return [event async for event in stream]

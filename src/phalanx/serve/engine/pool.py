@@ -1,12 +1,12 @@
 """Every model that one process serves, each with its engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 from phalanx.closing import Closeable
 from phalanx.errors import ConfigError, PhalanxError
-from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings
-from phalanx.serve.engine.request import Event, GenerationRequest
+from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream
+from phalanx.serve.engine.request import GenerationRequest
 from phalanx.serve.engine.served_model import ModelCard, ServedModel
 from phalanx.serve.marks import TokenMark
 
@@ -74,10 +74,10 @@ class EnginePool(Closeable):
         served = self.find_engine(request.model).served
         return await asyncio.to_thread(served.encode_prompt, request)
 
-    def stream_events(self, request: GenerationRequest, prompt: tuple[int, ...]) -> AsyncGenerator[Event, None]:
-        """Yield the events of a request, as `BatchingEngine.stream_events`."""
+    async def open_events(self, request: GenerationRequest, prompt: tuple[int, ...]) -> EventStream:
+        """Queue a request, as `BatchingEngine.open_events`."""
         card = self.find_card(request.model)
-        return self._engines[card.id].stream_events(request, prompt, card.adapter)
+        return await self._engines[card.id].open_events(request, prompt, card.adapter)
 
     async def embed_texts(self, model_id: str, texts: Sequence[tuple[int, ...]]) -> list[list[float]]:
         """Return one vector a text, as `BatchingEngine.embed_texts`."""
