@@ -33,6 +33,7 @@ from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.serving.gateway import gateway
 from phalanx.cli.serving.keys import keys_app
 from phalanx.cli.serving.serve import serve
 from phalanx.cli.train import train
@@ -97,6 +98,7 @@ app.command(
     "Example: phalanx serve models/base --name base --adapter notes=adapters/notes --port 0 --json\n\n"
     "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key"
 )(serve)
+app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)

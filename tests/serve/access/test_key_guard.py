@@ -270,6 +270,32 @@ def test_json_is_bounded_in_depth_and_parts_before_anything_parses_it(keys, body
     assert ask(KeyGuard(App(), keys.store), scope, pieces(body))[0] == status
 
 
+def test_a_key_has_at_most_as_many_bodies_in_memory_as_it_may_have_requests(keys):
+    _, secret = keys.make(limits={"concurrency": 3})
+    _, other = keys.make("bob")
+    guard = KeyGuard(App(), keys.store)
+    statuses = []
+
+    async def fill() -> None:
+        async def send(message):
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        scope = make_scope(method="POST", headers=with_json(secret))
+        waiting = [asyncio.create_task(guard(scope, never, send)) for _ in range(10)]
+        while len(statuses) < 7:
+            await asyncio.sleep(0)
+        await guard(make_scope(method="POST", headers=with_json(other)), pieces(b"{}"), send)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await guard(scope, pieces(b"{}"), send)
+
+    asyncio.run(fill())
+
+    assert statuses == [429] * 7 + [200] * 2
+
+
 def test_a_body_of_another_type_is_refused(keys):
     _, secret = keys.make()
     guard = KeyGuard(App(), keys.store)

@@ -1,7 +1,9 @@
 """The one door of a server: no request reaches an application without a valid key and within its bounds."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from phalanx.serve.access.key_store import Caller, KeyStore
@@ -27,7 +29,7 @@ class KeyGuard:
     Guarantees:
         Every path, method and kind of connection without a valid key is answered 401, by the same bytes for a path
         that exists and one that does not; no byte of its body is read. An answer that is being sent ends when its
-        key is revoked or expires. Lifespan events pass.
+        key is revoked or expires. A key has at most as many bodies in memory as its concurrency. Lifespan events pass.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class KeyGuard:
     ) -> None:
         self._app, self._key_store, self._bounds = app, key_store, bounds or RequestBounds()
         self._on_refusal = on_refusal
+        self._num_readers: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection as ASGI wants it."""
@@ -67,7 +70,8 @@ class KeyGuard:
             if caller is None:
                 raise _invalid_key()
             length = check_head(scope, self._bounds)
-            body = await self._read_body(receive, length)
+            with self._count_reader(caller):
+                body = await self._read_body(receive, length)
             check_body(body, scope, self._bounds)
         except RequestRefused as refusal:
             await send_refusal(refusal, scope, send)
@@ -83,6 +87,22 @@ class KeyGuard:
             # the server closes a connection whose answer does not end
             if not answer.has_started:
                 await send_refusal(_invalid_key(), scope, send)
+
+    @contextlib.contextmanager
+    def _count_reader(self, caller: Caller) -> Iterator[None]:
+        """Bound the bodies that one key may have in memory before its budget is asked."""
+        key_id = caller.key_id
+        if self._num_readers[key_id] >= max(1, self._key_store.limits_of(key_id).concurrency):
+            raise RequestRefused(
+                429, "budget_exceeded", "The budget concurrency of this key is used up.", retry_after_s=1
+            )
+        self._num_readers[key_id] += 1
+        try:
+            yield
+        finally:
+            self._num_readers[key_id] -= 1
+            if not self._num_readers[key_id]:
+                del self._num_readers[key_id]
 
     async def _read_body(self, receive: Receive, length: int | None) -> bytes:
         """Read a body whole.
