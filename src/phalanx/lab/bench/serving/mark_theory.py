@@ -182,8 +182,8 @@ def cost_rows(vocab_size: int, rounds: int) -> list[Row]:
             "marked": [TextDraw(PLAIN, number, 0, key, "gumbel") for number in range(batch)],
             "seeded": [TextDraw(PLAIN, number, 0, None, "no (off)") for number in range(batch)],
         }
-        for _ in range(rounds):
-            for way in spent:
+        for turn in range(rounds):
+            for way in sorted(spent, reverse=bool(turn % 2)):
                 started = time.process_time()
                 if way == "torch":
                     torch.multinomial(logits.softmax(-1), 1)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from phalanx.serve.marks import MarkKey, TextDraw, detect_mark, draw_next
-from phalanx.serve.marks.detect import MAX_P_VALUE
 from phalanx.serve.sampling import SamplingRule
 
 Row = dict[str, Any]
@@ -97,7 +96,6 @@ ARMS = (
     Arm("plain, temperature 0.7", 0.7, False),
     Arm("marked, temperature 0.7", 0.7, True),
     Arm("plain, greedy", 0.0, False),
-    Arm("bias 1, greedy", 0.0, True, 1.0),
     Arm("bias 2, greedy", 0.0, True, 2.0),
 )
 
@@ -105,13 +103,14 @@ ARMS = (
 def write_all(
     writer: TextWriter, prompts: Sequence[Sequence[int]], key: MarkKey, length: int, batch: int
 ) -> dict[str, list[WrittenText]]:
-    """Write one text a prompt in every arm."""
+    """Write one text a prompt in every arm; greedy ones behind the first half of the prompts."""
     texts: dict[str, list[WrittenText]] = {}
     for arm in ARMS:
-        draws = arm.make_draws(key, len(prompts))
+        count = len(prompts) if arm.temperature else len(prompts) // 2
+        draws = arm.make_draws(key, count)
         texts[arm.name] = [
             text
-            for start in range(0, len(prompts), batch)
+            for start in range(0, count, batch)
             for text in writer.write(prompts[start : start + batch], draws[start : start + batch], length)
         ]
     return texts
@@ -193,7 +192,6 @@ def robustness_rows(writer: TextWriter, texts: Sequence[WrittenText], key: MarkK
                 "found": sum(log <= -6 for log in logs),
                 "at_0.01": sum(log <= -2 for log in logs),
                 "median_log10_p": logs[len(logs) // 2],
-                "limit": MAX_P_VALUE,
             }
         )
     return rows
