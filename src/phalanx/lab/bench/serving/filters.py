@@ -49,7 +49,8 @@ def _write_lists(home: Path, trained: Sequence[str]) -> OutputFilters:
 
 
 def _input_row(name: str, texts: Sequence[str]) -> Row:
-    actions = InputFilters(**{other: "note" if name in (other, "all") else "off" for other in INPUTS})
+    noting = {other: "note" if name in (other, "all") else "off" for other in INPUTS}
+    actions = InputFilters().model_copy(update=noting)
     filters = TextFilters(FiltersConfig(input=actions))
     started = time.process_time()
     touched = sum(bool(filters.check_input(text)) for text in texts)
