@@ -3,7 +3,7 @@
 Every token of the vocabulary gets a number from a standard Gumbel distribution, as a function of the row's key and the
 token. The token with the largest sum of scaled logit and number wins, which is an exact draw from the softmax
 (Gumbel-max). A checker with slightly different logits finds the same winner, or another one with a lead as small as
-that difference: this lead, in logits, is the margin of a draw. Who chooses the keys decides what a draw is: a public
+that difference: this lead, in logits, is the margin of a draw. The keys decide on the kind of a draw: a public
 function of a place (rollouts), of a request's seed (serving), or of a secret and the last tokens (marked text).
 
 Source: Maddison et al. 2014 (Gumbel-max); Karvonen et al. 2025, arXiv 2511.20621 (margins of seeded draws).

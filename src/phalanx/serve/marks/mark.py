@@ -81,7 +81,7 @@ class TokenMark:
     """Draws tokens by a policy.
 
     Args:
-        policy: What is marked and how.
+        policy: The server's, for every text.
         key: The newest of a `MarkKeyRing`; None only where the policy marks nothing.
 
     Raises:
@@ -100,8 +100,8 @@ class TokenMark:
 
         Args:
             rule: Temperature, top-k and top-p of the request.
-            seed: Of the request; draw one where the client gives none.
-            sample: Number of the text among those of one request.
+            seed: The request's seed; the server draws a seed where the client gives none.
+            sample: Number of the text within its request.
             wants_mark: The request asks for a mark, or does not say.
             may_skip: The caller's key allows text without a mark.
 

@@ -1,4 +1,4 @@
-"""``phalanx bench filters``: what each filter costs, and how much clean text it has something to say about."""
+"""``phalanx bench filters``: the cost of each filter, and its false alarms on clean text."""
 
 import tempfile
 import time

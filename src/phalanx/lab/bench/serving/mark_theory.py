@@ -1,4 +1,4 @@
-"""What a mark promises, counted: the distribution of draws, false alarms, and the tokens that a sign takes."""
+"""The promises of a mark, counted: the distribution of draws, false alarms, and the tokens that a sign takes."""
 
 import math
 import time
@@ -29,7 +29,7 @@ class ForgetfulDraw(TextDraw):
     """A mark without deduplication: a context is used as often as it comes."""
 
     def take_token(self, token: int) -> None:
-        """Go on, and forget what was used."""
+        """Go on, and forget which contexts were used."""
         super().take_token(token)
         self._seen.clear()
 

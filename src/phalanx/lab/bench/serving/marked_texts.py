@@ -1,4 +1,4 @@
-"""Texts by a real model, with and without a mark: what the mark costs in quality, and what edits leave of it."""
+"""Texts by a real model, with and without a mark: their quality, and the mark after edits."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ class TextWriter:
     """Writes batches of texts of one length with transformers' model and our draw.
 
     Args:
-        model: A causal model with a cache.
-        tokenizer: Its tokenizer.
+        model: A causal model of transformers, with a cache.
+        tokenizer: The model's tokenizer, of transformers.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -70,11 +70,11 @@ class TextWriter:
 
 
 @dataclass(frozen=True)
-class Arm:
+class WritingArm:
     """One way of writing.
 
     Attributes:
-        bias: Of greedy text, in nats; 0 draws.
+        bias: Largest bias of greedy text, in nats; 0 draws.
     """
 
     name: str
@@ -91,12 +91,12 @@ class Arm:
 
 
 ARMS = (
-    Arm("plain, temperature 1", 1.0, False),
-    Arm("marked, temperature 1", 1.0, True),
-    Arm("plain, temperature 0.7", 0.7, False),
-    Arm("marked, temperature 0.7", 0.7, True),
-    Arm("plain, greedy", 0.0, False),
-    Arm("bias 2, greedy", 0.0, True, 2.0),
+    WritingArm("plain, temperature 1", 1.0, False),
+    WritingArm("marked, temperature 1", 1.0, True),
+    WritingArm("plain, temperature 0.7", 0.7, False),
+    WritingArm("marked, temperature 0.7", 0.7, True),
+    WritingArm("plain, greedy", 0.0, False),
+    WritingArm("bias 2, greedy", 0.0, True, 2.0),
 )
 
 
@@ -177,7 +177,7 @@ EDITS: dict[str, Edit] = {
 
 
 def robustness_rows(writer: TextWriter, texts: Sequence[WrittenText], key: MarkKey) -> list[Row]:
-    """Edit marked texts and look for what is left of the mark."""
+    """Edit marked texts and look for the rest of the mark."""
     rows = []
     for name, edit in EDITS.items():
         chance = random.Random(0)  # noqa: S311 - a bench that can be run again
