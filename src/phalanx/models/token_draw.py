@@ -3,7 +3,7 @@
 Every token of the vocabulary gets a number from a standard Gumbel distribution, as a function of the row's key and the
 token. The token with the largest sum of scaled logit and number wins, which is an exact draw from the softmax
 (Gumbel-max). A checker with slightly different logits finds the same winner, or another one with a lead as small as
-that difference: this lead, in logits, is the margin of a draw. Who chooses the keys decides what a draw is: a public
+that difference: this lead, in logits, is the margin of a draw. The keys decide on the kind of a draw: a public
 function of a place (rollouts), of a request's seed (serving), or of a secret and the last tokens (marked text).
 
 Source: Maddison et al. 2014 (Gumbel-max); Karvonen et al. 2025, arXiv 2511.20621 (margins of seeded draws).
@@ -73,10 +73,22 @@ def uniform_numbers(keys: Tensor, tokens: Tensor) -> Tensor:
         keys: Keys from `row_key`, int64 ``[rows, 2]``.
         tokens: int64, ``[vocab]`` for every row the same ones, or ``[rows, tokens]``.
     """
-    bits = _mix_bits(_mix_bits(tokens * _GOLDEN + keys[:, :1]) ^ keys[:, 1:])
-    uniform = (((bits >> 11) & (2**53 - 1)).double() + 0.5) * 2.0**-53
+    bits = _mix_bits(_mix_bits(tokens * _GOLDEN + keys[:, :1]).bitwise_xor_(keys[:, 1:]))
+    uniform = _shift_bits(bits, 11).double().add_(0.5).mul_(2.0**-53)
     # the largest of 2^53 values is rounded to 1
     return uniform.clamp_(max=_MAX_UNIFORM)
+
+
+def row_numbers(keys: Tensor, vocab_size: int) -> Tensor:
+    """Return `uniform_numbers` of a whole vocabulary, float64 ``[rows, vocab]``."""
+    tokens = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
+    if keys.device.type != "cpu":
+        return uniform_numbers(keys, tokens)
+    # one row after the other stays in the cache of a processor: four times as fast at eight rows
+    numbers = torch.empty((len(keys), vocab_size), dtype=torch.float64)
+    for row in range(len(keys)):
+        numbers[row : row + 1] = uniform_numbers(keys[row : row + 1], tokens)
+    return numbers
 
 
 def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
@@ -85,9 +97,8 @@ def gumbel_noise(keys: Tensor, vocab_size: int) -> Tensor:
     Args:
         keys: Keys from `row_key`, int64 ``[rows, 2]``.
     """
-    tokens = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
-    noise: Tensor = uniform_numbers(keys, tokens).log_().neg_().log_().neg_()
-    return noise
+    noise = row_numbers(keys, vocab_size)
+    return noise.log_().neg_().log_().neg_()
 
 
 def draw_tokens(
@@ -210,12 +221,12 @@ def _share_cut(scaled: Tensor, cut: Tensor, share: float) -> Tensor:
 
 
 def _mix_bits(bits: Tensor) -> Tensor:
-    bits = (bits ^ _shift_bits(bits, 30)) * _MIX_1
-    bits = (bits ^ _shift_bits(bits, 27)) * _MIX_2
-    return bits ^ _shift_bits(bits, 31)
+    """Mix numbers in place."""
+    bits.bitwise_xor_(_shift_bits(bits, 30)).mul_(_MIX_1)
+    bits.bitwise_xor_(_shift_bits(bits, 27)).mul_(_MIX_2)
+    return bits.bitwise_xor_(_shift_bits(bits, 31))
 
 
 def _shift_bits(bits: Tensor, by: int) -> Tensor:
     # a shift of signed numbers repeats the sign
-    shifted: Tensor = (bits >> by) & (2 ** (64 - by) - 1)
-    return shifted
+    return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -163,12 +162,7 @@ class _Server:
         Raises:
             DiskError: The log or the budgets could not be written.
         """
-        # uvicorn raises the signals that ended it once more, for handlers that stood before
-        previous = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
-        try:
-            asyncio.run(self._serve(sock))
-        finally:
-            signal.signal(signal.SIGTERM, previous)
+        asyncio.run(self._serve(sock))
         if self._fault is not None:
             raise self._fault
 

@@ -27,8 +27,8 @@ class MarkVerdict(StrictModel):
             of the keys; exact for one key, and multiplied by the number of tests.
         log10_p_value: Its logarithm, which is still exact where the value is 0 in a float.
         num_tokens: Places that counted: behind a whole context that had not stood before.
-        num_tests: Keys and lanes.
-        epoch: Of the key with the strongest sign.
+        num_tests: Number of keys times number of lanes.
+        epoch: Epoch of the key with the strongest sign.
         verdict: ``not marked`` says that a text of this length shows no sign of these keys: it may have been rewritten,
             or its model may have had little choice.
     """
@@ -51,8 +51,8 @@ def detect_mark(
     """Look for the mark of any of some keys.
 
     Args:
-        tokens: Of the text alone, without begin or end of text.
-        keys: At least one.
+        tokens: Tokens of the text alone, without begin or end of text.
+        keys: At least 1 key, of any epochs.
         max_p_value: Largest p-value of a marked text.
         min_tokens: Places below which the verdict is ``cannot tell``.
 

@@ -22,7 +22,7 @@ class MarkKey:
     """The secret of one epoch; its value is never printed.
 
     Attributes:
-        epoch: From 1; new text is marked by the newest.
+        epoch: Number from 1; new text is marked by the newest.
     """
 
     epoch: int
@@ -88,7 +88,7 @@ class MarkKeyRing:
         except (ValueError, ValidationError):
             # the message of a validator shows what it was given
             raise DataError(f"{path}: is no file of mark keys; {_MADE_BY}") from None
-        return cls(tuple(MarkKey(one.epoch, bytes.fromhex(one.secret)) for one in record.epochs))
+        return cls(tuple(MarkKey(epoch.epoch, bytes.fromhex(epoch.secret)) for epoch in record.epochs))
 
     @classmethod
     def add_epoch(cls, path: Path) -> Self:

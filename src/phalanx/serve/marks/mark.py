@@ -9,7 +9,7 @@ from torch import Tensor
 
 from phalanx.config import StrictModel
 from phalanx.errors import ConfigError
-from phalanx.models.token_draw import DrawRule, draw_tokens, scale_logits, token_logprobs, uniform_numbers
+from phalanx.models.token_draw import DrawRule, draw_tokens, row_numbers, scale_logits, token_logprobs
 from phalanx.serve.marks.keys import MarkKey
 from phalanx.serve.marks.race import CONTEXT_TOKENS, LANES, Context, mark_row_key, seed_row_key
 
@@ -81,7 +81,7 @@ class TokenMark:
     """Draws tokens by a policy.
 
     Args:
-        policy: What is marked and how.
+        policy: The server's, for every text.
         key: The newest of a `MarkKeyRing`; None only where the policy marks nothing.
 
     Raises:
@@ -100,8 +100,8 @@ class TokenMark:
 
         Args:
             rule: Temperature, top-k and top-p of the request.
-            seed: Of the request; draw one where the client gives none.
-            sample: Number of the text among those of one request.
+            seed: The request's seed; the server draws a seed where the client gives none.
+            sample: Number of the text within its request.
             wants_mark: The request asks for a mark, or does not say.
             may_skip: The caller's key allows text without a mark.
 
@@ -181,7 +181,6 @@ def _draw_alike(texts: Sequence[TextDraw], logits: Tensor, allowed: Tensor | Non
     if not bias:
         return draw_tokens(logits, row_keys, rule, allowed=allowed)
     scaled = scale_logits(logits, rule, allowed)
-    vocabulary = torch.arange(logits.shape[-1], device=logits.device)
     strength = bias * torch.tensor(are_marked, dtype=torch.float64, device=logits.device)[:, None]
-    tokens = (scaled + strength * uniform_numbers(row_keys, vocabulary)).argmax(dim=-1)
+    tokens = (scaled + strength * row_numbers(row_keys, logits.shape[-1])).argmax(dim=-1)
     return tokens, token_logprobs(scaled, tokens)
