@@ -66,7 +66,7 @@ class Access(Closeable):
             await asyncio.to_thread(self._sync)
 
     def close(self) -> None:
-        """Write what is left and let another server use the directory; closing twice is harmless."""
+        """Write pending lines and let another server use the directory; closing twice is harmless."""
         self.request_log.close()
         self.budgets.close()
 

@@ -1,4 +1,4 @@
-"""The journal of budgets: what was reserved and what was used, on disk before a request begins.
+"""The journal of budgets: reservations and usage, on disk before a request begins.
 
 ACCESS_DIR/budgets.jsonl, 0600, one writer. A line is written before `append` returns, so it outlives the process, and
 after `sync` the machine. A last line without its end is the trace of a crash while it was written and is cut off;
@@ -27,7 +27,7 @@ class Reserved(StrictModel):
     """A request begins, and may use so many tokens.
 
     Attributes:
-        number: Of the reservation, by which `Settled` names it.
+        number: Name of the reservation in `Settled`.
         time: Second since 1970.
     """
 

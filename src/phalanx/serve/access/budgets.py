@@ -32,7 +32,7 @@ _BUSY_RETRY_S = 1
 
 
 class BudgetExceeded(Exception):  # noqa: N818 - an answer to a client, and no fault of anybody
-    """A key has used what it may use.
+    """A budget of a key is used up.
 
     Attributes:
         limit: Name of the field of `KeyLimits` that is reached.
@@ -49,8 +49,8 @@ class DayUsage:
     """What a key used in one day.
 
     Attributes:
-        prompt_tokens: Of requests that are not settled: the most that they may use.
-        completion_tokens: As `prompt_tokens`.
+        prompt_tokens: Tokens of prompts; a request that is not settled counts with its maximum.
+        completion_tokens: Tokens of answers, counted like `prompt_tokens`.
     """
 
     requests: int = 0
@@ -77,8 +77,8 @@ class _KeyUsage:
     """All counts of one key.
 
     Attributes:
-        days: By day, ``YYYY-MM-DD``.
-        seconds: Of the last minute, in order.
+        days: Usage by day, ``YYYY-MM-DD``.
+        seconds: Usage in each second of the last minute, in order.
         num_open: Requests that are being answered.
     """
 
@@ -93,7 +93,7 @@ class _KeyUsage:
         return self.seconds[-1]
 
     def drop_old_seconds(self, now: int) -> None:
-        """Forget what is older than a minute."""
+        """Forget seconds that are older than a minute."""
         while self.seconds and self.seconds[0].time <= now - _MINUTE_S:
             self.seconds.popleft()
 
@@ -115,7 +115,7 @@ class Reservation:
         self._is_settled = False
 
     def settle(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count what was used, which may also be more than was reserved; a second call counts nothing."""
+        """Count the usage, which may also be more than was reserved; a second call counts nothing."""
         if not self._is_settled:
             self._is_settled = True
             prompt, completion = max(0, prompt_tokens), max(0, completion_tokens)
@@ -134,7 +134,7 @@ class Budgets(Closeable):
     """The budgets of all keys, counted in one process.
 
     Args:
-        path: The journal.
+        path: File of the journal, made where missing.
         limits_of: Returns the limits of a key at present, by its id.
         now: Returns the time of day in UTC.
 
@@ -166,7 +166,7 @@ class Budgets(Closeable):
 
         Args:
             max_prompt_tokens: The most that the request may use.
-            max_completion_tokens: As `max_prompt_tokens`, for all its answers together.
+            max_completion_tokens: The same for all its answers together.
 
         Raises:
             BudgetExceeded: A limit of the key is reached; nothing is counted.
@@ -189,7 +189,7 @@ class Budgets(Closeable):
         return Reservation(entry, second, self._settle_entry)
 
     def usage_by_day(self) -> dict[tuple[str, str], DayUsage]:
-        """Return what was used by key id and day."""
+        """Return usage by key id and day."""
         return {(key, day): usage for key, counts in self._keys.items() for day, usage in sorted(counts.days.items())}
 
     def sync(self) -> None:
@@ -263,7 +263,7 @@ class Budgets(Closeable):
 
 
 def read_usage_by_day(path: Path) -> dict[tuple[str, str], DayUsage]:
-    """Return what was used by key id and day, from a journal that a server may be writing.
+    """Return usage by key id and day, from a journal that a server may be writing.
 
     Raises:
         DiskError, InputError: As `Budgets`.

@@ -1,4 +1,4 @@
-"""The signed file of API keys: salted digests of secrets and what each key may do.
+"""The signed file of API keys: salted digests of secrets, and the rights of each key.
 
 ACCESS_DIR/keys.json: one canonical JSON object, ``{"signature": HEX, "statement": {...}}``. Whoever can read the file
 learns no secret: a secret is 256 random bits, and the file has its salted digest alone. Whoever can write the file and
@@ -47,10 +47,10 @@ class KeyLimits(StrictModel):
     """Budgets of one key. 0 allows nothing; there is no value for "without limit".
 
     Attributes:
-        requests_per_minute: In any 60 seconds.
-        tokens_per_minute: Of prompts and completions together, in any 60 seconds.
-        requests_per_month: In a calendar month, UTC.
-        tokens_per_month: As `requests_per_month`.
+        requests_per_minute: Requests in any 60 seconds.
+        tokens_per_minute: Tokens of prompts and completions together, in any 60 seconds.
+        requests_per_month: Requests in a calendar month, UTC.
+        tokens_per_month: Tokens of prompts and completions in a calendar month, UTC.
         concurrency: Requests that are answered at the same time.
     """
 
@@ -67,7 +67,7 @@ class KeyTerms(StrictModel):
     Attributes:
         models: Names of the models that it may use; None allows all.
         networks: Ranges of client addresses in CIDR form; empty allows all.
-        expires: From then on the key is refused.
+        expires: The key is refused from this second on.
         may_skip_mark: Whether its requests may ask for text without a watermark.
     """
 
@@ -86,8 +86,8 @@ class KeyRecord(StrictModel):
     Attributes:
         key_id: Public part of the secret, by which the record is looked up.
         salt: Random bytes, in hex, that precede the secret in the digest.
-        digest: Of salt and secret, see `secret_digest`.
-        revoked: When it was revoked; None while it is not.
+        digest: The `secret_digest` of salt and secret.
+        revoked: Second of its revocation; None while it is good.
     """
 
     key_id: Annotated[str, Field(pattern=r"^[a-z2-7]{12}\z")]
@@ -106,7 +106,7 @@ class KeyRecord(StrictModel):
         return self.revoked is None and now < self.terms.expires
 
     def allows_address(self, address: str) -> bool:
-        """Whether a client may use the key from its address; what is no address passes only where every one does."""
+        """Whether a client may use the key from its address; a text that is no address passes where all pass."""
         if not self.terms.networks:
             return True
         try:
@@ -141,7 +141,7 @@ def secret_digest(salt: str, secret: str) -> str:
     """Return the digest of a secret as the file holds it.
 
     Args:
-        salt: In hex.
+        salt: The 16 random bytes in hex.
         secret: Any text, as a client sent it.
     """
     return digest_hex(in_domain("api-key/1", bytes.fromhex(salt)), secret.encode("utf-8", "surrogatepass"))

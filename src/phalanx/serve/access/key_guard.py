@@ -23,7 +23,7 @@ class KeyGuard:
     The application finds the caller in ``scope["state"]["caller"]`` and gets the whole body in one message.
 
     Args:
-        app: What is guarded.
+        app: The guarded application, which sees no request without a key.
         on_refusal: Is told the client address of each request without a valid key.
 
     Guarantees:
@@ -108,7 +108,7 @@ class KeyGuard:
         """Read a body whole.
 
         Args:
-            length: What the header says; a server that lets more through is not believed.
+            length: The header's number; a server that lets more through is not believed.
         """
         parts, num_bytes = [], 0
         try:

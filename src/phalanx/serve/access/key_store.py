@@ -98,7 +98,7 @@ class KeyStore:
 
         Raises:
             CertificateError: ``operator.json`` is missing or malformed.
-            KeyFileError: The keys are missing, altered, or older than those that were read before.
+            KeyFileError: The keys are missing, altered, or older than at an earlier reading.
         """
         signer = operator or read_public_signer(directory / OPERATOR_FILE)
         return cls(directory, signer, operator_home or directory / OPERATOR_HOME)
@@ -181,7 +181,7 @@ class KeyStore:
         """Recognise a caller by its secret.
 
         Args:
-            secret: Whatever a client sent.
+            secret: Any text that a client sent.
             address: The client's IP address; any other text is outside of every network.
 
         Returns:
@@ -209,7 +209,7 @@ class KeyStore:
         return record is not None and record.is_active(steady_now().timestamp())
 
     def limits_of(self, key_id: str) -> KeyLimits:
-        """Return the budgets of a key; those of an unknown one allow nothing."""
+        """Return the budgets of a key; an unknown key has budgets that allow nothing."""
         self._reload_or_close()
         record = self._records.get(key_id)
         return record.terms.limits if record else _NOTHING

@@ -28,7 +28,7 @@ class ListenConfig(StrictModel):
     Attributes:
         port: 0 lets the system choose.
         certificate: TLS certificate with its chain, PEM.
-        private_key: Its key, PEM.
+        private_key: Private key of the certificate, PEM.
         client_authority: Authority whose certificates clients must show (mutual TLS), PEM.
         unsafe_plain_http: Serve other machines without TLS: keys and texts can then be read on the way. Only behind a
             proxy on a network of its own.
@@ -83,7 +83,7 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
     """Return a server that is not started yet.
 
     Args:
-        drain_s: How long requests may take to end after the server was told to stop.
+        drain_s: Seconds that requests may take to end after the server was told to stop.
 
     Guarantees:
         Headers such as X-Forwarded-For change no client address: ranges of addresses hold for the connection itself.
@@ -155,7 +155,7 @@ class _DrainingServer(uvicorn.Server):
 
 
 class _BoundedProtocol(H11Protocol):
-    """HTTP of uvicorn with what it lacks: a time limit for headers, and limits of connections."""
+    """HTTP of uvicorn with two additions: a time limit for headers, and limits of connections."""
 
     bounds: RequestBounds
     num_of_address: Counter[str]

@@ -30,8 +30,8 @@ def error_body(path: str, status: int, message: str, code: str, param: str | Non
 
     Args:
         path: The request's path, which decides the form.
-        message: For people; never quotes what the request holds.
-        code: One word for programs.
+        message: Text for people; never quotes a value of the request.
+        code: One word for programs, the same for each occurrence of the fault.
         param: Key of the request that is at fault; a name from a schema.
     """
     if path == MESSAGES_ROUTE or path.startswith(MESSAGES_ROUTE + "/"):
@@ -46,7 +46,7 @@ class RequestRefused(Exception):  # noqa: N818 - an answer to a client, and no f
     """A request is answered with an error.
 
     Attributes:
-        code: One word for programs.
+        code: One word for programs, the same for each occurrence of the fault.
         param: Key of the request that is at fault.
         retry_after_s: After how many seconds the same request may pass; None where it never will.
     """
@@ -73,7 +73,7 @@ class RequestRefused(Exception):  # noqa: N818 - an answer to a client, and no f
 
 
 async def send_refusal(refusal: RequestRefused, scope: Scope, send: Send) -> None:
-    """Send a refusal and have the connection closed: what is left of the request is not read."""
+    """Send a refusal and have the connection closed: the rest of the request is not read."""
     body = b"" if scope["method"] == "HEAD" else refusal.body(scope["path"])
     headers = [*refusal.headers(), (b"content-length", str(len(body)).encode("ascii")), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

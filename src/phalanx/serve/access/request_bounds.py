@@ -1,4 +1,4 @@
-"""What a request may be at most, before anything reads what it says."""
+"""Bounds of a request, checked before anything reads its content."""
 
 import re
 from typing import Annotated
@@ -16,13 +16,13 @@ class RequestBounds(StrictModel):
 
     Attributes:
         max_body_bytes: A longer body is refused before it is read.
-        max_json_depth: Of lists and objects in one another.
-        max_json_parts: Texts, lists and objects of one body together: what bounds the time of reading it.
-        header_timeout_s: From the opening of a connection, or the end of an answer, to the last header.
-        body_timeout_s: From the last header to the end of the body.
-        send_timeout_s: For a client to take one piece of an answer.
-        max_connections: Of all clients together.
-        max_connections_per_address: Of one client address.
+        max_json_depth: Lists and objects in one another.
+        max_json_parts: Texts, lists and objects of one body together; it bounds the time of reading it.
+        header_timeout_s: Time between the opening of a connection, or the end of an answer, and the last header.
+        body_timeout_s: Time between the last header and the end of the body.
+        send_timeout_s: Time that a client has to take one piece of an answer.
+        max_connections: Connections of all clients together.
+        max_connections_per_address: Connections of one client address.
     """
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 2 * 1024 * 1024

@@ -34,7 +34,7 @@ class RequestFacts:
         status: HTTP status of the answer.
         sizes: Counts by name, such as ``prompt_tokens``.
         verdicts: One word or name for each filter that had something to say.
-        mark: How the text is marked; empty where none was made.
+        mark: Name of the text's watermark; empty where no text was made.
     """
 
     route: str
@@ -49,8 +49,8 @@ class RequestLog(Closeable):
     """The log of one server, open for its one writer.
 
     Args:
-        directory: Made where missing.
-        max_lines: Of one file.
+        directory: Folder of the log files, made where missing.
+        max_lines: Lines of one file, after which the next one begins.
 
     Raises:
         AuditLogError: The last file was altered, or another server has it open.
@@ -121,7 +121,7 @@ class RequestLog(Closeable):
         self._log.sync()
 
     def close(self) -> None:
-        """Write what is left, force it to disk and let others open the log; closing twice is harmless."""
+        """Write pending lines, force all to disk and let others open the log; closing twice is harmless."""
         self.write_refusals()
         self._log.close()
 

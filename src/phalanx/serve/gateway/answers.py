@@ -1,4 +1,4 @@
-"""Answers of engines: reduced to what the protocol has, filtered and counted; an engine's texts of errors end here."""
+"""Answers of engines: reduced to fields of the protocol, filtered and counted; an engine's texts of errors end here."""
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -35,13 +35,13 @@ _SSE = "text/event-stream"
 
 @dataclass
 class AnswerFacts:
-    """What is known of an answer when it has ended.
+    """Facts about an answer that has ended.
 
     Attributes:
-        prompt_tokens: As the engine counted; None where it did not say, or said what is no count.
-        completion_tokens: As `prompt_tokens`.
-        verdicts: Of output filters, without duplicates.
-        num_bytes: Of all that came from the engine.
+        prompt_tokens: Count of the engine; None where it gave none, or one that makes no sense.
+        completion_tokens: Count of the engine, like `prompt_tokens`.
+        verdicts: Verdicts of output filters, without duplicates.
+        num_bytes: Bytes that came from the engine.
         is_complete: The client got all that it was to get.
     """
 
@@ -52,7 +52,7 @@ class AnswerFacts:
     is_complete: bool = False
 
     def read_usage(self, usage: Any) -> None:
-        """Take counts out of what an engine says; what is no count is ignored."""
+        """Take the counts out of an engine's usage; a value that makes no sense is ignored."""
         if not isinstance(usage, Mapping):
             return
         prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
@@ -61,7 +61,7 @@ class AnswerFacts:
         self.completion_tokens = self.completion_tokens if completion is None else completion
 
     def add_notes(self, stream: StreamFilter) -> None:
-        """Remember what a filter let pass with a remark."""
+        """Remember the notes of a filter on a text that passed."""
         self.verdicts.update(dict.fromkeys(f"{note.filter}: {note.kind}" for note in stream.notes))
 
 

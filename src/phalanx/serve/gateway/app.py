@@ -28,7 +28,7 @@ from phalanx.serve.access import (
 )
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
-from phalanx.serve.gateway.backends import Backend, BackendPool
+from phalanx.serve.gateway.backends import EnginePool, RemoteEngine
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
 from phalanx.serve.gateway.streams import AnswerStream, stream_whole_answer
@@ -45,7 +45,7 @@ _FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_ref
 class Gateway:
     """Routes of a gateway, without the door; `make_gateway` puts both together."""
 
-    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: BackendPool) -> None:
+    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: EnginePool) -> None:
         self._config, self._access, self._filters, self._pool = config, access, filters, pool
 
     def make_app(self) -> Starlette:
@@ -162,11 +162,11 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         self._reservation = reservation
         self._is_finished = False
         self.facts = AnswerFacts()
-        self.backend: Backend | None = None
+        self.backend: RemoteEngine | None = None
         self.refusal: RequestRefused | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return what the answer says about marks and filters."""
+        """Return the headers that tell of marks and filters."""
         verdicts = [*self._forwarded.notes, *self.facts.verdicts]
         return {"x-phalanx-mark": _MARK, **({"x-phalanx-filters": "; ".join(verdicts)[:1000]} if verdicts else {})}
 
@@ -201,7 +201,7 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
 
 
 class _ClosingStream(StreamingResponse):
-    """A streamed answer that gives back what it holds when it ends, also where its client has left."""
+    """A streamed answer that gives back its connection and budget when it ends, also where its client has left."""
 
     def __init__(
         self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack, headers: dict[str, str]
@@ -265,7 +265,7 @@ def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
         ConfigError: The authority of an engine cannot be read.
         DataError: A list of a filter cannot be read.
     """
-    pool = BackendPool([Backend(backend) for backend in config.backends])
+    pool = EnginePool([RemoteEngine(backend) for backend in config.backends])
     gateway = Gateway(config, access, TextFilters(config.filters), pool)
     return KeyGuard(gateway.make_app(), access.key_store, config.bounds, access.request_log.count_refusal)
 

@@ -24,7 +24,7 @@ _PROTOCOL_HEADERS = {"messages": {"anthropic-version": "2023-06-01"}}
 _HEALTH_TIMEOUT_S = 5.0
 
 
-class Backend:
+class RemoteEngine:
     """One engine.
 
     Raises:
@@ -84,10 +84,10 @@ class Backend:
         await self._client.aclose()
 
 
-class BackendPool:
+class EnginePool:
     """All engines of a gateway."""
 
-    def __init__(self, backends: list[Backend]) -> None:
+    def __init__(self, backends: list[RemoteEngine]) -> None:
         self.backends = backends
 
     def model_names(self) -> list[str]:
@@ -95,7 +95,7 @@ class BackendPool:
         return sorted({name for backend in self.backends for name in backend.config.models})
 
     @asynccontextmanager
-    async def open_answer(self, request: ForwardedRequest) -> AsyncIterator[tuple[Backend, httpx2.Response]]:
+    async def open_answer(self, request: ForwardedRequest) -> AsyncIterator[tuple[RemoteEngine, httpx2.Response]]:
         """Send a request to the engine with the least load, and to the next one where that has surely not begun.
 
         Each engine is tried once. A request that was sent and not answered may have been worked on, so it is not sent
@@ -122,7 +122,7 @@ class BackendPool:
         for backend in self.backends:
             await backend.close()
 
-    def _choose_backends(self, request: ForwardedRequest) -> list[Backend]:
+    def _choose_backends(self, request: ForwardedRequest) -> list[RemoteEngine]:
         offers = [backend for backend in self.backends if backend.offers(request)]
         if not offers:
             raise RequestRefused(404, "model_not_found", "There is no such model on this route.", param="model")
@@ -137,15 +137,15 @@ class BackendPool:
         return sorted(ready, key=lambda backend: backend.load)
 
     async def _send_to_first(
-        self, candidates: list[Backend], request: ForwardedRequest
-    ) -> tuple[Backend, httpx2.Response]:
+        self, candidates: list[RemoteEngine], request: ForwardedRequest
+    ) -> tuple[RemoteEngine, httpx2.Response]:
         for backend in candidates:
             answer = await self._try_backend(backend, request)
             if answer is not None:
                 return backend, answer
         raise RequestRefused(503, "no_engine", "No engine is free at present.", retry_after_s=_RETRY_AFTER_S)
 
-    async def _try_backend(self, backend: Backend, request: ForwardedRequest) -> httpx2.Response | None:
+    async def _try_backend(self, backend: RemoteEngine, request: ForwardedRequest) -> httpx2.Response | None:
         """Return the answer of an engine, which is then counted as at work; None where it has surely not begun."""
         backend.num_open += 1
         answer = None

@@ -21,11 +21,11 @@ class BackendConfig(StrictModel):
     """One engine that speaks the routes of OpenAI.
 
     Attributes:
-        name: In messages and logs.
+        name: Name of the engine in messages and logs.
         url: Address without ``/v1``; plain HTTP is refused beyond this machine unless `unsafe_plain_http` says so.
         models: Name for clients to name at the engine.
         local: Personal data may go there.
-        routes: What the engine offers.
+        routes: Routes that the engine offers.
         secret_file: File, 0600, with the key that the engine wants.
         authority: Certificate of the authority that the engine's certificate must be of; PEM.
         max_concurrency: Requests that the engine gets at the same time.
@@ -61,15 +61,15 @@ class BackendConfig(StrictModel):
 
 
 class GatewayLimits(StrictModel):
-    """Bounds of what a request may ask for.
+    """Bounds on the wishes of a request.
 
     Attributes:
-        max_completion_tokens: Of one answer; a request that asks for more is refused.
-        default_completion_tokens: Of a request that does not say.
-        max_choices: Answers to one prompt.
-        max_answer_bytes: Of one answer of an engine; a longer one is cut off.
+        max_completion_tokens: Tokens of one answer; a request that asks for more is refused.
+        default_completion_tokens: Tokens of an answer to a request without a limit.
+        max_choices: Number of answers to one prompt.
+        max_answer_bytes: Length of one answer of an engine; a longer one is cut off.
         allow_token_prompts: Take prompts as token ids, which no filter reads; they go to local engines alone.
-        private_fields: What becomes of a request with fields that only one engine knows.
+        private_fields: Treatment of a request with fields that only one engine knows.
     """
 
     max_completion_tokens: Annotated[int, Field(ge=1, le=1_000_000)] = 8192
@@ -87,7 +87,7 @@ class GatewayConfig(StrictModel):
         access: Directory of keys, budgets and log.
         operator: Public key, in hex, that must have signed the keys; whatever ``operator.json`` says if None.
         health_every_s: Between two looks at each engine.
-        drain_s: How long answers may take to end when the gateway is stopped.
+        drain_s: Seconds that answers may take to end when the gateway is stopped.
     """
 
     # read as JSON, where a path is text; the default is a path already
@@ -113,7 +113,7 @@ def load_gateway_config(path: Path, overrides: Iterable[str] = ()) -> GatewayCon
     """Read the file; relative paths in it are of its folder.
 
     Raises:
-        ConfigError: Names the file, the key and what is wrong.
+        ConfigError: Names the file, the key and the fault.
     """
     config = load_config(path, GatewayConfig, overrides)
     folder = path.parent

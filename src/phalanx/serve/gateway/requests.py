@@ -1,4 +1,4 @@
-"""A request from bytes to what is forwarded: parsed once, checked, filtered, and counted before anybody works on it."""
+"""A request from its bytes to the payload of an engine: parsed once, checked, filtered and bounded."""
 
 import json
 import unicodedata
@@ -60,14 +60,14 @@ class ForwardedRequest:
     """A request that may be forwarded.
 
     Attributes:
-        payload: What an engine gets, but for its own name of the model.
+        payload: The body for an engine, but for its own name of the model.
         max_prompt_tokens: No tokenizer makes more of the prompt: one a byte, and the template's.
-        max_completion_tokens: Of all answers together.
+        max_completion_tokens: Tokens of all answers together.
         is_collected: The client wants a stream and the engine sends the answer whole: log-probabilities name tokens of
             a text that a filter may still refuse.
         is_sensitive: It holds personal data, or token ids, which nobody here can read.
         wants_usage: The client asked for the last chunk of a stream that counts tokens.
-        notes: What filters let pass with a remark.
+        notes: Remarks of filters on texts that passed.
     """
 
     route: Route
@@ -125,7 +125,7 @@ def holds_personal_data(texts: list[str]) -> bool:
     """Whether the personal-data rules of data builds find something in texts, or in them joined.
 
     Finds what has a form: addresses of e-mail and machines, numbers of phones, cards, accounts and persons. Does not
-    find names, addresses of houses, or what is encoded or written around.
+    find names, addresses of houses, or data that is encoded or written around.
     """
     joined = {"\n".join(texts), "".join(texts)}
     plain = {unicodedata.normalize("NFKC", text) for text in joined}

@@ -48,7 +48,7 @@ class _ToolCall(StrictModel):
     function: _CalledFunction
 
 
-class Message(StrictModel):
+class ChatTurn(StrictModel):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -123,7 +123,7 @@ class _Sampled(StrictModel):
 class ChatRequest(_Sampled):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=2000)]
+    messages: Annotated[tuple[ChatTurn, ...], Field(min_length=1, max_length=2000)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

@@ -26,7 +26,7 @@ _END = b"data: [DONE]\n\n"
 class AnswerStream:
     """One answer on its way from an engine to a client.
 
-    Memory is bounded by one line of the engine and by what the filters hold back.
+    Memory is bounded by one line of the engine and by the characters that filters hold back.
     """
 
     def __init__(self, request: ForwardedRequest, filters: TextFilters, facts: AnswerFacts, max_bytes: int) -> None:
@@ -142,7 +142,7 @@ class AnswerStream:
             place.holder[place.key] = stream.feed(place.text)
 
     def _close_streams(self, number: int) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield what was held back of the texts of one choice, by text."""
+        """Yield the held-back ends of the texts of one choice, by text."""
         for index, key in [name for name in self._streams if name[0] == number]:
             stream = self._streams.pop((index, key))
             rest = stream.close()
@@ -185,7 +185,7 @@ def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> It
 
 
 def _append_text(choice: dict[str, Any], key: tuple[str, ...], rest: str) -> None:
-    """Add what was held back to the last part of a choice."""
+    """Add held-back text to the last part of a choice."""
     if key == ("text",):
         choice["text"] = choice.get("text", "") + rest
         return
