@@ -9,7 +9,7 @@ import torch
 from phalanx.config import StrictModel
 from phalanx.models.token_draw import uniform_numbers
 from phalanx.serve.marks.keys import MarkKey
-from phalanx.serve.marks.race import LANES, mark_row_key, marked_places
+from phalanx.serve.marks.race import LANES, mark_row_keys, marked_places
 
 MIN_TOKENS = 16
 """Places below which nothing is said."""
@@ -68,11 +68,12 @@ def detect_mark(
             verdict="cannot tell",
         )  # fmt: skip
     chosen = torch.tensor([[token] for _, token in places])
+    contexts = [context for context, _ in places]
     best, epoch = math.inf, None
     for key in keys:
         for lane in range(LANES):
-            rows = torch.tensor([mark_row_key(key, lane, context) for context, _ in places])
-            score = -torch.log1p(-uniform_numbers(rows, chosen)).sum().item()
+            numbers = uniform_numbers(mark_row_keys(key, lane, contexts), chosen)
+            score = -float(torch.log1p(-numbers).sum())
             log_p = log_gamma_tail(len(places), score)
             if log_p < best:
                 best, epoch = log_p, key.epoch

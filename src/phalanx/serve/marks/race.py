@@ -1,8 +1,12 @@
 """The keys of the races of a marked text: a secret and the tokens before a place decide the noise there."""
 
+import struct
 from collections.abc import Sequence
 
+import numpy as np
+import torch
 from blake3 import blake3
+from torch import Tensor
 
 from phalanx.config import canonical_json
 from phalanx.models.token_draw import KEY_BYTES, row_key
@@ -26,8 +30,18 @@ def mark_row_key(key: MarkKey, lane: int, context: Context) -> tuple[int, int]:
         Without the secret the noise cannot be told from random numbers, whatever else of it is known: BLAKE3 in keyed
         mode is a pseudo-random function. Who sees texts can therefore neither forge nor predict a mark.
     """
-    content = bytes([lane]) + b"".join(token.to_bytes(4, "big") for token in context)
-    return row_key(blake3(in_domain(_MARK_DOMAIN, content), key=key.secret).digest(KEY_BYTES))
+    return row_key(_mark_digest(key, lane, context))
+
+
+def mark_row_keys(key: MarkKey, lane: int, contexts: Sequence[Context]) -> Tensor:
+    """Return `mark_row_key` of many contexts, int64 ``[contexts, 2]``."""
+    content = b"".join(_mark_digest(key, lane, context) for context in contexts)
+    return torch.from_numpy(np.frombuffer(content, ">i8").astype(np.int64).reshape(-1, 2))
+
+
+def _mark_digest(key: MarkKey, lane: int, context: Context) -> bytes:
+    content = bytes([lane]) + struct.pack(f"<{len(context)}I", *context)
+    return blake3(in_domain(_MARK_DOMAIN, content), key=key.secret).digest(KEY_BYTES)
 
 
 def seed_row_key(seed: int, sample: int, position: int) -> tuple[int, int]:

@@ -14,10 +14,18 @@ def clean_documents(count: int) -> list[tuple[str, str]]:
     Raises:
         DataError: The data files are not here.
     """
-    documents: list[tuple[str, str]] = []
-    with gzip.open(find_file(None, "wikitext2_test.txt.gz", _WHERE_FROM), "rt", encoding="utf-8") as file:
-        documents += [("wikitext2", line.strip()) for line in file if len(line) > 400]
+    documents = [("wikitext2", paragraph) for paragraph in paragraphs("wikitext2_test.txt.gz")]
     with gzip.open(find_file(None, "medquad.jsonl.gz", _WHERE_FROM), "rt", encoding="utf-8") as file:
         answers = (json.loads(row)["a"] for row in file)
         documents += [("medquad", answer) for answer in answers if len(answer) > 200]
     return list(dict.fromkeys(documents))[:count]
+
+
+def paragraphs(name: str) -> list[str]:
+    """Return the paragraphs of a data file of encyclopedia articles.
+
+    Raises:
+        DataError: It is not here.
+    """
+    with gzip.open(find_file(None, name, _WHERE_FROM), "rt", encoding="utf-8") as file:
+        return [row.strip() for row in file if len(row) > 400]

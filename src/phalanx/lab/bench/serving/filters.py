@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.serving.documents import clean_documents
+from phalanx.lab.bench.serving.documents import clean_documents, paragraphs
 from phalanx.serve.filters import FiltersConfig, InputFilters, OutputFilters, TextFilters, TextRefused, VerbatimIndex
 from phalanx.serve.filters.table import INPUTS, OUTPUTS
 
@@ -27,13 +27,14 @@ def bench_filters(quick: bool) -> Row:
         DataError: The data files of the tasks are not here.
     """
     load = load_average()
-    documents = clean_documents(200 if quick else 10_000)
+    documents = clean_documents(200 if quick else 5_000)
     with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-        lists = _write_lists(Path(directory), [text for _, text in documents[::2]])
-        # the index holds every second document: the others are clean
-        clean = [text for _, text in documents[1::2]]
+        trained = paragraphs("wikitext2_valid.txt.gz")
+        lists = _write_lists(Path(directory), trained)
+        clean = [text for _, text in documents]
         rows = [_input_row(name, clean) for name in (*INPUTS, "all")]
         rows += [_output_row(name, lists, clean) for name in (*OUTPUTS, "all")]
+        rows.append(_attack_row(lists, trained[: 50 if quick else 300]))
     return {**bench_head("filters", load, quick=quick), "piece_characters": _PIECE_CHARACTERS, "rows": rows}
 
 
@@ -89,3 +90,18 @@ def _stream(filters: TextFilters, texts: Sequence[str]) -> Row:
             pass
         spent += time.process_time() - started
     return {"us_per_piece": 1e6 * spent / pieces, "held_characters": held / pieces, "max_held_characters": max_held}
+
+
+def _attack_row(lists: OutputFilters, trained: Sequence[str]) -> Row:
+    """Play a model that recites its training text: how often it is stopped, and how much of it goes out before."""
+    filters = TextFilters(FiltersConfig(output=lists))
+    stopped, max_out = 0, 0
+    for text in trained:
+        stream, out = filters.open_stream(), 0
+        try:
+            for start in range(0, len(text), _PIECE_CHARACTERS):
+                out += len(stream.feed(text[start : start + _PIECE_CHARACTERS]))
+            stream.close()
+        except TextRefused:
+            stopped, max_out = stopped + 1, max(max_out, out)
+    return {"way": "attack", "filter": "verbatim", "documents": len(trained), "stopped": stopped, "max_out": max_out}

@@ -13,7 +13,7 @@ from torch import Tensor
 from phalanx.models.token_draw import draw_tokens, uniform_numbers
 from phalanx.serve.marks import MarkKey, TextDraw, detect_mark, draw_next
 from phalanx.serve.marks.detect import log_gamma_tail
-from phalanx.serve.marks.race import CONTEXT_TOKENS, LANES, mark_row_key
+from phalanx.serve.marks.race import CONTEXT_TOKENS, LANES, mark_row_key, mark_row_keys
 from phalanx.serve.sampling import SamplingRule
 
 Row = dict[str, Any]
@@ -122,7 +122,7 @@ def _judge_every_place(tokens: Sequence[int], key: MarkKey) -> float:
     chosen = torch.tensor(tokens[CONTEXT_TOKENS:])[:, None]
     best = 0.0
     for lane in range(LANES):
-        numbers = uniform_numbers(torch.tensor([mark_row_key(key, lane, context) for context in contexts]), chosen)
+        numbers = uniform_numbers(mark_row_keys(key, lane, contexts), chosen)
         best = min(best, log_gamma_tail(len(contexts), -float(torch.log1p(-numbers).sum())))
     return min(1.0, LANES * math.exp(best))
 

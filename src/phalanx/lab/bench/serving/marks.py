@@ -1,6 +1,5 @@
 """``phalanx bench marks``: is marked text the model's, is nobody accused, what finds a mark, and what does it cost?"""
 
-import gzip
 import os
 import tempfile
 import time
@@ -10,9 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from phalanx.data.tasks.task import find_file
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.serving.documents import clean_documents
+from phalanx.lab.bench.serving.documents import clean_documents, paragraphs
 from phalanx.lab.bench.serving.mark_theory import (
     cost_rows,
     drawn_keys,
@@ -47,8 +45,8 @@ def bench_marks(quick: bool) -> dict[str, Any]:
     writer = TextWriter(model, tokenizer)
     rows = [
         *marginal_rows(10_000 if quick else 100_000),
-        *entropy_rows(20 if quick else 200, (1.0, 3.0) if quick else (0.25, 0.5, 1.0, 2.0, 3.0)),
-        *cost_rows(model.config.vocab_size, 20 if quick else 200),
+        *entropy_rows(20 if quick else 100, (1.0, 3.0) if quick else (0.25, 0.5, 1.0, 2.0, 3.0)),
+        *cost_rows(model.config.vocab_size, 20 if quick else 100),
         _model_row(model, 10 if quick else 50),
         *_text_rows(writer, quick),
         *_false_alarms(writer, 200 if quick else 10_000),
@@ -58,8 +56,8 @@ def bench_marks(quick: bool) -> dict[str, Any]:
 
 def _text_rows(writer: TextWriter, quick: bool) -> list[dict[str, Any]]:
     key = drawn_keys(1, 7)[0]
-    prompts = _prompts(writer, 4 if quick else 64)
-    texts = write_all(writer, prompts, key, 40 if quick else 200, 32)
+    prompts = _prompts(writer, 4 if quick else 32)
+    texts = write_all(writer, prompts, key, 40 if quick else 120, 32)
     return [
         *quality_rows(writer, texts, key),
         *robustness_rows(writer, texts["marked, temperature 1"], key),
@@ -68,10 +66,8 @@ def _text_rows(writer: TextWriter, quick: bool) -> list[dict[str, Any]]:
 
 def _prompts(writer: TextWriter, count: int) -> list[list[int]]:
     """Return the beginnings of encyclopedia paragraphs, all of one length."""
-    file_path = find_file(None, "wikitext2_valid.txt.gz", "it comes with the data files of the tasks")
-    with gzip.open(file_path, "rt", encoding="utf-8") as file:
-        encoded = (writer.tokenize(line.strip()) for line in file if len(line) > 400)
-        return [ids[:_PROMPT_TOKENS] for ids in encoded if len(ids) > _PROMPT_TOKENS][:count]
+    encoded = (writer.tokenize(paragraph) for paragraph in paragraphs("wikitext2_valid.txt.gz")[:count])
+    return [ids[:_PROMPT_TOKENS] for ids in encoded]
 
 
 def _false_alarms(writer: TextWriter, count: int) -> list[dict[str, Any]]:
