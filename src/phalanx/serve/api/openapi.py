@@ -1,12 +1,11 @@
 """The OpenAPI file of the routes, made from the bodies that they read."""
 
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-
-from phalanx import __version__
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -37,7 +36,7 @@ def describe_routes(bodies: Mapping[str, type[BaseModel]], reads: Mapping[str, s
     paths |= {path: {"get": _describe(path, answer, None)} for path, answer in reads.items()}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Phalanx", "version": __version__},
+        "info": {"title": "Phalanx", "version": importlib.metadata.version("phalanx-train")},
         "paths": paths,
         "components": {
             "schemas": definitions.get("$defs", {}),

@@ -4,18 +4,15 @@ import asyncio
 from collections.abc import Sequence
 
 from phalanx.closing import Closeable
-from phalanx.errors import ConfigError, PhalanxError
+from phalanx.errors import ConfigError, ModelError
 from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream
 from phalanx.serve.engine.request import GenerationRequest
 from phalanx.serve.engine.served_model import ModelCard, ServedModel
 from phalanx.serve.marks import TokenMark
 
 
-class UnknownModelError(PhalanxError):
+class UnknownModelError(ModelError):
     """No model of this id is served, or the key may not use it."""
-
-    exit_code = 2
-    code = "PHX-V003"
 
 
 class EnginePool(Closeable):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.data.chat import ChatMessage
-from phalanx.errors import PhalanxError
+from phalanx.errors import DataError, TransportError
 
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
@@ -20,26 +20,20 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 24)]
 FinishReason = Literal["stop", "length", "stop_sequence"]
 
 
-class BadRequestError(PhalanxError):
+class BadRequestError(DataError):
     """A request asks for what cannot be done; the message goes to the client.
 
     Attributes:
         parameter: The field that is at fault, where it is one.
     """
 
-    exit_code = 2
-    code = "PHX-V001"
-
     def __init__(self, message: str, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
 
 
-class EngineBusyError(PhalanxError):
+class EngineBusyError(TransportError):
     """The queue is full, or the engine is about to end; ask again later."""
-
-    exit_code = 4
-    code = "PHX-V002"
 
 
 class SamplingSettings(StrictModel):

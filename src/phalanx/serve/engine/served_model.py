@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from phalanx.data.chat import ChatMessage
 from phalanx.errors import DataError, ModelError
 from phalanx.models.adapters.peft_files import WEIGHTS, read_adapter_keys
 from phalanx.serve.engine.attention import adopt_attention
@@ -159,24 +158,25 @@ class ServedModel:
         Raises:
             BadRequestError: It does not fit, forges a special token, or the template does not render it.
         """
-        tools = request.tools if request.tool_choice != "none" else ()
+        if request.messages is not None:
+            return self._encode_chat(request)
+        if request.text is None:
+            return self._check_ids(request.ids or ())
+        self._check_special(request.text)
         try:
-            if request.messages is not None:
-                with self._turn:
-                    if tools and self.tool_format is None:
-                        raise BadRequestError(f"{request.model}: its chat template writes no tools", "tools")
-                    plain = [tool.for_template() for tool in tools]
-                    return tuple(self.text_model.chat_prompt(request.messages, plain))
-            if request.text is not None:
-                self._check_special(request.text)
-                return tuple(self.text_model.prompt(request.text))
-        except (DataError, ModelError) as exc:
-            raise BadRequestError(str(exc), "messages" if request.messages is not None else "prompt") from exc
-        return self._check_ids(request.ids or ())
+            return tuple(self.text_model.prompt(request.text))
+        except DataError as exc:
+            raise BadRequestError(str(exc), "prompt") from exc
 
-    def encode_messages(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Return a chat in tokens, without tools."""
-        return tuple(self.text_model.chat_prompt(messages))
+    def _encode_chat(self, request: GenerationRequest) -> tuple[int, ...]:
+        tools = [tool.for_template() for tool in request.tools] if request.tool_choice != "none" else []
+        with self._turn:
+            if tools and self.tool_format is None:
+                raise BadRequestError(f"{request.model}: its chat template writes no tools", "tools")
+            try:
+                return tuple(self.text_model.chat_prompt(request.messages or (), tools))
+            except (DataError, ModelError) as exc:
+                raise BadRequestError(str(exc), "messages") from exc
 
     def _check_special(self, text: str) -> None:
         for token in self.backend.get_added_tokens_decoder().values():
