@@ -1,4 +1,4 @@
-"""Filters of what clients send and models write: a text is refused, or passes unchanged with notes."""
+"""Filters of clients' and models' texts: a text is refused, or passes unchanged with notes."""
 
 from typing import TYPE_CHECKING
 

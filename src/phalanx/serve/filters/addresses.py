@@ -65,7 +65,7 @@ class Images:
         return min(_open(_OPEN_IMAGE, text), _open(_OPEN_TAG, text))
 
 
-class Markup:
+class ActiveMarkup:
     """HTML that acts: scripts, frames, forms, handlers of events."""
 
     trigger = "<"

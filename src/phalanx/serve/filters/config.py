@@ -1,4 +1,4 @@
-"""The configuration of filters: what each does, and the lists that some of them need."""
+"""The configuration of filters: their actions, and the lists that some of them need."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,10 +30,10 @@ Hosts = Annotated[
 
 
 class InputFilters(StrictModel):
-    """Filters of what a client sends; text that is not UTF-8 is refused whatever is said here.
+    """Filters of a client's text; text that is not UTF-8 is refused at every setting.
 
     Attributes:
-        max_characters: Longest text.
+        max_characters: Longest text, in characters (code points).
         zero_width: Lone zero-width characters, which pages have by mistake.
         hidden_characters: Tag characters, variation selectors that select nothing, overrides of direction, runs of
             zero-width characters. A well-formed C2PA wrapper is set aside and reported, not judged by this.
@@ -51,7 +51,7 @@ class InputFilters(StrictModel):
 
 
 class OutputFilters(StrictModel):
-    """Filters of what a model writes.
+    """Filters of a model's text.
 
     Attributes:
         terminal_controls: Escape sequences and other control characters.

@@ -16,7 +16,7 @@ class AdmittedText:
     """A text that may go to the model.
 
     Attributes:
-        text: As it came, without a provenance wrapper.
+        text: The client's text, without a provenance wrapper.
     """
 
     text: str
@@ -27,7 +27,7 @@ class TextFilters:
     """The filters of both ways; one object serves all requests and keeps nothing of them.
 
     Args:
-        config: Which filters, and what each does.
+        config: The action of every filter, and their lists.
         special_tokens: Special tokens of the model that is served.
 
     Raises:
@@ -39,7 +39,7 @@ class TextFilters:
         self._inputs, self._outputs = make_filters(self._config, special_tokens)
 
     def admit_input(self, text: str) -> AdmittedText:
-        """Check what a client sent; return what the model may read.
+        """Check a client's text; return the text that the model may read.
 
         A well-formed C2PA wrapper is not in the returned text, and a note reports it. Nothing else is ever taken out.
 
@@ -65,7 +65,7 @@ class TextFilters:
         return AdmittedText(plain, tuple(notes))
 
     def check_input(self, text: str) -> list[FilterNote]:
-        """Check what a client sent, for a caller that forwards it as it is.
+        """Check a client's text, for a caller that forwards it unchanged.
 
         Raises:
             TextRefused: As `admit_input`.

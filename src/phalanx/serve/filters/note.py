@@ -13,8 +13,8 @@ class Finding:
 
     Attributes:
         kind: One word of the scan; never a part of the text.
-        start: First character.
-        end: Behind the last character.
+        start: Place of the first character.
+        end: Place behind the last character, at least `start`.
     """
 
     kind: str

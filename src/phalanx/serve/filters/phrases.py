@@ -22,7 +22,7 @@ class Phrases:
     """Words and phrases of the user's lists: whole words, in any case, with look-alike letters read as Latin ones.
 
     Args:
-        kind: Of the findings; also the name in messages.
+        kind: Kind of the findings, and name of the filter in messages.
         files: Lists, one entry a line.
 
     Raises:
@@ -58,8 +58,8 @@ class Phrases:
             if place and plain[place - 1].isalnum() and plain[place].isascii():
                 continue
             rest = plain[place:]
-            at = bisect.bisect_left(self._entries, rest)
-            if at < len(self._entries) and self._entries[at].startswith(rest):
+            index = bisect.bisect_left(self._entries, rest)
+            if index < len(self._entries) and self._entries[index].startswith(rest):
                 return begin + place
         return len(text)
 

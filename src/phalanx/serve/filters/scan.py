@@ -1,4 +1,4 @@
-"""The interface of a scan: what it finds in a text, and from where on a text that still grows is undecided."""
+"""The interface of a scan: findings in a text, and the place from which a growing text is undecided."""
 
 from collections.abc import Iterator
 from typing import Protocol

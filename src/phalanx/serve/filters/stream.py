@@ -42,8 +42,8 @@ class StreamFilter:
     """Filters one text that is written piece by piece.
 
     Guarantees:
-        The pieces that come out, joined, are the text that went in, unchanged. Notes and refusal are those of the whole
-        text, however it was cut. At most `BLOCK` + `AHEAD` characters are held back.
+        The pieces that come out, joined, are the text that went in, unchanged. Notes and refusal are equal to the whole
+        text's, however it was cut. At most `BLOCK` + `AHEAD` characters are held back.
     """
 
     def __init__(self, filters: Sequence[ActiveFilter]) -> None:
@@ -74,7 +74,7 @@ class StreamFilter:
         return self._release(self._find_clear_end()) if text else ""
 
     def close(self) -> str:
-        """End the text; return what was held back.
+        """End the text; return the characters that were held back.
 
         Raises:
             TextRefused: A filter refuses.

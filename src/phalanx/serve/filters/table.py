@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from phalanx.serve.filters.addresses import Images, Links, Markup
+from phalanx.serve.filters.addresses import ActiveMarkup, Images, Links
 from phalanx.serve.filters.characters import ControlCharacters, HiddenText, NormalForm
 from phalanx.serve.filters.config import FiltersConfig, OutputFilters
 from phalanx.serve.filters.phrases import Orders, Phrases, SpecialTokens
@@ -55,7 +55,7 @@ OUTPUTS: dict[str, FilterLine] = {
     ),
     "images": FilterLine(lambda config, _: Images(config.allowed_hosts), "a chat carried away by an image's address"),
     "links": FilterLine(lambda config, _: Links(config.allowed_hosts), "phishing; a chat carried away by a click"),
-    "markup": FilterLine(lambda _, __: Markup(), "script in the page that shows the text"),
+    "markup": FilterLine(lambda _, __: ActiveMarkup(), "script in the page that shows the text"),
 }
 """Of what models write, in the order in which they are asked."""
 

@@ -86,14 +86,14 @@ class VerbatimSpans:
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
         """Name ``training_text``; overlapping grams are one finding."""
         del is_cut
-        start = end = -1
+        start = stop = -1
         for place in self._index.find_places(text):
-            if place > end >= 0:
-                yield _characters(text, start, end)
+            if place > stop >= 0:
+                yield _characters(text, start, stop)
                 start = -1
-            start, end = (place if start < 0 else start), place + GRAM_BYTES
+            start, stop = (place if start < 0 else start), place + GRAM_BYTES
         if start >= 0:
-            yield _characters(text, start, end)
+            yield _characters(text, start, stop)
 
     def open_start(self, text: str) -> int:
         """A run counts once it is long enough."""
@@ -101,9 +101,10 @@ class VerbatimSpans:
 
 
 def _characters(text: str, start: int, end: int) -> Finding:
-    content = text.encode("utf-8", "surrogatepass")
-    counts = (len(content[:at].decode("utf-8", "ignore")) for at in (start, end))
-    return Finding("training_text", *counts)
+    content = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    # every character has one byte that continues none
+    begins = (content & 0xC0) != 0x80
+    return Finding("training_text", *(int(np.count_nonzero(begins[:place])) for place in (start, end)))
 
 
 def _bytes_of(text: str) -> NDArray[np.uint8]:

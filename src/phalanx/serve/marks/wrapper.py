@@ -20,8 +20,8 @@ class TextWrapper:
     """One well-formed wrapper.
 
     Attributes:
-        start: First character, the U+FEFF.
-        end: Behind the last character.
+        start: Place of the U+FEFF, counted in characters.
+        end: Place behind the last selector, counted in characters.
         manifest: The manifest store, one JUMBF box.
     """
 
@@ -62,7 +62,7 @@ def make_wrapper(manifest: bytes) -> str:
 
 
 def _decode_selectors(run: str) -> bytes:
-    return bytes(ord(one) - 0xFE00 if one <= "\ufe0f" else ord(one) - 0xE0100 + 16 for one in run)
+    return bytes(ord(mark) - 0xFE00 if mark <= "\ufe0f" else ord(mark) - 0xE0100 + 16 for mark in run)
 
 
 def _parse_manifest(content: bytes) -> bytes | None:
