@@ -24,6 +24,7 @@ from phalanx.lab.attacks.rollouts import ROLLOUT_ATTACKS, make_liar
 from phalanx.lab.attacks.rollouts.liar import LyingWriter
 from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.lab.bench.measure.workloads import standard_library
+from phalanx.models.token_draw import draw_tokens
 from phalanx.rollouts import (
     BorderBook,
     CheckedShare,
@@ -44,7 +45,7 @@ from phalanx.rollouts import (
     judge_texts,
     reread_rollouts,
 )
-from phalanx.rollouts.draw import DrawPlace, draw_tokens
+from phalanx.rollouts.draw import DrawPlace
 
 RATE = 0.125
 """Share of an answer that is read again, as `RolloutCheck` has it."""
