@@ -355,7 +355,7 @@ MUTANTS = (
     Mutant(
         "L2 claims about a lagging step",
         "pipeline/worker/stages.py",
-        "steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)",
+        "steps = range(copy.step - copy.plan.guard.commit_lag, copy.step)",
         "steps = range(0)",
         PIPELINE
         + "owner/test_commit_lag.py::"

@@ -89,7 +89,7 @@ class Run:
         world = make_world(model_cache, **guard)
         self.facts, self.events = world.facts, world.events
         self.facts.classes = dict.fromkeys((OWNER, *WORKERS, "worker-4"), OWNER)
-        self.library = self.kept_library = None
+        self.library, self.hosted = None, {}
         self.mute, self.hanging, self.lies, self.told = set(), set(), {}, []
         self.dead, self.dismissed, self.replaced, self.owed, self.looked_after = set(), [], [], set(), 0
         self.clock, self.endpoint = Clock(), Endpoint()
@@ -119,6 +119,9 @@ class Run:
 
     def post(self, name, message, payload):
         self.told.append((name, message))
+
+    def use_kept_library(self, library):
+        pass
 
     def owed_by(self):
         return self.owed

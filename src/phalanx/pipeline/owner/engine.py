@@ -28,7 +28,7 @@ from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party, RunningCosts
-from phalanx.pipeline.worker.roles import Library
+from phalanx.pipeline.worker.roles import Library, PartyContext
 from phalanx.security.crypto import certified_name
 from phalanx.security.privacy import NoiseSecret
 from phalanx.telemetry import PhaseTimer
@@ -73,10 +73,17 @@ class PipelineEngine:
         mail = Mailbox(endpoint)
         self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
         self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
-        endpoint.allowances.each = allowance_of(plan)
-        self._party = Party(OWNER, plan, mail.post, mail.statements, self.timer)
-        self._party.roles.library, self._party.roles.state_files = files.library, files.states
-        self._party.report_usage(RunningCosts(self.timer, endpoint))
+        endpoint.allowances.limit_peers(allowance_of(plan))
+        context = PartyContext(
+            OWNER,
+            plan,
+            mail.post,
+            mail.statements,
+            self.timer,
+            usage=RunningCosts(self.timer, endpoint),
+            state_files=files.states,
+        )
+        self._party = Party(context, files.library)
         self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
         self._facts.noise = None if plan.privacy is None else NoiseSecret()
         self._coordinator = Coordinator(self._facts, draw, mail.carried)
@@ -131,8 +138,7 @@ class PipelineEngine:
             PeerLostError: A worker did not get ready in time.
             VerificationError: The owner itself has another state than that.
         """
-        self._party.roles.forget_copies()
-        self._party.roles.library = library
+        self._party.roles.begin_anew(library)
         self._books.undone("the run goes on from another state")
         self._loop.run(self._failover.fall_back(step, known))
 

@@ -306,7 +306,7 @@ class Failover:
         self._facts.sources = {role.stage: role.source for role in assign.roles}
         self._facts.copied |= {(role.stage, name) for role in assign.roles for name in role.newcomers}
         self._agree_on_own(new, step)
-        self._roles.kept_library = self.rollback.kept_library
+        self._roles.use_kept_library(self.rollback.kept_library)
         self.rollback.note_copies(new, step)
         self.guarantees.note(new, step)
         self._is_short = bool(short := self.placing.shortages(new))
@@ -322,7 +322,8 @@ class Failover:
             await (self.recover(None, step) if self.lost else self.assign(shadowed_by_owner(stood), stood, step))
         elif self._facts.plan.guard.enabled:
             await self._check_ready(new, old, step)
-        self.rollback.restored = self._roles.kept_library = None
+        self.rollback.restored = None
+        self._roles.use_kept_library(None)
 
     def _agree_on_own(self, new: Assignment, step: int) -> None:
         """Agree on the state of stages that the owner alone has trained and hands on: nobody else has signed it."""

@@ -71,7 +71,7 @@ class StateUploads:
             yield
 
 
-def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
+def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetch) -> None:
     """Send the asked-for message or claim of this step, if this party has it.
 
     Raises:
@@ -79,12 +79,12 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
             went to may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
-    allowed = {OWNER} if message.claim else {OWNER, context.roles.assignment.shadows.get(target)}
+    allowed = {OWNER} if message.claim else {OWNER, roles.assignment.shadows.get(target)}
     if sender not in allowed:
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
         )
-    tensor = _claim(context.roles, message) if message.claim else _message(context.roles, message)
+    tensor = _claim(roles, message) if message.claim else _message(roles, message)
     if tensor is None and sender != OWNER:
         return
     answer = FetchReply(
@@ -101,9 +101,8 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
     context.post(sender, answer, () if tensor is None else (tensor_buffers(tensor.tensor),))
 
 
-def answer_ask(context: PartyContext, message: Ask) -> None:
+def answer_ask(context: PartyContext, roles: Roles, message: Ask) -> None:
     """Tell the owner which tensors of this step every stage here has got and sent."""
-    roles = context.roles
     stages = {
         str(index): Progress(
             received=tuple(
@@ -124,7 +123,9 @@ def answer_ask(context: PartyContext, message: Ask) -> None:
     context.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
-def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str, message: FetchBulk) -> None:
+def answer_fetch_bulk(
+    context: PartyContext, roles: Roles, uploads: StateUploads, sender: str, message: FetchBulk
+) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner.
 
     A duplicate is copied now and sent later.
@@ -136,9 +137,9 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
     """
     if sender != OWNER:
         raise FrameError(f"{context.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
-    copy = context.roles.copy_of(message.stage)
-    audit = context.roles.shadows.get(message.stage)
-    gradient = _gradient(context.roles, message.stage, message.step)
+    copy = roles.copy_of(message.stage)
+    audit = roles.shadows.get(message.stage)
+    gradient = _gradient(roles, message.stage, message.step)
     if message.purpose == "duplicate":
         uploads.put(sender, message, copy.optimizer.state, copy.step)
         return

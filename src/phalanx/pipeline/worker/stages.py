@@ -192,7 +192,8 @@ class ShadowStage:
         self.copy.runner.abandon()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
         self.doubt, self.order = None, "none"
-        steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
+        copy = self.copy
+        steps = range(copy.step - copy.plan.guard.commit_lag, copy.step)
         self.claims = {place: claim for place, claim in self.claims.items() if place[0] in steps}
         self.parts.clear()
 
