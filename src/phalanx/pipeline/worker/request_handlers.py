@@ -21,7 +21,6 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import Post, parts, send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
 from phalanx.pipeline.worker.roles import PartyContext, Roles
-from phalanx.pipeline.worker.stages import SentTensor
 from phalanx.transport.tensors import tensor_buffers
 
 
@@ -175,19 +174,16 @@ def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
     source, direction, microbatch = key
     holder = roles.hosted.get(source)
     sent = None if holder is None else holder.sent_in(step).get((direction, microbatch))
-    return None if sent is None else _as_input(sent)
-
-
-def _as_input(sent: SentTensor) -> AuditInput:
+    if sent is None:
+        return None
     return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
 
 
 def _message(roles: Roles, message: Fetch) -> AuditInput | None:
     """A message of this step or a kept one, from its sender or else from its receiver."""
-    source = roles.hosted.get(message.source)
-    sent = None if source is None else source.sent_in(message.step).get((message.direction, message.microbatch))
+    sent = sent_here(roles, message.step, (message.source, message.direction, message.microbatch))
     if sent is not None:
-        return _as_input(sent)
+        return sent
     target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
     slot = (message.step, message.direction, message.microbatch)
     if target is None or slot not in target.inputs or slot not in target.headers:

@@ -161,7 +161,8 @@ class ServedStages:
         context = self._context
         key = self._roles.noise_keys.get(holder.index)
         gradients = holder.gradients = holder.copy.weight_gradient(holder.step, key)
-        shadow, digest = self._roles.assignment.shadows.get(holder.index), ""
+        shadows, digest = self._roles.assignment.shadows, ""
+        shadow = shadows.get(holder.index)
         if context.guarded and shadow is not None:
             with context.timer.phase("shadow_send"):
                 if context.plan.guard.sends_gradient:

@@ -244,8 +244,5 @@ class ShadowStage:
     def follow(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
         """Lockstep: do all of the stage's work on one microbatch, weight gradients included."""
         runner = self.copy.runner
-        self.claims[(step, "forward", microbatch)] = runner.forward(step, microbatch, x)
-        x_gradient = runner.backward(step, microbatch, gradient)
-        if x_gradient is not None:
-            self.claims[(step, "backward", microbatch)] = x_gradient
+        self._claim(step, microbatch, runner.forward(step, microbatch, x), runner.backward(step, microbatch, gradient))
         self.recomputed += 1

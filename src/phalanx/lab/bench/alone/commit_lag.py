@@ -60,7 +60,7 @@ class LagArm:
 
     def watch(self) -> None:
         """Add up the time in which nothing but audits keeps a step from being applied."""
-        coordinator, last = self.engine._coordinator, [0.0]
+        coordinator, last = self.engine._context.coordinator, [0.0]
         decided = coordinator.decided
 
         def noting(*, may_lag: bool) -> bool:
@@ -88,7 +88,7 @@ def arm(run: RunConfig, source: ModelSource, directory: Path) -> Iterator[LagArm
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
     with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests(), timeout_s=run.pipeline.step_timeout_s)
+        engine.start(0, library.digests())
         yield LagArm(engine, run, source.vocab_size)
 
 

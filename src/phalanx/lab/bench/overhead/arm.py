@@ -106,7 +106,7 @@ def _pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
     plan = make_plan(run, source)
     library = StageLibrary(source, plan, None)
     with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+        engine.start(0, library.digests() if run.guard.enabled else {})
         loss = Loss(engine, home, source, plan)
         yield lambda step, inputs, lose=None: _pipeline_step(engine, step, inputs, loss, lose)
 

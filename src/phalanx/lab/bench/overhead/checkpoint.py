@@ -161,7 +161,7 @@ def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session
     savepoint = Savepoint(run, home, progress, ModelOrigin(source), RunHistory())
     with contextlib.ExitStack() as stack:
         engine = stack.enter_context(company(run, home, plan, library, lambda kind, body: None))
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+        engine.start(0, library.digests() if run.guard.enabled else {})
         events: list[tuple[str, dict[str, Any]]] = []
         saver = Saver(engine, savepoint, lambda kind, body: events.append((kind, body)))
         stack.callback(saver.close)

@@ -150,7 +150,7 @@ def guarded(spec: PosttrainSpec, run: RunConfig) -> Iterator[StepRunner]:
     library = StageLibrary(source, plan, None)
     objective = objective_of(spec.learned)
     with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+        engine.start(0, library.digests() if run.guard.enabled else {})
         yield lambda step, batch: engine.step(step, step_inputs(batch, run.train.microbatches, objective)).loss
 
 
