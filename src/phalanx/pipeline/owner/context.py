@@ -77,7 +77,7 @@ class OwnerContext:
     step_timeout_s: float
 
     @classmethod
-    def open(
+    def make_context(
         cls, plan: StepPlan, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw, limits: TimeLimits
     ) -> Self:
         """Make the parts that others stand on; from now on every peer has the plan's allowance."""

@@ -49,7 +49,7 @@ class PipelineEngine:
         self, plan: StepPlan, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw, limits: TimeLimits
     ) -> None:
         self.plan = plan
-        self._context = context = OwnerContext.open(plan, endpoint, members, files, draw, limits)
+        self._context = context = OwnerContext.make_context(plan, endpoint, members, files, draw, limits)
         self._facts = context.facts
         self._roster = roster = Roster(context)
         self._failover = Failover(context, roster)

@@ -28,7 +28,6 @@ class Failover:
         takeovers: How many stages have changed hands.
         rollback: Decides how far back the run can go.
         guarantees: Announces the guarantee of each stage.
-        placing: Makes the assignments.
     """
 
     def __init__(self, context: OwnerContext, roster: Roster) -> None:
@@ -154,7 +153,7 @@ class Failover:
             NoHolderError, PeerLostError: As `recover`, when a party is lost meanwhile.
         """
         roster, old = self._roster, self._standing
-        roster.add(newcomers, step)
+        roster.add_newcomers(newcomers, step)
         new = self.placing.regrouped(old, [name for name in roster.alive if name not in roster.leaving], balance)
         moved = {str(stage): new.holders[stage] for stage in old.holders if new.holders[stage] != old.holders[stage]}
         if moved:
@@ -166,7 +165,7 @@ class Failover:
 
     async def _exclude(self, gone: str, verdict: Verdict | None, step: int) -> None:
         roster, old = self._roster, self._standing
-        roster.strike(gone)
+        roster.strike_off(gone)
         try:
             new = self.placing.without(old, gone, roster.alive)
             # before the party is shut out: until roles change, the owner's own stages may still send to it

@@ -15,7 +15,7 @@ class Roster:
     """The workers that the owner counts on.
 
     Attributes:
-        alive: Workers that take part.
+        alive: Workers that take part, in the order in which they came.
         lost: Those among them that are known to be gone and are still to be replaced.
         reasons: Why each party that was ever lost was lost.
         leaving: Those among them that hand over at the end of the step.
@@ -68,7 +68,7 @@ class Roster:
         ledger = self._context.facts.ledger
         self._context.tell(self.alive, Ask(epoch=ledger.epoch, step=ledger.step))
 
-    def add(self, newcomers: Collection[str], step: int) -> None:
+    def add_newcomers(self, newcomers: Collection[str], step: int) -> None:
         """Count on workers that are members by now."""
         members = self._context.members
         self.alive += newcomers
@@ -76,7 +76,7 @@ class Roster:
             place = {"address": members.addresses[name], "class": members.class_of(name)}
             self._context.facts.observe("party_joined", {"party": name, **place, "step": step})
 
-    def strike(self, gone: str) -> None:
+    def strike_off(self, gone: str) -> None:
         """Count on a worker no more; it may still be sent to."""
         self.alive = [name for name in self.alive if name != gone]
         self.leaving.discard(gone)
@@ -85,7 +85,7 @@ class Roster:
     def let_go(self, name: str, step: int) -> None:
         """Say good-bye to a party that has handed over everything."""
         context, facts = self._context, self._context.facts
-        self.strike(name)
+        self.strike_off(name)
         with contextlib.suppress(TransportError):
             context.tell([name], Shutdown(epoch=facts.ledger.epoch, reason="it asked to leave"))
         context.incarnations.ended(name, for_good=False)
@@ -95,10 +95,10 @@ class Roster:
         """Refuse a worker's messages and end its process, if it is a local one.
 
         Args:
-            stages: Stages that it held.
+            stages: Stages that it held, for the audit log.
         """
         context, facts = self._context, self._context.facts
-        self.strike(gone)
+        self.strike_off(gone)
         context.endpoint.refuse(gone)
         context.incarnations.ended(gone, for_good=convicted or certified_name(gone) in self.revoked)
         context.members.dismiss(gone)
