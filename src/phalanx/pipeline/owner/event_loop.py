@@ -164,7 +164,7 @@ class EventLoop:
                 if isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
                     self.newcomers.hear(item, roster.alive)
                 elif isinstance(item.message, Leave):
-                    roster.leaving |= {item.sender} & set(roster.alive)
+                    roster.leaving.update({item.sender} & set(roster.alive))
                 elif coordinator.handle(item):
                     for outgoing in coordinator.take_outgoing():
                         self._deliver(outgoing)
