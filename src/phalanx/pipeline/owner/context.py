@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Self
 
 from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.config import OWNER
@@ -79,7 +78,7 @@ class OwnerContext:
     @classmethod
     def make_context(
         cls, plan: StepPlan, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw, limits: TimeLimits
-    ) -> Self:
+    ) -> "OwnerContext":
         """Make the parts that others stand on; from now on every peer has the plan's allowance."""
         mail, timer, clock = Mailbox(endpoint), PhaseTimer(cpu_clock=time.thread_time), limits.clock
         endpoint.allowances.limit_peers(allowance_of(plan))
