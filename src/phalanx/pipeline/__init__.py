@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.membership.callers import Callers
     from phalanx.pipeline.membership.join import ExpectedWorkers, gather
     from phalanx.pipeline.membership.members import Files, Incarnations, Members, revocation_facts
+    from phalanx.pipeline.owner.context import TimeLimits
     from phalanx.pipeline.owner.engine import PipelineEngine
     from phalanx.pipeline.owner.guarantees import weaker
     from phalanx.pipeline.owner.step_books import Duplicate
@@ -81,6 +82,7 @@ __all__ = [
     "StateDigest",
     "StepPlan",
     "StepRecord",
+    "TimeLimits",
     "TrainedState",
     "WideRunner",
     "Worker",

@@ -157,7 +157,7 @@ def open_engine(run: RunConfig, source: ModelSource, directory: Path) -> Iterato
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
     with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+        engine.start(0, library.digests() if run.guard.enabled else {})
         yield engine, home
 
 
