@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from phalanx.split.channel.client_order import microbatches_of
     from phalanx.split.channel.tensor_kinds import TensorKinds
     from phalanx.split.roles.driver import SplitDriver, SplitStep
-    from phalanx.split.roles.simulator import (
-        SplitScenario,
-        SplitSimulator,
-    )
     from phalanx.split.training.classification import Classification, HeldOutScores
     from phalanx.split.training.parts import Front, FrontPart, build_back, cut_model
     from phalanx.split.training.task import task_of
@@ -31,8 +27,6 @@ __all__ = [
     "HeldOutScores",
     "SplitConfig",
     "SplitDriver",
-    "SplitScenario",
-    "SplitSimulator",
     "SplitStep",
     "TensorKinds",
     "build_back",

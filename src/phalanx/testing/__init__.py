@@ -1,4 +1,4 @@
-"""Simulators for users' own tests: a whole verified run in one process, with parties that lie or die on cue."""
+"""Simulators for users' own tests: whole runs in one process, with parties that lie or die, or a host that meddles."""
 
 from phalanx.testing.actor import (
     Actor,
@@ -13,6 +13,7 @@ from phalanx.testing.actor import (
 from phalanx.testing.clock import CompanyClock, Stall
 from phalanx.testing.company import CompanySession, MemoryCompany
 from phalanx.testing.endpoint import MemoryNetwork, MemoryWire, RewritingEndpoint
+from phalanx.testing.split import SplitScenario, SplitSimulator
 from phalanx.testing.tiny import random_batch, tiny_run
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "OutgoingMessage",
     "Rewrite",
     "RewritingEndpoint",
+    "SplitScenario",
+    "SplitSimulator",
     "Stall",
     "TamperedRunner",
     "WorkerCrash",
