@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 PARENT = "PHALANX_PARENT"
 """Environment variable with the process id of a child's starter."""
 
@@ -309,9 +311,8 @@ def last_lines(log: Path, num_lines: int = 1, otherwise: str = "(no output)") ->
 def bound_memory(more_bytes: int) -> None:
     """Let this process take so many bytes more than it has, and leave no core file behind."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        bound = pages * resource.getpagesize() + more_bytes
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        bound = psutil.Process().memory_info().vms + more_bytes
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 
