@@ -142,7 +142,7 @@ def _judge_cut(shape: ModelShape, recipe: Recipe, parties: Parties, leaks: LeakT
     """Choose the number of microbatches that is fastest among the ones that fit, else the one that needs least."""
     leak = leaks.at(shape, depth, parties.mode)
     options = []
-    for number in _divisors_of(recipe.sequences):
+    for number in [divisor for divisor in range(1, recipe.sequences + 1) if recipe.sequences % divisor == 0]:
         variant = replace(recipe, microbatches=number)
         cost = cost_of(shape, variant, parties, depth)
         reason = _why_unsplit(depth, shape.layers - depth, parties) or _why_not(cost, leak, parties)
@@ -178,7 +178,3 @@ def _too_large(side: str, needed: int, machine: PartyMachine) -> str | None:
     if needed <= machine.usable_bytes:
         return None
     return f"the {side} needs {needed / GIB:.3g} GiB, {machine.usable_bytes / GIB:.3g} are usable"
-
-
-def _divisors_of(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
