@@ -155,6 +155,9 @@ class Stub:
                     yield piece(f"word {number} ")
                     number += 1
                     await asyncio.sleep(0.002)
+            if text == "wait":
+                yield piece("first ")
+                await asyncio.Event().wait()
             if text == "flood":
                 while True:
                     yield piece("x " * 50_000)
