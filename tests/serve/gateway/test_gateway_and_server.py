@@ -56,7 +56,9 @@ def test_greedy_text_is_the_same_with_and_without_the_gateway(before_own_server)
             )
             assert whole.model_extra["phalanx"]["model_digest"]
         with anthropic.Anthropic(base_url=address, api_key=key, max_retries=0) as client:
-            message = client.messages.create(model=model, max_tokens=12, messages=MESSAGES, temperature=0)
+            message = client.messages.create(
+                model=model, max_tokens=12, messages=MESSAGES, extra_body={"temperature": 0}
+            )
             answers[-1] += (message.content[0].text, message.usage.output_tokens)
 
     assert answers[0] == answers[1]
@@ -100,10 +102,12 @@ def call_anthropic(client: anthropic.Anthropic, number: int) -> None:
                 assert "".join(stream.text_stream) == f"answer {number}"
         case 2:
             tools = [{"name": "look_up", "input_schema": {"type": "object"}}]
-            client.messages.create(model="small", max_tokens=9, messages=messages, tools=tools, temperature=0.5)
+            client.messages.create(
+                model="small", max_tokens=9, messages=messages, tools=tools, extra_body={"temperature": 0.5}
+            )
         case _:
             with pytest.raises(anthropic.BadRequestError):
-                client.messages.create(model="small", max_tokens=10**6, messages=messages)
+                client.messages.create(model="small", max_tokens=513, messages=messages)
 
 
 def test_sixty_calls_of_each_client(lab):
