@@ -1,8 +1,12 @@
 """What clients send is refused or passes unchanged with notes; a provenance wrapper is set aside and reported."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from phalanx.errors import DataError
+from phalanx.config import load_config
+from phalanx.errors import ConfigError, DataError
 from phalanx.serve.filters import FilterNote, FiltersConfig, InputFilters, OutputFilters, TextFilters, TextRefused
 from phalanx.serve.marks.wrapper import make_wrapper
 
@@ -197,3 +201,21 @@ def test_each_attack_of_an_output_wins_where_its_filter_is_off(name, text):
     assert told(TextFilters(FiltersConfig(output=OutputFilters(**off)))) == text
     with pytest.raises(TextRefused, match=name):
         told(TextFilters(FiltersConfig(output=OutputFilters(**off | {name: "refuse"}))))
+
+
+def test_a_file_configures_both_ways_and_the_example_of_the_page_is_one(tmp_path):
+    page = (Path(__file__).resolve().parents[3] / "docs" / "filters.md").read_text(encoding="utf-8")
+    file = tmp_path / "filters.toml"
+    file.write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
+
+    config = load_config(file, FiltersConfig)
+
+    assert config.input.instructions == "refuse"
+    assert config.output.allowed_hosts == ("docs.example.org",)
+    assert [path.name for path in (*config.output.topic_files, config.output.verbatim_index)] == [
+        "topics.txt",
+        "trained.npy",
+    ]
+    file.write_text('[output]\nsecrets = "mask"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="secrets"):
+        load_config(file, FiltersConfig)
