@@ -28,7 +28,7 @@ from phalanx.serve.access import (
 )
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
-from phalanx.serve.gateway.backends import EnginePool, RemoteEngine
+from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
 from phalanx.serve.gateway.streams import AnswerStream, stream_whole_answer
@@ -45,7 +45,7 @@ _FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_ref
 class Gateway:
     """Routes of a gateway, without the door; `make_gateway` puts both together."""
 
-    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: EnginePool) -> None:
+    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: BackendPool) -> None:
         self._config, self._access, self._filters, self._pool = config, access, filters, pool
 
     def make_app(self) -> Starlette:
@@ -262,7 +262,7 @@ def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
         ConfigError: The authority of an engine cannot be read.
         DataError: A list of a filter cannot be read.
     """
-    pool = EnginePool([RemoteEngine(backend) for backend in config.backends])
+    pool = BackendPool([RemoteEngine(backend) for backend in config.backends])
     gateway = Gateway(config, access, TextFilters(config.filters), pool)
     return KeyGuard(gateway.make_app(), access.key_store, config.bounds, access.request_log.count_refusal)
 
