@@ -34,7 +34,6 @@ class ServerPlan:
         access: Directory of keys, budgets and log.
         weights: Numbers in which linear layers compute.
         drain_s: Seconds that requests have to end after SIGTERM.
-        mark: Policy of marked text.
         mark_keys: Key file of `phalanx mark new-keys`.
         num_threads: Threads of torch; 0 leaves them as they are.
     """
