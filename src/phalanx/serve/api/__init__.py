@@ -6,9 +6,9 @@ from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
     from phalanx.serve.api.app import GENERATION_ROUTES, make_app
-    from phalanx.serve.api.service import Reply, Service
+    from phalanx.serve.api.service import ModelReply, Service
 
-__all__ = ["GENERATION_ROUTES", "Reply", "Service", "make_app"]
+__all__ = ["GENERATION_ROUTES", "ModelReply", "Service", "make_app"]
 
 
 if not TYPE_CHECKING:

@@ -19,8 +19,8 @@ from phalanx.serve.engine.request import (
 
 if TYPE_CHECKING:
     from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream, collect_events
+    from phalanx.serve.engine.hosted_model import HostedModel, ModelCard
     from phalanx.serve.engine.pool import EnginePool, UnknownModelError
-    from phalanx.serve.engine.served_model import ModelCard, ServedModel
     from phalanx.serve.engine.tools import ToolReader, describe_call
 
 __all__ = [
@@ -34,10 +34,10 @@ __all__ = [
     "EventStream",
     "GenerationRequest",
     "Grammar",
+    "HostedModel",
     "ModelCard",
     "PromptRead",
     "SamplingSettings",
-    "ServedModel",
     "TextPiece",
     "TokenScore",
     "Tool",
