@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         collect_events as collect_events,
     )
     from phalanx.serve.engine.pool import EnginePool as EnginePool, UnknownModelError as UnknownModelError
-    from phalanx.serve.engine.served_model import ModelCard as ModelCard, ServedModel as ServedModel
+    from phalanx.serve.engine.hosted_model import HostedModel as HostedModel, ModelCard as ModelCard
     from phalanx.serve.engine.tools import ToolReader as ToolReader, describe_call as describe_call
 
 

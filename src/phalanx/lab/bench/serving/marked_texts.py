@@ -111,7 +111,7 @@ def write_all(
         texts[arm.name] = [
             text
             for start in range(0, count, batch)
-            for text in writer.write(prompts[start : start + batch], draws[start : start + batch], length)
+            for text in writer.write(prompts[start : min(start + batch, count)], draws[start : start + batch], length)
         ]
     return texts
 
