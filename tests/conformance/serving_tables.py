@@ -122,10 +122,17 @@ def document_sentence(result: Result) -> Sequence[object]:
 
 
 SENTENCES = (
+    (MARKS_PAGE, MARKS, ALARM_SENTENCE, alarm_sentence),
+    (MARKS_PAGE, MARKS, COST_SENTENCE, cost_sentence),
     (FILTERS_PAGE, FILTERS, ATTACK_SENTENCE, attack_sentence),
     (FILTERS_PAGE, FILTERS, DOCUMENT_SENTENCE, document_sentence),
 )
 ROWS = (
+    (MARKS_PAGE, MARKS, marginal),
+    (MARKS_PAGE, MARKS, alarms),
+    (MARKS_PAGE, MARKS, needed),
+    (MARKS_PAGE, MARKS, quality),
+    (MARKS_PAGE, MARKS, edits),
     (FILTERS_PAGE, FILTERS, inputs),
     (FILTERS_PAGE, FILTERS, outputs),
 )
