@@ -16,7 +16,7 @@ from phalanx.lab.bench.serving.mark_theory import (
 from phalanx.lab.bench.serving.marked_texts import (
     ARMS,
     EDITS,
-    TextWriter,
+    BatchWriter,
     quality_rows,
     repeated_share,
     robustness_rows,
@@ -36,7 +36,7 @@ def writer():
     config = GPT2Config(
         vocab_size=VOCAB, n_positions=128, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
     )
-    return TextWriter(
+    return BatchWriter(
         GPT2LMHeadModel(config).eval(), PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     )
 

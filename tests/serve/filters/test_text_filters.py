@@ -140,7 +140,7 @@ def test_no_note_and_no_refusal_has_a_character_of_the_text():
 
 
 def test_hosts_that_are_allowed_need_no_note():
-    filters = TextFilters(FiltersConfig(output=OutputFilters(allowed_hosts=("example.org",), links="refuse")))
+    filters = TextFilters(FiltersConfig(output=OutputFilters(allowed_hosts=("Example.org",), links="refuse")))
 
     assert filters.check_output("see https://docs.example.org/a and ![x](https://example.org/x.png)") == []
     for host in ("evil.org", "example.org.evil.org", "notexample.org", "example.org@evil.org", "user%40example.org"):
