@@ -2,7 +2,7 @@
 
 from phalanx.config.code_source import KEPT_CODE, is_own
 from phalanx.config.digest import canonical_json, digest
-from phalanx.config.load import config_of, dump_toml, load_config, parse_override
+from phalanx.config.load import Variants, config_of, dump_toml, load_config, parse_override
 from phalanx.config.own_code import (
     OWN_KIND,
     changed_code,
@@ -26,6 +26,7 @@ __all__ = [
     "OWN_KIND",
     "RefusedKeyError",
     "StrictModel",
+    "Variants",
     "any_kind",
     "canonical_json",
     "changed_code",

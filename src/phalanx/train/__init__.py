@@ -7,7 +7,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.train.config import RunConfig, load_run
+from phalanx.train.config import (
+    RUN_TYPES,
+    DomainRun,
+    FederatedPipelineRun,
+    FederatedRun,
+    GuardedRun,
+    PipelineRun,
+    RankedRun,
+    RunConfig,
+    SplitPipelineRun,
+    SplitRun,
+    StagedRun,
+    load_run,
+)
 from phalanx.train.train_section import TrainConfig
 
 if TYPE_CHECKING:
@@ -24,10 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADDRESS_FILE",
+    "RUN_TYPES",
     "CheckRecord",
+    "DomainRun",
+    "FederatedPipelineRun",
+    "FederatedRun",
+    "GuardedRun",
     "PastRun",
     "PeersView",
+    "PipelineRun",
+    "RankedRun",
     "RunConfig",
+    "SplitPipelineRun",
+    "SplitRun",
+    "StagedRun",
     "TrainConfig",
     "check_directory",
     "check_inputs",

@@ -29,7 +29,7 @@ from phalanx.pipeline.assignment.stage_memory import footprints, rank_bytes, sta
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.split import cut_model
 from phalanx.telemetry import FittedTable
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, SplitPipelineRun, StagedRun
 from phalanx.train.setup.guard_outlook import guarded_by_nobody, outlook, outlook_rows, price_note
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.private_stages import check_private_model
@@ -42,7 +42,7 @@ _SHARED_BYTES = 290 * 2**20
 """What a forked worker has of the owner's imports and never writes to: Shared_Dirty of its smaps_rollup."""
 
 
-def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
+def cut(run: StagedRun, source: ModelSource) -> tuple[StageSpec, ...]:
     """The stages' layers, balanced over the processes by estimated cost unless the run file gives them.
 
     The owner has the first and the last stage, so both together get about as much work as one worker. The stages of a
@@ -53,7 +53,7 @@ def cut(run: RunConfig, source: ModelSource) -> tuple[StageSpec, ...]:
     """
     embedding, head = estimate_costs(source.hub_config)
     stages, layers = run.pipeline.stages, run.pipeline.layers
-    if run.split is None:
+    if not isinstance(run, SplitPipelineRun):
         return partition(source.num_layers, stages, layers, embedding, head, ends_in_one_process=True)
     front, back = cut_model(source.num_layers, run.split.cut)
     # clients embed
@@ -81,7 +81,7 @@ def check_head(run: RunConfig, source: ModelSource) -> None:
         )
 
 
-def make_plan(run: RunConfig, source: ModelSource) -> StepPlan:
+def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
     """Everything that a party must know to build and run its stages.
 
     Raises:
@@ -152,7 +152,7 @@ def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
         )
 
 
-def _check_masters(run: RunConfig, source: ModelSource) -> None:
+def _check_masters(run: StagedRun, source: ModelSource) -> None:
     """Refuse what stages with bf16 weights cannot do.
 
     Raises:
@@ -179,7 +179,7 @@ def _check_masters(run: RunConfig, source: ModelSource) -> None:
             raise ConfigError(f'train.precision = "bf16_weights" with {feature}; or take "bf16"')
 
 
-def _check_few_bits(run: RunConfig) -> None:
+def _check_few_bits(run: StagedRun) -> None:
     """Refuse moments of a byte a number where bits are not kept.
 
     Raises:
@@ -276,7 +276,7 @@ class StageEstimate:
     shadow_bytes: int
 
 
-def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
+def estimate_stages(run: StagedRun, source: ModelSource, workers: Sequence[str] | None = None) -> list[StageEstimate]:
     """Return the stage table with expected memory; `workers` are the participants, all of the run's when None."""
     plan = make_plan(run, source)
     names = run.pipeline.workers if workers is None else workers
@@ -300,12 +300,12 @@ def estimate_stages(run: RunConfig, source: ModelSource, workers: Sequence[str] 
     return rows
 
 
-def describe_stages(run: RunConfig, source: ModelSource) -> RenderableType:
+def describe_stages(run: StagedRun, source: ModelSource) -> RenderableType:
     """The resolved config and the stage table, for the terminal."""
     return Group(shown_config(run), stages_of(run, source))
 
 
-def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
+def stages_of(run: StagedRun, source: ModelSource) -> RenderableType:
     """Return the stages with their parties and memory, and the guard's findings and cost."""
     rows = estimate_stages(run, source)
     # a column that says nothing new only takes room from the others
@@ -336,7 +336,7 @@ def stages_of(run: RunConfig, source: ModelSource) -> RenderableType:
     )
 
 
-def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
+def _party_ranks(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
     """What the ranks of parties that have several need for the stages that they serve first."""
     plan = make_plan(run, source)
     shared = [row for row in rows if row.holder != OWNER and run.pipeline.layout_of(row.holder).world > 1]
@@ -357,7 +357,7 @@ def _party_ranks(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSou
     return [table]
 
 
-def _guard_notes(run: RunConfig, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
+def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSource) -> list[RenderableType]:
     """Return notes on the guard's findings and cost, or that it has nothing to check."""
     nobody = guarded_by_nobody(run)
     if nobody is not None:

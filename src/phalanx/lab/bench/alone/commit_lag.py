@@ -25,7 +25,7 @@ from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import ModelSource, open_model
 from phalanx.pipeline import GuardConfig, PipelineEngine, settle_numerics
 from phalanx.testing import random_batch
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import company
 from phalanx.train.setup.layout import make_plan
@@ -40,7 +40,7 @@ class LagArm:
     """One engine and its measurements per step, one figure a turn."""
 
     engine: PipelineEngine
-    run: RunConfig
+    run: PipelineRun
     vocab_size: int
     wall_s: list[float] = field(default_factory=list)
     audit_wait_s: list[float] = field(default_factory=list)
@@ -83,7 +83,7 @@ def _lacks_audits_alone(engine: PipelineEngine) -> bool:
 
 
 @contextlib.contextmanager
-def arm(run: RunConfig, source: ModelSource, directory: Path) -> Iterator[LagArm]:
+def arm(run: PipelineRun, source: ModelSource, directory: Path) -> Iterator[LagArm]:
     """Start an engine and its workers."""
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)

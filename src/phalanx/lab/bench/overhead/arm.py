@@ -18,7 +18,7 @@ from phalanx.lab.bench.measure.plain import PlainTrainer
 from phalanx.lab.bench.overhead.loss import Loss
 from phalanx.models import ModelSource, open_model
 from phalanx.pipeline import PipelineEngine, keep_freed_memory, settle_numerics
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import company
 from phalanx.train.setup.layout import make_plan
@@ -30,7 +30,7 @@ class ArmSpec(StrictModel):
 
     arm: str
     plain: bool
-    run: RunConfig
+    run: PipelineRun
     directory: str
     cache: str
 
@@ -91,7 +91,7 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def _plain(run: RunConfig, source: ModelSource) -> Iterator[_Runner]:
+def _plain(run: PipelineRun, source: ModelSource) -> Iterator[_Runner]:
     # the pipeline has it too: what is compared is the pipeline, not the allocator
     keep_freed_memory()
     trainer = PlainTrainer(source, run.optimizer, run.train.steps)

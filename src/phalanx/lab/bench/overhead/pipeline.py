@@ -16,7 +16,7 @@ from phalanx.lab.bench.overhead.arm import ArmSpec
 from phalanx.lab.bench.overhead.arm_process import ArmProcess, Block
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, rows_of
 from phalanx.models import open_model
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _PLAIN_THREADS = (1, 2)
 _HOPELESS = 4.0
@@ -78,7 +78,7 @@ def _measure_model(workload: Workload, directory: Path) -> list[Row]:
     return list(rows.values())
 
 
-def _spec(run: RunConfig, arm: str, directory: Path, cache: Path) -> ArmSpec:
+def _spec(run: PipelineRun, arm: str, directory: Path, cache: Path) -> ArmSpec:
     return ArmSpec(
         arm=arm,
         plain=arm == PLAIN,
