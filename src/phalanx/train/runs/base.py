@@ -30,7 +30,7 @@ class BaseRun(StrictModel):
     """What every run has; one of its subclasses is the run of a run file.
 
     Attributes:
-        engine: The engine's name in `support.ENGINES`, which is its section.
+        engine: The engine's name as a column of the support matrix: its section, or two joined by a plus.
     """
 
     engine: ClassVar[str]
@@ -146,7 +146,7 @@ class BaseRun(StrictModel):
     @property
     def engines(self) -> tuple[str, ...]:
         """The columns of the support matrix that hold of this run."""
-        return (self.engine,)
+        return (*self.engine.split("+"), self.engine)
 
     @property
     def row_cuts(self) -> tuple[int, int]:

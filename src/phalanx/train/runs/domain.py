@@ -19,7 +19,6 @@ class RankedBase(PrivateBase):
 
     @property
     def row_cuts(self) -> tuple[int, int]:
-        """Data parallel copies that share out a batch, and ranks that share a row."""
         return self.parallel.dp, self.parallel.cp
 
     @property
@@ -86,10 +85,8 @@ class DomainRun(RankedBase, RolloutBase):
 
     @property
     def engines(self) -> tuple[str, ...]:
-        """The columns of the support matrix that hold of this run."""
         return ("parallel",) if self.deepspeed is None else ("parallel", "deepspeed")
 
     @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold, as the run file has it."""
         return self.parallel.figures

@@ -98,27 +98,22 @@ class FederatedRun(PrivateBase):
 
     @property
     def batches_a_step(self) -> int:
-        """Batches of `train.batch_size` rows that one round trains on."""
         return self.federated.num_asked * self.federated.local_steps
 
     @property
     def text_parties(self) -> tuple[str, ...]:
-        """Names of the parties that share labelled texts."""
         return self.federated.sites
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of all parties that may ever work beside the owner."""
         return self.federated.sites
 
     @property
     def pki(self) -> str | None:
-        """Directory of the authority that parties of other machines are certified by; None where the run makes one."""
         return self.federated.pki
 
     @property
     def certified_elsewhere(self) -> tuple[str, ...]:
-        """Parties of other machines of which a certificate must be there before the run begins."""
         return self.federated.sites if self.federated.pki else ()
 
     @property
@@ -128,13 +123,14 @@ class FederatedRun(PrivateBase):
 
     @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold."""
         sites, (processes, stages) = len(self.federated.sites), self.site_world
         return {"processes": 1 + sites * processes, "stages": stages, "sites": sites}
 
 
 class FederatedRankRun(FederatedRun, RankedBase):
     """A run of sites that each train by ranks of ``[parallel]``."""
+
+    engine: ClassVar[str] = "federated+parallel"
 
     def _faults(self) -> Faults:
         yield from super()._faults()
@@ -149,18 +145,11 @@ class FederatedRankRun(FederatedRun, RankedBase):
         yield "[parallel] beside [federated]: ranks of a site are not shown yet to add the noise once; remove one"
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """The columns of the support matrix that hold of this run."""
-        return ("parallel", "federated")
-
-    @property
     def steps_a_rate(self) -> int:
-        """Steps of the ranks that have the same learning rate."""
         return self.federated.local_steps
 
     @property
     def site_world(self) -> tuple[int, int]:
-        """Processes of a site, and the stages that they hold."""
         return self.parallel.world, 1
 
 
@@ -188,13 +177,7 @@ class FederatedPipelineRun(FederatedRun, GuardedBase):
         yield "[pipeline] beside [federated]: a site's stages are not tried yet with a budget of its own; remove one"
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """The columns of the support matrix that hold of this run."""
-        return ("federated", "pipeline", self.engine)
-
-    @property
     def site_world(self) -> tuple[int, int]:
-        """Processes of a site, and the stages that they hold."""
         return 1 + len(self.pipeline.workers), self.pipeline.stages
 
     @property

@@ -63,12 +63,10 @@ class StagedBase(GuardedBase):
 
     @property
     def stage_guard(self) -> GuardConfig | None:
-        """The guard of the stages that the run's own workers serve."""
         return self.guard
 
     @property
     def stage_workers(self) -> tuple[str, ...]:
-        """Names of all workers that may ever serve a stage."""
         return (*self.pipeline.workers, *self.pipeline.late_workers)
 
 
@@ -137,33 +135,27 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
 
     @property
     def can_journal(self) -> bool:
-        """Whether states of single steps can be kept: on CPUs, in the clear, and verified where workers are remote."""
         unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
         return not (unverified or self.train.device != "cpu" or self.checkpoint.encrypt)
 
     @property
     def remote_workers(self) -> tuple[str, ...]:
-        """Names of workers of stages that other people start."""
         return self.pipeline.remote_workers
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of all parties that may ever work beside the owner."""
         return self.stage_workers
 
     @property
     def pki(self) -> str | None:
-        """Directory of the authority that parties of other machines are certified by; None where the run makes one."""
         return self.pipeline.pki
 
     @property
     def certified_elsewhere(self) -> tuple[str, ...]:
-        """Parties of other machines of which a certificate must be there before the run begins."""
         return (*self.pipeline.remote_workers, *self.pipeline.may_join)
 
     @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold."""
         ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
         return {"processes": 1 + ranks, "stages": self.pipeline.stages}
 

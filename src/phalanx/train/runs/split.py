@@ -60,27 +60,22 @@ class SplitRun(BaseRun):
 
     @property
     def text_parties(self) -> tuple[str, ...]:
-        """Names of the parties that share labelled texts."""
         return self.split.client_names
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """Names of all parties that may ever work beside the owner."""
         return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
 
     @property
     def pki(self) -> str | None:
-        """Directory of the authority that parties of other machines are certified by; None where the run makes one."""
         return self.split.pki
 
     @property
     def certified_elsewhere(self) -> tuple[str, ...]:
-        """Parties of other machines of which a certificate must be there before the run begins."""
         return (ENCLAVE,) if self.split.remote_enclave else ()
 
     @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold."""
         processes = 2 + len(self.split.masked_workers) + len(self.split.remote_clients)
         return {"processes": processes, "stages": 2, "clients": self.split.clients}
 
@@ -109,13 +104,7 @@ class SplitPipelineRun(SplitRun, StagedBase):
         yield from super()._faults()
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        """The columns of the support matrix that hold of this run."""
-        return ("split", "pipeline", self.engine)
-
-    @property
     def world(self) -> dict[str, int]:
-        """How many processes there are, and how many stages they hold."""
         world = super().world
         return {
             **world,

@@ -24,9 +24,6 @@ SECTIONS = (
 ENGINE_SECTIONS = ("parallel", "deepspeed", "split", "federated")
 """Sections that make a run something else than a pipeline."""
 
-ENGINES = ("pipeline", "parallel", "deepspeed", "split", "federated", "split+pipeline", "federated+pipeline")
-"""The columns of the matrix: sections of engines, and two of them together. A run may have several columns."""
-
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
     "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
@@ -58,7 +55,6 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
         "attack": "the owner of a site's pipeline starts honest workers only; play drills with [pipeline] alone",
         **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
     },
-    "split+pipeline": {},
     "federated+pipeline": {"parallel": _TRUST},
 }
 """Sections that the run of an engine lacks, with the reason."""
@@ -90,7 +86,7 @@ def missing_section(section: str, message: str, do: str) -> RefusedKeyError:
 
 
 @dataclass(frozen=True)
-class Limit:
+class ValueLimit:
     """The values of a key that one engine lacks.
 
     Attributes:
@@ -133,32 +129,32 @@ _EVIDENCE = "an enclave runs the code that its evidence names, and no other"
 _OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
 _NO_DEEPSPEED, _STAGES_OR_RANKS = "leave [deepspeed] out", "take [pipeline] or [parallel]"
 
-_UNTRIED = Limit(_NOT_TRIED, only=(None,))
-_UNCUT = Limit("it trains the whole language model", only=(None,))
-_UNCHOSEN = Limit(
+_UNTRIED = ValueLimit(_NOT_TRIED, only=(None,))
+_UNCUT = ValueLimit("it trains the whole language model", only=(None,))
+_UNCHOSEN = ValueLimit(
     "which heads and rows are trained follows from the model's weights, and stages are made without any",
     'set kind = "lora", "ptuning" or "prompt_encoder"',
     never=("spf",),
 )
-_UNCOUNTED_TOKENS = Limit(_NOT_TRIED, 'take "lora" or "ptuning"', never=("prompt_encoder",))
-_UNQUANTIZED = Limit(_NOT_TRIED, _STAGES_OR_RANKS, only=(None,))
-_ACROSS = Limit(_NOT_TRIED, never=("document",))
-_ONE_COPY = Limit(_COPIES, "set it to 1", only=(1,))
-_NO_PHASES = Limit(_OWN_DRAWS, only=((),))
+_UNCOUNTED_TOKENS = ValueLimit(_NOT_TRIED, 'take "lora" or "ptuning"', never=("prompt_encoder",))
+_UNQUANTIZED = ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(None,))
+_ACROSS = ValueLimit(_NOT_TRIED, never=("document",))
+_ONE_COPY = ValueLimit(_COPIES, "set it to 1", only=(1,))
+_NO_PHASES = ValueLimit(_OWN_DRAWS, only=((),))
 _HERE: Mapping[str, str] = {
     "split+pipeline": "client, enclave and workers of a run are processes of this machine",
     "federated+pipeline": "the workers of a site are processes of its machine",
 }
 
-LIMITS: Mapping[str, Mapping[str, Limit]] = {
+LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     "model.family": {
-        "deepspeed": Limit(_NOT_TRIED, _NO_DEEPSPEED, only=(None,)),
-        "split": Limit(_EVIDENCE, "take [pipeline]", only=(None,)),
-        "federated": Limit(_NOT_TRIED, "take [pipeline]", only=(None,)),
+        "deepspeed": ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, only=(None,)),
+        "split": ValueLimit(_EVIDENCE, "take [pipeline]", only=(None,)),
+        "federated": ValueLimit(_NOT_TRIED, "take [pipeline]", only=(None,)),
     },
     "model.layers": {"pipeline": _UNCUT, "parallel": _UNCUT},
     "model.activation_checkpointing": {
-        "parallel": Limit(
+        "parallel": ValueLimit(
             "ranks have a key of their own for it", 'set parallel.activation_checkpointing = "full"', only=(False,)
         ),
     },
@@ -166,7 +162,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "pipeline": _UNCHOSEN,
         "parallel": _UNCHOSEN,
         "deepspeed": _UNCOUNTED_TOKENS,
-        "split": Limit(
+        "split": ValueLimit(
             "its virtual tokens come before the text, and clients send rows as long as their text is",
             'take "lora" or "ptuning"',
             never=("prompt_encoder",),
@@ -174,7 +170,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "federated": _UNCOUNTED_TOKENS,
     },
     "model.adapter.dora": {
-        "split": Limit(
+        "split": ValueLimit(
             "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked",
             "take rslora, or [pipeline]",
             only=(None, False),
@@ -182,7 +178,7 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
     },
     "model.adapter.quantize": {
         "deepspeed": _UNQUANTIZED,
-        "split": Limit(
+        "split": ValueLimit(
             "an enclave's matrices may be masked, which is arithmetic of integers of its own",
             _STAGES_OR_RANKS,
             only=(None,),
@@ -190,95 +186,97 @@ LIMITS: Mapping[str, Mapping[str, Limit]] = {
         "federated": _UNQUANTIZED,
     },
     "model.adapter.path": {
-        "split": Limit(
+        "split": ValueLimit(
             "an enclave draws its adapter's first values itself, and reads no directory of a client's", only=(None,)
         ),
     },
     "data.phases": {"split": _NO_PHASES, "federated": _NO_PHASES},
     "data.skip": {"federated": _NO_PHASES},
     "data.attention": {"deepspeed": _ACROSS, "federated": _ACROSS},
-    "train.epochs": {"federated": Limit("a step is a round of all sites", "give train.steps", only=(None,))},
+    "train.epochs": {"federated": ValueLimit("a step is a round of all sites", "give train.steps", only=(None,))},
     "train.precision": {
-        "pipeline": Limit(
+        "pipeline": ValueLimit(
             "its loss scale depends on every stage, and an audit would have to know it", _SET_BF16, never=("fp16",)
         ),
-        "parallel": Limit(
+        "parallel": ValueLimit(
             "ranks keep float32 weights, which ZeRO shares, and round them for each product",
             _SET_BF16,
             never=("bf16_weights",),
         ),
-        "deepspeed": Limit("its own loss scale would skip steps and not do them again", _SET_BF16, never=("fp16",)),
-        "split": Limit("both parts compute in float32", only=("fp32",)),
-        "federated": Limit("sites compute in float32", only=("fp32",)),
+        "deepspeed": ValueLimit(
+            "its own loss scale would skip steps and not do them again", _SET_BF16, never=("fp16",)
+        ),
+        "split": ValueLimit("both parts compute in float32", only=("fp32",)),
+        "federated": ValueLimit("sites compute in float32", only=("fp32",)),
     },
     "train.device": {
-        "split": Limit("no enclave here has an accelerator", only=("cpu",)),
-        "federated": Limit(_NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
+        "split": ValueLimit("no enclave here has an accelerator", only=("cpu",)),
+        "federated": ValueLimit(_NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
     },
     "train.samples": {
-        "parallel": Limit("ranks answer with losses, and no logits leave them", only=(None,)),
-        "split": Limit("an enclave answers with losses, and a text would leave it", only=(None,)),
+        "parallel": ValueLimit("ranks answer with losses, and no logits leave them", only=(None,)),
+        "split": ValueLimit("an enclave answers with losses, and a text would leave it", only=(None,)),
         "federated": _UNTRIED,
     },
     "train.histograms": {
-        "split": Limit("an enclave hands its state out sealed alone", only=(None,)),
+        "split": ValueLimit("an enclave hands its state out sealed alone", only=(None,)),
         "federated": _UNTRIED,
     },
     "train.neftune_alpha": {
         "deepspeed": _UNTRIED,
-        "split": Limit(
+        "split": ValueLimit(
             "clients embed their own texts, and are told of no step that noise could be drawn for", only=(None,)
         ),
         "federated": _UNTRIED,
     },
     "optimizer.kind": {
-        "pipeline": Limit(_TWO_MOMENTS, 'take "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")),
-        "deepspeed": Limit("it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)),
-        "split": Limit(_ADAMW, _SET_ADAMW, only=("adamw",)),
-        "federated": Limit(_NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor", "adamw8bit")),
+        "pipeline": ValueLimit(_TWO_MOMENTS, 'take "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")),
+        "deepspeed": ValueLimit("it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)),
+        "split": ValueLimit(_ADAMW, _SET_ADAMW, only=("adamw",)),
+        "federated": ValueLimit(_NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor", "adamw8bit")),
     },
     "checkpoint.journal": {
-        "parallel": Limit(
+        "parallel": ValueLimit(
             "ranks start again together, from a checkpoint, and none keeps a state of its own", only=(None, False)
         ),
-        "split": Limit("a journal is of stages; an enclave keeps its newest state sealed", only=(None, False)),
-        "federated": Limit("rounds have a journal of their own", only=(None, False)),
+        "split": ValueLimit("a journal is of stages; an enclave keeps its newest state sealed", only=(None, False)),
+        "federated": ValueLimit("rounds have a journal of their own", only=(None, False)),
     },
     "checkpoint.asynchronous": {
-        "deepspeed": Limit("it would take a copy of a state that may be on disk", only=(False,)),
-        "split": Limit("an enclave numbers its states and has one that is not settled yet", only=(False,)),
-        "federated": Limit("a checkpoint ends a round, and the next one begins with it", only=(False,)),
+        "deepspeed": ValueLimit("it would take a copy of a state that may be on disk", only=(False,)),
+        "split": ValueLimit("an enclave numbers its states and has one that is not settled yet", only=(False,)),
+        "federated": ValueLimit("a checkpoint ends a round, and the next one begins with it", only=(False,)),
     },
-    "checkpoint.best": {"split": Limit("an enclave opens no state but its newest", only=(None,))},
+    "checkpoint.best": {"split": ValueLimit("an enclave opens no state but its newest", only=(None,))},
     "parallel.tp": {"deepspeed": _ONE_COPY},
     "parallel.pp": {"deepspeed": _ONE_COPY},
     "parallel.cp": {"deepspeed": _ONE_COPY},
-    "parallel.zero": {"deepspeed": Limit("deepspeed.zero says what is shared", only=(0,))},
-    "parallel.gradient_compression": {"deepspeed": Limit(_NOT_TRIED, only=("none",))},
+    "parallel.zero": {"deepspeed": ValueLimit("deepspeed.zero says what is shared", only=(0,))},
+    "parallel.gradient_compression": {"deepspeed": ValueLimit(_NOT_TRIED, only=("none",))},
     "parallel.outer": {"deepspeed": _UNTRIED},
-    "parallel.compile": {"deepspeed": Limit(_NOT_TRIED, only=(False,))},
+    "parallel.compile": {"deepspeed": ValueLimit(_NOT_TRIED, only=(False,))},
     "split.mode": {
-        "split+pipeline": Limit(
+        "split+pipeline": ValueLimit(
             "what is masked is a whole back part in one process", 'set mode = "sealed"', never=("masked",)
         ),
     },
     "split.tier": {
-        "split+pipeline": Limit(
+        "split+pipeline": ValueLimit(
             "its sandbox reaches no network, and workers listen on one",
             'set tier = "tpm" or "sim"',
             never=("process",),
         ),
     },
     "guard.mode": {
-        "split+pipeline": Limit(
+        "split+pipeline": ValueLimit(
             "workers that nobody trusts are not believed", 'set mode = "phalanx"', only=("phalanx",)
         ),
     },
     "guard.commit_lag": {
-        "split+pipeline": Limit("an enclave tells of a step once it is verified", only=(0,)),
+        "split+pipeline": ValueLimit("an enclave tells of a step once it is verified", only=(0,)),
     },
-    "pipeline.remote_workers": {engine: Limit(reason, only=((),)) for engine, reason in _HERE.items()},
-    "pipeline.pki": {engine: Limit(reason, only=(None,)) for engine, reason in _HERE.items()},
+    "pipeline.remote_workers": {engine: ValueLimit(reason, only=((),)) for engine, reason in _HERE.items()},
+    "pipeline.pki": {engine: ValueLimit(reason, only=(None,)) for engine, reason in _HERE.items()},
     "pipeline.layout": dict.fromkeys(_HERE, _UNTRIED),
     "pipeline.layouts": dict.fromkeys(_HERE, _UNTRIED),
 }
@@ -293,7 +291,7 @@ def learns_from_rollouts(name: str) -> bool:
     return settings is not None and issubclass(settings, RolloutSettings)
 
 
-def _objective_limits() -> Iterator[tuple[str, Limit]]:
+def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
     """Return what engines cannot learn, as (engine, limit); these follow from properties of objectives."""
     for name in itertools.filterfalse(learns_from_rollouts, OBJECTIVES):
         objective = OBJECTIVES[name]
@@ -320,16 +318,16 @@ def _objective_limits() -> Iterator[tuple[str, Limit]]:
                 _STAGES_OR_RANKS,
             )
         for engine, (reason, instead) in reasons.items():
-            yield engine, Limit(reason, instead, never=(name,))
+            yield engine, ValueLimit(reason, instead, never=(name,))
     for name in filter(learns_from_rollouts, OBJECTIVES):
-        yield "split", Limit(_NO_ROLLOUTS, _STAGES_OR_RANKS, never=(name,))
-        yield "deepspeed", Limit(_NOT_TRIED, _NO_DEEPSPEED, never=(name,))
-    yield "deepspeed", Limit(f"it learns {WHOLE_MODEL_OBJECTIVE} alone", _NO_DEEPSPEED, own=True)
-    yield "split", Limit(_EVIDENCE, "take [pipeline]", own=True)
-    yield "federated", Limit(_NOT_TRIED, _STAGES_OR_RANKS, only=(WHOLE_MODEL_OBJECTIVE, "classification"))
+        yield "split", ValueLimit(_NO_ROLLOUTS, _STAGES_OR_RANKS, never=(name,))
+        yield "deepspeed", ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, never=(name,))
+    yield "deepspeed", ValueLimit(f"it learns {WHOLE_MODEL_OBJECTIVE} alone", _NO_DEEPSPEED, own=True)
+    yield "split", ValueLimit(_EVIDENCE, "take [pipeline]", own=True)
+    yield "federated", ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(WHOLE_MODEL_OBJECTIVE, "classification"))
 
 
-def limits() -> Iterator[tuple[str, str, Limit]]:
+def limits() -> Iterator[tuple[str, str, ValueLimit]]:
     """Return every limit as (engine, key, limit)."""
     for engine, limit in _objective_limits():
         yield engine, _OBJECTIVE, limit
