@@ -8,7 +8,8 @@ from phalanx.lab.attacks import ATTACKS
 from phalanx.models import open_model
 from phalanx.pipeline import PRESETS
 from phalanx.train import GuardedRun, load_run
-from phalanx.train.setup.layout import estimate_stages, make_plan
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_table import estimate_stages
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.toml") if not path.name.startswith("data_"))

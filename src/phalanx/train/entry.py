@@ -26,9 +26,10 @@ from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.layout import WORKER_BYTES, describe_stages, estimate_stages, make_plan
+from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.stage_table import WORKER_BYTES, describe_stages, estimate_stages
 from phalanx.train.setup.tiers import settle_tier
 
 

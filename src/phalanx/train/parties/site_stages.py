@@ -8,14 +8,14 @@ from phalanx.errors import PhalanxError
 from phalanx.federated.site_trainer import SiteData, SiteSchedule
 from phalanx.models import ModelSource
 from phalanx.optimizers import learning_rate
-from phalanx.pipeline import LocalWorkers, PipelineEngine
+from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan
 from phalanx.train.config import FederatedPipelineRun, PipelineRun
 from phalanx.train.engines.staged_rounds import StagedTrainer
 from phalanx.train.records.history import ROUND_BEGUN
 from phalanx.train.records.run_directory import RunDirectory, holds_run
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.owned_pipeline import OwnedPipeline
-from phalanx.train.setup.site_plan import plan_of
+from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
 
 DIRECTORY = "pipeline"
@@ -58,6 +58,15 @@ class RoundsInStages:
             self._owned.observe("fell_back", body)
         engine.fall_back(library, step, digests)
         return engine
+
+
+def plan_of(run: FederatedPipelineRun, source: ModelSource) -> StepPlan:
+    """Return the plan of a site's pipeline, as its workers have it.
+
+    Raises:
+        ConfigError: Run file and model do not fit.
+    """
+    return make_plan(run.site_pipeline, source).model_copy(update={"steps_a_round": run.federated.local_steps})
 
 
 @contextlib.contextmanager

@@ -45,8 +45,8 @@ from phalanx.train.records.journal import Journal
 from phalanx.train.records.party_book import PartyBook
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.replacements import Replacements
-from phalanx.train.setup.layout import estimate_stages
 from phalanx.train.setup.stage_source import StageLibrary
+from phalanx.train.setup.stage_table import estimate_stages
 from phalanx.transport import Endpoint, GrpcWire
 
 

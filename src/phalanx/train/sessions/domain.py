@@ -49,8 +49,9 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.sessions.texts import text_material
-from phalanx.train.setup.layout import attention_asked, attention_kind, check_virtual_tokens
+from phalanx.train.setup.layout import check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.row_attention import attention_asked, attention_kind
 from phalanx.train.setup.shown_config import shown_config
 
 

@@ -32,10 +32,10 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.site_carriers import await_all, open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
-from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.privacy_outlook import NoiseOutlook, outlooks
 from phalanx.train.setup.shown_config import shown_config
+from phalanx.train.setup.stage_table import stages_of
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""

@@ -40,8 +40,9 @@ from phalanx.train.sessions.refused_clients import RefusedClients
 from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company
 from phalanx.train.sessions.split_revocations import SplitRevocations
-from phalanx.train.setup.layout import attends_in_documents, stages_of
+from phalanx.train.setup.row_attention import attends_in_documents
 from phalanx.train.setup.shown_config import shown_config
+from phalanx.train.setup.stage_table import stages_of
 
 ADAPTERS = "adapters.safetensors"
 
