@@ -77,6 +77,11 @@ class ChatEncoder(Closeable):
         """The template that renders."""
         return self._renderer.template
 
+    @property
+    def renderer(self) -> ChatRenderer:
+        """The process of the template: text without tokens."""
+        return self._renderer
+
     @cached_property
     def end_of_turn(self) -> int | None:
         """Return the special token that ends an assistant's turn; None where the template writes none."""

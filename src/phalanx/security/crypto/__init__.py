@@ -36,6 +36,7 @@ from phalanx.security.crypto.pki import (
 )
 from phalanx.security.crypto.request import make_request, read_request
 from phalanx.security.crypto.revocation import Revocation, RevokedParties
+from phalanx.security.crypto.signer import load_signer, make_signer, read_public_signer
 
 __all__ = [
     "DIGEST_PATTERN",
@@ -60,15 +61,18 @@ __all__ = [
     "issue",
     "load_authority",
     "load_identity",
+    "load_signer",
     "lock_file",
     "make_private_directory",
     "make_request",
+    "make_signer",
     "name_of_incarnation",
     "parse_canonical",
     "peer_from_certificate",
     "read_number",
     "read_private",
     "read_public",
+    "read_public_signer",
     "read_request",
     "sign_request",
     "steady_now",

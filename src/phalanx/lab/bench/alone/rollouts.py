@@ -27,6 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from phalanx.lab.attacks.rollouts import ROLLOUT_ATTACKS, make_liar
 from phalanx.lab.attacks.rollouts.liar import LyingWriter
 from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.models.token_draw import draw_tokens
 from phalanx.rollouts import (
     BorderBook,
     CheckedShare,
@@ -47,7 +48,7 @@ from phalanx.rollouts import (
     judge_texts,
     reread_rollouts,
 )
-from phalanx.rollouts.draw import DrawPlace, draw_tokens
+from phalanx.rollouts.draw import DrawPlace
 
 RATE = 0.125
 """Share of an answer that is read again, as `RolloutCheck` has it."""
