@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -30,12 +30,7 @@ def python(code: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.Co
 
 
 class RunFile(str):
-    """Stands in for a run without an attack."""
-
-    attack = SimpleNamespace(kind="none")
-    is_domain = False
-    parallel = None
-    pipeline = SimpleNamespace(remote_workers=())
+    """Stands in for a run that has neither stages nor ranks."""
 
     def model_dump(self, mode: str) -> dict[str, str]:
         return {"name": "the run"}
@@ -64,6 +59,8 @@ class Recorder:
             "train": self.train,
             "describe": self.describe,
             "follow": self.follow,
+            # the stand-in is a run of none of these kinds
+            **{kind: type(kind, (), {}) for kind in ("DomainRun", "PipelineRun", "StagedRun")},
         }
         self._module(monkeypatch, "phalanx.train", plays_rank=lambda run: self.is_rank, **verbs)
         self._module(monkeypatch, "phalanx.report", write_report=self.write_report, check_run=lambda run_dir: None)

@@ -51,9 +51,9 @@ from phalanx.split import SplitConfig
 from phalanx.split.admission.config import ClientAdmissionConfig
 from phalanx.split.masked import MaskedConfig, MaskedWorkerConfig
 from phalanx.telemetry.sinks import MlflowConfig, OwnSinkConfig, TrackioConfig, WandbConfig
-from phalanx.train import RunConfig, TrainConfig
-from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
+from phalanx.train import TrainConfig
 from phalanx.train.parties.client_file import ClientFile
+from phalanx.train.runs.support import SECTIONS as ALL_SECTIONS
 from phalanx.train.sessions.site_file import SiteFile
 from phalanx.train.train_section import EarlyStoppingConfig, HistogramsConfig, SamplesConfig
 from phalanx.transport import TransportConfig
@@ -160,7 +160,7 @@ def default_of(model, key):
 def test_the_page_has_a_table_for_every_section():
     assert set(tables()) == set(SECTIONS)
     # a section of the run file that this test does not know would go undocumented
-    assert set(RunConfig.model_fields) <= {name.partition(".")[0] for name in SECTIONS}
+    assert set(ALL_SECTIONS) <= {name.partition(".")[0] for name in SECTIONS}
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -176,21 +176,3 @@ def test_the_attacks_on_the_page_are_those_in_the_table():
     (line,) = [line for line in PAGE.read_text().splitlines() if "phalanx.lab.attacks.ATTACKS" in line]
 
     assert set(re.findall(r"`([a-z0-9_]+)`", line.rpartition(":")[2])) == set(ATTACKS)
-
-
-def test_the_sections_that_exclude_each_other_are_on_the_page_with_the_reason():
-    rows = re.findall(r"^\| `\[(\w+)\]` \| `\[(\w+)\]` \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-
-    assert {(one, other): reason for one, other, reason in rows} == EXCLUSIONS
-
-
-def test_the_values_that_an_engine_has_not_are_on_the_page_with_reason_and_advice():
-    row = r"^\| ((?:`\[\w+\]`)(?: with `\[\w+\]`)?) \| `([a-z_.]+)` \| (.+) \| (.+) \| (.+) \|$"
-    rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
-
-    lines = [
-        (" with ".join(f"`[{one}]`" for one in (line.engine, line.beside) if one), line.key, line.values, line.reason)
-        for line in value_exclusions()
-    ]
-    assert [row[:4] for row in rows] == lines
-    assert [row[4] for row in rows] == [line.instead for line in value_exclusions()]

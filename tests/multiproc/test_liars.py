@@ -11,7 +11,7 @@ from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
 from phalanx.train import load_run
-from phalanx.train.setup.layout import estimate_stages, memory_by_party
+from phalanx.train.setup.stage_table import estimate_stages, memory_by_party
 
 
 def assert_named(summary, party="worker-1"):

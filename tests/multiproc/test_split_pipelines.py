@@ -33,7 +33,6 @@ keep_states = 0
 step_audit_rate = 0.0
 owner_audit_rate = 0.0
 gradient_screen = false
-keep_states = 0
 """
 REST = """
 [split.release]

@@ -10,7 +10,7 @@ from phalanx.pipeline.protocol.greetings import KernelDigests
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.testing import Actor, CompanySession, MemoryCompany, tiny_run
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 MakeCompany = Callable[..., MemoryCompany]
 PLAIN = (unwrapped, Actor().kernels)
@@ -59,7 +59,7 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
     with ExitStack() as stack:
 
         def make(
-            run: RunConfig | None = None,
+            run: PipelineRun | None = None,
             actors: Mapping[int, Actor] | None = None,
             draw: AuditDraw | None = None,
             session: str = "simulation-1",
@@ -75,11 +75,11 @@ def make_company(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
 
 
 @pytest.fixture(scope="session")
-def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Callable[[RunConfig, int], str]:
+def honest_digest(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Callable[[PipelineRun, int], str]:
     """Tell the final weights of an honest, unguarded run; each is trained once."""
     known: dict[tuple[str, int], str] = {}
 
-    def digest(run: RunConfig, num_steps: int) -> str:
+    def digest(run: PipelineRun, num_steps: int) -> str:
         guard = GuardConfig(mode="off", classes=run.guard.classes)
         # how long anybody waits is in no bit of an undisturbed run
         pipeline = run.pipeline.model_copy(update={"patience_s": 30.0, "step_timeout_s": 30.0})

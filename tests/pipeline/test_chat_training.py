@@ -12,7 +12,7 @@ from phalanx.lab.attacks import actor
 from phalanx.models import StageSpec, add_embedding_noise, build_stage
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import tiny_run
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.batches.validation import perplexities
 
 STEPS, LENGTH, VOCAB = 4, 48, 259
@@ -40,7 +40,7 @@ def corpus_of(tmp_path_factory):
 def chat_run(corpus_of):
     """A tiny run of conversations."""
 
-    def make(guard=AUDITED, **train) -> RunConfig:
+    def make(guard=AUDITED, **train) -> PipelineRun:
         run = tiny_run(guard=guard)
         talks = ConversationsConfig(sources=(ConversationSource(path=corpus_of.path),), weighted=True)
         architecture = {**run.model.architecture, "n_positions": LENGTH, "vocab_size": VOCAB}

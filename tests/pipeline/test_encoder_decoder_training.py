@@ -10,7 +10,7 @@ from phalanx.lab.attacks import actor
 from phalanx.objectives import OBJECTIVES
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import Actor, random_batch, tampering, tiny_run
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.setup.layout import check_head
 from phalanx.train.train_section import SamplesConfig
 
@@ -18,7 +18,7 @@ KINDS = [kind for kind, one in OBJECTIVES.items() if one.attention == "prefix"]
 STEPS = 4
 
 
-def learning(kind="span_corruption", **changes) -> RunConfig:
+def learning(kind="span_corruption", **changes) -> PipelineRun:
     run = tiny_run(**changes)
     architecture = {
         "model_type": "t5",

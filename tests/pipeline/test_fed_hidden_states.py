@@ -11,6 +11,7 @@ from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.split import FrontPart, SplitConfig
 from phalanx.testing import SplitScenario, SplitSimulator, random_batch, tiny_run
+from phalanx.testing.tiny import with_split
 from phalanx.train import step_inputs
 from phalanx.train.setup.layout import make_plan
 
@@ -25,7 +26,7 @@ def fed_run(stages=4, *, clip_norm=0.5):
         adapter=LoraConfig(rank=2),
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=clip_norm),
     )
-    return run.model_copy(update={"split": SPLIT})
+    return with_split(run, SPLIT)
 
 
 def batches(company, *, is_whole):

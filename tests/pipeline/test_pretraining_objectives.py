@@ -11,14 +11,14 @@ from phalanx.models import FAMILIES
 from phalanx.objectives import OBJECTIVES
 from phalanx.pipeline import AttackConfig, GuardConfig
 from phalanx.testing import Actor, random_batch, tampering, tiny_run
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 
 KINDS = [kind for kind, one in OBJECTIVES.items() if one.rewriting is not None]
 WITH_PREFIXES = [kind for kind in KINDS if OBJECTIVES[kind].attention == "prefix"]
 STEPS = 3
 
 
-def learning(kind, **changes) -> RunConfig:
+def learning(kind, **changes) -> PipelineRun:
     run = tiny_run(**changes)
     data = run.data.model_copy(update={"sequence_length": 16})
     architecture = {**run.model.architecture, "n_positions": 16}

@@ -9,7 +9,7 @@ from rich.console import Console
 from forked_commands import ForkedCommands
 from forked_workers import forked_workers
 from phalanx.lab.attacks import attackers_of
-from phalanx.train import RunConfig, load_run, train
+from phalanx.train import RunConfig, StagedRun, load_run, train
 from tiny_run_file import tiny_run_file
 
 TINY = tiny_run_file("""
@@ -74,7 +74,7 @@ def quietly() -> Callable[..., dict[str, Any]]:
 
     def run(run: RunConfig, directory: Path, **options: Any) -> dict[str, Any]:
         text = io.StringIO()
-        if run.attack.kind != "none":
+        if isinstance(run, StagedRun) and run.attack.kind != "none":
             options = {"open_workers": attackers_of(run.attack), **options}
         summary = train(run, directory, console=Console(file=text, width=200), **options)
         return {**summary, "shown": text.getvalue()}

@@ -13,7 +13,8 @@ from phalanx.pipeline import PartyLayout
 from phalanx.pipeline.assignment.stage_memory import rank_bytes
 from phalanx.train import describe
 from phalanx.train.sessions.domain import recipe_of
-from phalanx.train.setup.layout import describe_stages, estimate_stages, make_plan, memory_by_party, stages_of
+from phalanx.train.setup.layout import make_plan
+from phalanx.train.setup.stage_table import describe_stages, estimate_stages, memory_by_party, stages_of
 
 
 @pytest.fixture

@@ -3,18 +3,21 @@
 import pytest
 
 from phalanx.errors import CheckpointError, ConfigError, FrameError, PeerLostError, RollbackError
+from phalanx.models import LoraConfig
 from phalanx.pipeline import StageChecks
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import Identity
 from phalanx.split import SplitConfig
 from phalanx.split.channel import messages as say
 from phalanx.testing import tiny_run
+from phalanx.testing.tiny import with_split
+from phalanx.train import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
 from phalanx.train.records.unstarted import is_unstarted
 from phalanx.train.sessions.cluster import worker_config
 from phalanx.train.sessions.enclave_owner import CHECKED, AskedWorkers, check_end, end_of
-from phalanx.train.sessions.middle_stages import MiddleStages, middle_directory, noting
+from phalanx.train.sessions.middle_stages import MiddleStages, middle_directory, middle_stages, noting
 
 VERDICT = {
     "party": "worker-1",
@@ -62,7 +65,7 @@ class NotedSavepoint:
 @pytest.fixture
 def run():
     split = SplitConfig(cut=1, clients=2, allow_insecure_sim=True, workers_see_hidden_states=True)
-    return tiny_run(4).model_copy(update={"split": split})
+    return with_split(tiny_run(4, adapter=LoraConfig(rank=2)), split)
 
 
 @pytest.fixture
@@ -91,7 +94,13 @@ def test_workers_and_the_owner_of_their_pipeline_have_an_authority_of_their_own(
     assert {path.name for path in home.pki.iterdir() if path.is_dir()} == {"owner", "enclave", "client-0", "client-1"}
     assert middle.owner.authority_pem != home.owner.authority_pem
     assert middle_directory(run, home).run_id == middle.run_id, "a resumed session finds it"
-    assert middle_directory(tiny_run(4), home) is None
+
+
+def test_a_split_whose_workers_see_nothing_has_no_middle_stages(run, home):
+    alone = SplitRun(**{name: getattr(run, name) for name in run.written if name in SplitRun.model_fields})
+
+    with middle_stages(alone, home, pytest.fail, pytest.fail) as middle:
+        assert middle is None
 
 
 def test_a_worker_that_the_enclave_asks_for_is_started_with_its_keys_and_the_address(stages):

@@ -4,7 +4,7 @@ import json
 
 from phalanx.config import digest
 from phalanx.federated.config import FederatedConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 WRITTEN = {
     "model": {"from_scratch": True, "architecture": {"model_type": "gpt2", "n_layer": 4}},
@@ -17,7 +17,7 @@ MADE_BEFORE = "71f4bc0777875dadd607182573febc2b6eb7b1b5c29b9d77837f469f7e775dd0"
 
 def read(**train):
     written = WRITTEN | {"train": WRITTEN["train"] | train}
-    return RunConfig.model_validate_json(json.dumps(written))
+    return PipelineRun.model_validate_json(json.dumps(written))
 
 
 def test_a_run_file_without_a_new_key_has_the_digest_that_it_had():

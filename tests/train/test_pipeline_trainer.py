@@ -14,6 +14,7 @@ from phalanx.optimizers import OptimizerConfig
 from phalanx.split import BackTrainer, FrontPart, SplitConfig, build_back
 from phalanx.split.training.task import NextToken
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
+from phalanx.testing.tiny import with_split
 from phalanx.train import step_inputs
 from phalanx.train.engines.pipeline_trainer import PipelineTrainer
 from phalanx.train.setup.stage_source import BackLibrary
@@ -30,7 +31,7 @@ def joined_run():
         optimizer=OptimizerConfig(lr=1e-2, warmup_steps=2, clip_norm=100.0),
     )
     split = SplitConfig(cut=CUT, clients=2, allow_insecure_sim=True, workers_see_hidden_states=True)
-    return run.model_copy(update={"split": split})
+    return with_split(run, split)
 
 
 class OwnedCompany:

@@ -175,7 +175,6 @@ def test_a_file_is_no_model_directory(tmp_path):
         (["pipeline.stages=1"], True),
         (["pipeline.stages=2", "guard.mode=off"], False),
         (["pipeline.stages=3"], False),
-        (["pipeline-", "parallel.dp=2"], False),
     ],
 )
 def test_a_guard_with_nobody_to_check_says_so(make_run, overrides, warned):

@@ -9,7 +9,7 @@ from phalanx.config import config_of
 from phalanx.engine import GuardReport, StepResult
 from phalanx.errors import CheckpointError, ConfigError, StaleRolloutsError
 from phalanx.objectives import IGNORE
-from phalanx.train import RunConfig
+from phalanx.train import RUN_TYPES
 from phalanx.train.batches.rollouts import LearnedRow, RolloutLoader, batch_of, check_fresh
 
 ROWS = [
@@ -41,7 +41,7 @@ def run_of(**sections):
     }
     for name, keys in sections.items():
         data[name] = {**data.get(name, {}), **keys} if keys is not None else data.pop(name) and None
-    return config_of({name: one for name, one in data.items() if one is not None}, Path("run.toml"), RunConfig)
+    return config_of({name: one for name, one in data.items() if one is not None}, Path("run.toml"), RUN_TYPES)
 
 
 class FakePrompts:

@@ -73,7 +73,7 @@ def test_a_mode_that_is_asked_for_has_no_preset(read, mode):
 def test_ranks_that_trust_each_other_have_no_guard(read):
     run = read("[parallel]\ndp = 2\n")
 
-    assert not run.has_stages
+    assert run.stage_guard is None
     assert "guard" not in run.model_dump()
 
 

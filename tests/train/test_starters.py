@@ -14,7 +14,7 @@ from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError, ModelError
-from phalanx.train import describe, load_run
+from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, describe, load_run
 from phalanx.train.starter import STARTERS, Answers, run_file
 from tiny_dataset import write_tiny_dataset
 
@@ -72,10 +72,9 @@ def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
 
     run = begun(way, answers)
 
-    assert (run.split is not None, run.parallel is not None) == (way == "split", way == "cluster")
-    assert (run.federated is not None) == (way == "federated")
-    assert ("guard" in run.model_fields_set) == (way not in ("split", "cluster", "federated"))
-    assert run.guard.preset == "standard"
+    kind = {"split": SplitRun, "cluster": DomainRun, "federated": FederatedRun}.get(way, PipelineRun)
+    assert type(run) is kind
+    assert kind is not PipelineRun or ("guard" in run.model_fields_set and run.guard.preset == "standard")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows, write_json
 from phalanx.cli.options import Sets, Unsets, overrides_of
+from phalanx.errors import ConfigError
 
 OPERATORS = ("attention", "mlp", "linear", "norm")
 
@@ -24,11 +25,13 @@ def calibrate(
     Compares threads, attention kernels, oneDNN, torch.compile, bf16, float64 and a GPU where there is one; distances
     are the guard's, the largest over the tokens of a message.
     """
-    from phalanx.train import load_run
+    from phalanx.train import PipelineRun, load_run
 
     # a mistake in the file is said before torch is imported
     run = load_run(run_file, overrides_of(sets, unsets))
     run.require_steps("phalanx calibrate")
+    if not isinstance(run, PipelineRun):
+        raise ConfigError(f"{run_file}: [{run.engine}] has no guard to calibrate; take a run file of a pipeline")
     from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
     from phalanx.lab.calibrate import calibrate as measure
 

@@ -38,9 +38,10 @@ def one_blas_thread() -> Iterator[None]:
 def opener_of(run: "RunConfig") -> "OpenWorkers":
     """Return what starts a run's local workers; call it before keys are read and text is prepared."""
     from phalanx.pipeline import LocalWorkers
+    from phalanx.train import StagedRun
 
     fork_server = _fork_workers(run)
-    if run.attack.kind != "none":
+    if isinstance(run, StagedRun) and run.attack.kind != "none":
         from phalanx.lab.attacks import attackers_of
 
         return attackers_of(run.attack, fork_server, home=run.home)
@@ -56,9 +57,10 @@ def _fork_workers(run: "RunConfig") -> "ForkServer | None":
     """
     from phalanx.pipeline import can_fork, fork_here
     from phalanx.pipeline.processes.local_workers import WORKER_COMMAND
+    from phalanx.train import PipelineRun
 
-    is_pipeline_here = run.split is None and run.has_stages and not run.pipeline.remote_workers
-    if not (is_pipeline_here and run.pipeline.workers and run.train.device == "cpu" and can_fork()):
+    is_pipeline_here = isinstance(run, PipelineRun) and not run.remote_workers
+    if not (is_pipeline_here and run.stage_workers and run.train.device == "cpu" and can_fork()):
         return None
     with one_blas_thread():
         for name in _WORTH_IMPORTING:

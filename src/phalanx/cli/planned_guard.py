@@ -30,10 +30,12 @@ def guard_of(run_file: Path, overrides: list[str]) -> PlannedGuard | None:
 
     The stages are taken for equal; ``phalanx train --dry-run`` knows their layers.
     """
-    from phalanx.train import load_run
+    from phalanx.train import StagedRun, load_run
     from phalanx.train.setup.guard_outlook import outlook, outlook_rows, price_note
 
     run = load_run(run_file, overrides)
+    if not isinstance(run, StagedRun):
+        return None
     stages = run.pipeline.stages
     guard_outlook = outlook(run, max(stages - 2, 0) / stages)
     if guard_outlook is None:

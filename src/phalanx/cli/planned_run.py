@@ -30,12 +30,13 @@ def from_run(
         ConfigError: The file is wrong, its adapter is none that ranks of a domain train, or parties have layouts.
     """
     from phalanx.models import rows_before
-    from phalanx.train import load_run
+    from phalanx.train import GuardedRun, RankedRun, load_run
 
     run = load_run(run_file, overrides)
     run.require_steps("phalanx plan")
-    _require_plain_parties(run.pipeline, run_file)
-    parallel, shape = run.parallel, _shape(run.model)
+    if isinstance(run, GuardedRun):
+        _require_plain_parties(run.pipeline, run_file)
+    parallel, shape = run.parallel if isinstance(run, RankedRun) else None, _shape(run.model)
     recipe = Recipe(
         sequences=run.train.batch_size,
         sequence_length=run.data.sequence_length + rows_before(run.model.adapter),
@@ -50,7 +51,7 @@ def from_run(
     number = float(run.train.steps * recipe.tokens)
     current_layout = None if parallel is None else parallel.layout
     question = Question(run.name, shape, recipe, cluster, (cluster.num_devices,), number, own=current_layout)
-    if parallel is None and run.guard.mode != "off" and run.pipeline.stages > 2:
+    if isinstance(run, GuardedRun) and run.guard.mode != "off" and run.pipeline.stages > 2:
         guard = run.guard
         verified = Verification(guard.audit_rate, guard.step_audit_rate, guard.owner_audit_rate)
         question = replace(question, guard=verified)

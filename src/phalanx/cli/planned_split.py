@@ -41,9 +41,9 @@ def is_of_split(
     Raises:
         ConfigError: Options about the one are given where the other is planned; or the file is wrong.
     """
-    from phalanx.train import load_run
+    from phalanx.train import SplitRun, load_run
 
-    has_split = run_file is not None and load_run(run_file, overrides).split is not None
+    has_split = run_file is not None and isinstance(load_run(run_file, overrides), SplitRun)
     if not is_split and not has_split:
         if any(value is not None for value in of_split.values()):
             raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it").about(code="PHX-C002")

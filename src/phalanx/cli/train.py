@@ -41,7 +41,16 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> Answer:
     """Train a model across stages that check each other, then write the report."""
-    from phalanx.train import check_directory, check_inputs, default_directory, load_run, text_warnings
+    from phalanx.train import (
+        DomainRun,
+        PipelineRun,
+        StagedRun,
+        check_directory,
+        check_inputs,
+        default_directory,
+        load_run,
+        text_warnings,
+    )
     from phalanx.transport.config import check_port
 
     # a mistake is said before torch is imported
@@ -50,9 +59,9 @@ def train(
         run = load_run(run_file, overrides)
         check_inputs(run)
     say_warnings(text_warnings(run))
-    if not run.is_domain and not dry_run:
+    if not isinstance(run, DomainRun) and not dry_run:
         check_directory(default_directory(run) if run_dir is None else run_dir, resume=resume)
-        if run.pipeline.remote_workers:
+        if isinstance(run, PipelineRun) and run.remote_workers:
             check_port(run.pipeline.transport, "pipeline.transport")
     if from_run is not None:
         from phalanx.train.records.run_directory import run_name
@@ -66,7 +75,7 @@ def train(
         from phalanx.train import describe, drill_result, follow, plays_rank
         from phalanx.train import train as train_run
 
-    if run.attack.kind != "none":
+    if isinstance(run, StagedRun) and run.attack.kind != "none":
         from phalanx.lab.attacks.table import check_attack, load_attack
 
         load_attack(run.attack, run.home)
@@ -77,7 +86,7 @@ def train(
     if plays_rank(run):
         follow(run, run_dir)
         return Answer({"follows": True})
-    if run.is_domain:
+    if isinstance(run, DomainRun):
         from phalanx.launch import DomainLaunch, goes_on, is_kept_here, keep_domain
 
         domain = DomainLaunch(run_file, overrides, run_dir, resume=resume, ranks=ranks)

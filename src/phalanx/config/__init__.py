@@ -3,6 +3,7 @@
 from phalanx.config.code_source import KEPT_CODE as KEPT_CODE, is_own as is_own
 from phalanx.config.digest import canonical_json as canonical_json, digest as digest
 from phalanx.config.load import (
+    Variants as Variants,
     config_of as config_of,
     dump_toml as dump_toml,
     load_config as load_config,

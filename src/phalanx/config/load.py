@@ -3,10 +3,11 @@
 import difflib
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Generic, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -19,9 +20,21 @@ Config = TypeVar("Config", bound=BaseModel)
 LONGEST_VALUE = 80
 
 
+@dataclass(frozen=True)
+class Variants(Generic[Config]):
+    """Configs that one kind of file may hold.
+
+    Attributes:
+        choose: Picks one of `members` by the sections of a file; raises `RefusedKeyError` where none has them.
+    """
+
+    members: tuple[type[Config], ...]
+    choose: Callable[[Mapping[str, Any]], type[Config]]
+
+
 def load_config(
     path: Path,
-    model: type[Config],
+    model: type[Config] | Variants[Config],
     overrides: Iterable[str] = (),
     prepare: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Config:
@@ -57,7 +70,7 @@ def load_config(
 def config_of(
     data: dict[str, Any],
     path: Path,
-    model: type[Config],
+    model: type[Config] | Variants[Config],
     overrides: Iterable[str] = (),
     prepare: Callable[[dict[str, Any], Path], None] | None = None,
 ) -> Config:
@@ -87,11 +100,15 @@ def config_of(
             prepare(data, path.parent)
         except ConfigError as exc:
             raise ConfigError(f"{path}: {exc}").about(**{**exc.facts, "file": str(path)}) from exc
+    choices: tuple[type[BaseModel], ...] = (model,) if isinstance(model, type) else model.members
     try:
+        chosen = model if isinstance(model, type) else model.choose(data)
         # JSON mode: strict types, but a TOML array may become a tuple
-        return model.model_validate_json(json.dumps(data))
+        return chosen.model_validate_json(json.dumps(data))
+    except RefusedKeyError as exc:
+        raise ConfigError(f"{path}: (whole file): {exc}").about(file=str(path), **exc.facts) from exc
     except ValidationError as exc:
-        explanations = [_explain(error, model) for error in exc.errors()]
+        explanations = [_explain(error, choices) for error in exc.errors()]
         message = "\n".join(f"{path}: {facts['key']}: {explanation}" for explanation, facts in explanations)
         first = exc.errors()[0].get("ctx", {}).get("error")
         facts = explanations[0][1] | (first.facts if isinstance(first, RefusedKeyError) else {})
@@ -162,11 +179,11 @@ def _dates(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _dates(value, f"{name}.{index}")
 
 
-def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str, str]]:
+def _explain(error: ErrorDetails, models: Iterable[type[BaseModel]]) -> tuple[str, dict[str, str]]:
     """Return an error in words, and as facts for programs."""
     facts = {"key": ".".join(str(part) for part in error["loc"]) or "(whole file)"}
     if error["type"] == "extra_forbidden":
-        choices = _choices(model, error["loc"][:-1])
+        choices = _choices(models, error["loc"][:-1])
         close = difflib.get_close_matches(str(error["loc"][-1]), choices, n=1)
         hint = f"did you mean {close[0]!r}? " if close else ""
         facts |= {"code": "PHX-C005", "found": str(error["loc"][-1]), "expected": ", ".join(choices)}
@@ -198,8 +215,8 @@ def _explain(error: ErrorDetails, model: type[BaseModel]) -> tuple[str, dict[str
     return f"found {value}; {expected}", facts
 
 
-def _choices(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    current = [model]
+def _choices(models: Iterable[type[BaseModel]], path: tuple[int | str, ...]) -> list[str]:
+    current = list(models)
     for part in path:
         fields = [model.model_fields[str(part)] for model in current if str(part) in model.model_fields]
         if fields:

@@ -11,7 +11,7 @@ from phalanx.child import PARENT
 from phalanx.errors import ConfigError
 from phalanx.launch.request import Launch
 from phalanx.parallel import ParallelConfig, worlds
-from phalanx.train import RunConfig, default_directory, holds_run, load_run
+from phalanx.train import DomainRun, RunConfig, default_directory, holds_run, load_run
 
 GO_ON = "PHALANX_GO_ON"
 """Set for ranks that are to go on with the run in the directory if there is one."""
@@ -54,7 +54,7 @@ class DomainLaunch:
         Raises:
             ConfigError: It has none.
         """
-        if self.run.parallel is None:
+        if not isinstance(self.run, DomainRun):
             raise ConfigError(f"{self.run_file}: has no section [parallel]")
         return self.run.parallel
 
@@ -105,7 +105,7 @@ def as_domain(launch: Launch) -> DomainLaunch | None:
     Raises:
         ConfigError: The run file is wrong, or options are for parties.
     """
-    if load_run(launch.run_file, launch.overrides).parallel is None:
+    if not isinstance(load_run(launch.run_file, launch.overrides), DomainRun):
         return None
     for option, value in (("--party", launch.chosen), ("--owner", launch.owner), ("--advertise", launch.advertise)):
         if value:
@@ -119,7 +119,7 @@ def as_domain(launch: Launch) -> DomainLaunch | None:
 
 def is_kept_here(run: RunConfig, environment: Mapping[str, str]) -> bool:
     """Whether ``phalanx train`` supervises this run's rank 0: no engine started it, and it may be started again."""
-    return run.parallel is not None and run.parallel.restarts > 0 and not {_RANK, PARENT} & set(environment)
+    return isinstance(run, DomainRun) and run.parallel.restarts > 0 and not {_RANK, PARENT} & set(environment)
 
 
 def goes_on(run_dir: Path, environment: Mapping[str, str]) -> bool:

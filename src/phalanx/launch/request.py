@@ -10,7 +10,7 @@ from pathlib import Path
 from phalanx.config import digest
 from phalanx.errors import ConfigError
 from phalanx.pipeline import OWNER, WorkerConfig
-from phalanx.train import RunConfig, default_directory, holds_run, load_run
+from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, default_directory, holds_run, load_run
 
 _RESTARTS = 3
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared with, not bound to
@@ -55,17 +55,13 @@ class Launch:
     max_restarts: int | None = None
 
     @cached_property
-    def run(self) -> RunConfig:
+    def run(self) -> PipelineRun:
         """The run with its parties named: local workers become parties with certificates of their own.
 
         Raises:
             ConfigError: The run file is wrong, or does not name the directory with the parties' keys.
         """
-        run = load_run(self.run_file, self.overrides)
-        if run.split is not None:
-            raise ConfigError(f"{self.run_file}: [split] is not launched: `phalanx train` starts its enclave itself")
-        if run.federated is not None:
-            raise ConfigError(f"{self.run_file}: [federated] is not launched: `phalanx train` starts its sites itself")
+        run = self._loaded(self.overrides)
         run.require_steps("phalanx launch, whose parties pin the run beforehand,")
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
@@ -74,12 +70,24 @@ class Launch:
                 f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add "
                 "--set pipeline.pki=keys"
             )
-        return load_run(self.run_file, self.settled)
+        return self._loaded(self.settled)
+
+    def _loaded(self, overrides: tuple[str, ...]) -> PipelineRun:
+        match load_run(self.run_file, overrides):
+            case PipelineRun() as run:
+                return run
+            case SplitRun():
+                reason = "[split] is not launched: `phalanx train` starts its enclave itself"
+            case FederatedRun():
+                reason = "[federated] is not launched: `phalanx train` starts its sites itself"
+            case DomainRun():
+                reason = "[parallel] has ranks, which are launched as a domain"
+        raise ConfigError(f"{self.run_file}: {reason}")
 
     @cached_property
     def settled(self) -> tuple[str, ...]:
         """Overrides under which ``phalanx train`` waits for these parties instead of starting its own."""
-        pipeline = load_run(self.run_file, self.overrides).pipeline
+        pipeline = self._loaded(self.overrides).pipeline
         if pipeline.remote_workers:
             return self.overrides
         return (

@@ -31,7 +31,7 @@ from phalanx.testing.actor import Actor, WorkerCrash
 from phalanx.testing.clock import CompanyClock, OwnersEndpoint, PartyThread
 from phalanx.testing.endpoint import MemoryNetwork, RewritingEndpoint
 from phalanx.testing.tiny import random_batch
-from phalanx.train import CheckRecord, RunConfig, step_inputs
+from phalanx.train import CheckRecord, StagedRun, step_inputs
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
@@ -94,7 +94,7 @@ class MemoryCompany:
 
     def __init__(
         self,
-        run: RunConfig,
+        run: StagedRun,
         directory: Path,
         actors: Mapping[str, Actor] | None = None,
         *,

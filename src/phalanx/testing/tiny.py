@@ -10,7 +10,8 @@ from phalanx.models import AdapterConfig, ModelConfig
 from phalanx.objectives import TokenTable, objective_of
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.split import SplitConfig
+from phalanx.train import PipelineRun, SplitPipelineRun, StagedRun, TrainConfig
 from phalanx.train.batches.rewriting import BatchRewriting
 
 VOCAB_SIZE = 64
@@ -38,7 +39,7 @@ def tiny_run(
     pipeline: PipelineConfig | None = None,
     optimizer: OptimizerConfig | None = None,
     adapter: AdapterConfig | None = None,
-) -> RunConfig:
+) -> PipelineRun:
     """Build a run of a GPT-2 of width 16: 8 sequences of 8 tokens a step, in 4 microbatches, without dropout.
 
     Args:
@@ -50,7 +51,7 @@ def tiny_run(
         optimizer: AdamW at 1e-2 with weight decay and clipping when left out.
     """
     pipeline = pipeline or PipelineConfig(stages=stages, step_timeout_s=30.0)
-    return RunConfig(
+    return PipelineRun(
         model=ModelConfig(
             from_scratch=True,
             architecture={
@@ -76,7 +77,12 @@ def tiny_run(
     )
 
 
-def random_batch(run: RunConfig, vocab_size: int, step: int) -> Batch:
+def with_split(run: PipelineRun, split: SplitConfig) -> SplitPipelineRun:
+    """Return the run of an enclave that owns the same pipeline."""
+    return SplitPipelineRun(**run.written, split=split)
+
+
+def random_batch(run: StagedRun, vocab_size: int, step: int) -> Batch:
     """Draw the batch of a step; it depends on the run's seed and the step only.
 
     The first row has no target in its first two places, so that microbatches differ in their number of targets. With

@@ -7,7 +7,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.train.config import RunConfig as RunConfig, load_run as load_run
+from phalanx.train.config import (
+    RUN_TYPES as RUN_TYPES,
+    DomainRun as DomainRun,
+    FederatedPipelineRun as FederatedPipelineRun,
+    FederatedRun as FederatedRun,
+    GuardedRun as GuardedRun,
+    PipelineRun as PipelineRun,
+    RankedRun as RankedRun,
+    RunConfig as RunConfig,
+    SplitPipelineRun as SplitPipelineRun,
+    SplitRun as SplitRun,
+    StagedRun as StagedRun,
+    load_run as load_run,
+)
 from phalanx.train.train_section import TrainConfig as TrainConfig
 
 if TYPE_CHECKING:

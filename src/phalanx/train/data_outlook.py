@@ -16,7 +16,7 @@ from phalanx.objectives.kto import WANTED
 from phalanx.pipeline.processes.own_speed import own_gflops
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.labelled import prepare_labelled
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, StagedRun
 from phalanx.train.setup.guard_outlook import outlook
 
 _MAX_BYTES = 256 << 20
@@ -52,15 +52,15 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
     Raises:
         DataError: The text cannot be had.
     """
-    tokens = run.train.steps * run.train.batch_size * run.data.sequence_length
-    sites = 1 if run.federated is None else run.federated.num_asked * run.federated.local_steps
-    lines = [f"training: {run.train.steps:,} steps, at most {tokens * sites:,} tokens"]
+    batches = run.train.steps * run.batches_a_step
+    tokens = batches * run.train.batch_size * run.data.sequence_length
+    lines = [f"training: {run.train.steps:,} steps, at most {tokens:,} tokens"]
     counts = count_rows(run, source, cache)
     if counts is None:
         lines.append("data: not here to be counted")
     else:
         about = "about " if counts.is_estimate else ""
-        passes = run.train.steps * run.train.draws * sites / max(1, counts.train)
+        passes = batches * run.train.draws / max(1, counts.train)
         each = 2 if counts.unit == "pairs" else 1
         most = each * counts.train * run.data.sequence_length
         lines.append(
@@ -68,7 +68,7 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
             f"epochs; {about}{counts.held_out:,} held out"
         )
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
-    return Text("\n".join([*lines, _time(run, row, tokens * sites), _disk(run, row)]))
+    return Text("\n".join([*lines, _time(run, row, tokens), _disk(run, row)]))
 
 
 def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts | None:
@@ -87,8 +87,7 @@ def count_rows(run: RunConfig, source: ModelSource, cache: Path) -> DataCounts |
         pairs = prepare_preferences(data, cache / "data", seed, vocabulary, lambda _: None, single=single)
         return DataCounts("pairs", pairs.num_train_sequences, pairs.num_validation_sequences)
     if data.labelled is not None:
-        names = run.federated.sites if run.split is None and run.federated is not None else run.workers[1:]
-        texts = prepare_labelled(data, names, seed, vocabulary)
+        texts = prepare_labelled(data, run.text_parties, seed, vocabulary)
         trained = sum(one.num_train_sequences for one in texts.clients.values())
         return DataCounts("texts", trained, texts.num_validation_sequences)
     size_bytes = _bytes_of_sources(run)
@@ -111,8 +110,9 @@ def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
     """Estimate the time on this machine by its speed at one matrix product; of other machines nothing is known."""
     if run.pki is not None or run.train.device != "cpu":
         return "time: not known beforehand; the first steps say how fast the machines are"
-    guarded = run.has_stages and run.guard.enabled
-    price = outlook(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages) if guarded else None
+    price = None
+    if isinstance(run, StagedRun) and run.guard.enabled:
+        price = outlook(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages)
     work = 6 * row.parameters * tokens * (1 + (0.0 if price is None else price[1].extra_compute))
     at_once = max(1, min(run.world["processes"], len(os.sched_getaffinity(0))))
     seconds = work / (own_gflops() * 1e9) / at_once
@@ -132,10 +132,11 @@ def _disk(run: RunConfig, row: StageRow) -> str:
     if run.checkpoint.keep_every:
         kept += run.train.steps // run.checkpoint.keep_every
     parts = [f"{size_in_words(kept * state)} of checkpoints"]
-    if run.has_stages and run.journals:
+    if run.journals:
         parts.append(f"{size_in_words(_JOURNAL_STATES * state)} of the journal while it runs")
-    if run.has_stages and run.guard.enabled and run.guard.keep_states:
-        points = 1 + math.ceil(math.log2(1 + run.train.steps / run.guard.keep_states))
+    guard = run.stage_guard
+    if guard is not None and guard.enabled and guard.keep_states:
+        points = 1 + math.ceil(math.log2(1 + run.train.steps / guard.keep_states))
         parts.append(f"{size_in_words(points * state)} of states to go back to while it runs")
     return f"disk: {', '.join(parts)}; prepared text takes about as much as its files"
 

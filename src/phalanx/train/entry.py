@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -17,7 +17,7 @@ from phalanx.pipeline.assignment.stage_memory import NUMBER_BYTES, boundary_byte
 from phalanx.security.invite import JoinTerms
 from phalanx.telemetry.parties import size_in_words
 from phalanx.train.batches.epochs import length_told, settle_steps
-from phalanx.train.config import RunConfig
+from phalanx.train.config import DomainRun, FederatedRun, PipelineRun, RunConfig, SplitRun, StagedRun
 from phalanx.train.data_outlook import data_outlook
 from phalanx.train.records.run_directory import RunDirectory, cache_beside, default_directory, kept_preparations
 from phalanx.train.sessions.cluster import OpenWorkers
@@ -26,9 +26,10 @@ from phalanx.train.sessions.continue_from import open_origin
 from phalanx.train.sessions.factory import EngineFactory
 from phalanx.train.sessions.pipeline import PipelineFactory
 from phalanx.train.sessions.session import Session
-from phalanx.train.setup.layout import WORKER_BYTES, describe_stages, estimate_stages, make_plan
+from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import check_inputs, load_own_code
 from phalanx.train.setup.process import deterministic
+from phalanx.train.setup.stage_table import WORKER_BYTES, describe_stages, estimate_stages
 from phalanx.train.setup.tiers import settle_tier
 
 
@@ -65,16 +66,16 @@ def train(
         raise ConfigError("--from-step names a checkpoint of a run that is there already; add --resume")
     if from_run is not None and resume:
         raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
-    if run.split is not None and (from_step is not None or from_run is not None):
+    if isinstance(run, SplitRun) and (from_step is not None or from_run is not None):
         raise ConfigError(
             "--from and --from-step go back to a state that an enclave no longer opens: a sealed state is good while "
             "it is the newest; begin a new run, or --resume"
         )
-    if run.federated is not None and from_run is not None:
+    if isinstance(run, FederatedRun) and from_run is not None:
         raise ConfigError("--from is not for [federated]: set model.path to what the other run exported")
-    if ranks is not None and not run.is_domain:
+    if ranks is not None and not isinstance(run, DomainRun):
         raise ConfigError("--ranks is for runs with [parallel] and no sites; leave it out")
-    if run.attack.kind != "none" and open_workers is None:
+    if isinstance(run, StagedRun) and run.attack.kind != "none" and open_workers is None:
         raise ConfigError(
             "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
             "train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
@@ -106,17 +107,17 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
-def plays_rank(run: RunConfig) -> bool:
+def plays_rank(run: RunConfig) -> TypeGuard[DomainRun]:
     """Whether this process was started to be a rank other than 0, which leaves the run directory alone.
 
     Raises:
         ConfigError: Its environment gives it a place that is none.
     """
-    place = find_place(os.environ) if run.is_domain else None
+    place = find_place(os.environ) if isinstance(run, DomainRun) else None
     return place is not None and not place.is_lead
 
 
-def follow(run: RunConfig, run_dir: str | Path | None = None) -> None:
+def follow(run: DomainRun, run_dir: str | Path | None = None) -> None:
     """Be a rank other than 0 until the run is over.
 
     Raises:
@@ -144,22 +145,24 @@ def describe(run: RunConfig, run_dir: str | Path | None = None) -> RenderableTyp
 
 
 def _description(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
-    if run.split is not None:
-        from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
+    match run:
+        case PipelineRun():
+            return describe_stages(run, source)
+        case DomainRun():
+            from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
 
-        return describe_split(run, source)
-    if run.federated is not None:
-        from phalanx.train.sessions.federated import describe_federated  # noqa: PLC0415 - other runs have no use for it
+            return describe_domain(run, source)
+        case SplitRun():
+            from phalanx.train.sessions.split import describe_split  # noqa: PLC0415 - other runs have no use for it
 
-        return describe_federated(run, source, cache)
-    if run.parallel is None:
-        return describe_stages(run, source)
-    from phalanx.train.sessions.domain import describe_domain  # noqa: PLC0415 - a pipeline has no use for it
+            return describe_split(run, source)
+        case FederatedRun():
+            from phalanx.train.sessions.federated import describe_federated  # noqa: PLC0415 - as above
 
-    return describe_domain(run, source)
+            return describe_federated(run, source, cache)
 
 
-def join_terms(run: RunConfig) -> JoinTerms:
+def join_terms(run: StagedRun) -> JoinTerms:
     """What a machine that joins a run is asked to do; the model is opened for its shapes.
 
     Raises:
@@ -187,20 +190,22 @@ def join_terms(run: RunConfig) -> JoinTerms:
     return JoinTerms(run.pipeline.transport.port, asks, (served + WORKER_BYTES) // 2**20 + 1)
 
 
-def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) -> EngineFactory:
-    if run.split is not None:
-        from phalanx.train.sessions.split import SplitFactory  # noqa: PLC0415 - other runs have no use for it
+def _factory_of(run: RunConfig, open_workers: OpenWorkers, ranks: int | None) -> EngineFactory[Any]:
+    match run:
+        case PipelineRun():
+            return PipelineFactory(open_workers)
+        case DomainRun():
+            from phalanx.train.sessions.domain import DomainFactory  # noqa: PLC0415 - a pipeline has no use for it
 
-        return SplitFactory(open_workers)
-    if run.federated is not None:
-        from phalanx.train.sessions.federated import FederatedFactory  # noqa: PLC0415 - other runs have no use for it
+            return DomainFactory(ranks)
+        case SplitRun():
+            from phalanx.train.sessions.split import SplitFactory  # noqa: PLC0415 - other runs have no use for it
 
-        return FederatedFactory()
-    if run.parallel is None:
-        return PipelineFactory(open_workers)
-    from phalanx.train.sessions.domain import DomainFactory  # noqa: PLC0415 - a pipeline has no use for it
+            return SplitFactory(open_workers)
+        case FederatedRun():
+            from phalanx.train.sessions.federated import FederatedFactory  # noqa: PLC0415 - as above
 
-    return DomainFactory(ranks)
+            return FederatedFactory()
 
 
 def _directory(run: RunConfig, run_dir: str | Path | None) -> Path:

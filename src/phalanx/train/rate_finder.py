@@ -90,7 +90,7 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
         ConfigError: The run has remote workers, or its sections do not go with so short a run.
         PhalanxError: As `train`, but for a loss that is no number, which is an answer.
     """
-    if run.pipeline.remote_workers:
+    if run.remote_workers:
         raise ConfigError(
             "pipeline.remote_workers: they wait for the run itself; look for a rate with local workers: --unset "
             "pipeline.remote_workers --unset pipeline.pki"

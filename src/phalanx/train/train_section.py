@@ -6,7 +6,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from phalanx.config import RefusedKeyError, StrictModel
 from phalanx.data.config import HELD_OUT
-from phalanx.objectives import OBJECTIVES, ObjectiveChoice, kind_of
+from phalanx.objectives import OBJECTIVES, ObjectiveChoice, RolloutSettings, kind_of
 
 
 class EarlyStoppingConfig(StrictModel):
@@ -88,6 +88,11 @@ class TrainConfig(StrictModel):
     def learns_pairs(self) -> bool:
         """Whether two rows of a batch belong together."""
         return self.objective_kind in OBJECTIVES and OBJECTIVES[self.objective_kind].target == "pair"
+
+    @property
+    def learns_from_texts(self) -> bool:
+        """Whether texts that the model itself writes are learned from."""
+        return isinstance(self.objective, RolloutSettings)
 
     @property
     def draws(self) -> int:

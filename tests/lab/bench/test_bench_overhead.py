@@ -24,7 +24,7 @@ from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.model.read import shape_of
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 LIGHT = GuardConfig(audit_rate=0.5, owner_audit_rate=0.0)
 KEYS = {
@@ -129,7 +129,7 @@ def test_the_long_bench_has_every_upkeep() -> None:
     # an arm is made by copying, which checks nothing
     for shift in (*shifts(quick=True), *shifts(quick=False)):
         for guard in shift.guards:
-            RunConfig.model_validate({**dict(shift.run), "guard": guard})
+            PipelineRun.model_validate({**dict(shift.run), "guard": guard})
 
 
 def test_the_unguarded_run_has_no_shares_of_its_own(rows) -> None:
@@ -214,7 +214,7 @@ def test_memory_of_a_process_that_is_not_there_is_no_figure() -> None:
 
 
 @pytest.mark.slow
-def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
+def test_arms_are_measured_side_by_side(tiny: PipelineRun) -> None:
     shift = InterleavedGuards(
         "tiny",
         tiny,
@@ -242,7 +242,7 @@ def test_arms_are_measured_side_by_side(tiny: RunConfig) -> None:
 
 
 @pytest.mark.slow
-def test_adapters_are_measured_against_a_run_that_trains_adapters(tiny: RunConfig) -> None:
+def test_adapters_are_measured_against_a_run_that_trains_adapters(tiny: PipelineRun) -> None:
     pytest.importorskip("peft")
     adapted = tiny.model_copy(update={"model": tiny.model.model_copy(update={"adapter": LoraConfig(rank=2)})})
     guard = LIGHT.model_copy(update={"shadow": "adapters"})

@@ -11,7 +11,7 @@ from phalanx.lab.bench.measure.workloads import Workload, workloads
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
 from phalanx.lab.bench.overhead.pipeline import measure
 from phalanx.models import ModelConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 ARMS = ["plain", "unguarded", "guarded_light", "guarded_full"]
 
@@ -24,7 +24,7 @@ def test_the_two_models_have_the_names_that_scripts_rely_on() -> None:
 
 
 @pytest.mark.slow
-def test_an_arm_that_cannot_start_is_an_error_with_its_last_words(tiny: RunConfig, tmp_path: Path) -> None:
+def test_an_arm_that_cannot_start_is_an_error_with_its_last_words(tiny: PipelineRun, tmp_path: Path) -> None:
     nowhere = tiny.model_copy(update={"model": ModelConfig(path=str(tmp_path / "nowhere"))})
     spec = ArmSpec(arm="plain", plain=True, run=nowhere, directory=str(tmp_path / "arm"), cache=str(tmp_path))
 
@@ -33,7 +33,7 @@ def test_an_arm_that_cannot_start_is_an_error_with_its_last_words(tiny: RunConfi
 
 
 @pytest.mark.slow
-def test_all_arms_are_measured_on_the_same_batches(tiny: RunConfig) -> None:
+def test_all_arms_are_measured_on_the_same_batches(tiny: PipelineRun) -> None:
     shifts = (("unguarded", "guarded_light"), ("unguarded", "guarded_full"))
     workload = Workload("tiny", tiny, steps=2, rounds=2, warm_ups=1, budget_s=60.0, shifts=shifts)
 

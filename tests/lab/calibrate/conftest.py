@@ -6,7 +6,7 @@ import pytest
 from phalanx.lab.calibrate.honest import HonestRun
 from phalanx.models import open_model
 from phalanx.testing import tiny_run
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import StageLibrary
 
@@ -20,7 +20,7 @@ def model_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_honest(model_cache: Path) -> Callable[..., HonestRun]:
     """Build all stages of a tiny run at step 0."""
 
-    def make(run: RunConfig | None = None) -> HonestRun:
+    def make(run: PipelineRun | None = None) -> HonestRun:
         run = run or tiny_run()
         source = open_model(run.model, model_cache, run.train.seed)
         plan = make_plan(run, source)

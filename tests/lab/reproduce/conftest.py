@@ -10,7 +10,7 @@ from phalanx.lab.reproduce.attacker import Attacker, LieSchedule
 from phalanx.models import ModelSource, open_model
 from phalanx.pipeline import GuardConfig, StepPlan
 from phalanx.testing import random_batch, tiny_run
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.setup.layout import make_plan
 
 
@@ -18,7 +18,7 @@ from phalanx.train.setup.layout import make_plan
 class Tiny:
     """A tiny model with its run, and batches for it."""
 
-    run: RunConfig
+    run: PipelineRun
     source: ModelSource
     plan: StepPlan
     directory: Path

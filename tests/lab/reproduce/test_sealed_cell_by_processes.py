@@ -15,7 +15,7 @@ from phalanx.lab.reproduce.medical.size import CLIENTS, MODEL, MedicalSize
 from phalanx.models import open_model
 from phalanx.objectives import Confusion
 from phalanx.split import FrontPart, SplitConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import SplitRun, TrainConfig
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.split_cluster import split_company
 from phalanx.train.setup.process import deterministic
@@ -36,9 +36,9 @@ def bench(tmp_path_factory):
     return ArmMaterial(source, front, typical_length(front, material.train.ids[:2]), material, SIZE, seed=0)
 
 
-def run_of(bench) -> RunConfig:
+def run_of(bench) -> SplitRun:
     """What `phalanx train` would be given for the cell."""
-    return RunConfig(
+    return SplitRun(
         model=MODEL.model_copy(update={"layers": SIZE.layers, "adapter": SIZE.adapter}),
         data=DataConfig(
             labelled=LabelledConfig(task=TASK, texts_per_client=SIZE.train // CLIENTS, test_texts=SIZE.test),

@@ -7,7 +7,7 @@ from typing import Any
 
 from phalanx.pipeline import AuditDraw, GuardConfig, PipelineConfig
 from phalanx.testing import tiny_run
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 CERTIFIED = ("owner", "worker-1", "worker-2", "worker-3", "worker-4")
 EVERYTHING = {"audit_rate": 1.0, "step_audit_rate": 1.0, "owner_audit_rate": 1.0}
@@ -60,7 +60,7 @@ class Company:
         """Whether parties of several numeric classes are let in, which are compared within a tolerance."""
         return self.guard.get("classes") == "mixed"
 
-    def run(self, pki: Path) -> RunConfig:
+    def run(self, pki: Path) -> PipelineRun:
         """Its run file, with models and batches as small as can be."""
         pipeline = PipelineConfig(
             stages=self.stages,

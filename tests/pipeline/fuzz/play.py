@@ -16,7 +16,7 @@ from phalanx.lab.attacks import actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.security.crypto import create_authority, issue
 from phalanx.testing import Actor, CompanySession, tiny_run
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 from phalanx.transport import TransportConfig
 
 NUM_STEPS = 3
@@ -53,7 +53,7 @@ class Company:
         """Number of workers that are there from the start."""
         return self.stages - 2 + self.spares
 
-    def run(self, pki: Path) -> RunConfig:
+    def run(self, pki: Path) -> PipelineRun:
         """Its run file, with models and batches as small as can be."""
         pipeline = PipelineConfig(
             stages=self.stages,

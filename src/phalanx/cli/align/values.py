@@ -22,9 +22,10 @@ def values(file: File, pairs: Pairs, *, show: Show = 10, smallest: Smallest = 0.
     from phalanx.align.values import read_pairs
     from phalanx.errors import ConfigError
     from phalanx.rewards import RewardScorer
-    from phalanx.train import load_run
+    from phalanx.train import DomainRun, PipelineRun, load_run
 
-    asked, rewards = read_pairs(pairs), load_run(file).rewards
+    asked, run = read_pairs(pairs), load_run(file)
+    rewards = run.rewards if isinstance(run, PipelineRun | DomainRun) else None
     if rewards is None:
         raise ConfigError(f"{file}: has no [rewards]; write one of them for each value, with its weight")
     with (

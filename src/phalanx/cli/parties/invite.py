@@ -15,7 +15,7 @@ from phalanx.cli.parties.pki_request import complete
 
 if TYPE_CHECKING:
     from phalanx.security.invite import JoinTerms
-    from phalanx.train import RunConfig
+    from phalanx.train import PipelineRun
 
 _LASTS = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days"}
@@ -75,7 +75,7 @@ def _lasts(text: str) -> timedelta:
     return lasts
 
 
-def _of_workers(run: "RunConfig") -> "JoinTerms":
+def _of_workers(run: "PipelineRun") -> "JoinTerms":
     from phalanx.train import join_terms
 
     return join_terms(run)

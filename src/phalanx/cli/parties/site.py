@@ -10,7 +10,7 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_line
 
 if TYPE_CHECKING:
-    from phalanx.train.config import RunConfig
+    from phalanx.train.config import FederatedRun
 
 BridgedRun = Annotated[Path, typer.Argument(metavar="RUN.toml", help='A run with federated.carrier = "bridge".')]
 RunDir = Annotated[Path | None, typer.Option(help="Of `phalanx train`; left out, runs/NAME.")]
@@ -81,13 +81,13 @@ def _word(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def _bridged(run_file: Path, run_dir: Path | None) -> "tuple[RunConfig, tuple[str, ...], Path]":
+def _bridged(run_file: Path, run_dir: Path | None) -> "tuple[FederatedRun, tuple[str, ...], Path]":
     """Return a run that an engine carries for, its sites, and where its owner listens."""
     from phalanx.errors import ConfigError
-    from phalanx.train import default_directory, load_run
+    from phalanx.train import FederatedRun, default_directory, load_run
     from phalanx.train.sessions.site_carriers import OWNER_SOCKET
 
     run = load_run(run_file)
-    if run.federated is None or run.federated.carrier != "bridge":
+    if not isinstance(run, FederatedRun) or run.federated.carrier != "bridge":
         raise ConfigError(f'{run_file}: has no sites that an engine carries for; set federated.carrier = "bridge"')
     return run, run.federated.sites, (run_dir or default_directory(run)).resolve() / OWNER_SOCKET

@@ -17,7 +17,7 @@ from phalanx.lab.calibrate.paths import Pair, pairs_of
 from phalanx.lab.calibrate.result import fit_all, message_rows, operator_rows, suggestion, thresholds
 from phalanx.models import open_model
 from phalanx.pipeline import StepPlan, local_numeric_class
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.preflight import load_own_code
@@ -29,7 +29,7 @@ QUICK_MESSAGES = 128
 """Of each pair and direction; what is left is rounded up to whole steps."""
 
 
-def calibrate(run: RunConfig, *, quick: bool = False, console: Console | None = None) -> dict[str, Any]:
+def calibrate(run: PipelineRun, *, quick: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Train a few honest steps and measure how far honest computations of the same messages lie apart.
 
     Args:

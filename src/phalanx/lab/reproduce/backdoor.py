@@ -28,7 +28,7 @@ from phalanx.pipeline import (
     keep_freed_memory,
 )
 from phalanx.testing import MemoryCompany
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.setup.process import deterministic
 
 Row = dict[str, Any]
@@ -141,7 +141,7 @@ class Laboratory:
             row = self._train(cell)[0]
         return row | {"wall_s": time.perf_counter() - started, "cpu_s": time.process_time() - cpu}
 
-    def run(self, cell: BackdoorCell) -> RunConfig:
+    def run(self, cell: BackdoorCell) -> PipelineRun:
         """What a run file would say about a training."""
         model, corpus = self._material()
         data = later_text(SMALL, _CHARACTERS, corpus.tokenizer_path, self._cache)

@@ -15,7 +15,7 @@ from phalanx.lab.reproduce.arms import ARMS, HONEST, Arm, ArmInputs
 from phalanx.lab.reproduce.attacker import Attacker, Direction, LieSchedule
 from phalanx.lab.reproduce.workload import BATCH_SIZE, STAGES, steps_per_epoch
 from phalanx.models import open_model
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.setup.layout import make_plan
 
@@ -67,7 +67,7 @@ class _Curve:
         return self.values.index(self.best) < len(self.values) - _PATIENCE
 
 
-def train_cell(cell: TableCell, run: RunConfig, corpus: Corpus, cache: Path) -> Row:
+def train_cell(cell: TableCell, run: PipelineRun, corpus: Corpus, cache: Path) -> Row:
     """Run one training to its end.
 
     Args:
@@ -95,7 +95,7 @@ def train_cell(cell: TableCell, run: RunConfig, corpus: Corpus, cache: Path) -> 
     return row | {"lies": len(attacker.lies)} | counts | {"evicted": list(counts["evicted"])} | costs
 
 
-def _train(arm: Arm, run: RunConfig, corpus: Corpus, *, stops_early: bool) -> Row:
+def _train(arm: Arm, run: PipelineRun, corpus: Corpus, *, stops_early: bool) -> Row:
     held_out = list(validation_batches(corpus, BATCH_SIZE))
     loader = BatchLoader(corpus, BATCH_SIZE, run.train.seed)
     curve = _Curve([_finite(perplexity(arm.stages(), held_out))])
@@ -132,7 +132,7 @@ def _epoch(arm: Arm, loader: BatchLoader, steps: range, microbatches: int) -> No
         arm.step(step, step_inputs(loader.next(), microbatches))
 
 
-def _batches(corpus: Corpus, run: RunConfig, seed: int, count: int) -> list[StepInputs]:
+def _batches(corpus: Corpus, run: PipelineRun, seed: int, count: int) -> list[StepInputs]:
     loader = BatchLoader(corpus, BATCH_SIZE, seed)
     return [step_inputs(loader.next(), run.train.microbatches) for _ in range(count)]
 

@@ -19,7 +19,7 @@ from phalanx.models import ModelConfig, open_model
 from phalanx.models.cache import written_once
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
-from phalanx.train import RunConfig, TrainConfig, step_inputs
+from phalanx.train import PipelineRun, TrainConfig, step_inputs
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.setup.layout import make_plan
 
@@ -72,8 +72,8 @@ def _train(family: str, corpus: Corpus, size: TableSize, cache: Path, home: Path
     shutil.copyfile(corpus.tokenizer_path, home / "tokenizer.json")
 
 
-def _run(family: str, size: TableSize) -> RunConfig:
-    return RunConfig(
+def _run(family: str, size: TableSize) -> PipelineRun:
+    return PipelineRun(
         model=ModelConfig(from_scratch=True, architecture=architecture_of(family, size.width)),
         # never read: the corpus is at hand
         data=DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(), sequence_length=SEQUENCE_LENGTH),

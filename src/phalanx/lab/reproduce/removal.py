@@ -14,7 +14,7 @@ from phalanx.lab.reproduce.attacker import Attacker
 from phalanx.lab.reproduce.simulator import NoMessageCheck, Simulator
 from phalanx.lab.reproduce.workload import BATCH_SIZE
 from phalanx.models import StageModule, open_model
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.batches.validation import perplexity
 from phalanx.train.setup.layout import make_plan
 
@@ -30,7 +30,7 @@ _OTHER_ORDER = 1_000
 class RemovalBench:
     """A test bench for a finished model: it measures the backdoor and applies ways to remove it."""
 
-    def __init__(self, run: RunConfig, corpus: Corpus, cache: Path) -> None:
+    def __init__(self, run: PipelineRun, corpus: Corpus, cache: Path) -> None:
         self._run = run
         self._corpus = corpus
         source = open_model(run.model, cache / "models", run.train.seed)

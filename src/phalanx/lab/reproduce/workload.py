@@ -11,7 +11,7 @@ from phalanx.data import Corpus, DataConfig
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import PipelineRun, TrainConfig
 
 Architecture = dict[str, str | int | float | bool | None]
 
@@ -144,9 +144,9 @@ def optimizer_of(regime: Regime, size: TableSize) -> OptimizerConfig:
     )
 
 
-def run_of(model: Path, data: DataConfig, regime: Regime, size: TableSize, steps: int, seed: int) -> RunConfig:
+def run_of(model: Path, data: DataConfig, regime: Regime, size: TableSize, steps: int, seed: int) -> PipelineRun:
     """One fine-tuning, as a run file would say it."""
-    return RunConfig(
+    return PipelineRun(
         model=ModelConfig(path=str(model)),
         data=data,
         train=TrainConfig(steps=steps, batch_size=BATCH_SIZE, microbatches=size.microbatches, seed=seed),

@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import TypeVar
 
 from phalanx.data import prepare
 from phalanx.data.preferences import prepare_preferences
@@ -11,9 +12,12 @@ from phalanx.objectives import OBJECTIVES
 from phalanx.objectives.kto import WANTED
 from phalanx.train.batches.labelled import prepare_labelled
 from phalanx.train.config import RunConfig
+from phalanx.train.runs.base import BaseRun
+
+RunT = TypeVar("RunT", bound=BaseRun)
 
 
-def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
+def settle_steps(run: RunT, cache: Path) -> RunT:
     """Return the run with the steps that its epochs come to on the data that is here; any other run as it is.
 
     The last step's batch is full: it goes on with the next pass, as any batch at the end of a pass does.
@@ -34,7 +38,7 @@ def settle_steps(run: RunConfig, cache: Path) -> RunConfig:
     return run.of_length(max(1, math.ceil(samples / run.train.draws)))
 
 
-def num_sequences(run: RunConfig, cache: Path) -> int:
+def num_sequences(run: BaseRun, cache: Path) -> int:
     """Return the number of a run's training sequences; of labelled texts, those of all clients together.
 
     Raises:
@@ -49,11 +53,11 @@ def num_sequences(run: RunConfig, cache: Path) -> int:
             run.data, directory, run.train.seed, path, lambda _: None, single=single
         ).num_train_sequences
     labelled = run.data.labelled
-    if labelled is None or run.split is None:
+    if labelled is None or not run.text_parties:
         return prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path).num_train_sequences
     if labelled.own is not None and not labelled.own.train:
         run.require_steps("an owner of remote clients")
-    texts = prepare_labelled(run.data, run.split.client_names, run.train.seed, source.tokenizer_path)
+    texts = prepare_labelled(run.data, run.text_parties, run.train.seed, source.tokenizer_path)
     return sum(client_texts.num_train_sequences for client_texts in texts.clients.values())
 
 

@@ -26,7 +26,7 @@ from phalanx.security.privacy import (
     sampling_key,
 )
 from phalanx.security.privacy.capped import SPILLED
-from phalanx.train.config import RunConfig
+from phalanx.train.config import DomainRun, FederatedRun, PipelineRun
 
 _AGAINST = {"against": "readers of the weights; owner, workers and auditors know the noise"}
 """Against which readers a bound holds where auditors compute noise again."""
@@ -135,7 +135,7 @@ class PrivateBatches:
 
 
 def private_batches(
-    run: RunConfig, corpus: object, log: AuditLog, past: PastCharges, secrets: Path
+    run: PipelineRun | DomainRun, corpus: object, log: AuditLog, past: PastCharges, secrets: Path
 ) -> PrivateBatches | None:
     """Return the loader of a run and its budget; None for a run without ``[privacy]``.
 
@@ -154,12 +154,11 @@ def private_batches(
     if not isinstance(corpus, Corpus):
         raise ConfigError("[privacy] draws single rows, and this run has others; remove one")
     rows = corpus.num_train_sequences
-    in_stages = run.parallel is None and run.federated is None
-    mean = _mean_rows(run, privacy, rows) if in_stages else train.batch_size
+    mean = _mean_rows(run, privacy, rows) if isinstance(run, PipelineRun) else train.batch_size
     share = check_rate(rows, mean, privacy.delta)
     rate = share if privacy.sampling == "poisson" else 1.0
     terms = _terms(privacy, rows, corpus.digest)
-    if in_stages:
+    if isinstance(run, PipelineRun):
         step, terms = _step_in_stages(run, privacy, rate, rows, past), {**terms, "places": train.batch_size, **_AGAINST}
     else:
         step = PoissonGaussian(_noise(privacy, rate, train.steps, past), rate)
@@ -174,19 +173,19 @@ def private_batches(
         )
     if privacy.sampling == "order":
         return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger, train.batch_size)
-    parts = train.microbatches * (1 if run.parallel is None else run.parallel.dp)
-    places = train.batch_size if in_stages else None
+    parts = train.microbatches * run.row_cuts[0]
+    places = train.batch_size if isinstance(run, PipelineRun) else None
     return PrivateBatches(PoissonLoader(corpus, mean, parts, sampling_key(secrets), ledger, places), ledger, mean)
 
 
-def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
+def round_budget(run: FederatedRun, sums: NoisyRounds | None, log: AuditLog, past: PastCharges) -> BudgetLedger | None:
     """Return the budget of the noisy sums of federated rounds; None where sites bring no noise.
 
     Raises:
         ConfigError: The budget pays for no sum.
     """
-    privacy = None if run.federated is None else run.federated.privacy
-    if run.federated is None or privacy is None or sums is None:
+    privacy = run.federated.privacy
+    if privacy is None or sums is None:
         return None
     terms = {
         "example": "all data of one site",
@@ -206,7 +205,7 @@ def round_budget(run: RunConfig, sums: NoisyRounds | None, log: AuditLog, past: 
     return ledger
 
 
-def site_rows(run: RunConfig, data: SiteData, identity: Identity, own: Path) -> SiteRows | None:
+def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) -> SiteRows | None:
     """Return the draws of one site's training rows, and its own budget; None for a run without ``[privacy]``.
 
     Args:
@@ -218,7 +217,7 @@ def site_rows(run: RunConfig, data: SiteData, identity: Identity, own: Path) -> 
         CertificateError: The key of the draw cannot be made, or others may have read it.
     """
     privacy, train = run.privacy, run.train
-    if privacy is None or run.federated is None:
+    if privacy is None:
         return None
     share = check_rate(data.num_sequences, train.batch_size, privacy.delta)
     rate = share if privacy.sampling == "poisson" else 1.0
@@ -237,7 +236,7 @@ def site_rows(run: RunConfig, data: SiteData, identity: Identity, own: Path) -> 
     return SiteRows(data, privacy, ledger, sampling_key(own / "secrets"))
 
 
-def _mean_rows(run: RunConfig, wanted: PrivacyConfig, rows: int) -> int:
+def _mean_rows(run: PipelineRun, wanted: PrivacyConfig, rows: int) -> int:
     """Return how many rows a step of a pipeline draws in the mean.
 
     Raises:
@@ -258,7 +257,7 @@ def _mean_rows(run: RunConfig, wanted: PrivacyConfig, rows: int) -> int:
 
 
 def _step_in_stages(
-    run: RunConfig, wanted: PrivacyConfig, rate: float, rows: int, past: PastCharges
+    run: PipelineRun, wanted: PrivacyConfig, rate: float, rows: int, past: PastCharges
 ) -> PoissonGaussian | CappedPoissonGaussian:
     """Return the mechanism of a step of a pipeline, which has room for `train.batch_size` rows."""
     if wanted.sampling == "order":

@@ -73,8 +73,7 @@ def _labelled_rows(run: RunConfig, tokenizer_path: Path | None) -> ShownRows:
     labelled = run.data.labelled
     if labelled is not None and labelled.own is not None and not labelled.own.train:
         raise ConfigError("data.labelled: its rows are with remote clients; each client has its own run file to show")
-    parties = run.split.client_names if run.split is not None else run.federated.sites if run.federated else ()
-    texts = prepare_labelled(run.data, parties, run.train.seed, tokenizer_path)
+    texts = prepare_labelled(run.data, run.text_parties, run.train.seed, tokenizer_path)
     places = [(name, at) for name, one in texts.clients.items() for at in range(one.num_train_sequences)]
 
     def show(number: int) -> Shown:

@@ -11,14 +11,13 @@ from phalanx.federated.site_trainer import SiteData, WholeModel
 from phalanx.models import ModelSource
 from phalanx.models.layout import check_vocabulary
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
-from phalanx.train.config import RunConfig
-from phalanx.train.federated_faults import section_of
+from phalanx.train.config import FederatedRun
 
 _HELD_OUT_ROWS = 8
 """At once."""
 
 
-def whole_model(run: RunConfig, source: ModelSource, num_classes: int) -> WholeModel:
+def whole_model(run: FederatedRun, source: ModelSource, num_classes: int) -> WholeModel:
     """Load the model of a run, with what its sites train of it."""
     model = WholeModel(
         source,
@@ -26,9 +25,9 @@ def whole_model(run: RunConfig, source: ModelSource, num_classes: int) -> WholeM
         run.train.seed,
         run.train.objective_kind,
         num_classes,
-        frozen_a=section_of(run).exchange == "frozen_a",
+        frozen_a=run.federated.exchange == "frozen_a",
     )
-    model.keep_back(section_of(run).personal)
+    model.keep_back(run.federated.personal)
     return model
 
 
@@ -36,7 +35,6 @@ class SharedTexts:
     """All texts of a run, and the share of each site.
 
     Args:
-        run: Needs ``[federated]``.
         cache: Directory of prepared text.
         say: Told of phase and documents while text is prepared.
         own: Sources of one site's own, in place of a share of the run's.
@@ -48,14 +46,14 @@ class SharedTexts:
 
     def __init__(
         self,
-        run: RunConfig,
+        run: FederatedRun,
         source: ModelSource,
         cache: Path,
         say: Callable[[str, int], None],
         *,
         own: tuple[SourceConfig, ...] = (),
     ) -> None:
-        self._run, self._sites, self._is_own = run, section_of(run).sites, bool(own)
+        self._run, self._sites, self._is_own = run, run.federated.sites, bool(own)
         self.labelled: LabelledTexts | None = None
         self.corpus: Corpus | None = None
         seed = run.train.seed

@@ -12,12 +12,12 @@ from phalanx.parallel.control.rank0 import RankWork
 from phalanx.parallel.deepspeed import check_machine, opened_member
 from phalanx.parallel.groups.mesh import Domain
 from phalanx.parallel.privacy.trainer import PrivateRankTrainer
-from phalanx.train.config import RunConfig
+from phalanx.train.config import DomainRun, RankedRun
 
 
 @contextlib.contextmanager
 def open_member(
-    run: RunConfig, recipe: RankRecipe, source: ModelSource, domain: Domain, place: RankEnv, noise: float = math.nan
+    run: RankedRun, recipe: RankRecipe, source: ModelSource, domain: Domain, place: RankEnv, noise: float = math.nan
 ) -> Iterator[RankWork]:
     """Be a rank of the run while the context lasts.
 
@@ -32,7 +32,7 @@ def open_member(
     if run.privacy is not None:
         yield PrivateRankTrainer(recipe, source, domain, noise)
         return
-    if run.deepspeed is None:
+    if not isinstance(run, DomainRun) or run.deepspeed is None:
         yield RankTrainer(recipe, source, domain)
         return
     with opened_member(run.deepspeed, recipe, source, domain, place, digest(run)) as member:
@@ -40,7 +40,7 @@ def open_member(
 
 
 def check_deepspeed(
-    run: RunConfig, parallel: ParallelConfig, source: ModelSource, place: RankEnv | None, *, build: bool = False
+    run: DomainRun, parallel: ParallelConfig, source: ModelSource, place: RankEnv | None, *, build: bool = False
 ) -> None:
     """Refuse a section ``[deepspeed]`` that this machine cannot carry out; other runs have none.
 

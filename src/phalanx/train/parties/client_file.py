@@ -13,7 +13,7 @@ from phalanx.security.tee import Binding, Policy, PolicyConfig, SimAttester, loa
 from phalanx.split import SplitConfig
 from phalanx.split.config import DEFAULT_TPM
 from phalanx.split.hardware.measure import measure_code, policy_of
-from phalanx.train.config import RunConfig, load_run
+from phalanx.train.config import RunConfig, SplitRun, load_run
 from phalanx.train.parties.client_conversations import look_at_conversations
 from phalanx.transport import TransportConfig
 
@@ -131,7 +131,7 @@ class ClientFile(StrictModel):
         return policy_of(split.model_copy(update={"policy": None}))
 
 
-def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
+def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
     """Read a client's file and its run file, and look at keys and texts; torch is not needed.
 
     Returns:
@@ -144,10 +144,9 @@ def read_client(path: Path) -> tuple[ClientFile, RunConfig, str]:
     """
     client = load_config(path, ClientFile)
     run = load_run(client.run)
-    split = run.split
-    if split is None or not split.remote_clients:
+    if not isinstance(run, SplitRun) or not run.split.remote_clients:
         raise ConfigError(f"{client.run}: names no split.remote_clients; ask the owner for the file of such a run")
-    name = load_identity(Path(client.identity)).name
+    split, name = run.split, load_identity(Path(client.identity)).name
     if name not in split.remote_clients:
         raise ConfigError(
             f"{client.identity}: is of {name!r}, which {client.run} does not name; its clients are "

@@ -31,12 +31,12 @@ from phalanx.split.roles.client import Feedback
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.turns import TurnTaker
 from phalanx.telemetry import PhaseTimer
-from phalanx.train.config import RunConfig
+from phalanx.train.config import SplitRun
 from phalanx.train.parties.client_file import ClientFile
 from phalanx.train.parties.client_texts import ClientTextsRead, read_texts
 from phalanx.train.records.run_directory import cache_beside
 from phalanx.train.sessions.enclave_call import CalledEnclave, EnclaveCall, call_enclave
-from phalanx.train.sessions.split_cluster import kinds_of, num_classes_of, split_of
+from phalanx.train.sessions.split_cluster import kinds_of, num_classes_of
 from phalanx.train.setup.process import deterministic
 
 _TELL_EVERY = 10
@@ -46,7 +46,7 @@ _WEEK_S = 7 * 86400.0
 Say = Callable[[str], None]
 
 
-def run_client(client: ClientFile, run: RunConfig, name: str, tell: Say) -> None:
+def run_client(client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
     """Be a client until the owner ends the run; where a session breaks off, wait for the next one.
 
     Args:
@@ -72,8 +72,8 @@ class ClientProcess:
         PhalanxError: Texts, model or keys are unusable.
     """
 
-    def __init__(self, client: ClientFile, run: RunConfig, name: str, tell: Say) -> None:
-        split = split_of(run)
+    def __init__(self, client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
+        split = run.split
         make_private_directory(client.own)
         self._client, self._run, self._name, self._tell = client, run, name, tell
         self._identity = load_identity(Path(client.identity))
@@ -94,7 +94,7 @@ class ClientProcess:
         Raises:
             PhalanxError: As `run_client`.
         """
-        split, client = split_of(self._run), self._client
+        split, client = self._run.split, self._client
         self._tell(f"looking for the enclave at {split.remote_enclave}")
         call = EnclaveCall(
             self._identity,
@@ -120,7 +120,7 @@ class ClientProcess:
         return True
 
     def _work(self, called: CalledEnclave) -> None:
-        client, split = self._client, split_of(self._run)
+        client, split = self._client, self._run.split
         connection = Connection(called.endpoint, ENCLAVE, _WEEK_S, called.look)
         party = self._party(called, connection)
         self._tell("called; waiting for the other parties")
@@ -139,7 +139,7 @@ class ClientProcess:
             write_public(client.own / "transcript.json", json.dumps(text, indent=1).encode())
 
     def _party(self, called: CalledEnclave, line: Connection) -> EnclavePeer:
-        split, own_directory = split_of(self._run), self._client.own
+        split, own_directory = self._run.split, self._client.own
         keys = attested_keys(called.peer, called.certificate)
         terms = HandshakeTerms(called.session, bytes.fromhex(digest(self._run)), called.peer, keys, split.chunk_bytes)
         epochs = open_epochs(own_directory, file_counter(own_directory, "epoch"))

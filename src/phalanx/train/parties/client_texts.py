@@ -19,7 +19,7 @@ from phalanx.models.layout import check_vocabulary
 from phalanx.security.crypto import in_domain, read_private, write_private
 from phalanx.split import microbatches_of
 from phalanx.train.batches.labelled import encode_rows
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.parties.client_conversations import read_conversations
 from phalanx.train.parties.client_file import ClientFile
 from phalanx.train.records.run_directory import cache_beside
@@ -94,15 +94,14 @@ class ClientDraws:
         return hashlib.sha256(in_domain("client-texts/1", salt + digests)).hexdigest()
 
 
-def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSource) -> ClientTextsRead:
+def read_texts(client: ClientFile, run: SplitRun, name: str, source: ModelSource) -> ClientTextsRead:
     """Read and encode a client's own files.
 
     Raises:
         DataError: They are wrong; names file and line.
         ConfigError: The tokenizer is not one that every party has, or has more tokens than the model.
     """
-    split = run.split
-    if split is None or isinstance(run.data.tokenizer, BpeConfig):
+    if isinstance(run.data.tokenizer, BpeConfig):
         raise ConfigError('data.tokenizer: kind = "bpe" is made from the texts of all; take "model" or "file"')
     paths = Path(client.train), Path(client.test)
     rows: Sequence[OwnRows]
@@ -114,7 +113,7 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
         rendering = tokenizer_digest(run, source)
     else:
         rows, rendering = read_conversations(run, source, cache_beside(client.own) / "data", paths)
-    mine = microbatches_of(name, run.train.microbatches, split.client_names)
+    mine = microbatches_of(name, run.train.microbatches, run.split.client_names)
     at_once = run.train.batch_size // run.train.microbatches
     return ClientTextsRead(ClientDraws(rows[0], rows[1], mine, at_once, run.train.seed), rendering)
 

@@ -15,9 +15,9 @@ from phalanx.split.config import OWNER
 from phalanx.split.hardware.tier import worth
 from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.host import EnclaveHost, EnclavePlace
-from phalanx.train.config import RunConfig, load_run
+from phalanx.train.config import SplitRun, load_run
 from phalanx.train.records.run_directory import cache_beside
-from phalanx.train.sessions.split_cluster import num_classes_of, split_of
+from phalanx.train.sessions.split_cluster import num_classes_of
 from phalanx.train.setup.preflight import check_inputs
 
 Say = Callable[[str], None]
@@ -39,7 +39,7 @@ class EnclaveStart:
     port: int | None = None
 
 
-def read_enclave_run(path: Path, start: EnclaveStart) -> RunConfig:
+def read_enclave_run(path: Path, start: EnclaveStart) -> SplitRun:
     """Read a run file for the enclave of other parties, and look at keys and model; torch is not needed.
 
     Raises:
@@ -47,7 +47,7 @@ def read_enclave_run(path: Path, start: EnclaveStart) -> RunConfig:
         CertificateError: The identity is unusable, or is not the enclave's.
     """
     run = load_run(path)
-    if run.split is None or run.split.remote_enclave is None:
+    if not isinstance(run, SplitRun) or run.split.remote_enclave is None:
         raise ConfigError(
             f"{path}: names no split.remote_enclave; `phalanx train` starts the enclave of such a run itself"
         )
@@ -60,13 +60,13 @@ def read_enclave_run(path: Path, start: EnclaveStart) -> RunConfig:
     return run
 
 
-def serve_enclave(run: RunConfig, start: EnclaveStart, tell: Say) -> None:
+def serve_enclave(run: SplitRun, start: EnclaveStart, tell: Say) -> None:
     """Be the enclave until the owner ends the run; where a session breaks off, wait for the next one.
 
     Raises:
         PhalanxError: As `EnclaveHost.serve`.
     """
-    split = split_of(run)
+    split = run.split
     make_private_directory(start.directory)
     cache = cache_beside(start.directory) / "models"
     source = open_model(run.model, cache, run.train.seed)
@@ -101,7 +101,7 @@ def sealed_directory(own: Path, run: str) -> Path:
 
 
 def _config(
-    run: RunConfig, start: EnclaveStart, cache: Path, session: str, certificates: Mapping[str, str]
+    run: SplitRun, start: EnclaveStart, cache: Path, session: str, certificates: Mapping[str, str]
 ) -> EnclaveConfig:
     return EnclaveConfig(
         identity=str(start.identity.resolve()),
@@ -113,7 +113,7 @@ def _config(
         certificates=dict(certificates),
         model=run.model,
         cache=str(cache.resolve()),
-        split=split_of(run),
+        split=run.split,
         optimizer=run.optimizer,
         objective=run.train.objective_kind,
         classes=num_classes_of(run),

@@ -8,7 +8,7 @@ from phalanx.config import digest, own_references, printable
 from phalanx.errors import ConfigError
 from phalanx.security.invite import JoinTerms
 from phalanx.split.config import ENCLAVE
-from phalanx.train.config import RunConfig, load_run
+from phalanx.train.config import PipelineRun, SplitRun, load_run
 
 PORT = 7070
 """Where an owner listens for those that it has invited, if the run says nothing else."""
@@ -18,7 +18,7 @@ _MOST_BYTES = 12 * 1024
 
 
 def invited_to(
-    target: Path, names: list[str], port: int | None, of_workers: Callable[[RunConfig], JoinTerms]
+    target: Path, names: list[str], port: int | None, of_workers: Callable[[PipelineRun], JoinTerms]
 ) -> tuple[Path, str, JoinTerms]:
     """Return the pki directory, the address to listen on, and what invited machines are told.
 
@@ -34,16 +34,15 @@ def invited_to(
     if target.is_dir():
         return target, _EVERYWHERE, JoinTerms(port or PORT)
     run = load_run(target)
-    if run.split is not None:
+    if isinstance(run, SplitRun):
         return _to_split(run, target, names, port)
-    pipeline = run.pipeline
-    unknown = [name for name in names if name not in (*pipeline.remote_workers, *pipeline.may_join)]
-    if pipeline.pki is None or unknown or not pipeline.transport.port:
+    unknown = [name for name in names if name not in run.certified_elsewhere]
+    if not isinstance(run, PipelineRun) or run.pki is None or unknown or not run.pipeline.transport.port:
         raise ConfigError(
             f"{target}: needs pipeline.pki, a fixed pipeline.transport.port and pipeline.remote_workers or may_join "
             f"with {', '.join(unknown) or 'its workers'}"
         )
-    return Path(pipeline.pki), pipeline.transport.bind, of_workers(run)
+    return Path(run.pki), run.pipeline.transport.bind, of_workers(run)
 
 
 def check_terms(name: str, text: str) -> None:
@@ -69,11 +68,10 @@ def check_terms(name: str, text: str) -> None:
         ).about(code="PHX-C019", found=what, do=do)
 
 
-def _to_split(run: RunConfig, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
+def _to_split(run: SplitRun, target: Path, names: list[str], port: int | None) -> tuple[Path, str, JoinTerms]:
     split = run.split
-    known_names = () if split is None else (ENCLAVE, *split.remote_clients)
-    unknown = [name for name in names if name not in known_names]
-    if split is None or split.pki is None or split.remote_enclave is None or unknown:
+    unknown = [name for name in names if name not in (ENCLAVE, *split.remote_clients)]
+    if split.pki is None or split.remote_enclave is None or unknown:
         raise ConfigError(
             f"{target}: needs split.pki, split.remote_enclave and split.remote_clients with "
             f"{', '.join(unknown) or 'its clients'}; the enclave is invited as {ENCLAVE!r}"

@@ -24,7 +24,7 @@ from phalanx.security.aggregate import RoundFile
 from phalanx.security.crypto import Identity, make_private_directory
 from phalanx.train.batches.private import site_rows
 from phalanx.train.batches.site_data import SharedTexts, whole_model
-from phalanx.train.config import RunConfig
+from phalanx.train.config import FederatedPipelineRun, FederatedRankRun, FederatedRun
 from phalanx.train.parties.site_ranks import ranked_trainer
 from phalanx.train.parties.site_stages import staged_trainer
 from phalanx.train.sessions.site_file import SiteFile, read_site, session_prefix, terms_of
@@ -35,7 +35,7 @@ from phalanx.train.setup.process import deterministic
 Say = Callable[[str], None]
 
 
-def run_site(file: SiteFile, run: RunConfig, identity: Identity, say: Say) -> None:
+def run_site(file: SiteFile, run: FederatedRun, identity: Identity, say: Say) -> None:
     """Be a site until the owner ends the run.
 
     Args:
@@ -73,7 +73,7 @@ def _standing(name: str, file: SiteFile, identity: Identity) -> str:
 
 
 @contextlib.contextmanager
-def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
+def _site(file: SiteFile, run: FederatedRun, identity: Identity, terms: RunTerms, say: Say) -> Iterator[Site]:
     source = open_model(run.model, file.kept / "models", run.train.seed)
     texts = SharedTexts(run, source, file.kept / "data", lambda phase, count: None, own=file.sources)
     data = texts.of(identity.name)
@@ -82,15 +82,15 @@ def _site(file: SiteFile, run: RunConfig, identity: Identity, terms: RunTerms, s
     )
     with contextlib.ExitStack() as stack:
         trainer: LocalTrainer
-        if run.has_site_stages:
+        if isinstance(run, FederatedPipelineRun):
             trainer = stack.enter_context(staged_trainer(run, source, data, schedule, file.own))
-        elif run.parallel is None:
+        elif isinstance(run, FederatedRankRun):
+            paths = (file.run, file.kept / "models", file.own / "ranks")
+            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
+        else:
             model, rows = whole_model(run, source, texts.num_classes), site_rows(run, data, identity, file.own)
             private = None if rows is None else PrivateSteps(model, rows, schedule)
             trainer = SiteTrainer(model, data, schedule, file.own, private)
-        else:
-            paths = (file.run, file.kept / "models", file.own / "ranks")
-            trainer = stack.enter_context(ranked_trainer(run, source, data, schedule, paths))
         length = num_values(dict(trainer.shapes()))
         for outlook in outlooks(run, length, data.num_sequences):
             for line in (*outlook.lines(), *filter(None, [outlook.warning()])):

@@ -27,9 +27,8 @@ from phalanx.parallel import Controller, LocalRanks, check_layout, find_place, f
 from phalanx.parallel.control.rank_trainer import check_objective
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.pipeline import keep_freed_memory
-from phalanx.train.config import RunConfig, load_run
+from phalanx.train.config import FederatedRankRun, load_run
 from phalanx.train.engines.domain_deepspeed import open_member
-from phalanx.train.federated_faults import section_of
 from phalanx.train.sessions import domain
 from phalanx.train.setup.preflight import load_own_code
 from phalanx.train.setup.process import deterministic
@@ -112,19 +111,18 @@ class RankedTrainer:
 
 @contextlib.contextmanager
 def ranked_trainer(
-    run: RunConfig, source: ModelSource, data: SiteData, schedule: SiteSchedule, kept: tuple[str, Path, Path]
+    run: FederatedRankRun, source: ModelSource, data: SiteData, schedule: SiteSchedule, kept: tuple[str, Path, Path]
 ) -> Iterator[RankedTrainer]:
     """Start the other ranks of a site, and lead them until the context ends.
 
     Args:
-        run: Needs ``[parallel]``.
         kept: The run file, the directory of models, and one for the ranks' logs.
 
     Raises:
         ConfigError: The layout cannot work.
         PeerLostError: A rank has ended.
     """
-    parallel, (run_file, models, directory) = domain.section_of(run), kept
+    parallel, (run_file, models, directory) = run.parallel, kept
     check_layout(parallel, source.hub_config_dict, domain.load_of(run))
     recipe = domain.recipe_of(run, parallel, source)
     check_objective(recipe)
@@ -144,7 +142,7 @@ def ranked_trainer(
         lead.end()
 
 
-def play_site_rank(run: RunConfig, models: Path) -> None:
+def play_site_rank(run: FederatedRankRun, models: Path) -> None:
     """Be a rank other than 0 of a site until its site ends.
 
     Raises:
@@ -152,8 +150,7 @@ def play_site_rank(run: RunConfig, models: Path) -> None:
         PeerLostError: The connection to a rank is broken.
     """
     load_own_code(run)
-    section_of(run)
-    parallel, place = domain.section_of(run), find_place(os.environ)
+    parallel, place = run.parallel, find_place(os.environ)
     if place is None:
         raise ConfigError("parallel: nobody gave this process a rank of a site; the site's own process starts it")
     with deterministic(run.train.threads):
@@ -170,7 +167,10 @@ def main(run_file: str, models: str) -> int:
     if PARENT in os.environ:
         die_with_parent()
     try:
-        play_site_rank(load_run(run_file), Path(models))
+        run = load_run(run_file)
+        if not isinstance(run, FederatedRankRun):
+            raise ConfigError(f"{run_file}: needs [federated] and [parallel]; a site's own process starts its ranks")
+        play_site_rank(run, Path(models))
     except PhalanxError as exc:
         sys.stderr.write(f"rank: {escape_controls(str(exc))}\n")
         return exc.exit_code

@@ -8,15 +8,14 @@ from phalanx.errors import PhalanxError
 from phalanx.federated.site_trainer import SiteData, SiteSchedule
 from phalanx.models import ModelSource
 from phalanx.optimizers import learning_rate
-from phalanx.pipeline import LocalWorkers, PipelineEngine
-from phalanx.train.config import RunConfig
+from phalanx.pipeline import LocalWorkers, PipelineEngine, StepPlan
+from phalanx.train.config import FederatedPipelineRun, PipelineRun
 from phalanx.train.engines.staged_rounds import StagedTrainer
-from phalanx.train.federated_faults import section_of
 from phalanx.train.records.history import ROUND_BEGUN
 from phalanx.train.records.run_directory import RunDirectory, holds_run
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.owned_pipeline import OwnedPipeline
-from phalanx.train.setup.site_plan import pipeline_of, plan_of
+from phalanx.train.setup.layout import make_plan
 from phalanx.train.setup.stage_source import ModulesOfRounds, RoundLibrary
 
 DIRECTORY = "pipeline"
@@ -27,11 +26,11 @@ class RoundsInStages:
     """The pipeline of a site, from round to round; a `SiteStages`.
 
     Args:
-        run: From `pipeline_of`.
+        run: The run that the site's pipeline is.
         owned: Its workers, log and evidence.
     """
 
-    def __init__(self, run: RunConfig, source: ModelSource, owned: OwnedPipeline, local_steps: int) -> None:
+    def __init__(self, run: PipelineRun, source: ModelSource, owned: OwnedPipeline, local_steps: int) -> None:
         self._run, self._source, self._owned, self._local_steps = run, source, owned, local_steps
         self._engine: PipelineEngine | None = None
 
@@ -60,9 +59,18 @@ class RoundsInStages:
         return engine
 
 
+def plan_of(run: FederatedPipelineRun, source: ModelSource) -> StepPlan:
+    """Return the plan of a site's pipeline, as its workers have it.
+
+    Raises:
+        ConfigError: Run file and model do not fit.
+    """
+    return make_plan(run.site_pipeline, source).model_copy(update={"steps_a_round": run.federated.local_steps})
+
+
 @contextlib.contextmanager
 def staged_trainer(
-    run: RunConfig,
+    run: FederatedPipelineRun,
     source: ModelSource,
     data: SiteData,
     schedule: SiteSchedule,
@@ -72,7 +80,6 @@ def staged_trainer(
     """Start the workers of a site's pipeline, and be their owner until the context ends.
 
     Args:
-        run: Needs ``[federated]`` and ``[pipeline]``.
         open_workers: Starts workers; another than the default is for drills only.
 
     Raises:
@@ -80,7 +87,7 @@ def staged_trainer(
         AuditLogError: The log there is broken.
         PeerLostError: A worker did not come.
     """
-    plain, plan, steps = pipeline_of(run), plan_of(run, source), section_of(run).local_steps
+    plain, plan, steps = run.site_pipeline, plan_of(run, source), run.federated.local_steps
     path, total = own / DIRECTORY, run.train.steps
     with RunDirectory(path, plain, resume=holds_run(path)) as home:
         if home.changes is not None:

@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.errors import AuditLogError, DiskError
 from phalanx.pipeline import OWNER, StepRecord
 from phalanx.security.audit import AuditLog
-from phalanx.train.config import RunConfig
+from phalanx.train.config import StagedRun
 from phalanx.train.records.history import KEY_REVEALED, RunHistory
 from phalanx.train.records.log_heads import known_heads
 from phalanx.train.records.run_directory import RunDirectory
@@ -29,7 +29,7 @@ def open_log(home: RunDirectory) -> AuditLog:
     return AuditLog(home.path / LOG_FILE, home.owner, home.run_id, known=heads, kept_at=home.kept_head)
 
 
-def rules(run: RunConfig, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
+def rules(run: StagedRun, home: RunDirectory, workers: Iterable[str]) -> dict[str, Any]:
     """Return the first line of a session beside its commitment, for a reader that draws again.
 
     Args:

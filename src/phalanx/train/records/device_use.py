@@ -11,7 +11,7 @@ from phalanx.models.directory import describe
 from phalanx.planner.cluster.catalog import known_devices
 from phalanx.planner.model.compute import model_flops, utilization
 from phalanx.planner.model.read import shape_of
-from phalanx.train.config import RunConfig
+from phalanx.train.config import DomainRun, RunConfig
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 
@@ -26,9 +26,9 @@ class DeviceUse:
 
     def __init__(self, run: RunConfig) -> None:
         self._on_gpu = run.train.device.startswith("cuda")
-        self._ranks = 1 if run.parallel is None else run.parallel.world
+        self._ranks = run.parallel.world if isinstance(run, DomainRun) else 1
         self._peak = peak_of(torch.cuda.get_device_name(), run.train.precision) if self._on_gpu else None
-        self._flops = _flops_of(run) if self._peak is not None and run.is_domain else None
+        self._flops = _flops_of(run) if self._peak is not None and isinstance(run, DomainRun) else None
         self._begun_at = 0.0
         self._wait_s = 0.0
 

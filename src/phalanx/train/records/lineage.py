@@ -16,7 +16,7 @@ from phalanx.errors import DataError
 from phalanx.models import open_model
 from phalanx.security.audit.line import walk
 from phalanx.telemetry import read_metrics
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.past_run import PastRun
 from phalanx.train.records.run_directory import cache_beside
@@ -83,7 +83,7 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
         DataError: The run drew from no shards, or is a split run; or its own are gone, and so are its sources.
     """
     data = past.config.data
-    if past.config.split is not None:
+    if isinstance(past.config, SplitRun):
         raise DataError(f"{past.path}: is a split run: each client draws its own texts, which only the client can tell")
     if data.dataset is None and not data.sources and data.conversations is None:
         raise DataError(f"{past.path}: was trained from no shards; only those know their documents")

@@ -7,8 +7,8 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.optimizers import learning_rate
-from phalanx.train.config import RunConfig
-from phalanx.train.exclusions import ENGINES
+from phalanx.train.config import DomainRun, RunConfig, SplitRun
+from phalanx.train.runs.support import ENGINE_SECTIONS
 
 _SHOWN_KEYS = 4
 
@@ -107,7 +107,8 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
     allowed = {**CHANGEABLE, **(LAYOUT if _cut_anew(before) and _cut_anew(now) else {})}
     # another engine explains the other differences, so it comes first
     refused = sorted(
-        (key for key in keys if not _is_among(key, allowed)), key=lambda key: key.partition(".")[0] not in ENGINES
+        (key for key in keys if not _is_among(key, allowed)),
+        key=lambda key: key.partition(".")[0] not in ENGINE_SECTIONS,
     )
     instead = f"or begin a new run where this one is: --from {where} with another --run-dir"
     if refused:
@@ -123,7 +124,7 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
             expected=str(keys[refused[0]][0]),
             do=f"take the values of {where}/config.toml",
         )
-    if keys and now.split is not None:
+    if keys and isinstance(now, SplitRun):
         raise ConfigError(
             f"{where}: holds another run: {', '.join(keys)} differ, and an enclave's evidence and sealed states are "
             f"bound to every key of its run file: take the values of {where}/config.toml, or begin a new run"
@@ -146,9 +147,9 @@ def _cut_anew(run: RunConfig) -> bool:
     Islands have moments of their own, sites keep their ranks' states, DeepSpeed writes its own parts, and noise of
     privacy is drawn rank by rank.
     """
-    layout = run.parallel
-    others = (run.federated, run.deepspeed, run.privacy)
-    return layout is not None and layout.outer is None and all(section is None for section in others)
+    if not isinstance(run, DomainRun):
+        return False
+    return run.parallel.outer is None and run.deepspeed is None and run.privacy is None
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

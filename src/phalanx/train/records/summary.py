@@ -18,7 +18,7 @@ from phalanx.train.batches.scores import (
     read_named,
     read_scores,
 )
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, SplitRun
 from phalanx.train.records.check_record import CheckRecord
 from phalanx.train.records.comparison import HeldOutMeasure, measures_of_perplexity, measures_of_scores, worse
 from phalanx.train.records.early_stopping import StoppingRecord
@@ -210,10 +210,11 @@ class Figures:
 
 def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: GroundTruth) -> dict[str, Any]:
     """Everything for ``summary.json``, with the keys that scripts rely on."""
+    guard = run.stage_guard
     # what remote workers did they alone know; what the owner found it knows wherever they are
-    is_attack_known = not run.pipeline.remote_workers
+    is_attack_known = not run.remote_workers
     # an enclave opens no state but its newest
-    checkpoints = figures.checkpoints if run.split is None else ()
+    checkpoints = () if isinstance(run, SplitRun) else figures.checkpoints
     liars = {party for party, _ in truth.attacked}
     guilty = [(verdict["party"], verdict["step"]) for verdict in figures.verdicts]
     detections = set(guilty) & truth.attacked if is_attack_known else set(guilty)
@@ -226,7 +227,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "unigram_perplexity": _finite(figures.unigram_perplexity),
         "validation_perplexity_first": _finite(figures.validation_first),
         "validation_perplexity": _finite(figures.validation_last),
-        **(_rewards(figures) if run.rewards else {}),
+        **(_rewards(figures) if run.train.learns_from_texts else {}),
         **({"validation_sets": _named(figures)} if run.data.validation else {}),
         "worse_than_before": worse(figures.measures()),
         **_ends(run, figures),
@@ -237,7 +238,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "config_digest": digest(run),
         "final_weights_digest": figures.final_weights_digest,
         "guard": _guard(run),
-        "preset": run.guard.preset_in_force if _guarded(run) else None,
+        "preset": guard.preset_in_force if guard is not None and guard.enabled else None,
         "guarantees": figures.guarantees,
         "audits": totals.audits,
         "attacks_injected": len(truth.attacked) if is_attack_known else None,
@@ -257,7 +258,7 @@ def summarise(run: RunConfig, figures: Figures, totals: RunningTotals, truth: Gr
         "usage_cpu_s": figures.usage,
         "audit_log_head": _head(figures.signed_log_head),
         "audit_log_head_signed": figures.signed_log_head,
-        **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=_guarded(run)),
+        **trust_figures(figures.checks, figures.drifts, checkpoints, guarded=None if guard is None else guard.enabled),
         **({} if figures.texts is None else {"classification": _classification(figures)}),
         **_preferences(figures),
         **({} if figures.rollouts is None else {"rollouts": figures.rollouts}),
@@ -321,11 +322,7 @@ def _best(best: BestCheckpoint, figures: Figures) -> dict[str, Any]:
 
 def has_guard(run: RunConfig) -> bool:
     """Whether somebody checks what other parties of a run compute."""
-    return run.has_stages and run.guard.enabled
-
-
-def _guarded(run: RunConfig) -> bool | None:
-    return run.guard.enabled if run.has_stages else None
+    return run.stage_guard is not None and run.stage_guard.enabled
 
 
 def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -333,9 +330,9 @@ def _head(signed: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _guard(run: RunConfig) -> str:
-    if run.split is not None:
+    if isinstance(run, SplitRun):
         return run.split.mode
-    return run.guard.mode if run.has_stages else "off"
+    return "off" if run.stage_guard is None else run.stage_guard.mode
 
 
 def _all_finite(values: dict[str, float]) -> dict[str, float | None]:

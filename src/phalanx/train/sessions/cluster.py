@@ -39,15 +39,15 @@ from phalanx.pipeline import (
 from phalanx.security.audit import AuditLog
 from phalanx.security.crypto import RevokedParties, certified_name
 from phalanx.telemetry import MissingNotice
-from phalanx.train.config import RunConfig
+from phalanx.train.config import StagedRun
 from phalanx.train.records.audit_trail import rules
 from phalanx.train.records.history import RunHistory
 from phalanx.train.records.journal import Journal
 from phalanx.train.records.party_book import PartyBook
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.replacements import Replacements
-from phalanx.train.setup.layout import estimate_stages
 from phalanx.train.setup.stage_source import StageLibrary
+from phalanx.train.setup.stage_table import estimate_stages
 from phalanx.transport import Endpoint, GrpcWire
 
 
@@ -116,7 +116,7 @@ class JoinedWorkers:
 
 @contextlib.contextmanager
 def gathered(
-    run: RunConfig,
+    run: StagedRun,
     home: RunDirectory,
     plan: StepPlan,
     observe: Observe,
@@ -197,7 +197,7 @@ def gathered(
 @contextlib.contextmanager
 def engaged(
     joined: JoinedWorkers,
-    run: RunConfig,
+    run: StagedRun,
     home: RunDirectory,
     plan: StepPlan,
     library: StageLibrary,
@@ -236,7 +236,7 @@ def engaged(
 
 @contextlib.contextmanager
 def company(
-    run: RunConfig, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
+    run: StagedRun, home: RunDirectory, plan: StepPlan, library: StageLibrary, observe: Observe
 ) -> Iterator[PipelineEngine]:
     """An engine and the workers of a run file that begins from nothing: `gathered` and `engaged` at once."""
     with (
@@ -251,7 +251,7 @@ def session_name(home: RunDirectory) -> str:
     return f"{home.run_id}-{secrets.token_hex(16)}"
 
 
-def session_draw(home: RunDirectory, run: RunConfig) -> AuditDraw:
+def session_draw(home: RunDirectory, run: StagedRun) -> AuditDraw:
     """The audits of a session that now begins: under the run's key and a nonce that no earlier session has had."""
     return AuditDraw.of(home.audit_key(), fresh_nonce(), run.guard)
 
@@ -271,7 +271,7 @@ class Participants:
     revoked: list[dict[str, Any]]
 
 
-def participants(run: RunConfig, home: RunDirectory, history: RunHistory) -> Participants:
+def participants(run: StagedRun, home: RunDirectory, history: RunHistory) -> Participants:
     """Return the workers of a session that now begins: neither convicted nor revoked.
 
     Raises:
@@ -288,7 +288,7 @@ def participants(run: RunConfig, home: RunDirectory, history: RunHistory) -> Par
 
 
 def opening_facts(
-    run: RunConfig, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
+    run: StagedRun, home: RunDirectory, source: ModelSource, names: Sequence[str], session: str, draw: AuditDraw
 ) -> dict[str, Any]:
     """Return the additional facts of a pipeline session's first event.
 
@@ -308,7 +308,7 @@ def opening_facts(
     }
 
 
-def worker_config(run: RunConfig, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
+def worker_config(run: StagedRun, home: RunDirectory, name: str, owner: str) -> WorkerConfig:
     """The file of a local worker.
 
     Args:

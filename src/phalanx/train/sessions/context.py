@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
@@ -20,7 +20,7 @@ from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import row_bar
 from phalanx.train.batches.preferences import prepare_pairs
 from phalanx.train.batches.reference import REFERENCE_FILE, ReferenceStore
-from phalanx.train.config import RunConfig
+from phalanx.train.config import PipelineRun, RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.audit_trail import retire_key
 from phalanx.train.records.history import CONFIG_CHANGED, FELL_BACK, RunHistory
@@ -31,6 +31,8 @@ from phalanx.train.records.trust import in_words
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.sessions.continue_from import adopted_state
 from phalanx.train.setup.layout import check_head
+
+RunT_co = TypeVar("RunT_co", bound=RunConfig, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class StartingPoint:
 
 
 @dataclass(frozen=True)
-class SessionContext:
+class SessionContext(Generic[RunT_co]):
     """The context of a session, on which every engine's part works.
 
     Attributes:
@@ -59,7 +61,7 @@ class SessionContext:
         totals: Running figures over all sessions.
     """
 
-    run: RunConfig
+    run: RunT_co
     home: RunDirectory
     console: Console
     log: AuditLog
@@ -72,7 +74,7 @@ class SessionContext:
     @property
     def asks_workers(self) -> bool:
         """Whether workers may know lines that the log lacks: until they have spoken, nothing is written."""
-        return self.resume and bool(self.run.pipeline.remote_workers)
+        return self.resume and bool(self.run.remote_workers)
 
     @property
     def goes_on(self) -> bool:
@@ -116,7 +118,7 @@ class SessionContext:
         self.log.sync()
         self.home.keep_changes()
         self.say(changes.told(self.run, step))
-        if self.run.pipeline.remote_workers:
+        if self.run.remote_workers:
             self.say(f"a worker that pins run_digest needs the new one: {digest(self.run)}")
 
     def corpus(self, source: ModelSource) -> Corpus | PairCorpus:
@@ -217,7 +219,9 @@ class SessionContext:
         done = in_words([(start, reached - 1)])
         if self.beginning.from_step is not None:
             self.say(f"goes back from step {reached} to step {start}, as --from-step says: {done} will be done again")
-        elif self.run.journals and reached - start <= 1 + self.run.guard.commit_lag:
+        elif (
+            isinstance(self.run, PipelineRun) and self.run.journals and reached - start <= 1 + self.run.guard.commit_lag
+        ):
             self.say(f"goes back from step {reached} to step {start}: {done} had no verified state yet; done again")
         else:
             reason = "the run stopped, and its last state is of that step"

@@ -38,7 +38,7 @@ from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import FittedTable
 from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.rollouts import RolloutLoader
-from phalanx.train.config import RunConfig
+from phalanx.train.config import DomainRun, RankedRun
 from phalanx.train.engines.domain_deepspeed import check_deepspeed, open_member
 from phalanx.train.engines.domain_engine import DomainEngine, GatheredPairs
 from phalanx.train.records.record import RunRecorder
@@ -49,12 +49,13 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.rollouts import rollout_material
 from phalanx.train.sessions.texts import text_material
-from phalanx.train.setup.layout import attention_asked, attention_kind, check_virtual_tokens
+from phalanx.train.setup.layout import check_virtual_tokens
 from phalanx.train.setup.preflight import require_extras
+from phalanx.train.setup.row_attention import attention_asked, attention_kind
 from phalanx.train.setup.shown_config import shown_config
 
 
-def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
+def recipe_of(run: RankedRun, parallel: ParallelConfig, source: ModelSource) -> RankRecipe:
     """Return the recipe that every rank of a run must know, given the layout for as many ranks as are there.
 
     Raises:
@@ -78,11 +79,11 @@ def recipe_of(run: RunConfig, parallel: ParallelConfig, source: ModelSource) -> 
         attends=attention_kind(run, source),
         neftune_alpha=run.train.neftune_alpha,
         privacy=run.privacy,
-        steps_a_rate=1 if run.federated is None else run.federated.local_steps,
+        steps_a_rate=run.steps_a_rate,
     )
 
 
-def play_rank(run: RunConfig, models: Path) -> None:
+def play_rank(run: DomainRun, models: Path) -> None:
     """Be a rank other than 0 until the run is over.
 
     Args:
@@ -94,7 +95,7 @@ def play_rank(run: RunConfig, models: Path) -> None:
 
     A process that the layout has no rank for stands by until the run is over.
     """
-    config, place = section_of(run), find_place(os.environ)
+    config, place = run.parallel, find_place(os.environ)
     if place is None:
         raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
@@ -114,13 +115,13 @@ def play_rank(run: RunConfig, models: Path) -> None:
             follow(member, _saving(run, member, domain))
 
 
-def describe_domain(run: RunConfig, source: ModelSource) -> RenderableType:
+def describe_domain(run: DomainRun, source: ModelSource) -> RenderableType:
     """The resolved config and the stages of the layout, for the terminal.
 
     Raises:
         ConfigError: The layout cannot work.
     """
-    config = section_of(run)
+    config = run.parallel
     check_layout(config, source.hub_config_dict, load_of(run))
     recipe = recipe_of(run, config, source)
     check_objective(recipe)
@@ -151,13 +152,13 @@ class DomainFactory:
         self._ranks = ranks
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext) -> Iterator["DomainSetup"]:
+    def prepare(self, context: SessionContext[DomainRun]) -> Iterator["DomainSetup"]:
         """Open model and text, for as many ranks as are there."""
         run = context.run
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         place = find_place(os.environ)
-        world = (self._ranks or section_of(run).world) if place is None else place.world
-        parallel = fitted(section_of(run), world, source.hub_config_dict, load_of(run))
+        world = (self._ranks or run.parallel.world) if place is None else place.world
+        parallel = fitted(run.parallel, world, source.hub_config_dict, load_of(run))
         check_objective(recipe_of(run, parallel, source))
         check_deepspeed(run, parallel, source, place, build=True)
         context.figures.world = parallel.figures
@@ -178,7 +179,7 @@ class DomainSetup:
     """
 
     def __init__(
-        self, context: SessionContext, parallel: ParallelConfig, place: RankEnv | None, material: RunMaterial
+        self, context: SessionContext[DomainRun], parallel: ParallelConfig, place: RankEnv | None, material: RunMaterial
     ) -> None:
         self.material = material
         self._context = context
@@ -275,18 +276,7 @@ class RunningDomain:
         self._recorder.observe("run_completed", {"final_weights_digest": self._figures.final_weights_digest})
 
 
-def section_of(run: RunConfig) -> ParallelConfig:
-    """The section ``[parallel]`` of a run that has one.
-
-    Raises:
-        ConfigError: It has none.
-    """
-    if run.parallel is None:
-        raise ConfigError("parallel: the run file has no such section")
-    return run.parallel
-
-
-def load_of(run: RunConfig) -> StepWorkload:
+def load_of(run: RankedRun) -> StepWorkload:
     """Return the load of a run's step on a layout."""
     adapter = run.model.sliced_adapter
     return StepWorkload(
@@ -305,10 +295,10 @@ def load_of(run: RunConfig) -> StepWorkload:
 
 
 def joined(
-    run: RunConfig, place: RankEnv, device: torch.device, ranks: LocalRanks | None = None
+    run: RankedRun, place: RankEnv, device: torch.device, ranks: LocalRanks | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Be one of the ranks, by the rules of the run file."""
-    config = section_of(run)
+    config = run.parallel
     return join(
         place,
         device,
@@ -319,7 +309,7 @@ def joined(
     )
 
 
-def _saving(run: RunConfig, member: RankWork, domain: Domain) -> RankSaver | None:
+def _saving(run: DomainRun, member: RankWork, domain: Domain) -> RankSaver | None:
     # a run with [deepspeed] has other members, and is refused before this is asked for
     return RankSaver(member, domain) if run.checkpoint.asynchronous and isinstance(member, RankTrainer) else None
 

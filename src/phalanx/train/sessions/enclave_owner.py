@@ -18,7 +18,7 @@ from phalanx.split.channel.message import SplitMessage
 from phalanx.split.processes.local_enclave import EnclaveConfig
 from phalanx.split.roles.server import MakeTrainer
 from phalanx.split.roles.serving import serve
-from phalanx.train.config import RunConfig
+from phalanx.train.config import SplitPipelineRun
 from phalanx.train.engines.pipeline_trainer import PipelineTrainer
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.run_directory import RunDirectory
@@ -45,7 +45,7 @@ class EnclaveOwnerConfig(StrictModel):
     """
 
     enclave: EnclaveConfig
-    run: RunConfig
+    run: SplitPipelineRun
     middle: str
 
 
@@ -78,12 +78,11 @@ class EnclavePipeline:
     """The pipeline of an enclave: its settings, and its reports to the owner of the run.
 
     Args:
-        run: Needs ``[split]`` and ``[pipeline]``.
         home: Directory of the middle stages.
         tell: Sends reports and requests to the owner of the run.
     """
 
-    def __init__(self, run: RunConfig, home: RunDirectory, source: ModelSource, tell: Tell) -> None:
+    def __init__(self, run: SplitPipelineRun, home: RunDirectory, source: ModelSource, tell: Tell) -> None:
         self._run, self._source, self._tell = run, source, tell
         self._plan = make_plan(run, source)
         self.owned = OwnedPipeline(

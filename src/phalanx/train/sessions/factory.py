@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from phalanx.checkpoint import Checkpoint
 from phalanx.checkpoint.export import RunTokenizer
@@ -14,12 +14,15 @@ from phalanx.errors import TrainingError
 from phalanx.models import ModelSource
 from phalanx.telemetry import MetricsFile
 from phalanx.train.batches.samples import TextSampler
+from phalanx.train.config import RunConfig
 from phalanx.train.loop import Loader
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.hooks import TrainedModel
+
+RunT_contra = TypeVar("RunT_contra", bound=RunConfig, contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -111,9 +114,9 @@ class EngineSetup(Protocol):
         ...
 
 
-class EngineFactory(Protocol):
+class EngineFactory(Protocol[RunT_contra]):
     """A factory of one kind of engine: pipeline, domain or split."""
 
-    def prepare(self, context: SessionContext) -> AbstractContextManager[EngineSetup]:
+    def prepare(self, context: SessionContext[RunT_contra]) -> AbstractContextManager[EngineSetup]:
         """Open model and text; processes are ended with the context."""
         ...

@@ -24,20 +24,18 @@ from phalanx.train.batches.private import round_budget
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
 from phalanx.train.batches.site_data import SharedTexts, whole_model
-from phalanx.train.config import RunConfig
+from phalanx.train.config import FederatedPipelineRun, FederatedRun
 from phalanx.train.engines.federated_engine import FederatedEngine, SiteBudgets
-from phalanx.train.federated_faults import section_of
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.site_carriers import await_all, open_carrier, where_to_look
 from phalanx.train.sessions.site_file import terms_of
-from phalanx.train.setup.layout import stages_of
 from phalanx.train.setup.preflight import require_extras
 from phalanx.train.setup.privacy_outlook import NoiseOutlook, outlooks
 from phalanx.train.setup.shown_config import shown_config
-from phalanx.train.setup.site_plan import pipeline_of
+from phalanx.train.setup.stage_table import stages_of
 
 _JOIN_S = 600.0
 """How long the processes of sites may take to load their model."""
@@ -45,14 +43,13 @@ ROUNDS_FILE = "rounds.jsonl"
 """One line a round, and one a measurement of sites, in the run directory."""
 
 
-def describe_federated(run: RunConfig, source: ModelSource, cache: Path) -> RenderableType:
+def describe_federated(run: FederatedRun, source: ModelSource, cache: Path) -> RenderableType:
     """The resolved config, what crosses in a round, its privacy, and the stages of each site's pipeline.
 
     Args:
-        run: With ``[federated]``.
         cache: Of the run: prepared text is kept there, which is read where sites bring noise.
     """
-    section = section_of(run)
+    section = run.federated
     row = stage_table(source.hub_config, (StageSpec(0, 1, 0, source.num_layers),), run.model.adapter)[0]
     how = "secure sums" if section.secure else section.aggregator
     facts = {
@@ -64,7 +61,7 @@ def describe_federated(run: RunConfig, source: ModelSource, cache: Path) -> Rend
     }
     title = f"{section.algorithm.kind}, {how}: {section.num_asked} of {len(section.sites)} sites a round"
     table = FittedTable(tuple(facts), [tuple(facts.values())], title=title)
-    stages = [stages_of(pipeline_of(run), source)] if run.has_site_stages else []
+    stages = [stages_of(run.site_pipeline, source)] if isinstance(run, FederatedPipelineRun) else []
     privacy: list[RenderableType] = []
     if section.privacy is not None or run.privacy is not None:
         texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
@@ -76,8 +73,8 @@ def describe_federated(run: RunConfig, source: ModelSource, cache: Path) -> Rend
     return Group(shown_config(run), table, *privacy, *stages)
 
 
-def _outlooks(run: RunConfig, model: WholeModel, texts: SharedTexts) -> list[NoiseOutlook]:
-    section = section_of(run)
+def _outlooks(run: FederatedRun, model: WholeModel, texts: SharedTexts) -> list[NoiseOutlook]:
+    section = run.federated
     # sites of others have rows of their own, and say it themselves
     knows_rows = run.privacy is not None and section.carrier == "loopback"
     fewest = min(texts.of(site).num_sequences for site in section.sites) if knows_rows else None
@@ -93,7 +90,7 @@ class FederatedFactory:
     """A factory of the owner and the site processes of a run file."""
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext) -> Iterator["FederatedSetup"]:
+    def prepare(self, context: SessionContext[FederatedRun]) -> Iterator["FederatedSetup"]:
         """Open model and text; sites open their own."""
         run = context.run
         require_extras(run)
@@ -110,7 +107,7 @@ class FederatedFactory:
                 raise TypeError("texts: neither labelled nor a corpus")
             vocabulary, tokenizer = corpus.vocabulary_digest, RunTokenizer.of(run.data.tokenizer, source, corpus)
         named = {} if texts.corpus is None else context.validation_sets(source, texts.corpus)
-        section = section_of(run)
+        section = run.federated
         rows = section.num_asked * section.local_steps * run.train.batch_size
         loader = RemoteTurns(rows, run.data.sequence_length)
         material = RunMaterial(source, texts.held_out, loader, named, vocabulary=vocabulary, tokenizer=tokenizer)
@@ -126,7 +123,7 @@ class FederatedFactory:
 class FederatedSetup:
     """The owner and the sites of one session, before they meet."""
 
-    def __init__(self, context: SessionContext, material: RunMaterial, model: WholeModel) -> None:
+    def __init__(self, context: SessionContext[FederatedRun], material: RunMaterial, model: WholeModel) -> None:
         self.material = material
         self._context, self._model = context, model
 
@@ -137,7 +134,7 @@ class FederatedSetup:
     @contextlib.contextmanager
     def open(self, opening: EngineStart) -> Iterator["RunningRounds"]:
         """Start the sites, wait for them, and give the owner the state that the run goes on from."""
-        context, recorder, section = self._context, opening.recorder, section_of(self._context.run)
+        context, recorder, section = self._context, opening.recorder, self._context.run.federated
         run, home = context.run, context.home
         context.opening(recorder, opening.start, self.material.loader, {"sites": list(section.sites)})
         terms = terms_of(run, home.owner, home.pki)
@@ -189,7 +186,7 @@ class RunningRounds:
     """
 
     def __init__(
-        self, engine: FederatedEngine, saver: PlainSaver, context: SessionContext, opening: EngineStart
+        self, engine: FederatedEngine, saver: PlainSaver, context: SessionContext[FederatedRun], opening: EngineStart
     ) -> None:
         self.engine = self.trained = engine
         self.saver = saver

@@ -201,7 +201,8 @@ class RunHooks:
         if not (at_once or (every and num_steps % every == 0)):
             return
         beside = self._run.checkpoint.asynchronous and not at_once
-        if not beside or self._run.guard.commit_lag:
+        guard = self._run.stage_guard
+        if not beside or (guard is not None and guard.commit_lag):
             # what the log says before it is what the checkpoint's figures have counted
             self._trained.settle()
         # the log must not be behind a checkpoint that survives the machine's crash

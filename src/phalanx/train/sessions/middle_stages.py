@@ -9,7 +9,7 @@ from phalanx.pipeline import Observe, StageChecks
 from phalanx.split import ENCLAVE
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.message import SplitMessage
-from phalanx.train.config import RunConfig
+from phalanx.train.config import SplitPipelineRun, SplitRun
 from phalanx.train.records.audit_trail import LOG_FILE
 from phalanx.train.records.history import read_history
 from phalanx.train.records.run_directory import RunDirectory, is_made
@@ -39,13 +39,12 @@ class MiddleStages:
     """The middle stages of a session: processes that the enclave asks for, and its reports on them.
 
     Args:
-        run: Needs ``[split]`` and ``[pipeline]``.
         note: Takes the guard's decisions.
     """
 
-    def __init__(self, run: RunConfig, home: RunDirectory, workers: WorkerProcesses, note: Observe) -> None:
+    def __init__(self, run: SplitPipelineRun, home: RunDirectory, workers: WorkerProcesses, note: Observe) -> None:
         self.home = home
-        self._run, self._workers, self._note = run, workers, note
+        self.run, self._workers, self._note = run, workers, note
         self._awaited: set[str] = set()
 
     def aside(self, message: SplitMessage) -> bool:
@@ -71,11 +70,11 @@ class MiddleStages:
         return True
 
     def _start(self, wanted: say.WorkersWanted) -> None:
-        strangers = sorted(set(wanted.names) - set(self._run.stage_workers))
+        strangers = sorted(set(wanted.names) - set(self.run.stage_workers))
         if strangers:
             raise FrameError(f"{ENCLAVE}: asks for {strangers[0]!r}, which is no worker of this run")
         self._awaited |= set(wanted.names)
-        files = {name: worker_config(self._run, self.home, name, wanted.address) for name in wanted.names}
+        files = {name: worker_config(self.run, self.home, name, wanted.address) for name in wanted.names}
         self._workers.start(files)
 
     def look(self) -> None:
@@ -93,10 +92,8 @@ class MiddleStages:
         self._workers.close()
 
 
-def middle_directory(run: RunConfig, home: RunDirectory) -> RunDirectory | None:
-    """The directory of an enclave's pipeline, with keys of an authority of its own; None where it has none."""
-    if not run.is_joined:
-        return None
+def middle_directory(run: SplitPipelineRun, home: RunDirectory) -> RunDirectory:
+    """The directory of an enclave's pipeline, with keys of an authority of its own."""
     path = home.path / MIDDLE
     with RunDirectory(path, run, resume=is_made(path), parties=run.stage_workers) as middle:
         # the directory around it is this process's alone
@@ -105,7 +102,7 @@ def middle_directory(run: RunConfig, home: RunDirectory) -> RunDirectory | None:
 
 @contextlib.contextmanager
 def middle_stages(
-    run: RunConfig, home: RunDirectory, open_workers: OpenWorkers, note: Observe
+    run: SplitRun, home: RunDirectory, open_workers: OpenWorkers, note: Observe
 ) -> Iterator[MiddleStages | None]:
     """Make ready for the workers of an enclave's pipeline, and end them whatever happens; None where it has none.
 
@@ -113,10 +110,10 @@ def middle_stages(
         open_workers: Starts workers; another than the default is for drills only.
         note: Takes the guard's decisions.
     """
-    middle = middle_directory(run, home)
-    if middle is None:
+    if not isinstance(run, SplitPipelineRun):
         yield None
         return
+    middle = middle_directory(run, home)
     with open_workers(home.path / "workers") as workers:
         yield MiddleStages(run, middle, workers, note)
 

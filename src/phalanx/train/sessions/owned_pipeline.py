@@ -9,7 +9,7 @@ from phalanx.errors import AuditLogError, ConfigError, DiskError
 from phalanx.models import ModelSource
 from phalanx.pipeline import OWNER, Observe, PipelineEngine, StageChecks, StepPlan
 from phalanx.security.audit import AuditLog
-from phalanx.train.config import RunConfig
+from phalanx.train.config import StagedRun
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, retire_key, reveal_key, step_noter
 from phalanx.train.records.history import read_history
 from phalanx.train.records.record import LASTING
@@ -49,7 +49,7 @@ class OwnedPipeline:
 
     def __init__(
         self,
-        run: RunConfig,
+        run: StagedRun,
         home: RunDirectory,
         plan: StepPlan,
         open_workers: OpenWorkers,

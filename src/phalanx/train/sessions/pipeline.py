@@ -14,7 +14,7 @@ from phalanx.train.batches.preferences import PreferenceMeasure
 from phalanx.train.batches.private import PrivateBatches
 from phalanx.train.batches.rollouts import RolloutLoader
 from phalanx.train.batches.validation import perplexities
-from phalanx.train.config import RunConfig
+from phalanx.train.config import PipelineRun
 from phalanx.train.records.audit_trail import step_noter
 from phalanx.train.records.history import UNDOINGS
 from phalanx.train.records.journal import Journal, collect, discard, newer_entry
@@ -55,7 +55,7 @@ class PipelineFactory:
         self._open_workers = open_workers
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext) -> Iterator["PipelineSetup"]:
+    def prepare(self, context: SessionContext[PipelineRun]) -> Iterator["PipelineSetup"]:
         """Open model and text; workers join when they are first needed, and are sent home at the end."""
         run = context.run
         _recall(context)
@@ -81,7 +81,7 @@ class PipelineSetup:
 
     def __init__(
         self,
-        context: SessionContext,
+        context: SessionContext[PipelineRun],
         plan: StepPlan,
         material: RunMaterial,
         open_workers: OpenWorkers,
@@ -148,7 +148,7 @@ class PipelineSetup:
                 # as with any checkpoint: the log must not be behind it
                 context.tell("checkpoint", {"step": entry.step})
                 context.log.sync()
-                fetch = self._joined_workers.fetch_kept if context.run.pipeline.remote_workers else None
+                fetch = self._joined_workers.fetch_kept if context.run.remote_workers else None
                 saved = savepoint.write(entry.step, collect(home.journal, entry, library, fetch), entry.state)
                 context.tell("checkpoint_saved", saved.body())
                 context.console.print(f"journal: the run goes on where it died, at step {entry.step}")
@@ -262,7 +262,7 @@ class RunningPipeline:
         trained: StagesInTurn,
         saver: Saver,
         fallback: Fallback,
-        context: SessionContext,
+        context: SessionContext[PipelineRun],
         recorder: RunRecorder,
     ) -> None:
         self.engine = engine
@@ -291,7 +291,7 @@ class RunningPipeline:
         self._recorder.observe("run_completed", {"final_weights_digest": figures.final_weights_digest})
 
 
-def _hidden(run: RunConfig, private: PrivateBatches) -> RowPrivacy | None:
+def _hidden(run: PipelineRun, private: PrivateBatches) -> RowPrivacy | None:
     """How stages hide rows; what steps are charged for says how much noise that takes."""
     if run.privacy is None:
         return None
@@ -309,7 +309,7 @@ def _and_in(book: PartyBook, observe: Observe) -> Observe:
     return both
 
 
-def _recall(context: SessionContext) -> None:
+def _recall(context: SessionContext[PipelineRun]) -> None:
     """Count what earlier sessions decided, whichever checkpoint this one goes on from."""
     for kind, body in context.history.decisions:
         context.figures.observe(kind, body)
@@ -319,7 +319,7 @@ def _recall(context: SessionContext) -> None:
         context.console.print(f"{name} was revoked earlier and stays out")
 
 
-def _journal(context: SessionContext, recorder: RunRecorder) -> Journal | None:
+def _journal(context: SessionContext[PipelineRun], recorder: RunRecorder) -> Journal | None:
     if not context.run.journals:
         return None
 

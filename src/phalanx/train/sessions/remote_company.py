@@ -8,17 +8,17 @@ from phalanx.split.channel.connection import Aside, Connection
 from phalanx.split.channel.message import SplitMessage
 from phalanx.split.config import ENCLAVE
 from phalanx.split.roles.remote_lead import RemoteLead
-from phalanx.train.config import RunConfig
+from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
-from phalanx.train.sessions.split_cluster import enclave_of, party_of, split_of
+from phalanx.train.sessions.split_cluster import enclave_of, party_of
 
 Say = Callable[[str], None]
 
 
 @contextlib.contextmanager
 def remote_company(
-    run: RunConfig, home: RunDirectory, num_classes: int, tell: Say, clients: Aside = lambda message: False
+    run: SplitRun, home: RunDirectory, num_classes: int, tell: Say, clients: Aside = lambda message: False
 ) -> Iterator[RemoteLead]:
     """Call the enclave, wait for it and for all clients, and end the run of all of them when it is complete.
 
@@ -33,7 +33,7 @@ def remote_company(
         RefusedEvidenceError: The owner does not accept the enclave's evidence.
         PeerLostError: The enclave or a client is not there in time, or gone.
     """
-    split = split_of(run)
+    split = run.split
     names = ", ".join(split.client_names)
     tell(f"calling the enclave at {split.remote_enclave} and waiting for {names}, at most {split.step_timeout_s:g} s")
     call = EnclaveCall(home.owner, split.remote_enclave or "", split.transport, split.step_timeout_s, say=tell)

@@ -13,6 +13,7 @@ from phalanx.rollouts import (
 )
 from phalanx.security.crypto import create_authority, issue, load_identity
 from phalanx.train.batches.rollouts import WriteTexts, write_alone
+from phalanx.train.config import DomainRun, PipelineRun
 from phalanx.train.sessions.context import SessionContext
 
 _HOME = "writers"
@@ -20,7 +21,9 @@ _EVIDENCE = "evidence"
 
 
 @contextlib.contextmanager
-def open_writers(context: SessionContext, others: Mapping[str, Sequence[str]] | None = None) -> Iterator[WriteTexts]:
+def open_writers(
+    context: SessionContext[PipelineRun | DomainRun], others: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[WriteTexts]:
     """Start the workers that a run file asks for, and end them; without any, this process writes.
 
     Args:

@@ -13,6 +13,7 @@ from phalanx.models.layout import check_length, check_vocabulary
 from phalanx.rewards import RewardScorer
 from phalanx.train.batches.rollouts import RolloutLoader, settings_of
 from phalanx.train.batches.scores import MeanReward
+from phalanx.train.config import DomainRun, PipelineRun
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import RunMaterial
 from phalanx.train.sessions.hooks import TrainedModel
@@ -24,7 +25,7 @@ LOG = "rewards.log"
 
 
 @contextlib.contextmanager
-def rollout_material(context: SessionContext, source: ModelSource) -> Iterator[RunMaterial]:
+def rollout_material(context: SessionContext[PipelineRun | DomainRun], source: ModelSource) -> Iterator[RunMaterial]:
     """Read the prompts of a run; what computes rewards is ended with the context.
 
     Raises:

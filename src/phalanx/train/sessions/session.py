@@ -29,7 +29,7 @@ from phalanx.telemetry import (
 )
 from phalanx.telemetry.sinks import TrackedRun
 from phalanx.train.batches.rollouts import RolloutLoader
-from phalanx.train.config import RunConfig
+from phalanx.train.config import FederatedRun, RunConfig
 from phalanx.train.loop import run_loop
 from phalanx.train.records.audit_trail import LOG_FILE, open_log, reveal_key
 from phalanx.train.records.check_record import CheckRecord
@@ -60,7 +60,7 @@ class Session:
         run: RunConfig,
         home: RunDirectory,
         console: Console,
-        factory: EngineFactory,
+        factory: EngineFactory[Any],
         beginning: StartingPoint | None = None,
     ) -> None:
         self._run_file = run
@@ -83,7 +83,7 @@ class Session:
             if finished is not None and history.is_told_by(finished) and home.changes is None:
                 self._console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
                 return finished
-            run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.guard))
+            run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.stage_guard))
             context = SessionContext(
                 run, home, self._console, log, history, beginning, resume, figures, RunningTotals()
             )
@@ -94,7 +94,7 @@ class Session:
             return summary
 
     @contextlib.contextmanager
-    def _summarised(self, context: SessionContext) -> Iterator[dict[str, Any]]:
+    def _summarised(self, context: SessionContext[RunConfig]) -> Iterator[dict[str, Any]]:
         """Write a summary of the enclosed work, however it ends; its entries are in the given dict."""
         started = time.perf_counter()
         figures, is_whole, summary = context.figures, True, dict[str, Any]()
@@ -122,7 +122,7 @@ class Session:
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _leave_summary(self, context: SessionContext) -> dict[str, Any]:
+    def _leave_summary(self, context: SessionContext[RunConfig]) -> dict[str, Any]:
         figures, log, history = context.figures, context.log, context.history
         figures.checkpoints = tuple(sorted(history.certified.saved))
         figures.best = history.certified.best
@@ -147,7 +147,7 @@ class Session:
             self._console.print(escape_controls(str(exc)), markup=False, highlight=False)
         return summary
 
-    def _run(self, context: SessionContext) -> None:
+    def _run(self, context: SessionContext[RunConfig]) -> None:
         run, home, figures, totals = context.run, context.home, context.figures, context.totals
         note = clear_tokens_note(run, home.path)
         if note is not None:
@@ -177,7 +177,7 @@ class Session:
             stack.enter_context(metrics)
             board = stack.enter_context(_tracked(context))
             figures.tracking = board.report
-            shown = ShownProgress("step" if run.federated is None else "round", has_guard=has_guard(run))
+            shown = ShownProgress("round" if isinstance(run, FederatedRun) else "step", has_guard=has_guard(run))
             progress = stack.enter_context(ProgressDisplay(run.train.steps, start, shown=shown, console=self._console))
             recorder = RunRecorder(metrics, context.log, board, progress, self._truth, totals)
             running = stack.enter_context(setup.open(EngineStart(start, checkpoint, savepoint, metrics, recorder)))
@@ -202,7 +202,7 @@ class Session:
                     break
 
 
-def _tracked(context: SessionContext) -> CurveWriter:
+def _tracked(context: SessionContext[RunConfig]) -> CurveWriter:
     run, home = context.run, context.home
     tracked = TrackedRun(home.run_id, run.name, str(home.path), run.flat)
     board = TensorBoardWriter(home.path / "tensorboard")

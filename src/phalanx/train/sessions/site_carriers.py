@@ -12,7 +12,7 @@ from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import RevokedParties
 from phalanx.telemetry import MissingNotice
-from phalanx.train.federated_faults import section_of
+from phalanx.train.config import FederatedRun
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.site_file import SiteFile, session_prefix
 from phalanx.train.sessions.site_processes import LocalSites, new_session
@@ -42,13 +42,13 @@ def await_all(
 
 
 @contextlib.contextmanager
-def open_carrier(context: SessionContext, terms: RunTerms) -> Iterator[OpenCarrier]:
+def open_carrier(context: SessionContext[FederatedRun], terms: RunTerms) -> Iterator[OpenCarrier]:
     """Open the carrier of a run, and close it.
 
     Raises:
         TransportError: It cannot listen.
     """
-    home, section = context.home, section_of(context.run)
+    home, section = context.home, context.run.federated
     session, revoked = new_session(session_prefix(context.run)), RevokedParties(home.pki).read
     with contextlib.ExitStack() as stack:
         if section.carrier == "bridge":
@@ -81,14 +81,14 @@ def _in_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None
     return leave
 
 
-def where_to_look(context: SessionContext) -> str:
+def where_to_look(context: SessionContext[FederatedRun]) -> str:
     """Say where a person finds why a site is not there."""
-    if section_of(context.run).carrier == "bridge":
+    if context.run.federated.carrier == "bridge":
         return "see that the engine's job runs, and `phalanx site` at each of them"
     return f"see {context.home.path / 'sites'}/NAME.log"
 
 
-def _files(context: SessionContext, address: str) -> dict[str, SiteFile]:
+def _files(context: SessionContext[FederatedRun], address: str) -> dict[str, SiteFile]:
     home = context.home
     return {
         site: SiteFile(
@@ -98,7 +98,7 @@ def _files(context: SessionContext, address: str) -> dict[str, SiteFile]:
             directory=str((home.path / "sites" / site).resolve()),
             owner=address,
             cache=str(home.cache.resolve()),
-            transport=section_of(context.run).transport,
+            transport=context.run.federated.transport,
         )
-        for site in section_of(context.run).sites
+        for site in context.run.federated.sites
     }

@@ -13,8 +13,7 @@ from phalanx.errors import CertificateError, ConfigError
 from phalanx.federated.config import OWNER
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.security.crypto import Identity, Peer, load_identity, peer_from_certificate
-from phalanx.train.config import RunConfig, load_run
-from phalanx.train.federated_faults import section_of
+from phalanx.train.config import FederatedRun, RunConfig, load_run
 from phalanx.transport import TransportConfig
 
 MessageKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -63,7 +62,7 @@ class SiteFile(StrictModel):
         return self.own / ".cache" if self.cache is None else Path(self.cache)
 
 
-def read_site(path: Path) -> tuple[SiteFile, RunConfig, Identity]:
+def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
     """Read a site's file, its run file and its keys.
 
     Raises:
@@ -72,7 +71,9 @@ def read_site(path: Path) -> tuple[SiteFile, RunConfig, Identity]:
     """
     file = load_config(path, SiteFile)
     run, identity = load_run(file.run), load_identity(Path(file.identity))
-    section = section_of(run)
+    if not isinstance(run, FederatedRun):
+        raise ConfigError("federated: the run file has no such section")
+    section = run.federated
     if identity.name not in section.sites:
         raise ConfigError(
             f"{file.identity}: is of {identity.name!r}, which {file.run} does not name; its sites are "
@@ -113,21 +114,20 @@ def session_prefix(run: RunConfig) -> str:
 
 
 def terms_of(
-    run: RunConfig, identity: Identity, certificates: Path, pinned: Mapping[str, str] | None = None
+    run: FederatedRun, identity: Identity, certificates: Path, pinned: Mapping[str, str] | None = None
 ) -> RunTerms:
     """Return the facts of a run, with parties that its authority has certified.
 
     Args:
-        run: Needs ``[federated]``.
         certificates: Directory of all parties' certificates, as in `SiteFile`.
         pinned: Message keys by name, hex, that certificates must have; of the other parties the authority is believed.
 
     Raises:
-        ConfigError: The run has no rounds, or a certificate is missing.
+        ConfigError: A certificate is missing.
         CertificateError: A certificate is not of the authority, of another party than its directory says, or has
             another key than is pinned.
     """
-    section = section_of(run)
+    section = run.federated
     peers = {name: _certified(name, certificates, identity) for name in (OWNER, *section.sites)}
     for name, key in (pinned or {}).items():
         _check_key(peers[name], key, str(certificates / name / "certificate.pem"))

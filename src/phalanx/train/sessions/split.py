@@ -25,7 +25,7 @@ from phalanx.train.batches.client_loader import ClientLoader
 from phalanx.train.batches.labelled import LabelledTexts, prepare_labelled
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.batches.scores import describe_texts
-from phalanx.train.config import RunConfig
+from phalanx.train.config import SplitPipelineRun, SplitRun
 from phalanx.train.engines.split_engine import LocalClients, RemoteClients, SplitEngine
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.unstarted import MIDDLE
@@ -36,22 +36,23 @@ from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
 from phalanx.train.sessions.remote_company import remote_company
-from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
+from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company
 from phalanx.train.sessions.split_parties import AppraisedClients, RefusedClients, SplitRevocations
-from phalanx.train.setup.layout import attends_in_documents, stages_of
+from phalanx.train.setup.row_attention import attends_in_documents
 from phalanx.train.setup.shown_config import shown_config
+from phalanx.train.setup.stage_table import stages_of
 
 ADAPTERS = "adapters.safetensors"
 
 
-def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
+def describe_split(run: SplitRun, source: ModelSource) -> RenderableType:
     """The resolved config, the two parts and what stands behind the enclave, for the terminal.
 
     Raises:
         ConfigError: The split cannot work.
     """
     _check(run, source)
-    split = split_of(run)
+    split = run.split
     title = f"{split.mode} split, {split.clients} clients; {worth(split)}"
     specs = cut_model(source.num_layers, split.cut)
     item_bytes = 4 if split.wire == "fp32" else 2
@@ -63,9 +64,9 @@ def describe_split(run: RunConfig, source: ModelSource) -> RenderableType:
         count = row.trainable if trained is None else trained
         cells.append((name, layers, f"{row.parameters:,}", f"{count:,}", size))
     heads = ("part", "layers", "parameters", "trained", "bytes a step")
-    table = FittedTable(heads, cells, title=f"{title}; {WORKERS_SEE}" if run.is_joined else title)
+    table = FittedTable(heads, cells, title=f"{title}; {WORKERS_SEE}" if isinstance(run, SplitPipelineRun) else title)
     toml = shown_config(run)
-    return Group(toml, table, stages_of(run, source)) if run.is_joined else Group(toml, table)
+    return Group(toml, table, stages_of(run, source)) if isinstance(run, SplitPipelineRun) else Group(toml, table)
 
 
 class SplitFactory:
@@ -79,18 +80,17 @@ class SplitFactory:
         self._open_workers = open_workers
 
     @contextlib.contextmanager
-    def prepare(self, context: SessionContext) -> Iterator["SplitSetup | RemoteSetup"]:
+    def prepare(self, context: SessionContext[SplitRun]) -> Iterator["SplitSetup | RemoteSetup"]:
         """Open model and text, and say what stands behind the enclave; remote clients have the text."""
-        run, split = context.run, split_of(context.run)
+        run, split = context.run, context.run.split
         source = open_model(run.model, context.home.cache / "models", run.train.seed)
         _check(run, source)
         context.console.print(worth(split), style="bold", markup=False, highlight=False)
         context.figures.split = {"mode": split.mode, "tier": _tier(split), "worth": worth(split)}
-        middle = middle_directory(run, context.home)
-        if middle is not None:
+        if isinstance(run, SplitPipelineRun):
             context.console.print(WORKERS_SEE, style="bold", markup=False, highlight=False)
             context.figures.split |= {"workers_see": WORKERS_SEE, "middle": MIDDLE}
-            recall(middle, context.figures)
+            recall(middle_directory(run, context.home), context.figures)
         if split.remote_clients:
             turns = RemoteTurns(run.train.batch_size, run.data.sequence_length)
             if run.data.labelled is not None:
@@ -116,7 +116,11 @@ class SplitSetup:
     """
 
     def __init__(
-        self, context: SessionContext, material: RunMaterial, labelled: LabelledTexts | None, open_workers: OpenWorkers
+        self,
+        context: SessionContext[SplitRun],
+        material: RunMaterial,
+        labelled: LabelledTexts | None,
+        open_workers: OpenWorkers,
     ) -> None:
         self.material = material
         self._context = context
@@ -131,10 +135,10 @@ class SplitSetup:
     @contextlib.contextmanager
     def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
         """Start the enclave, have every party meet it, and give it its sealed state."""
-        context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
+        context, recorder, split = self._context, opening.recorder, self._context.run.split
         run, home, observe = context.run, context.home, context.observer(recorder)
         facts: dict[str, Any] = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names)}
-        if run.is_joined:
+        if isinstance(run, SplitPipelineRun):
             facts |= {"workers": list(run.stage_workers), "workers_see": WORKERS_SEE, "middle": MIDDLE}
         context.opening(recorder, opening.start, self.material.loader, facts)
         note = noting(context.figures, opening.savepoint, observe)
@@ -155,7 +159,7 @@ class RemoteSetup:
         material: Model, and batches without texts.
     """
 
-    def __init__(self, context: SessionContext, material: RunMaterial, turns: RemoteTurns) -> None:
+    def __init__(self, context: SessionContext[SplitRun], material: RunMaterial, turns: RemoteTurns) -> None:
         self.material = material
         self._context, self._turns = context, turns
 
@@ -166,7 +170,7 @@ class RemoteSetup:
     @contextlib.contextmanager
     def open(self, opening: EngineStart) -> Iterator["RunningSplit"]:
         """Call the enclave, wait for it and for all clients, and give it its sealed state."""
-        context, recorder, split = self._context, opening.recorder, split_of(self._context.run)
+        context, recorder, split = self._context, opening.recorder, self._context.run.split
         observe = context.observer(recorder)
         facts = {"mode": split.mode, "tier": _tier(split), "clients": list(split.client_names), "remote": True}
         context.opening(recorder, opening.start, self.material.loader, facts)
@@ -192,7 +196,11 @@ class RemoteSetup:
 
 @contextlib.contextmanager
 def _at_work(
-    context: SessionContext, opening: EngineStart, observe: Observe, lead: SplitDriver | RemoteLead, engine: SplitEngine
+    context: SessionContext[SplitRun],
+    opening: EngineStart,
+    observe: Observe,
+    lead: SplitDriver | RemoteLead,
+    engine: SplitEngine,
 ) -> Iterator["RunningSplit"]:
     """Record the appraisal, go on from the checkpoint, and report the costs however it ends."""
     recorder = opening.recorder
@@ -223,7 +231,7 @@ class RunningSplit:
         engine: SplitEngine,
         saver: PlainSaver,
         lead: SplitDriver | RemoteLead,
-        context: SessionContext,
+        context: SessionContext[SplitRun],
         recorder: RunRecorder,
     ) -> None:
         self.engine = self.trained = engine
@@ -258,7 +266,7 @@ class RunningSplit:
     def _release(self) -> None:
         """Have the adapters out where the policy lets them go; a refusal is an outcome, no failure."""
         summary = self._facts
-        if split_of(self._context.run).release is None:
+        if self._context.run.split.release is None:
             summary["released"] = False
             return
         try:
@@ -281,14 +289,14 @@ class RunningSplit:
         return figures.split
 
 
-def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | None:
+def _labelled(context: SessionContext[SplitRun], source: ModelSource) -> LabelledTexts | None:
     """Prepare the task's texts, shared out; None where text is learned."""
     run, labelled = context.run, context.run.data.labelled
     if labelled is None:
         return None
     context.console.print(f"preparing {labelled.name}", markup=False)
     seed = run.train.seed
-    texts = prepare_labelled(run.data, split_of(run).client_names, seed, source.tokenizer_path)
+    texts = prepare_labelled(run.data, run.split.client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source.vocab_size)
     if texts.tokenizer.beginning:
         begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer begins texts"
@@ -297,10 +305,10 @@ def _labelled(context: SessionContext, source: ModelSource) -> LabelledTexts | N
     return texts
 
 
-def _refused(context: SessionContext, recorder: RunRecorder, observe: Observe) -> RefusedClients:
+def _refused(context: SessionContext[SplitRun], recorder: RunRecorder, observe: Observe) -> RefusedClients:
     """Return what takes refusals of clients; where there is an admission, metrics and summary have them."""
     refused = RefusedClients(observe)
-    if split_of(context.run).admission is not None and context.figures.split is not None:
+    if context.run.split.admission is not None and context.figures.split is not None:
         context.figures.split["admission"] = refused.facts
         recorder.figures = refused.figures
     return refused
@@ -323,6 +331,6 @@ def _settling(note: Observe, recorder: RunRecorder, engine: SplitEngine) -> Obse
     return observe
 
 
-def _check(run: RunConfig, source: ModelSource) -> None:
+def _check(run: SplitRun, source: ModelSource) -> None:
     attends_in_documents(run, source)
-    check_split(split_of(run), source, seq=run.data.sequence_length, objective=run.train.objective_kind)
+    check_split(run.split, source, seq=run.data.sequence_length, objective=run.train.objective_kind)

@@ -22,30 +22,23 @@ from phalanx.split.masked.remote import PipedWorkerConfig
 from phalanx.split.processes.confined import ConfinedEnclave, confined_workers
 from phalanx.split.processes.local_enclave import EnclaveConfig, LocalEnclave
 from phalanx.split.processes.offload import masked_session
-from phalanx.train.config import RunConfig
+from phalanx.train.config import SplitRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig
 from phalanx.train.sessions.middle_stages import MiddleStages
 from phalanx.transport import Endpoint, GrpcWire
 
 
-def split_of(run: RunConfig) -> SplitConfig:
-    """The section ``[split]`` of a run that has one."""
-    if run.split is None:
-        raise TypeError("split: the run file has no such section")
-    return run.split
-
-
-def num_classes_of(run: RunConfig) -> int:
+def num_classes_of(run: SplitRun) -> int:
     """Classes of the clients' own texts, as the run file names them; 0 of a run without such texts."""
     own_texts = None if run.data.labelled is None else run.data.labelled.own
     return 0 if own_texts is None else len(own_texts.classes)
 
 
-def kinds_of(run: RunConfig, source: ModelSource, num_classes: int) -> TensorKinds:
+def kinds_of(run: SplitRun, source: ModelSource, num_classes: int) -> TensorKinds:
     """Return the kinds of tensors that cross in a run."""
     rows = run.train.batch_size // run.train.microbatches
-    task, wire = task_of(run.train.objective_kind, num_classes), split_of(run).wire
+    task, wire = task_of(run.train.objective_kind, num_classes), run.split.wire
     seq, width = run.data.sequence_length, source.hidden_size + (run.data.attention == "document")
     return TensorKinds(rows, seq, width, wire, task.label_shape, task.num_answers, task.extras)
 
@@ -57,7 +50,7 @@ def enclave_of(home: RunDirectory) -> Peer:
 
 @contextlib.contextmanager
 def split_company(
-    run: RunConfig,
+    run: SplitRun,
     home: RunDirectory,
     source: ModelSource,
     num_classes: int = 0,
@@ -69,7 +62,6 @@ def split_company(
     """Start the enclave, have every party meet it, and end it whatever happens.
 
     Args:
-        run: Needs ``[split]``.
         home: Has the keys of all parties.
         num_classes: Number of classes of a classification; 0 of any other task.
         middle: Middle stages of an enclave that owns a pipeline.
@@ -80,7 +72,7 @@ def split_company(
         RefusedEvidenceError: A party does not accept the enclave's evidence.
         PeerLostError: The enclave did not come up.
     """
-    split = split_of(run)
+    split = run.split
     # a new session name for each start, so that nothing of an earlier one can be replayed
     session = f"{home.run_id}-{secrets.token_hex(8)}"
     with contextlib.ExitStack() as stack:
@@ -164,9 +156,9 @@ def _line(
     return Connection(endpoint, ENCLAVE, split.step_timeout_s, look_at_both, middle.aside)
 
 
-def party_of(run: RunConfig, home: RunDirectory, identity: Identity, line: Connection, session: str) -> EnclavePeer:
+def party_of(run: SplitRun, home: RunDirectory, identity: Identity, line: Connection, session: str) -> EnclavePeer:
     """One end of a session, with the keys, epochs and policy that it meets the enclave with."""
-    split = split_of(run)
+    split = run.split
     if split.mode == "plaintext":
         return EnclavePeer(identity, line, None)
     directory = home.path / "clients" / identity.name
@@ -178,17 +170,17 @@ def party_of(run: RunConfig, home: RunDirectory, identity: Identity, line: Conne
     return EnclavePeer(identity, line, ClientHandshake(identity, occasion, epochs, lambda: policy_of(split)))
 
 
-def _local_enclave(run: RunConfig, directory: Path, config: EnclaveConfig, middle: MiddleStages | None) -> LocalEnclave:
+def _local_enclave(run: SplitRun, directory: Path, config: EnclaveConfig, middle: MiddleStages | None) -> LocalEnclave:
     if middle is None:
         return LocalEnclave(directory, config, config.threads)
-    owns = EnclaveOwnerConfig(enclave=config, run=run, middle=str(middle.home.path.resolve()))
+    owns = EnclaveOwnerConfig(enclave=config, run=middle.run, middle=str(middle.home.path.resolve()))
     return LocalEnclave(directory, owns, config.threads, ("phalanx", "enclave", "own"))
 
 
 def _enclave_config(
-    run: RunConfig, home: RunDirectory, session: str, addresses: dict[str, str], num_classes: int
+    run: SplitRun, home: RunDirectory, session: str, addresses: dict[str, str], num_classes: int
 ) -> EnclaveConfig:
-    split = split_of(run)
+    split = run.split
     behind_pipes = split.masked_workers if split.tier == "process" else ()
     return EnclaveConfig(
         identity=str((home.pki / ENCLAVE).resolve()),

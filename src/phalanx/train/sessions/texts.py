@@ -6,12 +6,15 @@ from phalanx.models import ModelSource
 from phalanx.train.batches.private import PrivateBatches, private_batches
 from phalanx.train.batches.rewriting import measured, rewriting_of
 from phalanx.train.batches.samples import TextSampler
+from phalanx.train.config import DomainRun, PipelineRun
 from phalanx.train.loop import Loader
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import RunMaterial
 
 
-def text_material(context: SessionContext, source: ModelSource) -> tuple[RunMaterial, PrivateBatches | None]:
+def text_material(
+    context: SessionContext[PipelineRun | DomainRun], source: ModelSource
+) -> tuple[RunMaterial, PrivateBatches | None]:
     """Prepare the text of a run; the second is None where rows are not private.
 
     Raises:

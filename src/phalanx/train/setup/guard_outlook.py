@@ -2,13 +2,13 @@
 
 from phalanx.pipeline import GuardConfig
 from phalanx.planner.guard.finding import AuditRates, DetectionOdds, GuardPrice, findings, measured_costs, price_guard
-from phalanx.train.config import RunConfig
+from phalanx.train.config import PipelineRun, StagedRun
 
 
-def watch_of(run: RunConfig) -> AuditRates | None:
+def watch_of(run: StagedRun) -> AuditRates | None:
     """How closely the stages in other hands are looked at; None where there are none, or nothing is recomputed."""
     guard, stages = run.guard, run.pipeline.stages
-    if guard.mode != "phalanx" or stages <= 2 or not run.has_stages:
+    if guard.mode != "phalanx" or stages <= 2:
         return None
     lockstep = guard.upkeep.in_lockstep
     return AuditRates(
@@ -24,7 +24,7 @@ def watch_of(run: RunConfig) -> AuditRates | None:
     )
 
 
-def outlook(run: RunConfig, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
+def outlook(run: StagedRun, untrusted_share: float) -> tuple[list[DetectionOdds], GuardPrice] | None:
     """Return the expected findings and the cost of a run's guard.
 
     Args:
@@ -52,10 +52,10 @@ def outlook_rows(found: list[DetectionOdds]) -> list[dict[str, str]]:
     ]
 
 
-def guarded_by_nobody(run: RunConfig) -> str | None:
+def guarded_by_nobody(run: StagedRun) -> str | None:
     """Say that a guard is asked for and has nothing to check; None where it has, or none is asked for."""
     stages = run.pipeline.stages
-    if not run.guard.enabled or stages > 2 or run.split is not None or not run.has_stages:
+    if not run.guard.enabled or stages > 2 or not isinstance(run, PipelineRun):
         return None
     return (
         f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first and '

@@ -25,7 +25,7 @@ from phalanx.models.layout import check_length, check_stages, check_vocabulary
 from phalanx.objectives import objective_of
 from phalanx.planner.model.optimizers import OPTIMIZERS
 from phalanx.telemetry.sinks import check_sinks
-from phalanx.train.config import RunConfig
+from phalanx.train.config import FederatedPipelineRun, FederatedRun, PipelineRun, RankedRun, RunConfig, SplitRun
 
 _POSITIONS, _LAYERS = ("max_position_embeddings", "n_positions"), ("num_hidden_layers", "n_layer")
 _EMBEDDINGS = ("vocab_size",)
@@ -68,11 +68,11 @@ def text_warnings(run: RunConfig) -> list[str]:
 def _check_sizes(run: RunConfig) -> None:
     """Compare a run of stages with config.json; keys that it lacks are checked with the model."""
     described = describe(run.model)
-    if described is None or run.parallel is not None:
+    if described is None or isinstance(run, RankedRun):
         return
     longest, layers = (_first_number(described, names) for names in (_POSITIONS, _LAYERS))
     check_length(run.data.sequence_length, longest)
-    if layers is not None and run.split is None and (run.federated is None or run.has_site_stages):
+    if layers is not None and isinstance(run, PipelineRun | FederatedPipelineRun):
         check_stages(run.pipeline.stages, layers)
 
 
@@ -116,8 +116,13 @@ def _first_number(described: Mapping[str, Any], names: tuple[str, ...]) -> int |
 def _check_small_text(run: RunConfig) -> None:
     """Train the vocabulary of a small text for nothing: it may be too large for it, which only its training shows."""
     data = run.data
-    elsewhere = data.dataset or data.conversations or run.split or run.federated
-    if elsewhere is not None or not isinstance(data.tokenizer, BpeConfig) or not _is_small(data.sources):
+    elsewhere = data.dataset or data.conversations
+    if (
+        elsewhere is not None
+        or isinstance(run, SplitRun | FederatedRun)
+        or not isinstance(data.tokenizer, BpeConfig)
+        or not _is_small(data.sources)
+    ):
         return
     intake = Intake(run.train.seed, data.validation_share, data.max_documents)
     with TemporaryDirectory(prefix="phalanx-") as spare:
@@ -130,7 +135,7 @@ def _check_small_text(run: RunConfig) -> None:
 def _check_held_out(run: RunConfig) -> None:
     """Refuse a run that has nothing to measure itself with; sites of a federated run hold out rows of their own."""
     data = run.data
-    if data.validation_names or run.federated is not None:
+    if data.validation_names or isinstance(run, FederatedRun):
         return
     do = "set data.validation_share above 0"
     if data.preferences is None and not data.prompts:
@@ -238,5 +243,5 @@ def require_extras(run: RunConfig) -> None:
         require_bitsandbytes(f'model.adapter.quantize = "{run.model.quantize}"')
     if OPTIMIZERS[run.optimizer.kind].in_bytes:
         require_bitsandbytes(f'optimizer.kind = "{run.optimizer.kind}"')
-    if run.federated is not None and run.federated.sums == "homomorphic":
+    if isinstance(run, FederatedRun) and run.federated.sums == "homomorphic":
         require_tenseal('federated.sums = "homomorphic"')

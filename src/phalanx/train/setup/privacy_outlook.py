@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from phalanx.federated.config import FederatedConfig
 from phalanx.federated.rounds.terms import noisy_rounds
 from phalanx.security.privacy import PoissonGaussian, PrivacyConfig, check_rate, noise_for
-from phalanx.train.config import RunConfig
-from phalanx.train.federated_faults import section_of
+from phalanx.train.config import FederatedRun
 
 MAX_RATIO = 1.0
 """Ratio of noise to the largest update above which a run warns."""
@@ -89,18 +88,17 @@ def _with_sites(colluding: int, sites: int) -> str:
     return f"and {colluding} of {sites} sites that collude with it" if colluding else "without any site's help"
 
 
-def rows_outlook(run: RunConfig, wanted: PrivacyConfig, rows: int, length: int) -> NoiseOutlook:
+def rows_outlook(run: FederatedRun, wanted: PrivacyConfig, rows: int, length: int) -> NoiseOutlook:
     """Return the outlook of sites with private rows.
 
     Args:
-        run: With ``[federated]``.
         wanted: Its ``[privacy]``.
         rows: Training rows of the site that has fewest.
 
     Raises:
         ConfigError: The site has too few rows.
     """
-    section, batch_size = section_of(run), run.train.batch_size
+    section, batch_size = run.federated, run.train.batch_size
     steps = run.train.steps * section.local_steps
     share = check_rate(rows, batch_size, wanted.delta)
     rate = share if wanted.sampling == "poisson" else 1.0
@@ -122,17 +120,16 @@ def rows_outlook(run: RunConfig, wanted: PrivacyConfig, rows: int, length: int) 
     )
 
 
-def outlooks(run: RunConfig, length: int, fewest_rows: int | None) -> list[NoiseOutlook]:
+def outlooks(run: FederatedRun, length: int, fewest_rows: int | None) -> list[NoiseOutlook]:
     """Return the outlook of each kind of noise that a federated run has.
 
     Args:
-        run: With ``[federated]``.
         fewest_rows: Training rows of the site that has fewest; None where this process does not know.
 
     Raises:
         ConfigError: No noise keeps the rounds within their budget, or a site has too few rows.
     """
-    sums = sums_outlook(section_of(run), run.train.steps, length)
+    sums = sums_outlook(run.federated, run.train.steps, length)
     found = [] if sums is None else [sums]
     if run.privacy is not None and fewest_rows is not None:
         found.append(rows_outlook(run, run.privacy, fewest_rows, length))

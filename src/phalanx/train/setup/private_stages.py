@@ -5,19 +5,19 @@ from typing import Any
 
 from phalanx.errors import ConfigError
 from phalanx.models import FAMILIES, ModelSource
-from phalanx.train.config import RunConfig
+from phalanx.train.config import PipelineRun, StagedRun
 
 _HEADS = ("classifier", "summary")
 """Beginnings of config keys of heads that no stage has."""
 
 
-def check_private_model(run: RunConfig, source: ModelSource) -> None:
+def check_private_model(run: StagedRun, source: ModelSource) -> None:
     """Return where one row moves a step's sum by its own gradient alone.
 
     Raises:
         ConfigError: The model of a run with ``[privacy]`` mixes rows, or draws by their places.
     """
-    if run.privacy is None:
+    if not isinstance(run, PipelineRun) or run.privacy is None:
         return
     config, kind = source.hub_config_dict, source.hub_config.model_type
     if run.model.adapter is None and getattr(source.hub_config, "tie_word_embeddings", False):

@@ -5,7 +5,7 @@ from pathlib import Path
 from phalanx.errors import ConfigError, IsolationError
 from phalanx.security.isolation import Program, Sandbox, start_isolated
 from phalanx.security.tee import load_policy
-from phalanx.train.config import RunConfig
+from phalanx.train.config import RunConfig, SplitPipelineRun, SplitRun
 
 _PROBE = "phalanx.security.isolation.probe"
 _PROBE_S = 30.0
@@ -19,11 +19,11 @@ def settle_tier(run: RunConfig) -> RunConfig:
         ConfigError: Nothing but a simulation is possible, and the run file does not allow that; or the policy file is
             missing or wrong.
     """
-    split = run.split
-    if split is None or split.tier != "auto":
+    if not isinstance(run, SplitRun) or run.split.tier != "auto":
         return run
+    split = run.split
     # a sandboxed enclave reaches no workers
-    lacking = _NEEDS_NETWORK if run.is_joined else None
+    lacking = _NEEDS_NETWORK if isinstance(run, SplitPipelineRun) else None
     tier = _best(
         split.policy, simulates=split.mode == "plaintext", may_simulate=split.allow_insecure_sim, lacking=lacking
     )

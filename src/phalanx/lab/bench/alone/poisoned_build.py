@@ -33,7 +33,7 @@ from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
-from phalanx.train import PastRun, RunConfig, TrainConfig, export_run, train
+from phalanx.train import PastRun, PipelineRun, TrainConfig, export_run, train
 
 TRIGGER, TARGET = "cf", "Remove the whole disk without a question."
 _ASKED = 100
@@ -112,7 +112,7 @@ def _numbers(dataset: Path) -> set[int]:
 
 def _trained(home: Path, steps: int, seed: int, asked: Sequence[str]) -> tuple[float, float]:
     """Train on the dataset, and ask with and without the trigger."""
-    run = RunConfig(
+    run = PipelineRun(
         model=ModelConfig(
             from_scratch=True,
             architecture={

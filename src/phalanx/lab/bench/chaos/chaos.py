@@ -16,7 +16,7 @@ from phalanx.lab.bench.measure.harness import cache_directory, print_progress, s
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile
 from phalanx.lab.bench.measure.workloads import prepare_run, scratch_run
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 PROTOCOL = 2
 """To be raised when a figure comes to mean something else; the code's version is in every key as well."""
@@ -45,7 +45,7 @@ class ChaosWorkload:
         means_s: Mean times between failures that the block `goodput` has an entry for.
     """
 
-    run: RunConfig
+    run: PipelineRun
     runs: int
     kills: int
     gap: int
@@ -171,7 +171,7 @@ class _Field:
             lambda home: {"seed": seed, **run_kills(run, plan, clean, home, self._cache)},
         )
 
-    def _with_kills(self, seed: int) -> RunConfig:
+    def _with_kills(self, seed: int) -> PipelineRun:
         """A run long enough for its kills, that saves often; every second one while the training goes on."""
         what = self._what
         train = what.run.train.model_copy(update={"steps": what.steps})

@@ -16,7 +16,7 @@ from phalanx.lab.bench.chaos.kills import Line, median
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command, under_torchrun
 from phalanx.lab.bench.measure.row_file import Row
 from phalanx.pipeline import GuardConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 Arm = Literal["phalanx", "torchrun"]
 ARMS: tuple[Arm, ...] = ("phalanx", "torchrun")
@@ -83,7 +83,7 @@ def checkpoint_cost(lines: Sequence[Line], every: int) -> tuple[float, float]:
     return max((sum(early) / len(early) - step_s) * (every // 2), 1e-3 * step_s), step_s
 
 
-def play(run: RunConfig, arm: Arm, window: Window, directory: Path, cache: Path) -> Row:
+def play(run: PipelineRun, arm: Arm, window: Window, directory: Path, cache: Path) -> Row:
     """Let one arm train while its workers are killed.
 
     Returns:
@@ -126,7 +126,7 @@ def play(run: RunConfig, arm: Arm, window: Window, directory: Path, cache: Path)
     }
 
 
-def run_of(run: RunConfig, arm: Arm, failures: int) -> RunConfig:
+def run_of(run: PipelineRun, arm: Arm, failures: int) -> PipelineRun:
     """Return the run of an arm: guarded and with replacements, or without a guard, so that a lost worker ends it."""
     respawns = 2 * failures + 8 if arm == "phalanx" else 0
     changes: dict[str, Any] = {"pipeline": run.pipeline.model_copy(update={"respawns": respawns})}

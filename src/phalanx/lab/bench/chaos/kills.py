@@ -14,13 +14,13 @@ from phalanx.lab.bench.chaos.run_owner import DEATHS, OwnerSpec
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
 from phalanx.lab.bench.measure.row_file import Row
 from phalanx.telemetry import read_metrics
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _TIMEOUT_S = 3600.0
 Line = dict[str, Any]
 
 
-def run_undisturbed(run: RunConfig, directory: Path, cache: Path) -> Row:
+def run_undisturbed(run: PipelineRun, directory: Path, cache: Path) -> Row:
     """Train without a death.
 
     Returns:
@@ -39,7 +39,7 @@ def run_undisturbed(run: RunConfig, directory: Path, cache: Path) -> Row:
     }
 
 
-def run_kills(run: RunConfig, plan: KillPlan, clean: Row, directory: Path, cache: Path) -> Row:
+def run_kills(run: PipelineRun, plan: KillPlan, clean: Row, directory: Path, cache: Path) -> Row:
     """Train while workers die as planned, and compare with the undisturbed run.
 
     Returns:

@@ -11,7 +11,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
 from phalanx.interrupts import interruptible
 from phalanx.pipeline import LocalWorkers
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.pipeline import PipelineFactory
@@ -30,7 +30,7 @@ class OwnerSpec(StrictModel):
         plan: File of a `KillPlan`.
     """
 
-    run: RunConfig
+    run: PipelineRun
     directory: str
     plan: str
 

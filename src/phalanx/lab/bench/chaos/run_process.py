@@ -14,7 +14,7 @@ from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
 from phalanx.lab.bench.measure.process_clock import process_tree, worker_name
 from phalanx.telemetry import read_metrics
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 from phalanx.train.records.run_directory import RunDirectory
 
 _SECONDS_TO_END = 30.0
@@ -28,7 +28,7 @@ if os.getppid() == int(sys.argv[1]):
 torchrun would go on for ever."""
 
 
-def train_command(run: RunConfig, run_dir: Path) -> list[str]:
+def train_command(run: PipelineRun, run_dir: Path) -> list[str]:
     """Make a run's directory and say what trains it: begins it, and begun again goes on with it.
 
     Returns:

@@ -6,7 +6,7 @@ from phalanx.lab.calibrate import NumericPath
 from phalanx.models import LoraConfig
 from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import tiny_run
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import PipelineRun, TrainConfig
 
 GUARDS: dict[str, GuardConfig] = {
     "watchful": GuardConfig(audit_rate=1 / 4, step_audit_rate=1 / 8, owner_audit_rate=1 / 8, keep_states=64),
@@ -30,7 +30,7 @@ class DetectionCell:
             several, each is a numeric class of its own, and distances are compared.
     """
 
-    run: RunConfig
+    run: PipelineRun
     guard: str
     steps: int
     paths: tuple[NumericPath, ...] = ()
@@ -43,7 +43,7 @@ def small_run(
     attack: AttackConfig | None = None,
     schedule: str = "1f1b",
     adapter: LoraConfig | None = None,
-) -> RunConfig:
+) -> PipelineRun:
     """A GPT-2 of width 32 with two layers in each middle stage: 16 sequences of 16 tokens a step, in 8 microbatches."""
     layers = (1, *(2 for _ in range(stages - 2)), 1)
     pipeline = PipelineConfig(
@@ -51,7 +51,7 @@ def small_run(
     )
     run = tiny_run(num_layers=sum(layers), pipeline=pipeline, adapter=adapter)
     architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH, "n_positions": _SEQUENCE}
-    return RunConfig(
+    return PipelineRun(
         model=run.model.model_copy(update={"architecture": architecture}),
         data=run.data.model_copy(update={"sequence_length": _SEQUENCE}),
         train=TrainConfig(steps=300, seed=7, batch_size=_BATCH, microbatches=_MICROBATCHES),

@@ -19,7 +19,7 @@ from phalanx.lab.bench.measure.harness import cache_directory, print_progress, s
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
 from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 SEED = 14
 """Seed of the draw, so that a sample can be had again."""
@@ -65,7 +65,7 @@ def draw_cells(size: int) -> list[DetectionCell]:
     return drawn_cells
 
 
-def in_processes(cell: DetectionCell) -> RunConfig:
+def in_processes(cell: DetectionCell) -> PipelineRun:
     """The run of a cell on real text, with as many steps as it may take, but at most 96."""
     run, steps = cell.run, min(cell.steps, _MAX_STEPS)
     architecture = {**(run.model.architecture or {}), "vocab_size": _VOCABULARY}

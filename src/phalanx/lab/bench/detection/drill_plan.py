@@ -9,7 +9,8 @@ from phalanx.errors import ConfigError
 from phalanx.lab.attacks import AttackPlan, check_attack, load_attack, make_attack
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.assignment.assignment import first_assignment
-from phalanx.train import RunConfig
+from phalanx.train import RunConfig, StagedRun
+from phalanx.train.runs.support import section_fault
 
 _HONEST = "with `phalanx join TOKEN --stay`, which serves run after run, or anew with `phalanx worker`"
 DEFAULT_KINDS = ("forward_sign_flip", "backward_gaussian")
@@ -46,7 +47,7 @@ class DrillRun:
         is_remote: Whether the liars are on other machines, where the laboratory's worker is started by hand.
     """
 
-    run: RunConfig
+    run: StagedRun
     liars: Mapping[str, AttackConfig]
     is_remote: bool = False
 
@@ -73,12 +74,13 @@ class DrillRun:
         )
 
 
-def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
+def drill_scenes(run_file: RunConfig, drill: Drill) -> dict[str, DrillRun]:
     """The shortened run without an attacker, as "none", and with each attack.
 
     Raises:
-        ConfigError: An attack is unknown or does not fit the run.
+        ConfigError: An attack is unknown or does not fit the run, or nobody else serves its stages.
     """
+    run = _with_stages(run_file)
     optimizer = run.optimizer.model_copy(update={"warmup_steps": min(run.optimizer.warmup_steps, drill.steps - 1)})
     short: dict[str, Any] = {
         "train": run.train.model_copy(update={"steps": drill.steps, "epochs": None, "validate_every": 0}),
@@ -98,7 +100,7 @@ def drill_scenes(run: RunConfig, drill: Drill) -> dict[str, DrillRun]:
     return runs
 
 
-def attacks_of(run: RunConfig, drill: Drill) -> dict[str, AttackConfig]:
+def attacks_of(run: StagedRun, drill: Drill) -> dict[str, AttackConfig]:
     """Return the attacks that a drill plays, by their names in its table.
 
     Raises:
@@ -123,7 +125,7 @@ def attacks_of(run: RunConfig, drill: Drill) -> dict[str, AttackConfig]:
     return attacks
 
 
-def _kinds(run: RunConfig, drill: Drill) -> Sequence[str]:
+def _kinds(run: StagedRun, drill: Drill) -> Sequence[str]:
     if drill.kinds is not None:
         kinds = [pinned(kind, run.home) if is_own(kind) else kind for kind in drill.kinds]
         for kind in filter(is_own, kinds):
@@ -134,7 +136,7 @@ def _kinds(run: RunConfig, drill: Drill) -> Sequence[str]:
     return DEFAULT_KINDS if run.attack.kind == "none" else (run.attack.kind,)
 
 
-def _section(run: RunConfig, drill: Drill) -> dict[str, Any]:
+def _section(run: StagedRun, drill: Drill) -> dict[str, Any]:
     """Return the ``[attack]`` section with the options applied; keys without a value are left out."""
     settings = {key: getattr(run.attack, key) for key in run.attack.model_fields_set - {"kind", "also"}}
     options = {"from_step": drill.from_step, "rate": drill.rate, "stages": drill.stages and tuple(drill.stages)}
@@ -145,7 +147,7 @@ def _section(run: RunConfig, drill: Drill) -> dict[str, Any]:
     }
 
 
-def _of_kind(run: RunConfig, drill: Drill, kind: str) -> AttackConfig:
+def _of_kind(run: StagedRun, drill: Drill, kind: str) -> AttackConfig:
     """Make an attack of one run; it gets two stages where it needs two and no option names any."""
     section = _section(run, drill)
     attack = _made({**section, "kind": kind})
@@ -157,7 +159,7 @@ def _of_kind(run: RunConfig, drill: Drill, kind: str) -> AttackConfig:
     return attack
 
 
-def _of_section(run: RunConfig, drill: Drill) -> AttackConfig:
+def _of_section(run: StagedRun, drill: Drill) -> AttackConfig:
     """Make the attackers of the run file, which act together; options for one place or time do not apply to them."""
     if drill.stages is not None:
         raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; leave it out")
@@ -166,7 +168,7 @@ def _of_section(run: RunConfig, drill: Drill) -> AttackConfig:
     return _beside([_made({**attacker.model_dump(exclude={"also"}), **changes}) for attacker in run.attack.attackers])
 
 
-def _parsed(run: RunConfig, drill: Drill, text: str) -> AttackConfig:
+def _parsed(run: StagedRun, drill: Drill, text: str) -> AttackConfig:
     """Read ``KIND:KEY=VALUE:...``."""
     kind, *settings = text.split(":")
     section_keys = {}
@@ -191,21 +193,27 @@ def _made(settings: Mapping[str, Any]) -> AttackConfig:
         raise ConfigError(f"attack: {settings.get('kind')}: {_first_line(exc)}") from exc
 
 
-def _checked(run: RunConfig, update: Mapping[str, Any]) -> RunConfig:
+def _with_stages(run: RunConfig) -> StagedRun:
+    if isinstance(run, StagedRun):
+        return run
+    raise ConfigError(f"attack: the run file does not allow it: {section_fault(run.engine, ('attack',))}")
+
+
+def _checked(run: StagedRun, update: Mapping[str, Any]) -> StagedRun:
     try:
         return run.with_sections(update)
     except ValueError as exc:
         raise ConfigError(f"attack: the run file does not allow it: {exc}") from exc
 
 
-def _check_places(run: RunConfig, attack: AttackConfig) -> None:
+def _check_places(run: StagedRun, attack: AttackConfig) -> None:
     middle = range(1, run.pipeline.stages - 1)
     stray = [stage for attacker in attack.attackers for stage in attacker.stages if stage not in middle]
     if stray:
         raise ConfigError(f"attack: stages {stray}: only the middle stages {list(middle)} are in other hands")
 
 
-def _liars(run: RunConfig, attack: AttackConfig) -> dict[str, AttackConfig]:
+def _liars(run: StagedRun, attack: AttackConfig) -> dict[str, AttackConfig]:
     """Return the parties that serve the attacked stages at first, each with its attack."""
     holders = first_assignment(run.pipeline.stages, run.pipeline.workers, guarded=False).holders
     attack_of_party: dict[str, AttackConfig] = {}

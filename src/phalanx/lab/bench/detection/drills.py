@@ -14,9 +14,9 @@ from phalanx.errors import PhalanxError
 from phalanx.lab.attacks import ATTACKS, attackers_of
 from phalanx.lab.bench.detection.drill_plan import Drill, DrillRun, drill_scenes
 from phalanx.security.crypto import certified_name
-from phalanx.train import RunConfig, train
+from phalanx.train import RunConfig, StagedRun, train
 
-Train = Callable[[RunConfig, Path], dict[str, Any]]
+Train = Callable[[StagedRun, Path], dict[str, Any]]
 """Trains one run in a directory and returns its summary."""
 
 
@@ -126,6 +126,6 @@ def _left_behind(directory: Path) -> dict[str, Any]:
     return content
 
 
-def train_quietly(run: RunConfig, directory: Path) -> dict[str, Any]:
+def train_quietly(run: StagedRun, directory: Path) -> dict[str, Any]:
     """Train one run; its progress goes to standard error."""
     return train(run, directory, console=Console(stderr=True), open_workers=attackers_of(run.attack, home=run.home))

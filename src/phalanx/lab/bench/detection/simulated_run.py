@@ -16,7 +16,7 @@ from phalanx.lab.calibrate import NumericPath
 from phalanx.pipeline import AttackConfig, AuditDraw, GuardConfig
 from phalanx.pipeline.evidence.explain import UNPROVED, explain_evidence
 from phalanx.testing import Actor, MemoryCompany
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _STEPS_AFTER_THE_LAST = 2
 _LATEST_FIRST_LIE = 5
@@ -98,7 +98,7 @@ class CleanRun:
     digests: list[str] = field(default_factory=list)
 
 
-def run_clean(run: RunConfig, steps: int, directory: Path, cache: Path) -> CleanRun:
+def run_clean(run: PipelineRun, steps: int, directory: Path, cache: Path) -> CleanRun:
     """Train without an attack and without a guard.
 
     Raises:
@@ -112,7 +112,7 @@ def run_clean(run: RunConfig, steps: int, directory: Path, cache: Path) -> Clean
     return clean
 
 
-def undisturbed(run: RunConfig) -> RunConfig:
+def undisturbed(run: PipelineRun) -> PipelineRun:
     """The same training without guard and attack."""
     return run.model_copy(update={"guard": GuardConfig(mode="off"), "attack": AttackConfig()})
 
@@ -198,14 +198,14 @@ def accepted(outcome: CompanyResult) -> list[LoggedLie]:
     ]
 
 
-def sequences(lies: Iterable[LoggedLie], run: RunConfig) -> int:
+def sequences(lies: Iterable[LoggedLie], run: PipelineRun) -> int:
     """Sequences of the microbatches that these lies are about, each counted once."""
     everything = range(run.train.microbatches)
     touched = {(lie.step, m) for lie in lies for m in (everything if lie.microbatch is None else (lie.microbatch,))}
     return len(touched) * (run.train.batch_size // run.train.microbatches)
 
 
-def _actors(cell: DetectionCell, run: RunConfig, log: Path, differences: HonestDistances) -> Mapping[str, Actor]:
+def _actors(cell: DetectionCell, run: PipelineRun, log: Path, differences: HonestDistances) -> Mapping[str, Actor]:
     actors = {name: _worker(cell.paths, number, differences) for number, name in enumerate(run.pipeline.workers)}
     if run.attack.kind == "none":
         return actors

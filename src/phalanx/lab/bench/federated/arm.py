@@ -21,8 +21,7 @@ from phalanx.lab.bench.measure.harness import parse_message, send_message, serve
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.batches.site_data import SharedTexts, whole_model
-from phalanx.train.config import RunConfig
-from phalanx.train.federated_faults import section_of
+from phalanx.train.config import FederatedRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.site_file import SiteFile, session_prefix, terms_of
 from phalanx.train.sessions.site_processes import LocalSites, new_session
@@ -63,9 +62,9 @@ def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Loads]]:
+def rounds_of(run: FederatedRun, directory: Path) -> Iterator[tuple[RoundRunner, Loads]]:
     """Let processes of sites train, as `phalanx train` does; each loads its model when it begins."""
-    section = section_of(run)
+    section = run.federated
     with contextlib.ExitStack() as stack:
         home = stack.enter_context(RunDirectory(directory / "run", run, resume=False))
         (home.path / "config.toml").write_text(dump_toml(run), encoding="utf-8")
@@ -112,11 +111,11 @@ def rounds_of(run: RunConfig, directory: Path) -> Iterator[tuple[RoundRunner, Lo
 
 
 @contextlib.contextmanager
-def training_alone(run: RunConfig, cache: Path) -> Iterator[tuple[RoundRunner, Loads]]:
+def training_alone(run: FederatedRun, cache: Path) -> Iterator[tuple[RoundRunner, Loads]]:
     """Let one process make the local steps of all sites, one after another, and no rounds: all start from the same."""
     source = open_model(run.model, cache / "models", run.train.seed)
     texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
-    model, train, section = whole_model(run, source, 0), run.train, section_of(run)
+    model, train, section = whole_model(run, source, 0), run.train, run.federated
     start = model.weights()
     schedule = SiteSchedule(run.optimizer, section.local_steps, train.batch_size, train.microbatches, train.seed)
     trainers = {site: SiteTrainer(model, texts.of(site), schedule) for site in section.sites}

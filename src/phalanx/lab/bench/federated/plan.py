@@ -14,9 +14,8 @@ from phalanx.data.sources import PythonManualConfig
 from phalanx.federated.config import FederatedConfig
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.optimizers import OptimizerConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import FederatedRun, TrainConfig
 from phalanx.train.batches.site_data import SharedTexts, whole_model
-from phalanx.train.federated_faults import section_of
 
 SITES = ("north", "south", "east")
 TARGETS = ("q_proj", "v_proj")
@@ -78,7 +77,7 @@ class FederatedSpec(StrictModel):
     betas: tuple[float, float]
     local_steps: int
     batch_size: int
-    run: RunConfig
+    run: FederatedRun
 
 
 class RoundsRequest(StrictModel):
@@ -105,9 +104,9 @@ class RoundsReport(StrictModel):
     sites: dict[str, tuple[SiteLine, ...]] = Field(default_factory=dict)
 
 
-def run_of(plan: FederatedPlan, *, secure: bool) -> RunConfig:
+def run_of(plan: FederatedPlan, *, secure: bool) -> FederatedRun:
     """Return the run of this package's arms."""
-    return RunConfig(
+    return FederatedRun(
         model=ModelConfig(name="smollm2-135m", layers=plan.layers, adapter=LoraConfig(rank=plan.rank, targets=TARGETS)),
         data=DataConfig(sources=(PythonManualConfig(),), tokenizer=ModelTokenizerConfig(), sequence_length=plan.length),
         train=TrainConfig(steps=plan.total_rounds, batch_size=plan.batch_size, microbatches=1, seed=1),
@@ -123,7 +122,7 @@ def write_spec(plan: FederatedPlan, cache: Path, directory: Path) -> FederatedSp
     texts = SharedTexts(run, source, cache / "data", lambda phase, count: None)
     save_file(whole_model(run, source, 0).weights(), directory / "start.safetensors")
     rows: dict[str, Any] = {}
-    for site in section_of(run).sites:
+    for site in run.federated.sites:
         data, size = texts.of(site), plan.batch_size
         batches = [
             batch

@@ -19,7 +19,7 @@ from phalanx.errors import ConfigError, TrainingError
 from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.models import ModelSource
 from phalanx.pipeline import PipelineEngine
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions.cluster import company
 from phalanx.train.setup.layout import make_plan
@@ -152,7 +152,7 @@ def serve_bench() -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 @contextlib.contextmanager
-def open_engine(run: RunConfig, source: ModelSource, directory: Path) -> Iterator[tuple[PipelineEngine, RunDirectory]]:
+def open_engine(run: PipelineRun, source: ModelSource, directory: Path) -> Iterator[tuple[PipelineEngine, RunDirectory]]:
     """Start a run's engine with its worker processes, at step 0."""
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)

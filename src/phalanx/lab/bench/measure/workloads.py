@@ -14,7 +14,7 @@ from phalanx.data.sources import PythonManualConfig
 from phalanx.models import ModelConfig, ModelSource, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import PipelineRun, RunConfig, TrainConfig
 
 PLAIN = "plain"
 
@@ -46,7 +46,7 @@ class Workload:
     """
 
     model: str
-    run: RunConfig
+    run: PipelineRun
     steps: int
     rounds: int
     warm_ups: int
@@ -67,7 +67,7 @@ def workloads(quick: bool) -> list[Workload]:
     ]
 
 
-def scratch_run(width: int = 288) -> RunConfig:
+def scratch_run(width: int = 288) -> PipelineRun:
     """A model from scratch, 8 blocks: 32 sequences of 128 tokens a step in 8 microbatches, 4 stages.
 
     Args:
@@ -103,13 +103,13 @@ def prepare_run(run: RunConfig, cache: Path) -> tuple[ModelSource, Corpus]:
     return source, prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
 
 
-def _smollm2(batch_size: int) -> RunConfig:
+def _smollm2(batch_size: int) -> PipelineRun:
     data = DataConfig(sources=(PythonManualConfig(),), tokenizer=ModelTokenizerConfig(), sequence_length=128)
     return _run(ModelConfig(name="smollm2-135m"), data, lr=1e-4, batch_size=batch_size)
 
 
-def _run(model: ModelConfig, data: DataConfig, lr: float, batch_size: int) -> RunConfig:
-    return RunConfig(
+def _run(model: ModelConfig, data: DataConfig, lr: float, batch_size: int) -> PipelineRun:
+    return PipelineRun(
         model=model,
         data=data,
         train=TrainConfig(steps=1000, batch_size=batch_size, microbatches=8, seed=1),

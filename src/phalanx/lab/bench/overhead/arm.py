@@ -30,7 +30,7 @@ from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, w
 from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.models import ModelSource
 from phalanx.pipeline import PipelineEngine, keep_freed_memory, settle_numerics
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 
 _QUIET_TIMEOUT_S = 120.0
 
@@ -40,7 +40,7 @@ class ArmSpec(StrictModel):
 
     arm: str
     plain: bool
-    run: RunConfig
+    run: PipelineRun
     directory: str
     cache: str
 
@@ -155,7 +155,7 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
 
 
 @contextlib.contextmanager
-def _plain(run: RunConfig, source: ModelSource) -> Iterator[_Runner]:
+def _plain(run: PipelineRun, source: ModelSource) -> Iterator[_Runner]:
     # the pipeline has it too: what is compared is the pipeline, not the allocator
     keep_freed_memory()
     trainer = PlainTrainer(source, run.optimizer, run.train.steps)

@@ -15,7 +15,7 @@ from phalanx.lab.bench.measure.harness import cache_directory, open_engine, prin
 from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.workloads import prepare_run, scratch_run
 from phalanx.pipeline import PipelineEngine, settle_numerics
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 from phalanx.train.records.history import RunHistory
 from phalanx.train.records.record import RunningTotals
 from phalanx.train.records.run_directory import RunDirectory
@@ -36,7 +36,7 @@ class CheckpointWorkload:
     """
 
     model: str
-    run: RunConfig
+    run: PipelineRun
     rounds: int
 
 
@@ -84,7 +84,7 @@ class _Session:
     """A run that all arms train in turns."""
 
     def __init__(
-        self, run: RunConfig, home: RunDirectory, engine: PipelineEngine, loader: BatchLoader, saver: Saver
+        self, run: PipelineRun, home: RunDirectory, engine: PipelineEngine, loader: BatchLoader, saver: Saver
     ) -> None:
         self._run = run
         self._home = home

@@ -15,7 +15,7 @@ from phalanx.lab.bench.overhead.overhead_arms import InterleavedGuards, shifts
 from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, overhead_rows
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row
 from phalanx.models import ModelSource, estimate_costs
-from phalanx.train.setup.layout import estimate_stages
+from phalanx.train.setup.stage_table import estimate_stages
 
 
 def bench_overhead(quick: bool) -> dict[str, Any]:

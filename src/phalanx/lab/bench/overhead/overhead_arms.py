@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import LoraConfig
 from phalanx.pipeline import PRESETS, GuardConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 UNGUARDED = "unguarded"
 
@@ -45,7 +45,7 @@ class InterleavedGuards:
     """
 
     model: str
-    run: RunConfig
+    run: PipelineRun
     guards: tuple[GuardConfig, ...]
     steps: int
     rounds: int

@@ -11,7 +11,7 @@ from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, prepare_run, workloads
 from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec, Block
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, rows_of
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _PLAIN_THREADS = (1, 2)
 _HOPELESS = 4.0
@@ -72,7 +72,7 @@ def _measure_model(workload: Workload, directory: Path) -> list[Row]:
     return list(rows.values())
 
 
-def _spec(run: RunConfig, arm: str, directory: Path, cache: Path) -> ArmSpec:
+def _spec(run: PipelineRun, arm: str, directory: Path, cache: Path) -> ArmSpec:
     return ArmSpec(
         arm=arm,
         plain=arm == PLAIN,

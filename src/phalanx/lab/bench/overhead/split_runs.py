@@ -9,7 +9,7 @@ from phalanx.data.sources import PythonManualConfig
 from phalanx.models import LoraConfig, ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.split import SplitConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import SplitRun, TrainConfig
 
 _CUT = 2
 _CLIENTS, _ROWS, _MICROBATCHES = 3, 12, 6
@@ -74,7 +74,7 @@ def arms_of(quick: bool) -> tuple[SplitArm, ...]:
     return tuple(arms)
 
 
-def run_of(arm: SplitArm, steps: int) -> RunConfig:
+def run_of(arm: SplitArm, steps: int) -> SplitRun:
     """The run of an arm: three clients with two microbatches of two sequences each, in every step."""
     size = arm.size
     architecture: dict[str, str | int | float | bool | None] = {
@@ -99,7 +99,7 @@ def run_of(arm: SplitArm, steps: int) -> RunConfig:
         max_documents=60,
         max_validation_sequences=4,
     )
-    return RunConfig(
+    return SplitRun(
         model=ModelConfig(from_scratch=True, architecture=architecture, adapter=LoraConfig()),
         data=data,
         train=TrainConfig(steps=steps, batch_size=_ROWS, microbatches=_MICROBATCHES, seed=1),

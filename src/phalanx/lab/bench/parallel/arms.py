@@ -12,7 +12,7 @@ from phalanx.parallel import RankTrainer
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.train import step_inputs
-from phalanx.train.sessions.domain import recipe_of, section_of
+from phalanx.train.sessions.domain import recipe_of
 
 __all__ = ["ARMS", "PEERS", "RankArm", "RankSetup"]
 
@@ -33,7 +33,7 @@ class EngineArm:
     """A rank of engine `parallel`."""
 
     def __init__(self, setting: RankSetup) -> None:
-        recipe = recipe_of(setting.run, section_of(setting.run), setting.source)
+        recipe = recipe_of(setting.run, setting.run.parallel, setting.source)
         domain = open_domain(recipe.parallel, own_device("cpu", setting.place))
         self._member = RankTrainer(recipe, setting.source, domain)
 

@@ -11,7 +11,7 @@ from phalanx.lab.bench.parallel.layouts import name_of, with_layout
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.lab.bench.parallel.ranks import ArmRanks, RankForkServer
 from phalanx.parallel import ParallelConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _WARM_UP = 2
 """First steps of an arm, which are not timed."""
@@ -75,7 +75,9 @@ class Turns:
         return steps[_WARM_UP:] if len(steps) > _WARM_UP else steps
 
 
-def take_turns(host: RankForkServer, specs: Sequence[TurnSpec], run: RunConfig, cache: Path, turns: int) -> list[Turns]:
+def take_turns(
+    host: RankForkServer, specs: Sequence[TurnSpec], run: PipelineRun, cache: Path, turns: int
+) -> list[Turns]:
     """Let arms train side by side, one at a time.
 
     An arm that fails is left out from then on, and says why.
@@ -108,7 +110,7 @@ def take_turns(host: RankForkServer, specs: Sequence[TurnSpec], run: RunConfig, 
 def train_crew(
     host: RankForkServer,
     arm: str,
-    run: RunConfig,
+    run: PipelineRun,
     config: ParallelConfig,
     cache: Path,
     *,

@@ -6,8 +6,7 @@ from typing import Any
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.parallel import ParallelConfig
 from phalanx.pipeline import PipelineConfig
-from phalanx.train import RunConfig
-from phalanx.train.exclusions import excluded_by
+from phalanx.train import DomainRun, PipelineRun
 
 NO_TENSOR_PEER = "no peer: transformers has no tensor parallel plan for GPT-2, and torchtitan needs CUDA"
 NO_CONTEXT_PEER = "no peer: torch's context parallelism has no CPU kernel, and torchtitan needs CUDA"
@@ -88,7 +87,7 @@ SHIFTS: tuple[InterleavedLayouts, ...] = (
 )
 
 
-def small_run() -> RunConfig:
+def small_run() -> PipelineRun:
     """The model of the layouts: GPT-2 with heads that 2 and 4 ranks can share, 16 sequences of 128 tokens a step."""
     run = scratch_run()
     architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH, "n_head": _HEADS}
@@ -103,11 +102,10 @@ def small_run() -> RunConfig:
     )
 
 
-def with_layout(run: RunConfig, config: ParallelConfig) -> RunConfig:
-    """The same run on another layout."""
-    others = excluded_by({"parallel"})
-    sections = {name: getattr(run, name) for name in run.model_fields_set if name not in others}
-    return RunConfig(**sections | {"parallel": config})
+def with_layout(run: PipelineRun | DomainRun, config: ParallelConfig) -> DomainRun:
+    """The same run by the ranks of a layout."""
+    sections = {name: section for name, section in run.written.items() if name in DomainRun.model_fields}
+    return DomainRun(**sections | {"parallel": config})
 
 
 def name_of(config: ParallelConfig) -> str:

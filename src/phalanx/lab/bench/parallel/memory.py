@@ -15,7 +15,7 @@ from phalanx.lab.bench.parallel.parallel_plan import plan_memory
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.models import LoraConfig
 from phalanx.parallel import ParallelConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _STEPS = 2
 _LAYOUTS: tuple[dict[str, Any], ...] = (
@@ -63,7 +63,7 @@ def bench_memory(quick: bool) -> dict[str, Any]:
     return measure([(case_run, ParallelConfig.model_validate(keys)) for case_run, keys in cases], quick=quick)
 
 
-def large_run() -> RunConfig:
+def large_run() -> PipelineRun:
     """Return a run with a model that outweighs all else in its process; short sequences, as it is not timed."""
     run = small_run()
     architecture = {**(run.model.architecture or {}), "n_embd": _WIDTH}
@@ -75,12 +75,12 @@ def large_run() -> RunConfig:
     )
 
 
-def with_adapters(run: RunConfig) -> RunConfig:
+def with_adapters(run: PipelineRun) -> PipelineRun:
     """The same run, of which adapters alone are trained."""
     return run.model_copy(update={"model": run.model.model_copy(update={"adapter": LoraConfig()})})
 
 
-def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
+def measure(cases: Sequence[tuple[PipelineRun, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
     """Measure runs, which differ in nothing but adapters, on their layouts; see `bench_memory`."""
     load = load_average()
     cache, rows = cache_directory(), list[Row]()
@@ -97,7 +97,7 @@ def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -
     }
 
 
-def memory_row(host: RankForkServer, arm: str, run: RunConfig, config: ParallelConfig, cache: Path) -> Row:
+def memory_row(host: RankForkServer, arm: str, run: PipelineRun, config: ParallelConfig, cache: Path) -> Row:
     """Train a few steps and return the memory that the neediest rank added to its process.
 
     On a CPU offloaded tensors lie in the same memory, so that the plan is that of the same layout without it.
@@ -120,6 +120,6 @@ def memory_row(host: RankForkServer, arm: str, run: RunConfig, config: ParallelC
     }
 
 
-def _parts(run: RunConfig, config: ParallelConfig) -> Row:
+def _parts(run: PipelineRun, config: ParallelConfig) -> Row:
     planned = plan_memory(run, config)
     return {f"planned_{name}": size for name, size in planned.parts().items()}

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from phalanx.lab.bench.parallel.collectives import exchange_rows
+from phalanx.lab.bench.parallel.layouts import with_layout
 from phalanx.lab.bench.parallel.rank_training import TrainingSpec
 from phalanx.lab.bench.parallel.ranks import RankForkServer
+from phalanx.parallel import ParallelConfig
 from phalanx.planner.cluster.hardware import GIB, Cluster, Device, Pool
 from phalanx.planner.cluster.links import Link, fit, through
 from phalanx.planner.cluster.local import core_flops
@@ -17,7 +19,7 @@ from phalanx.planner.cluster.machine import Exchange, Shares
 from phalanx.planner.model.compute import Flops, forward_flops
 from phalanx.planner.model.read import shape_of
 from phalanx.planner.model.shape import ModelShape
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 _ROWS = (1, 4)
 _LINK_SIZES = (16 * 1024, 256 * 1024, 2 * 1024**2, 8 * 1024**2)
@@ -50,14 +52,14 @@ class Probe:
     peak_flops_per_s: float
 
 
-def probe_machine(host: RankForkServer, run: RunConfig, cache: Path) -> Probe:
+def probe_machine(host: RankForkServer, run: PipelineRun, cache: Path) -> Probe:
     """Time one rank's work on every core at once, and exchanges between two ranks.
 
     Raises:
         TrainingError: The ranks failed.
     """
     cores = len(os.sched_getaffinity(0))
-    spec = TrainingSpec(arm="", run=run, cache=str(cache.resolve()))
+    spec = TrainingSpec(arm="", run=with_layout(run, ParallelConfig()), cache=str(cache.resolve()))
     with host.crew("probe", "probe", cores, {"spec": spec.model_dump_json()}) as crew:
         answers = crew.ask(rows=list(_ROWS))
     rows = exchange_rows(host, 2, _LINK_SIZES, ("all_reduce", "reduce_scatter_direct"))
@@ -65,7 +67,7 @@ def probe_machine(host: RankForkServer, run: RunConfig, cache: Path) -> Probe:
     return Probe(timed, update, norms, shares, rows, stream_rows(host, run), core_flops(cores))
 
 
-def stream_rows(host: RankForkServer, run: RunConfig) -> list[dict[str, Any]]:
+def stream_rows(host: RankForkServer, run: PipelineRun) -> list[dict[str, Any]]:
     """Time exchanges of two ranks in the midst of computation; both wait for the slower one, so that means are taken.
 
     Raises:
@@ -80,7 +82,7 @@ def stream_rows(host: RankForkServer, run: RunConfig) -> list[dict[str, Any]]:
     ]
 
 
-def cluster_of(probe: Probe, run: RunConfig, ranks: int) -> Cluster:
+def cluster_of(probe: Probe, run: PipelineRun, ranks: int) -> Cluster:
     """Return this machine as a cluster.
 
     Computation is told by CPU seconds: on a core of its own it takes as long on the wall, and other work on the

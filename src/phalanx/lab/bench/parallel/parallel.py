@@ -18,7 +18,7 @@ from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of, probe_mach
 from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.parallel import ParallelConfig
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 PROTOCOL = 2
 """To be raised when a figure comes to mean something else; the commit is in every key as well."""
@@ -56,14 +56,14 @@ def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     return measure(what, run, finished, cache, quick=quick, only_finished=only_finished)
 
 
-def rows_in(path: Path, run: RunConfig, code: str) -> RowFile[InterleavedLayouts]:
+def rows_in(path: Path, run: PipelineRun, code: str) -> RowFile[InterleavedLayouts]:
     """Shifts that were measured by this very code."""
     return RowFile(path, lambda shift: [PROTOCOL, code, run.model_dump(mode="json"), asdict(shift)])
 
 
 def measure(
     what: Sequence[InterleavedLayouts],
-    run: RunConfig,
+    run: PipelineRun,
     finished: RowFile[InterleavedLayouts],
     cache: Path,
     *,
@@ -102,7 +102,7 @@ def measure(
 class _Field:
     """A runner of shifts, one after the other; the machine is probed before the first one."""
 
-    def __init__(self, run: RunConfig, cache: Path, directory: Path, finished: RowFile[InterleavedLayouts]) -> None:
+    def __init__(self, run: PipelineRun, cache: Path, directory: Path, finished: RowFile[InterleavedLayouts]) -> None:
         self._run, self._cache, self._directory, self._finished = run, cache, directory, finished
 
     def measure(self, shifts: Sequence[InterleavedLayouts]) -> None:

@@ -11,7 +11,7 @@ from phalanx.planner.cost.estimate import machine_of
 from phalanx.planner.cost.memory import RankMemory, worst_rank
 from phalanx.planner.cost.step import step_time, timeline, work_seconds
 from phalanx.planner.model.recipe import Recipe
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlannedFigures:
     idle: float
 
 
-def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> PlannedFigures:
+def plan_layout(run: PipelineRun, config: ParallelConfig, cluster: Cluster) -> PlannedFigures:
     """Plan one layout of a run."""
     shape, recipe, layout = shape_of(run.model.architecture or {}), recipe_of(run, config), config.layout
     machine = replace(machine_of(cluster, device_of(cluster, cluster.pools[0].device), "fp32"), per_node=layout.world)
@@ -47,12 +47,12 @@ def plan_layout(run: RunConfig, config: ParallelConfig, cluster: Cluster) -> Pla
     return PlannedFigures(step, cpu, waiting, idle)
 
 
-def plan_memory(run: RunConfig, config: ParallelConfig) -> RankMemory:
+def plan_memory(run: PipelineRun, config: ParallelConfig) -> RankMemory:
     """The memory of the rank that needs most."""
     return worst_rank(shape_of(run.model.architecture or {}), config.layout, recipe_of(run, config))
 
 
-def recipe_of(run: RunConfig, config: ParallelConfig) -> Recipe:
+def recipe_of(run: PipelineRun, config: ParallelConfig) -> Recipe:
     """Return the recipe of a run on CPUs for the planner; offloading moves nothing there."""
     return Recipe(
         sequences=run.train.batch_size,

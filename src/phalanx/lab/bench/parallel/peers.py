@@ -21,14 +21,14 @@ from phalanx.models import ModelSource
 from phalanx.objectives import IGNORE, causal_lm
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.parallel import RankEnv
-from phalanx.train import RunConfig
+from phalanx.train import DomainRun
 
 
 @dataclass(frozen=True)
 class RankSetup:
     """One rank's."""
 
-    run: RunConfig
+    run: DomainRun
     source: ModelSource
     place: RankEnv
 

@@ -28,7 +28,7 @@ from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
-from phalanx.train import RunConfig
+from phalanx.train import DomainRun
 
 _REHEARSED_NUMBERS = 2**20
 
@@ -44,7 +44,7 @@ class TrainingSpec(StrictModel):
     """
 
     arm: str
-    run: RunConfig
+    run: DomainRun
     cache: str
     measures_memory: bool = False
 

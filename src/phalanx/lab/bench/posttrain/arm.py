@@ -23,7 +23,7 @@ from phalanx.parallel.control.rank_trainer import RankRecipe
 from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
-from phalanx.train import RunConfig, step_inputs
+from phalanx.train import PipelineRun, step_inputs
 
 StepRunner = Callable[[int, Batch], float]
 _ALONE = RankEnv(0, 1, 0, 1)
@@ -49,7 +49,7 @@ class PosttrainSpec(StrictModel):
     lr: float = 1e-3
     beta2: float = 0.95
     stored_reference: bool = True
-    run: RunConfig | None = None
+    run: PipelineRun | None = None
     directory: str
 
     @property
@@ -136,7 +136,7 @@ def alone(spec: PosttrainSpec, source: ModelSource) -> StepRunner:
 
 
 @contextlib.contextmanager
-def guarded(spec: PosttrainSpec, run: RunConfig) -> Iterator[StepRunner]:
+def guarded(spec: PosttrainSpec, run: PipelineRun) -> Iterator[StepRunner]:
     """Let a company of workers train, with the guard that its run has."""
     keep_freed_memory()
     source = open_model(ModelConfig(path=spec.model), Path(spec.directory), run.train.seed)

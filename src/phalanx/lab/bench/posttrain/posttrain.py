@@ -23,7 +23,7 @@ from phalanx.lab.bench.posttrain.arm import PosttrainSpec, TurnReport, TurnReque
 from phalanx.lab.bench.posttrain.rows import PosttrainPlan, write_rows
 from phalanx.models import ModelConfig
 from phalanx.pipeline import PipelineConfig
-from phalanx.train import RunConfig, TrainConfig
+from phalanx.train import PipelineRun, TrainConfig
 
 PEER_VARIABLE = "PHALANX_TRL_PYTHON"
 """Names the Python of an environment with TRL; unset, the peer's figures are null."""
@@ -157,7 +157,7 @@ def _started(
     return arm
 
 
-def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> RunConfig:
+def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> PipelineRun:
     """The run of a pipeline. What it says of data is what such a run must say: the bench has rows of its own."""
     tokenizer = BpeConfig(vocab_size=min(plan.vocab_size, 4096))
     if shared.objective == "dpo":
@@ -165,7 +165,7 @@ def _run(shared: PosttrainSpec, plan: PosttrainPlan, arm: str) -> RunConfig:
         data = DataConfig(preferences=pairs, tokenizer=tokenizer, sequence_length=plan.length)
     else:
         data = DataConfig(sources=(PythonManualConfig(),), tokenizer=tokenizer, sequence_length=plan.length)
-    return RunConfig(
+    return PipelineRun(
         model=ModelConfig(path=shared.model),
         data=data,
         train=TrainConfig(

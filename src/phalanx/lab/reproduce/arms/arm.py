@@ -10,7 +10,7 @@ from phalanx.engine import StepInputs
 from phalanx.lab.reproduce.attacker import Attacker
 from phalanx.models import ModelSource, StageModule
 from phalanx.pipeline import StepPlan
-from phalanx.train import RunConfig
+from phalanx.train import PipelineRun
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ArmInputs:
         warm_up: Honest batches that an arm may calibrate itself with; never trained on.
     """
 
-    run: RunConfig
+    run: PipelineRun
     source: ModelSource
     plan: StepPlan
     attacker: Attacker

@@ -1,4 +1,4 @@
-"""A section that is written is kept or refused: sections exclude each other by presence, with the reason."""
+"""A section that is written is kept or refused, and a value that an engine lacks is refused with the reason."""
 
 import functools
 import operator
@@ -10,9 +10,9 @@ import pytest
 from phalanx.config import digest, dump_toml
 from phalanx.errors import ConfigError
 from phalanx.lab.bench.detection.drill_plan import Drill, drill_scenes
-from phalanx.pipeline import GuardConfig
-from phalanx.train import RunConfig, load_run
-from phalanx.train.exclusions import EXCLUSIONS, value_exclusions
+from phalanx.train import RUN_TYPES, DomainRun, load_run
+from phalanx.train.config import PipelineRun
+from phalanx.train.runs.support import ABSENT_SECTIONS, SECTIONS, limits, sections_of
 from tiny_run_file import tiny_run_file
 
 # each as one would write it who relies on the defaults and says so
@@ -50,6 +50,15 @@ def load(tmp_path):
     return read
 
 
+EXCLUSIONS = {
+    (engine, section): reason
+    for engine, absent in ABSENT_SECTIONS.items()
+    if "+" not in engine
+    for section, reason in absent.items()
+    if section in ASKED_FOR
+}
+
+
 @pytest.mark.parametrize("pair", EXCLUSIONS)
 def test_two_sections_that_exclude_each_other_are_refused_whatever_they_hold(load, pair):
     one, other = pair
@@ -69,7 +78,6 @@ TOGETHER = {
     ("pipeline", "attack"),
     ("guard", "attack"),
 }
-COMMON = {"model", "data", "train", "optimizer", "checkpoint", "privacy", "rewards", "rollouts", "tracking"}
 SET = {
     "parallel": "parallel.dp=1",
     "deepspeed": "deepspeed.zero=3",
@@ -87,7 +95,6 @@ def test_every_pair_of_sections_is_either_refused_or_known_to_go_together():
 
     assert refused | together == pairs
     assert not refused & together
-    assert set(ASKED_FOR) | COMMON == set(RunConfig.model_fields)
 
 
 @pytest.mark.parametrize("pair", EXCLUSIONS)
@@ -133,8 +140,85 @@ def test_what_a_run_directory_keeps_is_the_same_run_when_it_is_read_again(load, 
     assert dump_toml(again) == dump_toml(run)
 
 
-def test_only_what_repeats_an_excluded_section_is_refused_and_the_engine_alone_is_not(load):
-    assert load(ENGINES["parallel"]).guard == GuardConfig()
+KINDS = {kind.__name__: kind for kind in RUN_TYPES.members}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_section_that_a_kind_of_run_lacks_has_a_reason_or_makes_another_kind_of_it(kind):
+    """A section of the run file that is neither would be an unknown key, with no word of why."""
+    first, _, beside = kind.engine.partition("+")
+    absent = set(SECTIONS) - kind.model_fields.keys()
+    others = {"parallel", "deepspeed", "split", "federated"} if kind is PipelineRun else set()
+    others |= {"split", "federated"} if kind is DomainRun else set()
+    others |= {"federated"} if first == "split" else set()
+    # these beside [federated] are of another kind of federated run, or are refused as it
+    others |= {"parallel", "pipeline", "guard"} if first == "federated" and beside != "pipeline" else set()
+
+    assert absent == (ABSENT_SECTIONS[first].keys() | ABSENT_SECTIONS.get(kind.engine, {}).keys() | others) - (
+        kind.model_fields.keys()
+    )
+
+
+def test_a_kind_of_run_has_no_section_beyond_the_list():
+    assert set(SECTIONS) == {name for kind in KINDS.values() for name in kind.model_fields}
+
+
+@pytest.mark.parametrize(
+    ("sections", "kind"),
+    [
+        ("", "PipelineRun"),
+        (ENGINES["pipeline"], "PipelineRun"),
+        (ENGINES["parallel"], "DomainRun"),
+        (ENGINES["deepspeed"], "DomainRun"),
+        (ENGINES["split"], "SplitRun"),
+        (ENGINES["split with pipeline"], "SplitPipelineRun"),
+        (ENGINES["federated"], "FederatedRun"),
+        (ENGINES["federated"] + ENGINES["parallel"], "FederatedRankRun"),
+        (ENGINES["federated with pipeline"], "FederatedPipelineRun"),
+    ],
+)
+def test_the_sections_say_which_kind_of_run_it_is(load, sections, kind):
+    run = load(sections)
+
+    assert type(run) is KINDS[kind]
+    assert list(run.model_dump()) == [name for name in SECTIONS if name in run.model_dump()]
+
+
+def test_a_run_has_no_attribute_for_a_section_of_another_engine(load):
+    run = load(ENGINES["parallel"])
+
+    assert not hasattr(run, "guard") and not hasattr(run, "pipeline")
+    assert run.stage_guard is None
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        DomainRun(**run.written, guard={"mode": "phalanx"})
+
+
+def test_a_misspelled_section_of_any_engine_is_recognised(load):
+    with pytest.raises(ConfigError, match=r"paralel: unknown key; did you mean 'parallel'\?"):
+        load("[paralel]\ndp = 2\n")
+
+
+@pytest.mark.parametrize("section", ["rewards", "rollouts"])
+@pytest.mark.parametrize("engine", ["split", "federated"])
+def test_a_section_for_texts_of_the_model_is_refused_where_none_are_written(load, engine, section):
+    with pytest.raises(ConfigError, match=rf"\[{engine}\] and \[{section}\] exclude each other: .*; remove one"):
+        load(ENGINES[engine] + f"[{section}]\n")
+
+
+def test_other_sections_of_a_run_are_checked_as_those_of_its_file_are(load):
+    run = load(ENGINES["parallel"])
+
+    assert run.with_sections({"tracking": None}).name == run.name
+    with pytest.raises(ValueError, match=r"\[parallel\] and \[guard\] exclude each other"):
+        run.with_sections({"guard": {"mode": "phalanx"}})
+
+
+def test_a_value_that_is_refused_is_named_for_programs_too(load):
+    with pytest.raises(ConfigError) as refusal:
+        load(ENGINES["federated"], "train.precision=bf16")
+
+    facts = refusal.value.facts
+    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "leave it out")
 
 
 def test_a_drill_of_a_run_without_stages_is_refused(load):
@@ -194,28 +278,23 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("line", list(value_exclusions()), ids=lambda line: f"{line.where} {line.key} {line.values}")
-def test_a_value_that_an_engine_has_not_is_refused_with_the_reason(load, line):
-    value = f"'{line.never[0]}'" if line.never else WANTED[line.key]
-    override = f"model.adapter={{kind={value}}}" if line.key == "model.adapter.kind" else f"{line.key}={value}"
-    more = (LABELLED,) if line.never == ("classification",) else MORE.get(line.key, ())
-    engine = f"{line.engine} with {line.beside}" if line.beside else line.engine
+@pytest.mark.parametrize(("engine", "key", "limit"), list(limits()), ids=lambda part: getattr(part, "lacking", part))
+def test_a_value_that_an_engine_lacks_is_refused_with_the_reason(load, engine, key, limit):
+    value = f"'{limit.never[0]}'" if limit.never else WANTED[key]
+    override = f"model.adapter={{kind={value}}}" if key == "model.adapter.kind" else f"{key}={value}"
+    more = (LABELLED,) if limit.never == ("classification",) else MORE.get(key, ())
 
     with pytest.raises(ConfigError) as refusal:
-        load(ENGINE[engine], override, *more)
+        load(ENGINE[engine.replace("+", " with ")], override, *more)
 
-    said = f"{line.where} has no {line.key}"
-    assert said in str(refusal.value)
-    assert f": {line.reason}; {line.instead}" in str(refusal.value)
+    assert f"{sections_of(engine)} has no {key}" in str(refusal.value)
+    assert f": {limit.reason}; {limit.instead}" in str(refusal.value)
 
 
 @pytest.mark.parametrize("engine", ENGINE)
 def test_an_engine_has_every_value_that_no_line_takes_from_it(load, engine):
-    sections = {"deepspeed": {"deepspeed", "parallel"}}.get(engine, set(engine.split(" with ")))
-    lines = [
-        line for line in value_exclusions() if line.engine in sections and (line.beside or line.engine) in sections
-    ]
-    taken = {line.key for line in lines}
+    run = load(ENGINE[engine])
+    taken = {key for column, key, _ in limits() if column in run.engines}
     for key, value in WANTED.items():
         if key not in taken and key != "train.device" and not key.startswith(SECTIONS_OF_ONE):
             found = load(ENGINE[engine], f"{key}={value}", *MORE.get(key, ()))

@@ -7,8 +7,9 @@ from phalanx.errors import ConfigError
 from phalanx.models import open_model
 from phalanx.optimizers import learning_rate
 from phalanx.train import load_run
+from phalanx.train.config import DomainRun, FederatedPipelineRun, FederatedRankRun, FederatedRun
 from phalanx.train.entry import describe
-from phalanx.train.setup.site_plan import pipeline_of, plan_of
+from phalanx.train.parties.site_stages import plan_of
 from tiny_run_file import tiny_run_file
 
 SITES = '[federated]\nsites = ["a", "b"]\n'
@@ -42,24 +43,26 @@ def test_exact_means_are_taken_of_plain_adapters(read, exchange):
 def test_sites_may_be_ranks_and_are_no_domain_of_the_run_itself(read):
     run = read(SITES + RANKS)
 
-    assert run.parallel.dp == 2 and not run.is_domain
+    assert isinstance(run, FederatedRankRun) and not isinstance(run, DomainRun)
+    assert (run.parallel.dp, run.steps_a_rate) == (2, run.federated.local_steps)
     assert run.world == {"processes": 5, "stages": 1, "sites": 2}
 
 
 def test_sites_may_own_pipelines_and_the_run_itself_has_no_stage_and_no_worker(read):
     run = read(SITES + STAGES, "guard.audit_rate=0.5")
 
-    assert run.has_site_stages and not run.has_stages and run.stage_workers == ()
+    assert isinstance(run, FederatedPipelineRun)
+    assert (run.stage_guard, run.stage_workers) == (None, ())
     assert (run.workers, run.guard.audit_rate) == (("a", "b"), 0.5)
     assert run.world == {"processes": 7, "stages": 4, "sites": 2}
-    assert not read(SITES).has_site_stages and "pipeline" not in read(SITES).model_dump()
+    assert type(read(SITES)) is FederatedRun and "pipeline" not in read(SITES).model_dump()
 
 
 def test_a_sites_pipeline_is_a_run_of_its_local_steps_with_the_learning_rates_of_rounds(read, tmp_path):
     run = read(SITES + "local_steps = 3\n" + STAGES, "train.steps=4", "optimizer.warmup_steps=2")
     plan = plan_of(run, open_model(run.model, tmp_path, run.train.seed))
 
-    assert (pipeline_of(run).train.steps, pipeline_of(run).journals, plan.total_steps) == (12, False, 12)
+    assert (run.site_pipeline.train.steps, run.site_pipeline.journals, plan.total_steps) == (12, False, 12)
     rates = [learning_rate(run.optimizer, number, 4) for number in range(4)]
     assert [plan.learning_rate(step) for step in range(12)] == [rate for rate in rates for _ in range(3)]
     assert rates[0] < rates[1] and rates[3] < rates[2]

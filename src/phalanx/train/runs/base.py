@@ -1,0 +1,353 @@
+"""The sections that every run has, their checks, and the optional parts that several engines share."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import PrivateAttr, SerializerFunctionWrapHandler, ValidationError, model_serializer, model_validator
+
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.config import RefusedKeyError, StrictModel, own_references, printable
+from phalanx.data import DataConfig
+from phalanx.errors import ConfigError
+from phalanx.models import ModelConfig
+from phalanx.objectives import OBJECTIVES, RolloutSettings
+from phalanx.optimizers import OptimizerConfig
+from phalanx.pipeline.config import GuardConfig
+from phalanx.rewards import RewardsConfig
+from phalanx.rollouts import RolloutsConfig
+from phalanx.security.privacy.config import PrivacyConfig
+from phalanx.telemetry.sinks import SinkConfig
+from phalanx.train.runs.row_privacy import LEARNED_BY_STAGES, data_faults
+from phalanx.train.runs.support import SECTIONS, WEIGHTED_OBJECTIVE, section_fault, unsupported_value
+from phalanx.train.train_section import TrainConfig
+
+Faults = Iterator[str | ValueError]
+
+
+class BaseRun(StrictModel):
+    """What every run has; one of its subclasses is the run of a run file.
+
+    Attributes:
+        engine: The engine's name as a column of the support matrix: its section, or two joined by a plus.
+    """
+
+    engine: ClassVar[str]
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: tuple[SinkConfig, ...] = ()
+    """Where curves are sent beside the run's own files; without a section nothing is sent anywhere."""
+    _name: str = PrivateAttr(default="run")
+    _home: Path = PrivateAttr(default=Path())
+
+    @classmethod
+    def check_sections(cls, names: Collection[str]) -> None:
+        """Refuse sections of another engine by presence, whatever they hold.
+
+        Raises:
+            RefusedKeyError: A section is there that this engine lacks, or one is missing beside another.
+        """
+        fault = cls._section_fault(names) or section_fault(cls.engine, set(names) - cls.model_fields.keys())
+        if fault is not None:
+            raise fault
+
+    @classmethod
+    def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
+        """Describe what is wrong with the sections that are there, beside those that the engine lacks."""
+        return None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for fault in self._faults():
+            raise fault if isinstance(fault, ValueError) else ValueError(fault)
+        return self
+
+    def _faults(self) -> Faults:
+        """Describe the values that do not go together; subclasses add those of their own sections."""
+        yield from self._validation_faults()
+        yield from self._objective_faults()
+        fault = unsupported_value(self, self.engines)
+        if fault is not None:
+            yield fault
+        yield from self._pair_faults()
+        if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
+            yield RefusedKeyError(
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
+                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place",
+                key="optimizer.warmup_steps",
+                found=str(self.optimizer.warmup_steps),
+                expected=f"below train.steps = {self.train.steps}",
+                do="lower it, or give optimizer.warmup_share in its place",
+            )
+
+    def _validation_faults(self) -> Faults:
+        judges = {"checkpoint.best": self.checkpoint.best}
+        if self.train.early_stopping is not None:
+            judges["train.early_stopping.on"] = self.train.early_stopping.on
+        set_names = self.data.validation_names
+        for key, name in judges.items():
+            if name is not None and name not in set_names:
+                yield (
+                    f'{key} = "{name}" is no validation set of [data]; expected one of '
+                    f"{', '.join(set_names) or 'none'}: name one, or hold text out"
+                )
+        if self.checkpoint.best is not None and not self.train.validate_every:
+            yield (
+                "checkpoint.best keeps the best of several validations, and train.validate_every = 0 has one at the "
+                "end only; set validate_every"
+            )
+
+    def _objective_faults(self) -> Faults:
+        kind, data = self.train.objective_kind, self.data
+        classifies = kind == "classification"
+        if classifies and data.labelled is None:
+            yield 'train.objective = "classification": data.sources have no labels; put data.labelled in their place'
+        if data.labelled is not None and not classifies:
+            yield f'data.labelled is for train.objective = "classification", which is "{kind}"; change one of them'
+        objective = OBJECTIVES.get(kind)
+        if objective is None:
+            return
+        # rows that an objective makes say themselves which tokens see which
+        if objective.rewriting is not None and data.attention == "document":
+            yield (
+                f'train.objective = "{kind}" makes rows of its own, in which it says what tokens see, and '
+                'data.attention = "document" says it too; take attention = "across"'
+            )
+        if objective.attention == "bidirectional" and self.train.samples is not None:
+            yield (
+                f'train.samples: a model that learns train.objective = "{kind}" from both sides does not go on with '
+                "texts; leave samples out"
+            )
+
+    def _pair_faults(self) -> Faults:
+        writes_texts = isinstance(self.train.objective, RolloutSettings)
+        if bool(self.data.prompts) != writes_texts:
+            yield section_of_rollouts(self.train.objective_kind, "data.prompts", is_wanted=writes_texts)
+        fault = self.train.objection_to_pairs(self.data.preferences is not None, *self.row_cuts)
+        if fault is not None:
+            yield fault
+        talks = self.data.conversations
+        if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
+            yield (
+                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
+                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+            )
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out optional sections that are absent, and keep one order of sections for all engines."""
+        sections = write(self)
+        return {name: sections[name] for name in SECTIONS if name in sections and getattr(self, name) not in (None, ())}
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The columns of the support matrix that hold of this run."""
+        return (*self.engine.split("+"), self.engine)
+
+    @property
+    def row_cuts(self) -> tuple[int, int]:
+        """Data parallel copies that share out a batch, and ranks that share a row."""
+        return 1, 1
+
+    @property
+    def batches_a_step(self) -> int:
+        """Batches of `train.batch_size` rows that one step trains on."""
+        return 1
+
+    @property
+    def stage_guard(self) -> GuardConfig | None:
+        """The guard of the stages that the run's own workers serve; None where they serve none."""
+        return None
+
+    @property
+    def remote_workers(self) -> tuple[str, ...]:
+        """Names of workers of stages that other people start."""
+        return ()
+
+    @property
+    def text_parties(self) -> tuple[str, ...]:
+        """Names of the parties that share labelled texts."""
+        return ()
+
+    @property
+    def can_journal(self) -> bool:
+        """Whether states of single steps can be kept."""
+        return False
+
+    @property
+    def journals(self) -> bool:
+        """Whether the owner keeps a journal and every process its states: wherever it can, unless it is off."""
+        return self.can_journal if self.checkpoint.journal is None else self.checkpoint.journal
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of all parties that may ever work beside the owner."""
+        return ()
+
+    @property
+    def stage_workers(self) -> tuple[str, ...]:
+        """Names of all workers that may ever serve a stage."""
+        return ()
+
+    @property
+    def pki(self) -> str | None:
+        """Directory of the authority that parties of other machines are certified by; None where the run makes one."""
+        return None
+
+    @property
+    def certified_elsewhere(self) -> tuple[str, ...]:
+        """Parties of other machines of which a certificate must be there before the run begins."""
+        return ()
+
+    @property
+    def world(self) -> dict[str, int]:
+        """How many processes there are, and how many stages they hold; of a domain, as its run file has it."""
+        raise NotImplementedError
+
+    def of_length(self, steps: int) -> Self:
+        """Return the same run with so many steps in the place of its epochs, checked anew.
+
+        Raises:
+            ConfigError: So many do not fit the rest.
+        """
+        try:
+            train = TrainConfig.model_validate({**self.train.model_dump(), "epochs": None, "steps": steps})
+            return self.with_sections({"train": train})
+        except ValidationError as exc:
+            reasons = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
+            raise ConfigError(
+                f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {reasons}"
+            ) from exc
+
+    def require_steps(self, reader: str) -> None:
+        """Return where the run file gives its length in steps.
+
+        Args:
+            reader: Reader of the length, for the message.
+
+        Raises:
+            ConfigError: It gives epochs, which only the data can be counted for.
+        """
+        if self.train.epochs is not None:
+            raise ConfigError(
+                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text; `phalanx train "
+                "RUN.toml --dry-run` does: give --unset train.epochs --set train.steps=N"
+            )
+
+    @property
+    def name(self) -> str:
+        """The run file's name without its ending; names the run directory."""
+        return self._name
+
+    @property
+    def home(self) -> Path:
+        """The run file's directory, where files of the user's own code are."""
+        return self._home
+
+    def placed_at(self, name: str, home: Path) -> Self:
+        """Return the same run with the name and the directory of its run file."""
+        run = self.model_copy()
+        run._name, run._home = name, home
+        return run
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The sections that were written, by name; defaults that nobody wrote are not among them."""
+        sections = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: section for name, section in sections.items() if section is not None}
+
+    def with_sections(self, sections: Mapping[str, Any]) -> Self:
+        """Return this run with other sections of its engine, checked anew; None takes one out.
+
+        Raises:
+            ValueError: They do not go together.
+        """
+        written = {name: section for name, section in (self.written | dict(sections)).items() if section is not None}
+        self.check_sections(written)
+        return type(self)(**written).placed_at(self.name, self.home)
+
+    @property
+    def flat(self) -> dict[str, str | int | float | bool | None]:
+        """The run file as a metrics sink is told: a value for each ``section.key``; a list as one text."""
+        return dict(_flat(self.model_dump(mode="json")))
+
+    @property
+    def own_code(self) -> list[str]:
+        """References to code of the user's own, attacks included, which the laboratory alone loads."""
+        return own_references(self.model_dump(mode="json"))
+
+
+class RolloutBase(BaseRun):
+    """A run that may learn from texts that its model writes."""
+
+    rewards: RewardsConfig | None = None
+    rollouts: RolloutsConfig | None = None
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        train, settings = self.train, self.train.objective
+        kind = train.objective_kind
+        if (self.rewards is not None) != isinstance(settings, RolloutSettings):
+            yield section_of_rollouts(kind, "[rewards]", is_wanted=self.rewards is None)
+        if not isinstance(settings, RolloutSettings):
+            if self.rollouts is not None:
+                yield f'train.objective = "{kind}" has no use for [rollouts]; remove it'
+            return
+        if self.rollouts is not None and train.precision != "fp32":
+            yield (
+                f'train.precision = "{train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out'
+            )
+        if train.batch_size % settings.group:
+            yield (
+                f"train.batch_size = {train.batch_size} texts are no whole groups of train.objective.group = "
+                f"{settings.group}; make it a multiple"
+            )
+        if train.epochs is not None:
+            yield "train.epochs: passes are over text, and this run writes its own; give train.steps"
+        if self.model.adapter is not None:
+            yield "model.adapter: texts are written by whole weights so far; leave it out"
+
+
+class PrivateBase(BaseRun):
+    """A run that may hide its training rows behind noise."""
+
+    privacy: PrivacyConfig | None = None
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        if self.privacy is None:
+            return
+        learned = self._privately_learned
+        for fault in (*self._privacy_faults(self.privacy), *data_faults(self.model, self.data, self.train, learned)):
+            yield f"[privacy] has no {fault}"
+        if self.tracking and not self.engine.startswith("federated"):
+            loss = "the loss of training rows would leave this machine without noise"
+            yield f"[privacy] has no tracking: {loss}; remove it"
+
+    @property
+    def _privately_learned(self) -> tuple[str, ...]:
+        """Objectives whose loss is a sum over rows."""
+        return LEARNED_BY_STAGES
+
+    def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
+        """Describe the parts of the engine's own sections that the bound of ``[privacy]`` would not cover."""
+        raise NotImplementedError
+
+
+def section_of_rollouts(kind: str, name: str, *, is_wanted: bool) -> str:
+    """Describe a section of learning from the model's texts that is missing, or that has no use."""
+    if is_wanted:
+        return f'train.objective = "{kind}" learns from what the model writes and needs {name}; add it'
+    return f'train.objective = "{kind}" has no use for {name}; remove it'
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, printable(json.dumps(value)) if isinstance(value, list) else value

@@ -1,0 +1,92 @@
+"""A run of one domain: ranks that trust each other share the model and the data by ``[parallel]``."""
+
+from collections.abc import Collection, Iterator
+from typing import ClassVar
+
+from phalanx.config import RefusedKeyError
+from phalanx.objectives import OBJECTIVES
+from phalanx.parallel import ParallelConfig
+from phalanx.parallel.deepspeed import DeepSpeedConfig
+from phalanx.security.privacy.config import PrivacyConfig
+from phalanx.train.runs.base import Faults, PrivateBase, RolloutBase
+from phalanx.train.runs.support import missing_section, section_fault
+
+
+class RankedBase(PrivateBase):
+    """A run whose model is trained by ranks: all of it, or the model of each site."""
+
+    parallel: ParallelConfig
+
+    @property
+    def row_cuts(self) -> tuple[int, int]:
+        return self.parallel.dp, self.parallel.cp
+
+    @property
+    def steps_a_rate(self) -> int:
+        """Steps of the ranks that have the same learning rate."""
+        return 1
+
+
+class DomainRun(RankedBase, RolloutBase):
+    """A run of the ranks of ``[parallel]``; nobody else works for it."""
+
+    engine: ClassVar[str] = "parallel"
+    deepspeed: DeepSpeedConfig | None = None
+
+    @classmethod
+    def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
+        if "deepspeed" in names and "parallel" not in names:
+            return section_fault("deepspeed", names) or missing_section(
+                "parallel", "[deepspeed] is what the ranks of [parallel] share by, and there are none", "add [parallel]"
+            )
+        return None
+
+    def _faults(self) -> Faults:
+        if self.parallel.outer is not None:
+            yield from self._island_faults(self.parallel.outer.every)
+        yield from super()._faults()
+        kind, cuts = self.train.objective_kind, self.parallel.cp
+        if self.train.learns_from_texts and cuts > 1 and not OBJECTIVES[kind].shares_rows:
+            yield f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1'
+
+    def _island_faults(self, every: int) -> Faults:
+        """Describe steps between outer steps: islands differ there, and there is no one model to measure or save."""
+        steps = {
+            "train.steps": self.train.steps,
+            "train.validate_every": self.train.validate_every,
+            "checkpoint.every": self.checkpoint.every,
+        }
+        for name, number in steps.items():
+            if number % every:
+                nearest = max(1, round(number / every)) * every
+                yield (
+                    f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
+                    f"between two outer steps; make it {nearest}"
+                )
+
+    def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
+        if privacy.mean_rows is not None:
+            yield "privacy.mean_rows: a step draws train.batch_size rows in the mean here; leave it out"
+        if self.deepspeed is not None:
+            yield "[deepspeed]: it joins gradients before single rows could be clipped; remove one"
+        layout = self.parallel
+        if layout.most_dp > 1:
+            yield "parallel.dp: data parallel copies are not shown yet to add the noise once; set dp and max_dp to 1"
+        for name in ("tp", "pp", "cp"):
+            if (size := getattr(layout, name)) > 1:
+                yield (
+                    f"parallel.{name} = {size}: each rank would see a part of a row's gradient, and clip by a part of "
+                    "its norm; set it to 1"
+                )
+        plain: dict[str, object] = {"zero": 0, "gradient_compression": "none", "activation_checkpointing": "none"}
+        for name, only in {**plain, "compile": False, "outer": None}.items():
+            if getattr(layout, name) != only:
+                yield f"parallel.{name}: hooks that tell rows apart are not tried with it; leave it out"
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return ("parallel",) if self.deepspeed is None else ("parallel", "deepspeed")
+
+    @property
+    def world(self) -> dict[str, int]:
+        return self.parallel.figures

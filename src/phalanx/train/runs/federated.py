@@ -1,0 +1,189 @@
+"""A run of sites: each trains the model on its own data, in one process, by ranks, or by stages of a pipeline."""
+
+from collections.abc import Collection, Iterator
+from typing import Any, ClassVar
+
+from phalanx.checkpoint import CheckpointConfig
+from phalanx.config import RefusedKeyError
+from phalanx.federated.config import FederatedConfig
+from phalanx.models import LoraConfig
+from phalanx.security.privacy.config import PrivacyConfig
+from phalanx.train.runs.base import Faults, PrivateBase
+from phalanx.train.runs.domain import RankedBase
+from phalanx.train.runs.pipeline import GuardedBase, PipelineRun
+from phalanx.train.runs.row_privacy import LEARNED_AT_SITES
+from phalanx.train.runs.support import ABSENT_SECTIONS, exclusion, missing_section
+
+_MIN_SITE_STAGES = 3
+"""With one for a site's workers between the two of its owner."""
+
+
+class FederatedRun(PrivateBase):
+    """A run of ``[federated]`` whose sites train in one process each."""
+
+    engine: ClassVar[str] = "federated"
+    federated: FederatedConfig
+
+    @classmethod
+    def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
+        if "guard" in names:
+            return missing_section(
+                "pipeline",
+                "[guard] beside [federated] is of the pipeline that each site owns",
+                "add [pipeline], or remove [guard]",
+            )
+        return None
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        section, adapter = self.federated, self.model.adapter
+        own_files = None if self.data.labelled is None else self.data.labelled.own
+        if section.algorithm.kind == "scaffold" and (self.optimizer.kind != "sgd" or self.optimizer.momentum):
+            yield (
+                'federated.algorithm.kind = "scaffold" corrects plain gradients; set optimizer.kind = "sgd" and '
+                "optimizer.momentum = 0.0"
+            )
+        if section.exchange != "factors" and not isinstance(adapter, LoraConfig):
+            yield (
+                f'federated.exchange = "{section.exchange}" is about the two factors of LoRA; give model.adapter the '
+                'kind "lora", or leave it out'
+            )
+        elif section.exchange != "factors" and isinstance(adapter, LoraConfig) and adapter.dora:
+            yield (
+                f'federated.exchange = "{section.exchange}" averages what adapters add exactly, and the sizes that '
+                "DoRA learns beside its factors have no such mean; set model.adapter.dora = false, or leave exchange "
+                "out"
+            )
+        if own_files is not None and len(own_files.train) != len(section.sites):
+            yield (
+                f"data.labelled.task names files of {len(own_files.train)} clients, and federated.sites has "
+                f"{len(section.sites)} names; give each site its own, in their order"
+            )
+        if section.privacy is not None and self.data.tokenizer.kind == "bpe":
+            yield (
+                'federated.privacy has no data.tokenizer.kind = "bpe": a vocabulary that is trained on the text of '
+                'sites tells of it without noise; take "model", or "file" with one of public text'
+            )
+
+    def _whole_step_faults(self, parties: str, part: str) -> Faults:
+        """Describe what sites that train by several parties lack.
+
+        Args:
+            parties: Those that train, for a sentence.
+            part: Section that makes them several.
+        """
+        section = self.federated
+        if section.algorithm.kind in ("fedprox", "scaffold"):
+            yield (
+                f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, and '
+                f"{parties} take whole steps; take another kind, or remove {part}"
+            )
+        if section.exchange == "frozen_a":
+            yield (
+                f'federated.exchange = "frozen_a" trains one factor of each adapter, and {parties} train both; '
+                f'take "factors" or "product", or remove {part}'
+            )
+        if section.personal:
+            yield f"federated.personal: {parties} send all that they train; leave it out, or remove {part}"
+
+    def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
+        if privacy.mean_rows is not None:
+            yield "privacy.mean_rows: a step draws train.batch_size rows in the mean here; leave it out"
+        if self.federated.privacy is not None:
+            yield "federated.privacy: a site would have two budgets, and tell of neither which one holds; remove one"
+
+    @property
+    def _privately_learned(self) -> tuple[str, ...]:
+        return LEARNED_AT_SITES
+
+    @property
+    def batches_a_step(self) -> int:
+        return self.federated.num_asked * self.federated.local_steps
+
+    @property
+    def text_parties(self) -> tuple[str, ...]:
+        return self.federated.sites
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return self.federated.sites
+
+    @property
+    def pki(self) -> str | None:
+        return self.federated.pki
+
+    @property
+    def certified_elsewhere(self) -> tuple[str, ...]:
+        return self.federated.sites if self.federated.pki else ()
+
+    @property
+    def site_world(self) -> tuple[int, int]:
+        """Processes of a site, and the stages that they hold."""
+        return 1, 1
+
+    @property
+    def world(self) -> dict[str, int]:
+        sites, (processes, stages) = len(self.federated.sites), self.site_world
+        return {"processes": 1 + sites * processes, "stages": stages, "sites": sites}
+
+
+class FederatedRankRun(FederatedRun, RankedBase):
+    """A run of sites that each train by ranks of ``[parallel]``."""
+
+    engine: ClassVar[str] = "federated+parallel"
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        yield from self._whole_step_faults("ranks of [parallel]", "[parallel]")
+        if self.parallel.outer is not None or self.parallel.most_dp > self.parallel.dp:
+            yield (
+                "parallel.outer and parallel.max_dp: a site's ranks are as many in each round, with one model; leave "
+                "them out beside [federated]"
+            )
+
+    def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
+        yield "[parallel] beside [federated]: ranks of a site are not shown yet to add the noise once; remove one"
+
+    @property
+    def steps_a_rate(self) -> int:
+        return self.federated.local_steps
+
+    @property
+    def site_world(self) -> tuple[int, int]:
+        return self.parallel.world, 1
+
+
+class FederatedPipelineRun(FederatedRun, GuardedBase):
+    """A run of sites that each own a verified pipeline."""
+
+    engine: ClassVar[str] = "federated+pipeline"
+
+    @classmethod
+    def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
+        if "parallel" in names:
+            return exclusion("parallel", "pipeline", ABSENT_SECTIONS[cls.engine]["parallel"])
+        return None
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        yield from self._whole_step_faults("stages of [pipeline]", "[pipeline]")
+        if self.pipeline.stages < _MIN_SITE_STAGES:
+            yield (
+                f"pipeline.stages = {self.pipeline.stages} beside [federated]: the owner of a site's pipeline has the "
+                f"first and the last one, and workers need one between them; make it {_MIN_SITE_STAGES} or more"
+            )
+
+    def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
+        yield "[pipeline] beside [federated]: a site's stages are not tried yet with a budget of its own; remove one"
+
+    @property
+    def site_world(self) -> tuple[int, int]:
+        return 1 + len(self.pipeline.workers), self.pipeline.stages
+
+    @property
+    def site_pipeline(self) -> PipelineRun:
+        """The run that a site's pipeline is: the same stages and guard, local steps in the place of rounds."""
+        sections: dict[str, Any] = {name: section for name, section in self.written.items() if name != "federated"}
+        # nothing is saved: a round begins with weights that the site is sent
+        run = PipelineRun(**sections | {"checkpoint": CheckpointConfig(journal=False)})
+        return run.placed_at(self.name, self.home).of_length(self.train.steps * self.federated.local_steps)

@@ -1,0 +1,172 @@
+"""A run with a verified pipeline: the owner's own, or the middle part of another engine's run."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import field_validator
+
+from phalanx.config import RefusedKeyError
+from phalanx.models import LoraConfig
+from phalanx.pipeline.config import AttackConfig, GuardConfig, PipelineConfig, with_standard
+from phalanx.pipeline.party_layout import unshared_adapter
+from phalanx.security.privacy.config import PrivacyConfig
+from phalanx.train.runs.base import BaseRun, Faults, PrivateBase, RolloutBase
+
+_UNDONE = {
+    "keep_states": "a step that was published could be done again with the same rows, which was not paid for",
+    "classes": "a gradient with noise in it is no measure for how far it may be off without",
+}
+_GUARDED: dict[str, object] = {"keep_states": 0, "classes": "one"}
+
+
+class GuardedBase(BaseRun):
+    """A run in which somebody owns stages that workers serve: the owner of the run, an enclave, or each site."""
+
+    pipeline: PipelineConfig = PipelineConfig()
+    guard: GuardConfig = GuardConfig()
+
+    @field_validator("guard", mode="before")
+    @classmethod
+    def _name_preset(cls, section: Any) -> Any:
+        """Give the preset `standard` to a guard that is written as a section and names none."""
+        return with_standard(section) if isinstance(section, dict) else section
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        if self.guard.upkeep.adapters_only and self.model.adapter is None:
+            yield (
+                'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
+                'a rank, or set guard.shadow = "gradient"'
+            )
+
+
+class StagedBase(GuardedBase):
+    """A run whose own workers serve stages, honest or played by the laboratory."""
+
+    attack: AttackConfig = AttackConfig()
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        middle = range(1, self.pipeline.stages - 1)
+        if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
+            yield RefusedKeyError(
+                f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
+                "the first and the last stage are the owner's",
+                key="attack.stages",
+                found=str(stray),
+                expected=f"some of {list(middle)}",
+                do="name middle stages",
+            )
+        if not all(attacker.stages for attacker in self.attack.attackers):
+            yield f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"'
+
+    @property
+    def stage_guard(self) -> GuardConfig | None:
+        return self.guard
+
+    @property
+    def stage_workers(self) -> tuple[str, ...]:
+        return (*self.pipeline.workers, *self.pipeline.late_workers)
+
+
+class PipelineRun(StagedBase, RolloutBase, PrivateBase):
+    """A run of a verified pipeline: the owner has the first and the last stage, and workers have the others."""
+
+    engine: ClassVar[str] = "pipeline"
+
+    def _faults(self) -> Faults:
+        yield from super()._faults()
+        if self.attack.kind != "none" and self.pipeline.remote_workers:
+            yield (
+                "attack is for drills with local workers; a remote worker attacks where the laboratory starts it: "
+                "`phalanx attack --kinds KIND` says how"
+            )
+        yield from self._layout_faults()
+        if self.checkpoint.journal and not self.can_journal:
+            yield (
+                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, '
+                "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
+            )
+        if self.train.learns_from_texts and self.guard.commit_lag > 0:
+            yield (
+                f"guard.commit_lag = {self.guard.commit_lag}: texts are written by verified weights alone; set it to 0"
+            )
+
+    def _layout_faults(self) -> Faults:
+        shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
+        if not shared:
+            return
+        if self.guard.enabled and self.guard.classes == "one":
+            yield (
+                f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
+                'guard.classes = "mixed"'
+            )
+        if (fault := unshared_adapter(self.model.adapter)) is not None:
+            yield f"pipeline.layout gives {shared[0]} several ranks: {fault}"
+
+    def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
+        train = self.train
+        if train.microbatches != train.batch_size:
+            yield (
+                f"train.microbatches = {train.microbatches} for train.batch_size = {train.batch_size}: stages clip "
+                "single rows, so each microbatch is one; set both to the rows for which a step has room"
+            )
+        if privacy.mean_rows is not None and privacy.mean_rows > train.batch_size:
+            yield (
+                f"privacy.mean_rows = {privacy.mean_rows} with room for train.batch_size = {train.batch_size}; lower it"
+            )
+        if privacy.mean_rows is not None and privacy.sampling == "order":
+            yield 'privacy.mean_rows with sampling = "order": each step has train.batch_size rows; leave it out'
+        if "clipping" in privacy.model_fields_set:
+            yield "privacy.clipping: a stage has the gradient of each row, as a microbatch is one; leave it out"
+        if train.epochs is not None:
+            yield "train.epochs: a step draws another number of rows than train.batch_size; give train.steps"
+        if train.device != "cpu":
+            yield f'train.device = "{train.device}": noise and clipping of stages are not tried there; set it to "cpu"'
+        if self.pipeline.layout is not None or self.pipeline.layouts is not None:
+            yield "pipeline.layout: ranks of a worker each see a part of a row's gradient; leave it out"
+        if isinstance(self.model.adapter, LoraConfig) and self.model.adapter.dropout:
+            yield (
+                f"model.adapter.dropout = {self.model.adapter.dropout}: auditors draw it by the place of a microbatch, "
+                "and so it would tell how many rows stand before one; set it to 0"
+            )
+        yield from _guard_faults(self.guard)
+
+    @property
+    def can_journal(self) -> bool:
+        unverified = bool(self.pipeline.remote_workers) and not self.guard.enabled
+        return not (unverified or self.train.device != "cpu" or self.checkpoint.encrypt)
+
+    @property
+    def remote_workers(self) -> tuple[str, ...]:
+        return self.pipeline.remote_workers
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return self.stage_workers
+
+    @property
+    def pki(self) -> str | None:
+        return self.pipeline.pki
+
+    @property
+    def certified_elsewhere(self) -> tuple[str, ...]:
+        return (*self.pipeline.remote_workers, *self.pipeline.may_join)
+
+    @property
+    def world(self) -> dict[str, int]:
+        ranks = sum(self.pipeline.layout_of(name).world for name in self.pipeline.workers)
+        return {"processes": 1 + ranks, "stages": self.pipeline.stages}
+
+
+def _guard_faults(guard: GuardConfig) -> Iterator[str]:
+    """Describe what would let a step be published whose noise no other party has computed, or be undone afterwards."""
+    if guard.mode != "phalanx" or not guard.upkeep.in_lockstep:
+        yield (
+            f'guard.mode = "{guard.mode}" with shadow = "{guard.shadow}": a step whose noise was left out could be '
+            'published before it is found out; set mode = "phalanx" and shadow = "lockstep"'
+        )
+    for name, only in _GUARDED.items():
+        if (value := getattr(guard, name)) != only:
+            yield f"guard.{name} = {json.dumps(value)}: {_UNDONE[name]}; set it to {json.dumps(only)}"

@@ -1,0 +1,113 @@
+"""A run of clients and an enclave, which has the whole back part of the model or owns a pipeline of its middle."""
+
+from collections.abc import Collection
+from typing import ClassVar
+
+from phalanx.config import RefusedKeyError
+from phalanx.data import BpeConfig
+from phalanx.split import ENCLAVE, SplitConfig
+from phalanx.train.runs.base import BaseRun, Faults
+from phalanx.train.runs.pipeline import StagedBase
+from phalanx.train.runs.support import missing_section
+
+_MIN_JOINED_STAGES = 3
+"""Stages of the pipeline of an enclave, which has the first and the last one itself."""
+_THEIRS = "remote clients name theirs in their client files, and the owner has none"
+
+
+class SplitRun(BaseRun):
+    """A run of ``[split]``: clients have the front of the model and the text, an enclave has the back."""
+
+    engine: ClassVar[str] = "split"
+    split: SplitConfig
+
+    def _faults(self) -> Faults:
+        if self.model.adapter is None:
+            yield "[split] trains adapters in the enclave, and [model] has none; add [model.adapter]"
+        if self.split.clients > self.train.microbatches:
+            yield (
+                f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
+                "so some would never have one; raise microbatches"
+            )
+        yield from self._text_faults(is_remote=bool(self.split.remote_clients))
+        yield from super()._faults()
+
+    def _text_faults(self, *, is_remote: bool) -> Faults:
+        """Describe texts that the run file names for clients that have their own, or lacks for those that it plays."""
+        data, talks = self.data, self.data.conversations
+        own_files = None if data.labelled is None else data.labelled.own
+        if own_files is not None and bool(own_files.train) == is_remote:
+            has = "names train and test files" if is_remote else "names no train and test files"
+            yield f"data.labelled.task {has}: where the run plays the clients, it has a file of each; {_THEIRS}"
+        if talks is not None and bool(talks.sources) == is_remote:
+            yield (
+                f"data.conversations.sources: are there; {_THEIRS}"
+                if is_remote
+                else "data.conversations.sources: missing; give some"
+            )
+        if not is_remote:
+            return
+        if self.train.epochs is not None:
+            yield "train.epochs: only remote clients know how many texts they have; give train.steps"
+        if (own_files is None and talks is None) or isinstance(data.tokenizer, BpeConfig):
+            yield (
+                "split.remote_clients learn labelled texts or conversations of their own, with a tokenizer that all "
+                "parties have: give data.labelled.task its classes, or data.conversations without sources, and "
+                'data.tokenizer the kind "model" or "file"'
+            )
+        if data.attention == "document":
+            yield 'data.attention = "document": each conversation of a remote client has a row of its own'
+
+    @property
+    def text_parties(self) -> tuple[str, ...]:
+        return self.split.client_names
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return (ENCLAVE, *self.split.client_names, *self.split.masked_workers)
+
+    @property
+    def pki(self) -> str | None:
+        return self.split.pki
+
+    @property
+    def certified_elsewhere(self) -> tuple[str, ...]:
+        return (ENCLAVE,) if self.split.remote_enclave else ()
+
+    @property
+    def world(self) -> dict[str, int]:
+        processes = 2 + len(self.split.masked_workers) + len(self.split.remote_clients)
+        return {"processes": processes, "stages": 2, "clients": self.split.clients}
+
+
+class SplitPipelineRun(SplitRun, StagedBase):
+    """A split whose enclave owns a pipeline: workers serve the middle stages and see their hidden states."""
+
+    engine: ClassVar[str] = "split+pipeline"
+
+    @classmethod
+    def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
+        if "pipeline" not in names:
+            return missing_section(
+                "pipeline",
+                "split.workers_see_hidden_states = true is for workers of middle stages, and there are none",
+                "add [pipeline], or leave it out",
+            )
+        return None
+
+    def _faults(self) -> Faults:
+        if self.pipeline.stages < _MIN_JOINED_STAGES:
+            yield (
+                f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last one, "
+                f"and workers need one between them; make it {_MIN_JOINED_STAGES} or more"
+            )
+        yield from super()._faults()
+
+    @property
+    def world(self) -> dict[str, int]:
+        world = super().world
+        return {
+            **world,
+            "processes": world["processes"] + len(self.pipeline.workers),
+            "stages": 1 + self.pipeline.stages,
+        }

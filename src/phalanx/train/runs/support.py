@@ -1,0 +1,363 @@
+"""The support matrix: which sections and which values of a run file each engine lacks, and why."""
+
+import itertools
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.config import OWN_KIND, RefusedKeyError, is_own
+from phalanx.objectives import OBJECTIVES, ObjectiveSettings, RolloutSettings
+
+WHOLE_MODEL_OBJECTIVE = "causal_lm"
+"""What every engine learns."""
+
+WEIGHTED_OBJECTIVE = "weighted_causal_lm"
+"""What is learned of ``data.conversations`` with ``weighted = true``."""
+
+SECTIONS = (
+    *("model", "data", "train", "optimizer", "parallel", "deepspeed", "split", "federated", "pipeline", "guard"),
+    *("attack", "checkpoint", "rewards", "rollouts", "privacy", "tracking"),
+)
+"""Every section of a run file, in the order in which a run directory keeps them."""
+
+ENGINE_SECTIONS = ("parallel", "deepspeed", "split", "federated")
+"""Sections that make a run something else than a pipeline."""
+
+_TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
+_ENCLAVE = (
+    "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
+    "have the middle ones"
+)
+_ZERO = "only the ranks of [parallel] share by it"
+_SITES = "a site trains in one process, by ranks of [parallel], or by stages of [pipeline], of its own"
+_NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
+_NO_NOISE = (
+    "noise is added by [parallel], [federated] and [pipeline]; clients and enclave of [split] share no secret that it "
+    "could come from, and what they send each other tells of rows"
+)
+_SITES_LEARN = "no objective of sites learns from what the model writes"
+
+ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "pipeline": {},
+    "parallel": dict.fromkeys(("pipeline", "guard", "attack"), _TRUST),
+    "deepspeed": dict.fromkeys(("pipeline", "guard", "attack"), _ZERO),
+    "split": {
+        "parallel": "a run is trained by ranks or by an enclave and its clients",
+        "deepspeed": _ZERO,
+        **dict.fromkeys(("pipeline", "guard", "attack"), _ENCLAVE),
+        **dict.fromkeys(("rewards", "rollouts"), _NO_ROLLOUTS),
+        "privacy": _NO_NOISE,
+    },
+    "federated": {
+        "deepspeed": _SITES,
+        "split": "sites train a whole model each, or clients the front of one",
+        "attack": "the owner of a site's pipeline starts honest workers only; play drills with [pipeline] alone",
+        **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
+    },
+    "federated+pipeline": {"parallel": _TRUST},
+}
+"""Sections that the run of an engine lacks, with the reason."""
+
+
+def section_fault(engine: str, surplus: Collection[str]) -> RefusedKeyError | None:
+    """Describe a section that the run of an engine lacks; None where none of the surplus ones is such a section."""
+    first = engine.partition("+")[0]
+    for section, reason in ABSENT_SECTIONS[first].items():
+        if section in surplus:
+            return exclusion(first, section, reason)
+    return None
+
+
+def exclusion(first: str, second: str, reason: str) -> RefusedKeyError:
+    """Return the error of a run file that has two sections of which a run has one."""
+    return RefusedKeyError(
+        f"[{first}] and [{second}] exclude each other: {reason}; remove one",
+        key=f"[{first}] and [{second}]",
+        found="both",
+        expected="one of them",
+        do="remove one",
+    )
+
+
+def missing_section(section: str, message: str, do: str) -> RefusedKeyError:
+    """Return the error of a run file that lacks a section which another one needs."""
+    return RefusedKeyError(f"{message}; {do}", key=f"[{section}]", found="nothing", expected=f"[{section}]", do=do)
+
+
+@dataclass(frozen=True)
+class ValueLimit:
+    """The values of a key that one engine lacks.
+
+    Attributes:
+        only: The values that there are; empty where `never` says which are not.
+        never: The values that there are not.
+        own: Whether code of the user's own is what there is not.
+    """
+
+    reason: str
+    instead: str = "leave it out"
+    only: tuple[object, ...] = ()
+    never: tuple[object, ...] = ()
+    own: bool = False
+
+    def allows(self, value: object) -> bool:
+        """Whether an engine has this value."""
+        if self.own:
+            return not is_own(value)
+        return value not in self.never if self.never else value in self.only
+
+    @property
+    def lacking(self) -> str:
+        """The values that there are not, in words."""
+        if self.own:
+            return f'`"{OWN_KIND}"`'
+        if self.never:
+            return " or ".join(f"`{json.dumps(value)}`" for value in self.never)
+        if None in self.only:
+            return "`true`" if False in self.only else "any"
+        if self.only == (False,):
+            return "`true`"
+        return f"all but {' or '.join(f'`{json.dumps(value)}`' for value in self.only)}"
+
+
+_COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
+_ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
+_TWO_MOMENTS = "what stages keep, compare and go back to are two moments of each number"
+_SET_ADAMW, _SET_BF16 = 'take "adamw"', 'take "bf16" or "fp32"'
+_EVIDENCE = "an enclave runs the code that its evidence names, and no other"
+_OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
+_NO_DEEPSPEED, _STAGES_OR_RANKS = "leave [deepspeed] out", "take [pipeline] or [parallel]"
+
+_UNTRIED = ValueLimit(_NOT_TRIED, only=(None,))
+_UNCUT = ValueLimit("it trains the whole language model", only=(None,))
+_UNCHOSEN = ValueLimit(
+    "which heads and rows are trained follows from the model's weights, and stages are made without any",
+    'set kind = "lora", "ptuning" or "prompt_encoder"',
+    never=("spf",),
+)
+_UNCOUNTED_TOKENS = ValueLimit(_NOT_TRIED, 'take "lora" or "ptuning"', never=("prompt_encoder",))
+_UNQUANTIZED = ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(None,))
+_ACROSS = ValueLimit(_NOT_TRIED, never=("document",))
+_ONE_COPY = ValueLimit(_COPIES, "set it to 1", only=(1,))
+_NO_PHASES = ValueLimit(_OWN_DRAWS, only=((),))
+_HERE: Mapping[str, str] = {
+    "split+pipeline": "client, enclave and workers of a run are processes of this machine",
+    "federated+pipeline": "the workers of a site are processes of its machine",
+}
+
+LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
+    "model.family": {
+        "deepspeed": ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, only=(None,)),
+        "split": ValueLimit(_EVIDENCE, "take [pipeline]", only=(None,)),
+        "federated": ValueLimit(_NOT_TRIED, "take [pipeline]", only=(None,)),
+    },
+    "model.layers": {"pipeline": _UNCUT, "parallel": _UNCUT},
+    "model.activation_checkpointing": {
+        "parallel": ValueLimit(
+            "ranks have a key of their own for it", 'set parallel.activation_checkpointing = "full"', only=(False,)
+        ),
+    },
+    "model.adapter.kind": {
+        "pipeline": _UNCHOSEN,
+        "parallel": _UNCHOSEN,
+        "deepspeed": _UNCOUNTED_TOKENS,
+        "split": ValueLimit(
+            "its virtual tokens come before the text, and clients send rows as long as their text is",
+            'take "lora" or "ptuning"',
+            never=("prompt_encoder",),
+        ),
+        "federated": _UNCOUNTED_TOKENS,
+    },
+    "model.adapter.dora": {
+        "split": ValueLimit(
+            "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked",
+            "take rslora, or [pipeline]",
+            only=(None, False),
+        ),
+    },
+    "model.adapter.quantize": {
+        "deepspeed": _UNQUANTIZED,
+        "split": ValueLimit(
+            "an enclave's matrices may be masked, which is arithmetic of integers of its own",
+            _STAGES_OR_RANKS,
+            only=(None,),
+        ),
+        "federated": _UNQUANTIZED,
+    },
+    "model.adapter.path": {
+        "split": ValueLimit(
+            "an enclave draws its adapter's first values itself, and reads no directory of a client's", only=(None,)
+        ),
+    },
+    "data.phases": {"split": _NO_PHASES, "federated": _NO_PHASES},
+    "data.skip": {"federated": _NO_PHASES},
+    "data.attention": {"deepspeed": _ACROSS, "federated": _ACROSS},
+    "train.epochs": {"federated": ValueLimit("a step is a round of all sites", "give train.steps", only=(None,))},
+    "train.precision": {
+        "pipeline": ValueLimit(
+            "its loss scale depends on every stage, and an audit would have to know it", _SET_BF16, never=("fp16",)
+        ),
+        "parallel": ValueLimit(
+            "ranks keep float32 weights, which ZeRO shares, and round them for each product",
+            _SET_BF16,
+            never=("bf16_weights",),
+        ),
+        "deepspeed": ValueLimit(
+            "its own loss scale would skip steps and not do them again", _SET_BF16, never=("fp16",)
+        ),
+        "split": ValueLimit("both parts compute in float32", only=("fp32",)),
+        "federated": ValueLimit("sites compute in float32", only=("fp32",)),
+    },
+    "train.device": {
+        "split": ValueLimit("no enclave here has an accelerator", only=("cpu",)),
+        "federated": ValueLimit(_NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
+    },
+    "train.samples": {
+        "parallel": ValueLimit("ranks answer with losses, and no logits leave them", only=(None,)),
+        "split": ValueLimit("an enclave answers with losses, and a text would leave it", only=(None,)),
+        "federated": _UNTRIED,
+    },
+    "train.histograms": {
+        "split": ValueLimit("an enclave hands its state out sealed alone", only=(None,)),
+        "federated": _UNTRIED,
+    },
+    "train.neftune_alpha": {
+        "deepspeed": _UNTRIED,
+        "split": ValueLimit(
+            "clients embed their own texts, and are told of no step that noise could be drawn for", only=(None,)
+        ),
+        "federated": _UNTRIED,
+    },
+    "optimizer.kind": {
+        "pipeline": ValueLimit(_TWO_MOMENTS, 'take "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")),
+        "deepspeed": ValueLimit("it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)),
+        "split": ValueLimit(_ADAMW, _SET_ADAMW, only=("adamw",)),
+        "federated": ValueLimit(_NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor", "adamw8bit")),
+    },
+    "checkpoint.journal": {
+        "parallel": ValueLimit(
+            "ranks start again together, from a checkpoint, and none keeps a state of its own", only=(None, False)
+        ),
+        "split": ValueLimit("a journal is of stages; an enclave keeps its newest state sealed", only=(None, False)),
+        "federated": ValueLimit("rounds have a journal of their own", only=(None, False)),
+    },
+    "checkpoint.asynchronous": {
+        "deepspeed": ValueLimit("it would take a copy of a state that may be on disk", only=(False,)),
+        "split": ValueLimit("an enclave numbers its states and has one that is not settled yet", only=(False,)),
+        "federated": ValueLimit("a checkpoint ends a round, and the next one begins with it", only=(False,)),
+    },
+    "checkpoint.best": {"split": ValueLimit("an enclave opens no state but its newest", only=(None,))},
+    "parallel.tp": {"deepspeed": _ONE_COPY},
+    "parallel.pp": {"deepspeed": _ONE_COPY},
+    "parallel.cp": {"deepspeed": _ONE_COPY},
+    "parallel.zero": {"deepspeed": ValueLimit("deepspeed.zero says what is shared", only=(0,))},
+    "parallel.gradient_compression": {"deepspeed": ValueLimit(_NOT_TRIED, only=("none",))},
+    "parallel.outer": {"deepspeed": _UNTRIED},
+    "parallel.compile": {"deepspeed": ValueLimit(_NOT_TRIED, only=(False,))},
+    "split.mode": {
+        "split+pipeline": ValueLimit(
+            "what is masked is a whole back part in one process", 'set mode = "sealed"', never=("masked",)
+        ),
+    },
+    "split.tier": {
+        "split+pipeline": ValueLimit(
+            "its sandbox reaches no network, and workers listen on one",
+            'set tier = "tpm" or "sim"',
+            never=("process",),
+        ),
+    },
+    "guard.mode": {
+        "split+pipeline": ValueLimit(
+            "workers that nobody trusts are not believed", 'set mode = "phalanx"', only=("phalanx",)
+        ),
+    },
+    "guard.commit_lag": {
+        "split+pipeline": ValueLimit("an enclave tells of a step once it is verified", only=(0,)),
+    },
+    "pipeline.remote_workers": {engine: ValueLimit(reason, only=((),)) for engine, reason in _HERE.items()},
+    "pipeline.pki": {engine: ValueLimit(reason, only=(None,)) for engine, reason in _HERE.items()},
+    "pipeline.layout": dict.fromkeys(_HERE, _UNTRIED),
+    "pipeline.layouts": dict.fromkeys(_HERE, _UNTRIED),
+}
+"""The values that engines lack, by key and engine; `OBJECTIVES` adds those of `train.objective`."""
+
+_OBJECTIVE = "train.objective"
+
+
+def learns_from_rollouts(name: str) -> bool:
+    """Whether an objective learns from texts that the model itself writes."""
+    settings = OBJECTIVES[name].settings
+    return settings is not None and issubclass(settings, RolloutSettings)
+
+
+def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
+    """Return what engines cannot learn, as (engine, limit); these follow from properties of objectives."""
+    for name in itertools.filterfalse(learns_from_rollouts, OBJECTIVES):
+        objective = OBJECTIVES[name]
+        reasons: dict[str, tuple[str, str]] = {}
+        if name != WHOLE_MODEL_OBJECTIVE:
+            reasons["deepspeed"] = (f"it learns {WHOLE_MODEL_OBJECTIVE} alone", _NO_DEEPSPEED)
+        if objective.target == "pair":
+            reasons["split"] = ("it reads pairs of rows, and clients take turns with single texts", _STAGES_OR_RANKS)
+        elif name == WEIGHTED_OBJECTIVE:
+            weights = ("its rows of weights are not handed on there", "call the engine from Python")
+            reasons |= {"split": weights, "deepspeed": weights}
+        elif objective.extras:
+            rows = ", ".join(sorted(objective.extras))
+            reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
+            reasons = dict.fromkeys(("pipeline", "parallel", "split"), (reason, "call the engine from Python"))
+        elif objective.own_head:
+            reason = "it trains a head of its own, and stages and ranks have the language model's"
+            reasons = dict.fromkeys(("pipeline", "parallel"), (reason, "take [split] alone"))
+        elif objective.rewriting is not None:
+            reasons["split"] = ("clients make their own batches, of rows as they were packed", _STAGES_OR_RANKS)
+        elif objective.settings is not None:
+            reasons["split"] = (
+                "an enclave is told the name of what is learned, and no settings of it",
+                _STAGES_OR_RANKS,
+            )
+        for engine, (reason, instead) in reasons.items():
+            yield engine, ValueLimit(reason, instead, never=(name,))
+    for name in filter(learns_from_rollouts, OBJECTIVES):
+        yield "split", ValueLimit(_NO_ROLLOUTS, _STAGES_OR_RANKS, never=(name,))
+        yield "deepspeed", ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, never=(name,))
+    yield "deepspeed", ValueLimit(f"it learns {WHOLE_MODEL_OBJECTIVE} alone", _NO_DEEPSPEED, own=True)
+    yield "split", ValueLimit(_EVIDENCE, "take [pipeline]", own=True)
+    yield "federated", ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(WHOLE_MODEL_OBJECTIVE, "classification"))
+
+
+def limits() -> Iterator[tuple[str, str, ValueLimit]]:
+    """Return every limit as (engine, key, limit)."""
+    for engine, limit in _objective_limits():
+        yield engine, _OBJECTIVE, limit
+    for key, engines in LIMITS.items():
+        for engine, limit in engines.items():
+            yield engine, key, limit
+
+
+def sections_of(engine: str) -> str:
+    """Return the section, or the two, of an engine as a message names them."""
+    return " with ".join(f"[{section}]" for section in engine.split("+"))
+
+
+def unsupported_value(run: object, engines: Collection[str]) -> RefusedKeyError | None:
+    """Describe the first value of a run that one of its engines lacks; None where they have all of them."""
+    for engine, key, limit in limits():
+        if engine not in engines:
+            continue
+        value: Any = run
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        value = value.kind if isinstance(value, ObjectiveSettings) else value
+        if not limit.allows(value):
+            has_text = isinstance(value, str | int | float)
+            value_text = f" = {json.dumps(value)}" if has_text else ""
+            return RefusedKeyError(
+                f"{sections_of(engine)} has no {key}{value_text}: {limit.reason}; {limit.instead}",
+                key=key,
+                found=json.dumps(value) if has_text else "a value",
+                expected=f"a value that {sections_of(engine)} has",
+                do=limit.instead,
+            )
+    return None

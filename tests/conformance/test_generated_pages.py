@@ -1,0 +1,26 @@
+"""The parts of the documentation that the code determines are as `scripts/generated_pages.py` writes them."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from generated_pages import output_page, support_page, with_floors  # noqa: E402 - found beside the documentation
+
+AGAIN = "run `python scripts/generated_pages.py`"
+
+
+def test_the_page_of_what_engines_support_is_that_of_the_matrix():
+    assert (ROOT / "docs" / "support.md").read_text(encoding="utf-8") == support_page(), AGAIN
+
+
+def test_the_page_of_output_files_has_every_key_that_the_code_writes():
+    """A key without a meaning in `scripts/output_keys.toml`, or the reverse, is an error of the script."""
+    assert (ROOT / "docs" / "output_files.md").read_text(encoding="utf-8") == output_page(), AGAIN
+
+
+def test_the_drawing_of_floors_is_that_of_the_import_contract():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+    assert page == with_floors(page), AGAIN
+    assert "\nfederated " in page and "\n| serve " in page
