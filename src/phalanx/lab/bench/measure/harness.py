@@ -152,7 +152,9 @@ def serve_bench() -> Iterator[tuple[IO[str], IO[str]]]:
 
 
 @contextlib.contextmanager
-def open_engine(run: PipelineRun, source: ModelSource, directory: Path) -> Iterator[tuple[PipelineEngine, RunDirectory]]:
+def open_engine(
+    run: PipelineRun, source: ModelSource, directory: Path
+) -> Iterator[tuple[PipelineEngine, RunDirectory]]:
     """Start a run's engine with its worker processes, at step 0."""
     home, plan = RunDirectory(directory, run, resume=False), make_plan(run, source)
     library = StageLibrary(source, plan, None)
