@@ -16,7 +16,7 @@ def provenance(program: str, name: str) -> dict[str, object]:
     """
     return {
         "name": name,
-        "command": f"python benchmarks/{program} > benchmarks/results/{name}.json",
+        "command": f"python scripts/{program} > benchmarks/results/{name}.json",
         "commit": clean_commit(),
         "machine": {"platform": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
         "load": list(os.getloadavg()),

@@ -1,6 +1,6 @@
 """How much of a page's own text do the two extractors give, and how much of what is around it?
 
-``python benchmarks/extraction.py OUT.json``
+``python -m phalanx.lab.bench.alone.extraction OUT.json``
 
 24 pages of Debian's documentation packages, of three generators and eight languages: the nine, eight and seven of 5 to
 60 kB with the smallest SHA-256 of their path below the package's folder (pages of an index left out). Which lines are
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.data.sources.extraction import Extractor, PageSettings, TextExtractor
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 
 LABELS = Path(__file__).with_name("extraction_labels.json")
 EXTRACTORS: dict[str, tuple[Extractor, bool]] = {
@@ -28,99 +28,49 @@ EXTRACTORS: dict[str, tuple[Extractor, bool]] = {
     "trafilatura": ("trafilatura", True),
     "resiliparse, whole page": ("resiliparse", False),
 }
+Scores = tuple[float, float, float]
 RUN, KEYS = 4, ("f1", "precision", "recall")
 BLOCKS = frozenset(
-    [
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "body",
-        "br",
-        "caption",
-        "dd",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "li",
-        "main",
-        "nav",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "summary",
-        "table",
-        "tbody",
-        "td",
-        "tfoot",
-        "th",
-        "thead",
-        "tr",
-        "ul",
-        "option",
-        "title",
-    ]
+    "address article aside blockquote body br caption dd details div dl dt fieldset figcaption figure footer "  # noqa: SIM905
+    "form h1 h2 h3 h4 h5 h6 header hr li main nav ol p pre section summary table tbody td tfoot th thead tr ul "
+    "option title".split()
 )
 SILENT = ("script", "style", "template")
 
 
-def main() -> None:
-    """Measure, and write one JSON object."""
+def measure() -> dict[str, Any]:
+    """Compare all extractors; exits where the pages are other ones than those that were labelled."""
     pages = [(label, Path(label["page"]).read_bytes()) for label in json.loads(LABELS.read_text(encoding="utf-8"))]
     other = [label["page"] for label, content in pages if hashlib.sha256(content).hexdigest() != label["sha256"]]
     if other:
         sys.exit(f"{other[0]}: is another version than the one that was labelled; {len(other)} such pages")
-    rows = [row for name, how in EXTRACTORS.items() for row in measured(name, *how, pages)]
-    figures = {
-        "name": "extraction",
-        "command": "python benchmarks/extraction.py OUT",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load_average(),
-        "pages": len(pages),
-        "rows": rows,
-    }
-    Path(sys.argv[1]).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    rows = [row for name, settings in EXTRACTORS.items() for row in rows_of(name, *settings, pages)]
+    return {"pages": len(pages), "rows": rows}
 
 
-def measured(name: str, kind: Extractor, main_content: bool, pages: list[Any]) -> list[dict[str, Any]]:
+def rows_of(name: str, kind: Extractor, main_content: bool, pages: list[Any]) -> list[dict[str, Any]]:
     """Return a row over all pages, and one for each package."""
     extractor = TextExtractor("html", PageSettings(extractor=kind, main_content=main_content))
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    scores_of: dict[str, list[Scores]] = {}
     for label, content in pages:
         text = extractor.text_of(content, None, label["page"])
-        found.setdefault(label["package"], []).append(scores(text, labelled(content.decode(), label)))
-    whole = {"all": [one for ones in found.values() for one in ones], **found}
-    return [summary(name, package, ones) for package, ones in whole.items()]
+        scores_of.setdefault(label["package"], []).append(score_text(text, labelled(content.decode(), label)))
+    every = {"all": [score for scores in scores_of.values() for score in scores], **scores_of}
+    return [summarize(name, package, scores) for package, scores in every.items()]
 
 
-def summary(name: str, package: str, ones: list[tuple[float, float, float]]) -> dict[str, Any]:
+def summarize(name: str, package: str, scores: list[Scores]) -> dict[str, Any]:
     """Return the means over some pages, and the lowest F1 of one."""
-    means = {key: statistics.mean(values) for key, values in zip(KEYS, zip(*ones, strict=True), strict=True)}
-    lowest = min(one[0] for one in ones)
-    return {"extractor": name, "package": package, "pages": len(ones), **means, "lowest_f1": lowest}
+    means = {key: statistics.mean(values) for key, values in zip(KEYS, zip(*scores, strict=True), strict=True)}
+    lowest = min(score[0] for score in scores)
+    return {"extractor": name, "package": package, "pages": len(scores), **means, "lowest_f1": lowest}
 
 
-def scores(text: str, expected: str) -> tuple[float, float, float]:
+def score_text(text: str, expected: str) -> Scores:
     """Return F1, precision and recall of a text's runs of words."""
-    given, wanted = runs(text), runs(expected)
-    both = sum((given & wanted).values())
-    precision, recall = both / max(1, given.total()), both / max(1, wanted.total())
+    actual, wanted = runs(text), runs(expected)
+    both = sum((actual & wanted).values())
+    precision, recall = both / max(1, actual.total()), both / max(1, wanted.total())
     return 2 * precision * recall / max(1e-9, precision + recall), precision, recall
 
 
@@ -172,4 +122,4 @@ class _Lines(HTMLParser):
 
 
 if __name__ == "__main__":
-    main()
+    run_program("extraction", program_parser(__doc__), lambda _: measure())

@@ -1,7 +1,7 @@
 """TRL's supervised fine-tuning on one batch of conversations: ids, labels, loss and every gradient as JSON.
 
 Runs in an environment of its own: ``pip install torch==2.13.0 trl==1.16.0``, then
-``python benchmarks/trl_sft.py > benchmarks/results/trl-sft.json``. The test that compares is
+``python scripts/trl_sft.py > benchmarks/results/trl-sft.json``. The test that compares is
 ``tests/objectives/test_trl_sft_parity.py``.
 """
 

@@ -1,7 +1,7 @@
 """TRL's GRPO, Dr. GRPO and RLOO on one batch: what it sampled, and its advantages, losses and gradients as JSON.
 
 Runs in an environment of its own: ``pip install torch==2.13.0 trl==1.16.0``, then
-``python benchmarks/trl_policy_gradient.py > benchmarks/results/trl-policy-gradient.json``. The test that compares is
+``python scripts/trl_policy_gradient.py > benchmarks/results/trl-policy-gradient.json``. The test that compares is
 ``tests/objectives/test_trl_parity.py``.
 """
 

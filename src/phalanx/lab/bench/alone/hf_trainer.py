@@ -1,6 +1,6 @@
 """Train equal rows with the HF Trainer and with Phalanx: losses, weights, CPU time of all processes, and memory.
 
-``python benchmarks/hf_trainer.py [ARM ...] > benchmarks/results/hf-trainer-cpu-2cores-busy.json``
+``python -m phalanx.lab.bench.alone.hf_trainer OUT.json [--arms ARM ...]``
 
 Each arm starts from the same weights and sees the same rows in the same order. CPU time a token is that of the whole
 process tree, taken from the difference between a long and a short training, so that imports and start are not in it.
@@ -9,6 +9,7 @@ Wall times are not compared: the machine had other work. Nothing here was measur
 
 # ruff: noqa: PLC0415, S603 - the parent loads nothing of what its children measure, and starts itself alone
 
+import argparse
 import json
 import os
 import resource
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 SHORT, LONG, ROWS, LENGTH, MICROBATCHES = 3, 43, 16, 128, 8
-SHAPE = {"vocab_size": 1024, "n_positions": LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
+SHAPE: dict[str, float] = {"vocab_size": 1024, "n_positions": LENGTH, "n_embd": 128, "n_layer": 4, "n_head": 4}
 SHAPE |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
 RUN = """
 [model]
@@ -48,61 +49,57 @@ ARMS = {
 }
 
 
-def main() -> None:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Play every arm in processes of its own."""
-    from phalanx.lab.bench.measure.machine import taken_on
-
+    options.out = options.out.resolve()
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
         os.environ |= {"PHALANX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        child("model", "0")
-        wanted = sys.argv[1:] or ["HF Trainer", *ARMS]
-        rows = [arm(title) if title in wanted else not_measured(title) for title in ("HF Trainer", *ARMS)]
+        run_child("model", "0")
+        titles = ("HF Trainer", *ARMS)
+        rows = [arm_row(title) if title in (options.arms or titles) else null_row(title) for title in titles]
+        os.chdir("/")
     first = rows[0]
-    for row in (row for row in rows if row["losses"] is not None):
-        losses = zip(row["losses"], first["losses"], strict=True)
-        row["largest_loss_difference"] = max(abs(one - other) / other for one, other in losses)
-        row["cpu_over_hf"] = row["cpu_us_per_token"] / first["cpu_us_per_token"]
-    head = {
-        "name": "hf-trainer",
-        "command": " ".join(["python benchmarks/hf_trainer.py", *map(repr, sys.argv[1:])]),
-        **taken_on(os.getloadavg()[0]),
-    }
+    for row in rows if first["losses"] else ():
+        if row["losses"] is not None:
+            losses = zip(row["losses"], first["losses"], strict=True)
+            row["largest_loss_difference"] = max(abs(loss - other) / other for loss, other in losses)
+            row["cpu_over_hf"] = row["cpu_us_per_token"] / first["cpu_us_per_token"]
     shape = {"rows_a_step": ROWS, "tokens_a_row": LENGTH, "microbatches": MICROBATCHES, "steps": LONG, **SHAPE}
-    json.dump({**head, "shape": shape, "rows": rows}, sys.stdout, indent=1)
-    sys.stdout.write("\n")
+    return {"shape": shape, "rows": rows}
 
 
-def arm(title: str) -> dict[str, Any]:
+def arm_row(title: str) -> dict[str, Any]:
     """Train short and long, and return the figures of one arm; null is what was not measured."""
-    (short_cpu, _), (long_cpu, told) = child(title, str(SHORT)), child(title, str(LONG))
+    (short_cpu, _), (long_cpu, report) = run_child(title, str(SHORT)), run_child(title, str(LONG))
     tokens = (LONG - SHORT) * ROWS * LENGTH
     return {
         "arm": title,
-        "losses": told["losses"],
+        "losses": report["losses"],
         "cpu_us_per_token": 1e6 * (long_cpu - short_cpu) / tokens,
-        "peak_memory_bytes": told["memory"],
+        "peak_memory_bytes": report["memory"],
         "gpu_tokens_per_s": None,
         "gpu_mfu": None,
     }
 
 
-def not_measured(title: str) -> dict[str, Any]:
+def null_row(title: str) -> dict[str, Any]:
     """Return an arm that this call leaves out."""
     names = ("losses", "cpu_us_per_token", "peak_memory_bytes", "gpu_tokens_per_s", "gpu_mfu")
     return {"arm": title, **dict.fromkeys((*names, "largest_loss_difference", "cpu_over_hf"))}
 
 
-def child(title: str, steps: str) -> tuple[float, dict[str, Any]]:
+def run_child(title: str, steps: str) -> tuple[float, dict[str, Any]]:
     """Run a part of this script in a process, and return the CPU seconds of its tree and what it told."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    ended = subprocess.run([sys.executable, __file__, title, steps], check=True, stdout=subprocess.PIPE)
+    command = [sys.executable, "-m", "phalanx.lab.bench.alone.hf_trainer", title, steps]
+    ended = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return cpu, json.loads(ended.stdout.splitlines()[-1])
 
 
-def tell(losses: list[float]) -> None:
+def print_report(losses: list[float]) -> None:
     """Say what a child has measured."""
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     sys.stdout.write("\n" + json.dumps({"losses": losses, "memory": memory}) + "\n")
@@ -115,7 +112,7 @@ def make_model() -> None:
 
     torch.manual_seed(1)
     GPT2LMHeadModel(GPT2Config(**SHAPE)).save_pretrained("model")
-    tell([])
+    print_report([])
 
 
 def run_of(section: str, steps: int) -> Any:
@@ -138,7 +135,7 @@ def play_phalanx(title: str, steps: int) -> None:
 
     home = Path(f"runs/{title.replace(' ', '-')}-{steps}")
     phalanx.train(run_of(ARMS[title], steps), home, console=Console(file=io.StringIO()))
-    tell([line["loss"] for line in read_metrics(home / "metrics.jsonl")])
+    print_report([line["loss"] for line in read_metrics(home / "metrics.jsonl")])
 
 
 def play_hf(steps: int) -> None:
@@ -167,7 +164,7 @@ def play_hf(steps: int) -> None:
         # of labels that count: at the beginning of a document nothing is foretold
         return total / num_items_in_batch
 
-    class InOrder(Trainer):
+    class InOrder(Trainer):  # type: ignore[misc]
         def _get_train_sampler(self, *_: Any) -> Any:
             return torch.utils.data.SequentialSampler(rows)
 
@@ -190,12 +187,16 @@ def play_hf(steps: int) -> None:
     model = GPT2LMHeadModel.from_pretrained("model")
     InOrder(model=model, args=arguments, train_dataset=rows, compute_loss_func=loss_of).train()
     sums = [sum(losses[at : at + MICROBATCHES]) for at in range(0, len(losses), MICROBATCHES)]
-    tell([total / int((batch.labels != -100).sum()) for total, batch in zip(sums, batches, strict=True)])
+    print_report([total / int((batch.labels != -100).sum()) for total, batch in zip(sums, batches, strict=True)])
 
 
 if __name__ == "__main__":
     if not sys.argv[-1].isdecimal():
-        main()
+        from phalanx.lab.bench.measure.harness import program_parser, run_program
+
+        parser = program_parser(__doc__)
+        parser.add_argument("--arms", nargs="+")
+        run_program("hf-trainer", parser, measure)
     elif sys.argv[1] == "model":
         make_model()
     elif sys.argv[1] == "HF Trainer":

@@ -1,6 +1,7 @@
 """The kernel's counts of this process (Linux): its resident memory, and how long a thread works and waits."""
 
 import ctypes
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,14 +55,18 @@ def resident(pid: int | None = None) -> Resident:
     """Return the memory of this process, or of another one.
 
     Raises:
-        TrainingError: This system does not tell.
+        TrainingError: It has ended, or this system does not tell.
+
+    Source: proc_pid_status(5): psutil has no peak of a process on Linux.
     """
     try:
         lines = Path(f"/proc/{pid or 'self'}/status").read_text(encoding="ascii").splitlines()
         sizes = {row.partition(":")[0]: row.partition(":")[2].split() for row in lines}
         anonymous, files, peak = (int(sizes[name][0]) * 1024 for name in ("RssAnon", "RssFile", "VmHWM"))
     except (OSError, LookupError, ValueError) as exc:
-        raise TrainingError("bench: this system does not tell the resident memory of a process") from exc
+        raise TrainingError(
+            f"bench: process {pid or os.getpid()} has ended, or this system does not tell its memory"
+        ) from exc
     return Resident(anonymous, files, peak)
 
 

@@ -1,7 +1,7 @@
 """TRL's preference losses on one batch each: rows, loss and every gradient as JSON.
 
 Runs in an environment of its own: ``pip install torch==2.13.0 trl==1.16.0``, then
-``python benchmarks/trl_preferences.py > benchmarks/results/trl-preferences.json``. The test that compares is
+``python scripts/trl_preferences.py > benchmarks/results/trl-preferences.json``. The test that compares is
 ``tests/objectives/test_trl_preference_parity.py``.
 """
 

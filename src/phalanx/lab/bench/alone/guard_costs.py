@@ -1,6 +1,6 @@
 """Write `planner/data/guard_costs.json` from the raw results that it names.
 
-``python benchmarks/guard_costs.py OVERHEAD.json WORK.json SCREEN.json``
+``python -m phalanx.lab.bench.alone.guard_costs OVERHEAD.json WORK.json SCREEN.json``
 """
 
 import json
@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "src/phalanx/planner/data/guard_costs.json"
+TARGET = Path(__file__).parents[3] / "planner/data/guard_costs.json"
 GROSS = ("gradient_sign", "gradient_scale", "gradient_topk")
 
 
@@ -35,5 +34,5 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    found = costs(*(Path(name) for name in sys.argv[1:4]))
-    TARGET.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    figures = costs(*(Path(name) for name in sys.argv[1:4]))
+    TARGET.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write TRL's rows of the awkward rows of ``tests/parity_rows.py``: ``PYTHON benchmarks/row_parity.py > OUT.json``.
+"""Write TRL's rows of the awkward rows of ``tests/parity_rows.py``: ``PYTHON scripts/row_parity.py > OUT.json``.
 
 PYTHON is an interpreter with TRL and datasets. The rows go through the trainers' own preparation, one by one, as Python
 objects: in an Arrow table the fields of one message would be those of all others, as nulls. Nothing of this package is

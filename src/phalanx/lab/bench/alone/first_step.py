@@ -1,6 +1,6 @@
 """How long is it from two volunteers' tokens to the first step that they have done together?
 
-``python benchmarks/first_step.py OUT.json [--rounds 3]``
+``python -m phalanx.lab.bench.alone.first_step OUT.json [--rounds 3]``
 
 The way of `docs/tutorials/three_machines.md`, on one machine: an owner that has run `phalanx init` and
 `phalanx invite`, and two volunteers that each run one line, `phalanx join TOKEN`. The clock starts as the tokens are
@@ -8,7 +8,6 @@ used; it is read when both hold their certificates, whereupon the owner runs `ph
 first step. Seconds of wall time. What is installed, and the wait for people to type, are not in it.
 """
 
-import argparse
 import json
 import pydoc
 import re
@@ -22,45 +21,32 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.harness import print_progress, program_parser, run_program
 
 PHALANX = str(Path(sys.executable).with_name("phalanx"))
 NAMES = ("alice", "bob")
 LIMIT_S = 600.0
 
 
-def main() -> None:
-    """Measure, and write one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    load = load_average()
+def measure(rounds: int) -> dict[str, Any]:
+    """Measure some rounds."""
     rows = []
-    for number in range(arguments.rounds):
+    for number in range(rounds):
         with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
-            rows.append(measured(Path(folder), started))
-        sys.stderr.write(f"round {number + 1} of {arguments.rounds}: {rows[-1]['first_step_s']:.1f} s\n")
-    figures = {
-        "name": "first-step",
-        "command": f"python benchmarks/first_step.py OUT --rounds {arguments.rounds}",
-        "machine": describe_machine(),
-        "commit": current_commit(),
-        "load": load,
-        "rows": rows,
-        "median_s": statistics.median(row["first_step_s"] for row in rows),
-    }
-    arguments.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            rows.append(measure_round(Path(folder), started))
+        print_progress(f"round {number + 1} of {rounds}: {rows[-1]['first_step_s']:.1f} s")
+    return {"rows": rows, "median_s": statistics.median(row["first_step_s"] for row in rows)}
 
 
-def measured(home: Path, started: ExitStack) -> dict[str, float]:
+def measure_round(home: Path, started: ExitStack) -> dict[str, float]:
     """One owner, two volunteers, one first step."""
     prepare(home)
     owner = start(started, home, "invite", "shared.toml", "--name", "alice", "--name", "bob", "--host", "127.0.0.1")
-    said = home / "invite.txt"
-    wait_for(lambda: "waiting for them" in said.read_text(encoding="utf-8"), owner)
-    tokens = re.findall(r"phalanx join (\S+)", said.read_text(encoding="utf-8"))
+    output = home / "invite.txt"
+    wait_for(lambda: "waiting for them" in output.read_text(encoding="utf-8"), owner)
+    tokens = re.findall(r"phalanx join (\S+)", output.read_text(encoding="utf-8"))
     begin = time.time()
     for name, token in zip(NAMES, tokens, strict=True):
         (home / name).mkdir()
@@ -78,9 +64,11 @@ def prepare(home: Path) -> None:
     """Lay the tutorial's text and run file, with a port that is free here."""
     (home / "texts").mkdir()
     for module in ("argparse", "json", "logging", "re"):
-        (home / "texts" / f"{module}.txt").write_text(pydoc.plaintext.document(import_module(module)), encoding="utf-8")
-    named = ["shared.toml", "--kind", "remote", "--data", "texts", "--workers", ",".join(NAMES)]
-    subprocess.run([PHALANX, "init", *named], cwd=home, check=True, capture_output=True)  # noqa: S603 - our own command
+        (home / "texts" / f"{module}.txt").write_text(
+            pydoc.plain(pydoc.TextDoc().document(import_module(module))), encoding="utf-8"
+        )
+    arguments = ["shared.toml", "--kind", "remote", "--data", "texts", "--workers", ",".join(NAMES)]
+    subprocess.run([PHALANX, "init", *arguments], cwd=home, check=True, capture_output=True)  # noqa: S603 - our own command
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -90,8 +78,8 @@ def prepare(home: Path) -> None:
 
 def start(started: ExitStack, home: Path, *command: str) -> subprocess.Popen[bytes]:
     """Start a command in a directory; it ends with the round."""
-    told = started.enter_context((home / f"{command[0]}.txt").open("wb"))
-    process = subprocess.Popen([PHALANX, *command], cwd=home, stdout=told, stderr=subprocess.STDOUT)  # noqa: S603 - our own command
+    log = started.enter_context((home / f"{command[0]}.txt").open("wb"))
+    process = subprocess.Popen([PHALANX, *command], cwd=home, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603 - our own command
     started.callback(process.wait, LIMIT_S)
     started.callback(process.terminate)
     return process
@@ -106,9 +94,11 @@ def wait_for(has_come: Callable[[], bool], process: subprocess.Popen[bytes]) -> 
     until = time.monotonic() + LIMIT_S
     while not has_come():
         if process.poll() not in (None, 0) or time.monotonic() > until:
-            raise RuntimeError(f"{process.args}: did not get there; its exit code is {process.poll()}")
+            raise RuntimeError(f"{process.args!r}: did not get there; its exit code is {process.poll()}")
         time.sleep(0.1)
 
 
 if __name__ == "__main__":
-    main()
+    parser = program_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    run_program("first-step", parser, lambda options: measure(options.rounds))
