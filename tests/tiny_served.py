@@ -16,7 +16,7 @@ from phalanx.serve import TextModel
 from phalanx.serve.access import Access, KeyStore, ListenConfig, RequestBounds, bind_socket, make_server
 from phalanx.serve.access.key_file import KeyLimits, KeyTerms
 from phalanx.serve.api import Service, make_app
-from phalanx.serve.engine import EnginePool, EngineSettings, ServedModel
+from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkPolicy, TokenMark
 
@@ -82,7 +82,7 @@ def write_model(cache, seed=1, **changes):
 
 
 def serve_model(directory, name="tiny", adapters=()):
-    return ServedModel(name, TextModel(directory), 1_700_000_000, dict(adapters))
+    return HostedModel(name, TextModel(directory), 1_700_000_000, dict(adapters))
 
 
 def add_key(access_directory, owner="alice", **terms):

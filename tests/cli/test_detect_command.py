@@ -10,6 +10,7 @@ import torch
 
 from phalanx.cli.outcome import run
 from phalanx.serve import SamplingRule
+from phalanx.serve.filters import FiltersConfig, OutputFilters, TextFilters, TextRefused
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark, draw_next
 from phalanx.serve.marks.wrapper import make_wrapper
 
@@ -129,3 +130,19 @@ def test_a_file_that_is_no_text_is_refused(detect, tmp_path):
 
 def test_keys_are_not_overwritten(home, call):
     assert call("mark", "new-keys", home / "marks.json")[0] == 3
+
+
+def test_an_index_of_training_text_is_made_and_not_overwritten(call, tmp_path):
+    trained = " ".join(f"word{number}" for number in range(100))
+    (tmp_path / "notes.txt").write_text(trained, encoding="utf-8")
+    arguments = ["data", "verbatim-index", tmp_path / "index.npy", "--text", tmp_path / "notes.txt"]
+
+    assert call(*arguments)[0] == 0
+    assert call(*arguments)[0] == 2
+    filters = TextFilters(FiltersConfig(output=OutputFilters(verbatim_index=tmp_path / "index.npy")))
+    with pytest.raises(TextRefused, match="verbatim: training_text at character"):
+        filters.check_output("It " + trained)
+
+
+def test_an_index_of_no_text_is_refused(call, tmp_path):
+    assert call("data", "verbatim-index", tmp_path / "index.npy")[0] == 2

@@ -24,6 +24,7 @@ _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
 _MAX_UNIFORM = 1 - 2.0**-53
 _FEW = 64
+_CACHED_NUMBERS = 2**16
 
 
 class DrawRule(Protocol):
@@ -84,10 +85,11 @@ def row_numbers(keys: Tensor, vocab_size: int) -> Tensor:
     tokens = torch.arange(vocab_size, dtype=torch.int64, device=keys.device)
     if keys.device.type != "cpu":
         return uniform_numbers(keys, tokens)
-    # one row after the other stays in the cache of a processor: four times as fast at eight rows
+    # few rows at a time stay in the cache of a processor: four times as fast at eight rows of 49,152 tokens
     numbers = torch.empty((len(keys), vocab_size), dtype=torch.float64)
-    for row in range(len(keys)):
-        numbers[row : row + 1] = uniform_numbers(keys[row : row + 1], tokens)
+    step = max(1, _CACHED_NUMBERS // vocab_size)
+    for start in range(0, len(keys), step):
+        numbers[start : start + step] = uniform_numbers(keys[start : start + step], tokens)
     return numbers
 
 

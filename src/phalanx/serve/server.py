@@ -15,7 +15,8 @@ import torch
 from phalanx.errors import ConfigError, DiskError, KeyFileError
 from phalanx.serve.access import KEYS_FILE, Access, ListenConfig, RequestBounds, bind_socket, make_server
 from phalanx.serve.api import Service, make_app
-from phalanx.serve.engine import EnginePool, EngineSettings, ModelCard, ServedModel
+from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel, ModelCard
+from phalanx.serve.engine.hosted_model import Weights
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark
 from phalanx.serve.where import open_text_model
@@ -31,8 +32,8 @@ class ServerPlan:
         models: A run, a checkpoint or a model directory by the id that clients name.
         adapters: Directories in peft's format by id; each stands on the first model.
         access: Directory of keys, budgets and log.
-        drain_s: How long requests may take to end after SIGTERM.
-        mark: Which text is marked, and how.
+        weights: Numbers in which linear layers compute.
+        drain_s: Seconds that requests have to end after SIGTERM.
         mark_keys: Key file of `phalanx mark new-keys`.
         num_threads: Threads of torch; 0 leaves them as they are.
     """
@@ -46,6 +47,7 @@ class ServerPlan:
     filters: FiltersConfig = field(default_factory=FiltersConfig)
     mark: MarkPolicy = field(default_factory=lambda: MarkPolicy(mark="off"))
     mark_keys: Path | None = None
+    weights: Weights = "float"
     drain_s: int = 30
     num_threads: int = 0
     own_code: bool = False
@@ -111,12 +113,13 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             server.serve_on(sock)
 
 
-def _open_models(plan: ServerPlan) -> list[ServedModel]:
+def _open_models(plan: ServerPlan) -> list[HostedModel]:
     models = []
     created = int(time.time())
     for number, (name, where) in enumerate(plan.models.items()):
         text_model = open_text_model(where, own_code=plan.own_code)
-        models.append(ServedModel(name, text_model, created, plan.adapters if number == 0 else MappingProxyType({})))
+        adapters = plan.adapters if number == 0 else MappingProxyType({})
+        models.append(HostedModel(name, text_model, created, adapters, plan.weights))
     return models
 
 

@@ -171,8 +171,8 @@ class TextModel:
         """Return the text of a chat up to where the assistant begins.
 
         Raises:
-            DataError: As `chat_prompt`.
-            ModelError: As `chat_prompt`.
+            DataError: The template refuses the messages.
+            ModelError: The model has no chat template, or it does what no template may.
         """
         return self._chat.renderer.prompt(messages, tools)
 
@@ -180,8 +180,8 @@ class TextModel:
         """Return the text of a whole conversation.
 
         Raises:
-            DataError: As `chat_prompt`.
-            ModelError: As `chat_prompt`.
+            DataError: The template refuses the messages.
+            ModelError: The model has no chat template, or it does what no template may.
         """
         return self._chat.renderer.conversation(conversation, len(conversation.messages)).text
 

@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 import json
 import math
-import warnings
 
 import peft
 import pytest
@@ -12,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from phalanx.errors import ModelError
+from phalanx.serve import TextModel
 from phalanx.serve.engine import (
     BadRequestError,
     BatchingEngine,
@@ -20,12 +20,14 @@ from phalanx.serve.engine import (
     EngineSettings,
     GenerationRequest,
     Grammar,
+    HostedModel,
     PromptRead,
     SamplingSettings,
     TextPiece,
     Tool,
     collect_events,
 )
+from phalanx.serve.engine.int8 import Int8Linear
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
 from tiny_served import END, UNMARKED, serve_model, write_model
 
@@ -364,8 +366,6 @@ def test_a_required_call_is_one_of_the_templates_form(served, engine):
 def adapters(directory, tmp_path_factory):
     """Two LoRA adapters with weights that change texts."""
     directories = {}
-    # peft asks transformers for a name that it is about to drop
-    warnings.simplefilter("ignore", FutureWarning)
     for seed, name in enumerate(("first", "second")):
         torch.manual_seed(seed)
         config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
@@ -375,6 +375,7 @@ def adapters(directory, tmp_path_factory):
     return directories
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_adapters_and_their_base_share_a_batch(directory, adapters):
     served = serve_model(directory, adapters=adapters)
     engine = BatchingEngine(served, EngineSettings(), UNMARKED)
@@ -453,3 +454,38 @@ def test_events_say_how_many_tokens_there_are(engine):
 
     assert dataclasses.astuple(events[-1])[:3] == (0, "length", 7)
     assert events[0].num_tokens == 1
+
+
+def test_integer_weights_write_the_same_bits_in_any_company(directory):
+    served = HostedModel("tiny", TextModel(directory), 0, weights="int8")
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    request = ask("the end", logprobs=1)
+    others = [ask(prompt, owner="other") for prompt in PROMPTS]
+    try:
+        (alone,) = answers(engine, [request])
+        (company, *_) = answers(engine, [request, *others])
+    finally:
+        engine.close()
+
+    assert scores_of(company) == scores_of(alone)
+    assert served.cards[0].digest != serve_model(directory).cards[0].digest
+
+
+def test_integer_sums_are_those_of_float_numbers_within_rounding():
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 64, generator=generator), torch.randn(24, generator=generator)
+    inputs = torch.randn(3, 5, 64, generator=generator)
+    inputs[0, 0] = 0.0
+
+    output = Int8Linear(weight, bias)(inputs)
+
+    expected = torch.nn.functional.linear(inputs, weight, bias)
+    assert output.shape == expected.shape
+    assert torch.equal(output[0, 0], bias)
+    assert float((output - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_integer_weights_take_no_adapter(directory, adapters):
+    with pytest.raises(ModelError, match="float weights alone"):
+        HostedModel("tiny", TextModel(directory), 0, adapters, "int8")

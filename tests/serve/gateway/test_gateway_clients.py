@@ -3,7 +3,6 @@
 import json
 
 import anthropic
-import httpx2
 import openai
 import pytest
 
@@ -30,7 +29,7 @@ def test_a_chat_is_answered_under_the_public_name_without_fields_of_the_engine(l
     assert answer.choices[0].message.content == "hello"
     assert answer.model == "small"
     assert answer.usage.total_tokens == 10
-    assert answer.model_extra == {}
+    assert answer.model_extra == {"phalanx": {"marked": ["no (engine behind a gateway)"], "gateway_filters": []}}
     path, body, headers = lab.local.requests[0]
     assert path == "/v1/chat/completions"
     assert body == {
@@ -185,9 +184,12 @@ def test_usage_is_what_the_engine_counts_and_a_bound_where_it_does_not(lab, stre
             assert used == expected
 
 
-def test_the_gateway_says_that_it_does_not_mark_and_what_filters_noted(lab):
-    answer = lab.gateway.ask(lab.secret, "say see https://example.org/x for more")
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_says_how_it_is_marked_and_what_filters_noted(lab, stream):
+    text = lab.gateway.ask(lab.secret, "say see https://example.org/x for more", stream=stream).text
+    data = [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if "phalanx" in line]
 
-    assert answer.headers["x-phalanx-mark"].startswith("no (")
-    assert "links: link" in answer.headers["x-phalanx-filters"]
-    assert isinstance(answer, httpx2.Response)
+    assert data[-1]["phalanx"] == {"marked": ["no (engine behind a gateway)"], "gateway_filters": ["links: link"]}
+    marked = lab.gateway.ask(lab.secret, "marked", stream=stream).text
+    assert '"marked": ["gumbel"]' in marked or '"marked":["gumbel"]' in marked
+    assert "secret_of_the_engine" not in marked

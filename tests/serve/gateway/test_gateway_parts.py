@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -55,6 +56,17 @@ def test_paths_are_of_the_folder_of_the_file(tmp_path):
 
     assert config.access == tmp_path / "access"
     assert config.backends[0].secret_file == tmp_path / "engine.key"
+
+
+def test_the_file_on_the_page_is_one(tmp_path):
+    page = (Path(__file__).resolve().parents[3] / "docs" / "serving_keys.md").read_text(encoding="utf-8")
+    path = tmp_path / "gateway.toml"
+    path.write_text(page.partition("```toml\n")[2].partition("```")[0])
+
+    config = load_gateway_config(path)
+
+    assert [backend.name for backend in config.backends] == ["here", "cloud"]
+    assert [backend.local for backend in config.backends] == [True, False]
 
 
 def test_check_reads_file_and_keys_and_ends(tmp_path, capsys):

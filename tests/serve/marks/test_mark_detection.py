@@ -128,3 +128,12 @@ def test_more_keys_make_the_verdict_no_bolder():
     )
 
     assert math.isclose(many.log10_p_value, alone.log10_p_value + math.log10(25), abs_tol=1e-6)
+
+
+def test_a_text_sewn_of_marked_passages_is_marked():
+    """A limit that the page names: an attacker without the key reuses runs of tokens that the server wrote."""
+    passages = [write(40, seed=seed) for seed in range(0, 12 * LANES, LANES)]
+
+    sewn = [token for passage in passages for token in passage[8:20]]
+
+    assert detect_mark(sewn, [KEY]).verdict == "marked"

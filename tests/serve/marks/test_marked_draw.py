@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from phalanx.errors import ConfigError, ModelError
-from phalanx.models.token_draw import draw_tokens
+from phalanx.models.token_draw import check_draws, draw_tokens
 from phalanx.serve import SamplingRule
 from phalanx.serve.marks import MarkKey, MarkPolicy, MarkRefused, TextDraw, TokenMark, draw_next
 from phalanx.serve.marks.race import LANES, mark_row_key
@@ -193,3 +193,23 @@ def test_a_secret_is_never_shown():
 
     assert key.secret.hex() not in repr(key)
     assert repr(key.secret)[2:-1] not in repr(key)
+
+
+def test_an_auditor_with_the_key_convicts_a_server_that_took_another_token():
+    mark = TokenMark(MarkPolicy(), KEY)
+    served, audited = mark.begin_text(RULE, seed=3), mark.begin_text(RULE, seed=3)
+    logits = 2 * torch.randn((30, 50), generator=torch.Generator().manual_seed(1))
+    tokens, row_keys = [], []
+    for row in logits:
+        row_keys.append(audited.next_key()[0])
+        tokens.append(mark.draw_token(row, served)[0])
+        audited.take_token(tokens[-1])
+    swapped = [*tokens[:20], (tokens[20] + 1) % 50, *tokens[21:]]
+
+    checks = [
+        check_draws(logits, torch.tensor(row_keys), torch.tensor(claimed), RULE, 1e-3) for claimed in (tokens, swapped)
+    ]
+
+    assert float(checks[0].margins.max()) == 0.0
+    assert checks[1].differs.nonzero().flatten().tolist() == [20]
+    assert float(checks[1].margins[20]) > 1e-2

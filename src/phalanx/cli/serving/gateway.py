@@ -21,6 +21,9 @@ def gateway(
     It listens on this machine alone unless the file says otherwise, and then by TLS. Relative paths are of the
     folder of the file. SIGTERM and Ctrl-C let answers end first.
     """
+    from phalanx.cli.serving.options import require_server
+
+    require_server()
     from phalanx.serve.gateway import load_gateway_config, run_gateway
 
     config = load_gateway_config(file, sets or ())

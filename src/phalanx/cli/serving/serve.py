@@ -44,6 +44,7 @@ def serve(
     max_cache_tokens: Annotated[
         int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")
     ] = 65536,
+    int8: Annotated[bool, typer.Option("--int8", help="Compute linear layers in 8-bit integers; faster.")] = False,
     reproducible: Annotated[
         bool, typer.Option("--reproducible", help="The same bits whatever else is in the batch; slower alone.")
     ] = False,
@@ -90,6 +91,7 @@ def serve(
         filters=FiltersConfig() if filters is None else load_config(filters, FiltersConfig),
         mark=policy,
         mark_keys=mark_keys,
+        weights="int8" if int8 else "float",
         drain_s=drain_s,
         num_threads=threads,
         own_code=own_code,

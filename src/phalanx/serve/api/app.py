@@ -19,16 +19,16 @@ from starlette.types import Receive, Scope, Send
 from phalanx.errors import PhalanxError
 from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
 from phalanx.serve.access.refusals import App
-from phalanx.serve.api.chat import ChatBody, ChatWriter
+from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
 from phalanx.serve.api.completions import CompletionBody, CompletionWriter
 from phalanx.serve.api.embeddings import EmbeddingBody
 from phalanx.serve.api.fields import make_id, parse_body
 from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
 from phalanx.serve.api.openapi import describe_routes
 from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
-from phalanx.serve.api.service import Reply, Service, refusal_of
+from phalanx.serve.api.service import ModelReply, Service, refusal_of
 from phalanx.serve.engine import ModelCard, SamplingSettings
-from phalanx.serve.engine.text_writer import TokenNames
+from phalanx.serve.engine.text_assembler import TokenNames
 
 _log = logging.getLogger(__name__)
 _EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -52,11 +52,11 @@ class GenerationRoute:
 
     path: str
     body: type[ChatBody | CompletionBody | MessagesBody | ResponsesBody]
-    writer: Callable[[Any, Reply, TokenNames], ReplyWriter]
+    writer: Callable[[Any, ModelReply, TokenNames], ReplyWriter]
 
 
 GENERATION_ROUTES = (
-    GenerationRoute("/v1/chat/completions", ChatBody, ChatWriter),
+    GenerationRoute("/v1/chat/completions", ChatBody, ChatReplyWriter),
     GenerationRoute("/v1/completions", CompletionBody, CompletionWriter),
     GenerationRoute("/v1/messages", MessagesBody, MessagesWriter),
     GenerationRoute("/v1/responses", ResponsesBody, ResponsesWriter),
@@ -88,7 +88,7 @@ class _Routes:
             except PhalanxError as exc:
                 raise refusal_of(exc) from exc
             opened = await _unless_left(request, lambda: self._service.open_reply(generations, caller, route.path))
-            if not isinstance(opened, Reply):
+            if not isinstance(opened, ModelReply):
                 return Response(status_code=499)
             names = self._service.pool.find_engine(opened.card.id).served.token_names
             writer = route.writer(body, opened, names)
@@ -217,7 +217,7 @@ async def _unless_left(request: Request, work: Callable[[], Awaitable[Any]]) -> 
 class _ReplyStream(StreamingResponse):
     """The events of an answer; the reply is closed however the response ends, also before its first event."""
 
-    def __init__(self, writer: ReplyWriter, reply: Reply, path: str, headers: dict[str, str]) -> None:
+    def __init__(self, writer: ReplyWriter, reply: ModelReply, path: str, headers: dict[str, str]) -> None:
         super().__init__(_guard_stream(writer, path), media_type="text/event-stream", headers=headers)
         self._reply = reply
 

@@ -36,7 +36,7 @@ from phalanx.serve.api.fields import (
     make_seed,
     make_tool,
 )
-from phalanx.serve.api.service import CallPiece, Reply, ReplyEnd, ReplyEvent
+from phalanx.serve.api.service import CallPiece, ModelReply, ReplyEnd, ReplyEvent
 from phalanx.serve.engine import (
     BadRequestError,
     GenerationRequest,
@@ -47,7 +47,7 @@ from phalanx.serve.engine import (
     describe_call,
 )
 from phalanx.serve.engine.request import MAX_STOPS
-from phalanx.serve.engine.text_writer import TokenNames
+from phalanx.serve.engine.text_assembler import TokenNames
 
 FINISH = {"stop_sequence": "stop"}
 
@@ -74,7 +74,7 @@ class MessageCall(StrictModel):
     function: CalledFunction
 
 
-class Message(StrictModel):
+class ChatInput(StrictModel):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -217,7 +217,7 @@ class ChatBody(StrictModel):
     """The body of a request; every other field is refused."""
 
     model: ModelId
-    messages: Annotated[tuple[Message, ...], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[tuple[ChatInput, ...], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     temperature: Temperature | None = None
@@ -299,7 +299,7 @@ def make_sampling(body: Any) -> SamplingSettings:
     return SamplingSettings(seed=make_seed(body.seed), logit_bias=bias, **settings)
 
 
-def describe_usage(reply: Reply) -> dict[str, Any]:
+def describe_usage(reply: ModelReply) -> dict[str, Any]:
     """Return the tokens of a reply as OpenAI's protocol writes them."""
     usage = reply.usage
     return {
@@ -310,8 +310,8 @@ def describe_usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def describe_origin(reply: Reply) -> dict[str, Any]:
-    """Return what every answer says of its model, its mark and its filters."""
+def describe_origin(reply: ModelReply) -> dict[str, Any]:
+    """Return the model's digest, the marks and the notes of filters, for the field `phalanx` of an answer."""
     return {
         "model_digest": reply.card.digest,
         "marked": reply.marks,
@@ -330,10 +330,10 @@ def _describe_scores(scores: Sequence[TokenScore], names: TokenNames) -> list[di
     ]
 
 
-class ChatWriter:
+class ChatReplyWriter:
     """Writes a reply in the form of the route."""
 
-    def __init__(self, body: ChatBody, reply: Reply, names: TokenNames) -> None:
+    def __init__(self, body: ChatBody, reply: ModelReply, names: TokenNames) -> None:
         self._body, self._reply, self._names = body, reply, names
         self._head = {
             "id": make_id("chatcmpl-"),

@@ -31,10 +31,10 @@ from phalanx.serve.api.fields import (
     TopP,
     make_id,
 )
-from phalanx.serve.api.service import Reply, ReplyEnd
+from phalanx.serve.api.service import ModelReply, ReplyEnd
 from phalanx.serve.engine import BadRequestError, GenerationRequest, TextPiece, TokenScore
 from phalanx.serve.engine.request import MAX_STOPS, MAX_TOKENS, TokenId
-from phalanx.serve.engine.text_writer import TokenNames
+from phalanx.serve.engine.text_assembler import TokenNames
 
 _MAX_PROMPTS = 64
 _DEFAULT_TOKENS = 16
@@ -126,7 +126,7 @@ class CompletionBody(StrictModel):
 class CompletionWriter:
     """Writes a reply in the form of the route."""
 
-    def __init__(self, body: CompletionBody, reply: Reply, names: TokenNames) -> None:
+    def __init__(self, body: CompletionBody, reply: ModelReply, names: TokenNames) -> None:
         self._body, self._reply, self._names = body, reply, names
         self._head = {
             "id": make_id("cmpl-"),

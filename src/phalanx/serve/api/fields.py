@@ -67,8 +67,8 @@ def text_or_other(part: Any) -> str:
     return "text" if tag_part(part) == "text" else "other"
 
 
-class TextPart(StrictModel):
-    """A part of a message that is text; those of earlier answers bring what came with them."""
+class ContentPart(StrictModel):
+    """A part of a message that is text; parts of earlier answers bring empty lists."""
 
     type: Literal["text", "input_text", "output_text"]
     text: Text
@@ -76,17 +76,19 @@ class TextPart(StrictModel):
     logprobs: Annotated[tuple[JsonObject, ...], Field(max_length=0)] | None = None
 
 
-AnyPart = Annotated[Annotated[TextPart, Tag("text")] | Annotated[OtherPart, Tag("other")], Discriminator(text_or_other)]
+AnyPart = Annotated[
+    Annotated[ContentPart, Tag("text")] | Annotated[OtherPart, Tag("other")], Discriminator(text_or_other)
+]
 
 
 Content = Text | Annotated[tuple[AnyPart, ...], Field(max_length=MAX_MESSAGES)]
 
 
-def join_parts(content: str | Sequence[TextPart | OtherPart] | None) -> str | None:
+def join_parts(content: str | Sequence[ContentPart | OtherPart] | None) -> str | None:
     """Return the text of a message's content."""
     if content is None or isinstance(content, str):
         return content
-    return "\n".join(part.text for part in content if isinstance(part, TextPart))
+    return "\n".join(part.text for part in content if isinstance(part, ContentPart))
 
 
 Body = TypeVar("Body", bound=StrictModel)

@@ -29,10 +29,10 @@ from phalanx.serve.api.fields import (
     tag_part,
     text_or_other,
 )
-from phalanx.serve.api.service import CallPiece, Reply, ReplyEnd
+from phalanx.serve.api.service import CallPiece, ModelReply, ReplyEnd
 from phalanx.serve.engine import GenerationRequest, SamplingSettings, TextPiece
 from phalanx.serve.engine.request import MAX_STOPS
-from phalanx.serve.engine.text_writer import TokenNames
+from phalanx.serve.engine.text_assembler import TokenNames
 
 _STOP_REASONS = {
     "stop": "end_turn",
@@ -169,7 +169,7 @@ class OutputSchema(StrictModel):
     schema_: JsonObject = Field(alias="schema")
 
 
-class OutputConfig(StrictModel):
+class MessageForm(StrictModel):
     """The form of the text."""
 
     format: OutputSchema | None = None
@@ -223,7 +223,7 @@ class MessagesBody(CountBody):
     metadata: MessageMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     container: None = None
-    output_config: OutputConfig | None = None
+    output_config: MessageForm | None = None
     cache_control: CacheControl | None = None
     mark: bool | None = None
 
@@ -257,7 +257,7 @@ class MessagesBody(CountBody):
 class MessagesWriter:
     """Writes a reply in the form of the route."""
 
-    def __init__(self, _body: MessagesBody, reply: Reply, _names: TokenNames) -> None:
+    def __init__(self, _body: MessagesBody, reply: ModelReply, _names: TokenNames) -> None:
         self._reply = reply
         self._head = {"id": make_id("msg_"), "type": "message", "role": "assistant", "model": reply.card.id}
         self._place = -1

@@ -25,8 +25,8 @@ def describe_routes(bodies: Mapping[str, type[BaseModel]], reads: Mapping[str, s
     """Return the description of all routes.
 
     Args:
-        bodies: What is read, by the path of each route that is posted to.
-        reads: What is answered, by the path of each route that is only read.
+        bodies: Body, by the path of each route that is posted to.
+        reads: Description of the answer, by the path of each GET route.
     """
     kinds = list(dict.fromkeys(bodies.values()))
     names, definitions = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)

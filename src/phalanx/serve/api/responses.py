@@ -29,13 +29,13 @@ from phalanx.serve.api.fields import (
     make_seed,
     make_tool,
 )
-from phalanx.serve.api.service import CallPiece, Reply, ReplyFinish
+from phalanx.serve.api.service import CallPiece, ModelReply, ReplyFinish
 from phalanx.serve.engine import GenerationRequest, Grammar, SamplingSettings, TextPiece
-from phalanx.serve.engine.text_writer import TokenNames
+from phalanx.serve.engine.text_assembler import TokenNames
 
 
 class InputMessage(StrictModel):
-    """A message of the input; those of earlier answers bring an id and a status."""
+    """A message of the input; an earlier answer brings an id and a status."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -102,7 +102,7 @@ class TextSettings(StrictModel):
 
 
 class ResponsesBody(StrictModel):
-    """The body of a request; every other field is refused, those that need a store among them."""
+    """The body of a request; every other field is refused, `previous_response_id` included."""
 
     model: ModelId
     input: Text | Annotated[tuple[InputItem, ...], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -180,7 +180,7 @@ class ResponsesBody(StrictModel):
 class ResponsesWriter:
     """Writes a reply in the form of the route."""
 
-    def __init__(self, body: ResponsesBody, reply: Reply, _names: TokenNames) -> None:
+    def __init__(self, body: ResponsesBody, reply: ModelReply, _names: TokenNames) -> None:
         self._body, self._reply = body, reply
         self._id, self._created = make_id("resp_"), int(time.time())
         self._items: list[dict[str, Any]] = []

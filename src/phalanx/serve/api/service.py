@@ -46,7 +46,7 @@ class ReplyEnd:
 
     Attributes:
         stop: The stop sequence that ended it.
-        mark: How the text is marked.
+        mark: ``gumbel``, ``bias`` or ``no (reason)``.
     """
 
     choice: int
@@ -88,15 +88,13 @@ class Usage:
     completion_tokens: int = 0
 
 
-class Reply:
+class ModelReply:
     """The reply to one or several prompts of one call, while it is written.
 
     Attributes:
-        card: The model that writes.
-        prompts: Each prompt in tokens.
-        reads: What was read of each prompt; complete from the beginning of the first event on.
-        notes: What filters of input and output have noted.
-        marks: How each choice is marked, once it is over.
+        reads: Sizes and scores of the prompts that are read so far.
+        notes: Notes of the filters of input and output.
+        marks: Kind of mark of each choice that is over.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class Reply:
         self.on_close: list[Callable[[], None]] = []
 
     async def start(self, pool: EnginePool, tool_readers: Sequence[Callable[[], ToolReader] | None]) -> None:
-        """Queue every prompt, and wait until the first is read: what is refused is refused before an answer begins."""
+        """Queue every prompt, and wait until the first is read, so that refusals come before the answer begins."""
         self._tool_readers = tool_readers
         for request, prompt in zip(self.requests, self.prompts, strict=True):
             stream = await pool.open_events(request, prompt)
@@ -190,7 +188,7 @@ class Reply:
         return events
 
     async def close(self) -> None:
-        """Cancel what is still written, settle the budget and write the log; closing twice is harmless."""
+        """Cancel open texts, settle the budget and write the log; closing twice is harmless."""
         with anyio.CancelScope(shield=True):
             await self._stack.aclose()
         callbacks, self.on_close = self.on_close, []
@@ -199,11 +197,7 @@ class Reply:
 
 
 class Service:
-    """Everything between a route and the engine.
-
-    Args:
-        access: Budgets and log.
-    """
+    """Everything between a route and the engine."""
 
     def __init__(self, pool: EnginePool, access: Access, filters: TextFilters) -> None:
         self.pool, self.access, self.filters = pool, access, filters
@@ -222,7 +216,7 @@ class Service:
             raise UnknownModelError("no such model; GET /v1/models lists those that the key may use")
         return self.pool.find_card(model_id)
 
-    async def open_reply(self, requests: Sequence[GenerationRequest], caller: Caller, route: str) -> Reply:
+    async def open_reply(self, requests: Sequence[GenerationRequest], caller: Caller, route: str) -> ModelReply:
         """Begin to answer the prompts of one call.
 
         Raises:
@@ -238,7 +232,7 @@ class Service:
                 engine.check_request(request, prompt) * request.n
                 for request, prompt in zip(admitted, prompts, strict=True)
             )
-            reply = Reply(card, [self._force_tool(request) for request in admitted], prompts, self.filters, notes)
+            reply = ModelReply(card, [self._force_tool(request) for request in admitted], prompts, self.filters, notes)
             reservation = await self.access.budgets.reserve(caller, sum(map(len, prompts)), num_new)
             reply.on_close.append(lambda: self._finish_reply(reply, reservation, caller, route))
             try:
@@ -325,7 +319,7 @@ class Service:
         names = frozenset(tool.name for tool in request.tools)
         return lambda: ToolReader(tool_format, names)
 
-    def _finish_reply(self, reply: Reply, reservation: Reservation, caller: Caller, route: str) -> None:
+    def _finish_reply(self, reply: ModelReply, reservation: Reservation, caller: Caller, route: str) -> None:
         usage = reply.usage
         reservation.settle(usage.prompt_tokens, usage.completion_tokens)
         facts = RequestFacts(
@@ -344,7 +338,7 @@ def _refuse_budget(exc: BudgetExceeded) -> RequestRefused:
 
 
 def refusal_of(exc: PhalanxError) -> RequestRefused:
-    """Return the answer to a fault: what a client can mend is told to it, the rest is not."""
+    """Return the answer to a fault; its message reaches the client only where the request is at fault."""
     match exc:
         case BadRequestError():
             refusal = refuse_bad_request(exc)

@@ -4,48 +4,29 @@ from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
 from phalanx.serve.engine.request import (
-    BadRequestError,
-    ChoiceEnd,
-    EngineBusyError,
-    Event,
-    GenerationRequest,
-    Grammar,
-    PromptRead,
-    SamplingSettings,
-    TextPiece,
-    TokenScore,
-    Tool,
+    BadRequestError as BadRequestError,
+    ChoiceEnd as ChoiceEnd,
+    EngineBusyError as EngineBusyError,
+    Event as Event,
+    GenerationRequest as GenerationRequest,
+    Grammar as Grammar,
+    PromptRead as PromptRead,
+    SamplingSettings as SamplingSettings,
+    TextPiece as TextPiece,
+    TokenScore as TokenScore,
+    Tool as Tool,
 )
 
 if TYPE_CHECKING:
-    from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream, collect_events
-    from phalanx.serve.engine.pool import EnginePool, UnknownModelError
-    from phalanx.serve.engine.served_model import ModelCard, ServedModel
-    from phalanx.serve.engine.tools import ToolReader, describe_call
-
-__all__ = [
-    "BadRequestError",
-    "BatchingEngine",
-    "ChoiceEnd",
-    "EngineBusyError",
-    "EnginePool",
-    "EngineSettings",
-    "Event",
-    "EventStream",
-    "GenerationRequest",
-    "Grammar",
-    "ModelCard",
-    "PromptRead",
-    "SamplingSettings",
-    "ServedModel",
-    "TextPiece",
-    "TokenScore",
-    "Tool",
-    "ToolReader",
-    "UnknownModelError",
-    "collect_events",
-    "describe_call",
-]
+    from phalanx.serve.engine.batcher import (
+        BatchingEngine as BatchingEngine,
+        EngineSettings as EngineSettings,
+        EventStream as EventStream,
+        collect_events as collect_events,
+    )
+    from phalanx.serve.engine.pool import EnginePool as EnginePool, UnknownModelError as UnknownModelError
+    from phalanx.serve.engine.hosted_model import HostedModel as HostedModel, ModelCard as ModelCard
+    from phalanx.serve.engine.tools import ToolReader as ToolReader, describe_call as describe_call
 
 
 if not TYPE_CHECKING:

@@ -21,9 +21,9 @@ class Segment:
     """Consecutive tokens of one text in a step.
 
     Attributes:
-        row: Where they begin among the step's tokens.
+        row: Index of the first one among the step's tokens.
         start: Position of the first one in its text.
-        masks: By sliding window; filled at the first layer that needs one.
+        masks: Visible keys by sliding window; filled at the first layer that needs one.
     """
 
     cache: RowCache
@@ -90,7 +90,7 @@ def _attend_rows(
     s_aux: Tensor | None = None,
     **_others: object,
 ) -> tuple[Tensor, None]:
-    """Return what each token takes from its text, ``[1, tokens, heads, dim]``; the function that transformers calls."""
+    """Attend by rows, as an attention function of transformers; return ``[1, tokens, heads, dim]``."""
     if softcap is not None or s_aux is not None:
         raise ModelError("its attention has a soft cap or sinks, which this engine does not compute")
     heads, groups = query.shape[1], query.shape[1] // key.shape[1]

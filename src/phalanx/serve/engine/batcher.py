@@ -17,6 +17,7 @@ from phalanx.config import StrictModel
 from phalanx.errors import ModelError, PhalanxError
 from phalanx.serve.engine.attention import Segment, run_states, run_step
 from phalanx.serve.engine.chooser import TokenChooser, check_finite, choose_tokens, score_token
+from phalanx.serve.engine.hosted_model import HostedModel
 from phalanx.serve.engine.request import (
     BadRequestError,
     ChoiceEnd,
@@ -29,8 +30,7 @@ from phalanx.serve.engine.request import (
     TokenScore,
 )
 from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
-from phalanx.serve.engine.served_model import ServedModel
-from phalanx.serve.engine.text_writer import TextWriter
+from phalanx.serve.engine.text_assembler import TextAssembler
 from phalanx.serve.marks import TokenMark
 
 _FIXED_ROWS = 4
@@ -46,7 +46,7 @@ class EngineSettings(StrictModel):
         max_cache_tokens: Tokens of all texts together for which keys and values are kept.
         max_owner_prefix_tokens: Tokens that one owner's reusable beginnings may have; 0 reuses nothing.
         max_step_tokens: Tokens of one step; prompts are read between the steps of other texts.
-        default_max_tokens: Of a choice for which the client names no bound.
+        default_max_tokens: Bound of a choice where the client names none.
         reproducible: Compute single rows as if they were four, and reuse prompts alone: a text then has the same bits
             whatever else is in the batch.
     """
@@ -79,7 +79,7 @@ class EventStream:
         """Return the next event.
 
         Raises:
-            PhalanxError: What ended the request.
+            PhalanxError: A fault ended the request.
         """
         event = await self._events.get()
         if event is None:
@@ -121,7 +121,7 @@ class _Row:
     ids: list[int]
     cache: RowCache
     chooser: TokenChooser
-    writer: TextWriter
+    writer: TextAssembler
     cached: int = 0
 
     @property
@@ -139,7 +139,7 @@ class _Job:
     max_tokens: int
     stream: "EventStream"
     choosers: Sequence[TokenChooser]
-    writers: Sequence[TextWriter]
+    writers: Sequence[TextAssembler]
     rows: list[_Row] = field(default_factory=list)
     scores: list[TokenScore | None] = field(default_factory=list)
     reused_tokens: int = 0
@@ -171,7 +171,7 @@ class BatchingEngine:
         ModelError: `reproducible` is asked for on a machine whose products depend on the number of rows.
     """
 
-    def __init__(self, served: ServedModel, settings: EngineSettings, mark: TokenMark) -> None:
+    def __init__(self, served: HostedModel, settings: EngineSettings, mark: TokenMark) -> None:
         self.served, self.settings = served, settings
         self._mark = mark
         if settings.reproducible:
@@ -260,7 +260,7 @@ class BatchingEngine:
                 rule, rule.seed, choice, wants_mark=request.wants_mark, may_skip=request.may_skip_mark
             )
             choosers.append(TokenChooser(rule, prompt, request.logprobs, grammar, draw))
-        writers = [TextWriter(served.backend, request.stop, skips_special=not keeps_special) for _ in choosers]
+        writers = [TextAssembler(served.backend, request.stop, skips_special=not keeps_special) for _ in choosers]
         return _Job(request, prompt, adapter, max_tokens, stream, choosers, writers)
 
     def _enqueue(self, job: _Job) -> None:
@@ -427,7 +427,10 @@ class BatchingEngine:
 
     def _num_padding(self, rows: int) -> int:
         """Return how many rows are computed beside some that are needed; two and three cost more than four."""
-        is_padded = 1 < rows < _FIXED_ROWS or (self.settings.reproducible and rows < _FIXED_ROWS)
+        is_padded = rows < _FIXED_ROWS and (rows > 1 or self.settings.reproducible)
+        if self.served.weights == "int8":
+            # sums of integers are exact
+            return 0
         return _FIXED_ROWS - rows if is_padded else 0
 
     def _score_prompt(self, row: _Row, logits: Tensor) -> None:
@@ -524,7 +527,7 @@ def _answer(job: _StatesJob, answer: list[list[float]] | PhalanxError) -> None:
         return
 
 
-def _check_fixed_rows(served: ServedModel) -> None:
+def _check_fixed_rows(served: HostedModel) -> None:
     """Compare the products of rows in batches of several sizes, by every shape of weights in the model.
 
     Raises:

@@ -17,9 +17,8 @@ class TokenChooser:
     """Chooses the tokens of one choice.
 
     Args:
-        settings: Rule of the draw.
         prompt: Tokens that a repetition penalty counts too.
-        logprobs: How many alternatives are scored beside a token; None scores nothing.
+        logprobs: Number of alternatives that are scored beside a token; None scores nothing.
         grammar: Form that the text must have.
         draw: Draws by the request's seed, or by the key of a mark.
     """

@@ -1,4 +1,4 @@
-"""Text of a form: JSON schema, regular expression or Lark grammar, by llguidance, with bounds on what it may cost."""
+"""Constrained text: JSON schema, regular expression or Lark grammar, by llguidance, with bounds on size and time."""
 
 import importlib.util
 import json

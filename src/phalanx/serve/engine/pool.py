@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from phalanx.closing import Closeable
 from phalanx.errors import ConfigError, ModelError
 from phalanx.serve.engine.batcher import BatchingEngine, EngineSettings, EventStream
+from phalanx.serve.engine.hosted_model import HostedModel, ModelCard
 from phalanx.serve.engine.request import GenerationRequest
-from phalanx.serve.engine.served_model import ModelCard, ServedModel
 from phalanx.serve.marks import TokenMark
 
 
@@ -22,7 +22,7 @@ class EnginePool(Closeable):
         ConfigError: Two models or adapters have one id.
     """
 
-    def __init__(self, models: Sequence[ServedModel], settings: EngineSettings, mark: TokenMark) -> None:
+    def __init__(self, models: Sequence[HostedModel], settings: EngineSettings, mark: TokenMark) -> None:
         self._cards: dict[str, ModelCard] = {}
         self._engines: dict[str, BatchingEngine] = {}
         for card in (card for model in models for card in model.cards):

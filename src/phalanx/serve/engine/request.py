@@ -74,7 +74,7 @@ class Grammar(StrictModel):
     """A form that the text must have.
 
     Attributes:
-        kind: How `source` is to be read; ``json_object`` takes any object.
+        kind: Language of `source`; ``json_object`` takes any object.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "lark"]
@@ -105,10 +105,8 @@ class GenerationRequest(StrictModel):
         model: Id of a served model or adapter.
         owner: Owner of the key; prefixes are reused inside it only.
         text: A text to go on with.
-        ids: The same in tokens.
-        messages: A chat to answer.
         tool_choice: ``none``, ``auto``, ``required``, or the name of the tool that must be called.
-        max_tokens: Of each choice; None takes the server's default.
+        max_tokens: Bound of each choice; None takes the server's default.
         logprobs: None for no log-probabilities, else how many alternatives at each token.
         echo: Score the prompt's tokens too.
         wants_mark: False asks for text without a mark, which `may_skip_mark` and the server's policy must allow.
@@ -156,8 +154,8 @@ class PromptRead:
     """The prompt was read; the first event of an answer.
 
     Attributes:
-        reused_tokens: So many of them were in the owner's cache.
-        scores: Where `echo` asks for them; None at the first token, which nothing comes before.
+        reused_tokens: Tokens that were in the owner's cache.
+        scores: Scores that `echo` asks for; None at the first token, which nothing comes before.
     """
 
     num_tokens: int
@@ -170,7 +168,7 @@ class TextPiece:
     """A piece of the text of one choice.
 
     Attributes:
-        scores: Of the tokens that are complete with this piece, where log-probabilities were asked for.
+        scores: Tokens that are complete with this piece, if log-probabilities were asked for.
         num_tokens: Tokens written for this choice so far.
     """
 
@@ -187,7 +185,7 @@ class ChoiceEnd:
     Attributes:
         num_tokens: Tokens that were written, the end of text included.
         stop: The stop sequence that ended it.
-        mark: How the text is marked.
+        mark: ``gumbel``, ``bias`` or ``no (reason)``.
     """
 
     choice: int

@@ -17,11 +17,7 @@ _IDLE_S = 600.0
 
 
 class RowCache:
-    """Keys and values of one text, by layer; no tensor is shared with another text.
-
-    Attributes:
-        length: Tokens that it holds.
-    """
+    """Keys and values of one text, by layer; no tensor is shared with another text."""
 
     def __init__(self, num_layers: int) -> None:
         self._keys: list[Tensor | None] = [None] * num_layers
@@ -81,7 +77,7 @@ class PrefixStore:
     """Beginnings of texts by owner: none is found, evicted or timed through the requests of another owner.
 
     Args:
-        max_tokens: Of one owner; its own oldest ones are dropped beyond that.
+        max_tokens: Bound of one owner, whose oldest beginnings are dropped beyond it.
         read_clock: Seconds; an owner that is idle for ten minutes gives its room up.
     """
 
@@ -107,7 +103,7 @@ class PrefixStore:
         return room.entries[best].copy_prefix(length)
 
     def put_prefix(self, owner: str, adapter: str, ids: Sequence[int], cache: RowCache) -> None:
-        """Keep what a finished text has computed, up to a multiple of `CHUNK`."""
+        """Store a copy of a text's keys and values, up to a multiple of `CHUNK` tokens."""
         length = min(len(ids), cache.length) // CHUNK * CHUNK
         if not 0 < length <= self._max_tokens:
             return

@@ -22,7 +22,6 @@ class ToolFormat:
 
     Attributes:
         before: Text before the JSON of a call, such as ``<tool_call>``; without white space around it.
-        after: Text behind it.
         arguments_key: Name under which the JSON has the arguments.
     """
 

@@ -28,7 +28,7 @@ class Links:
     trigger = r"://|:"
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
-        self._allowed = tuple(allowed_hosts)
+        self._allowed = tuple(host.lower() for host in allowed_hosts)
 
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
         """Name ``link`` or ``active_link``."""
@@ -50,7 +50,7 @@ class Images:
     trigger = r"!\[|<"
 
     def __init__(self, allowed_hosts: Sequence[str]) -> None:
-        self._allowed = tuple(allowed_hosts)
+        self._allowed = tuple(host.lower() for host in allowed_hosts)
 
     def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
         """Name ``image``; a reference, whose address stands elsewhere, counts as well."""

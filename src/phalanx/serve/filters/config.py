@@ -1,9 +1,9 @@
 """The configuration of filters: their actions, and the lists that some of them need."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from phalanx.config import StrictModel
 
@@ -11,22 +11,7 @@ FilterAction = Literal["refuse", "note", "off"]
 MAX_HOST_CHARACTERS = 253
 
 
-def _path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) else value
-
-
-def _paths(value: Any) -> Any:
-    return tuple(map(_path, value)) if isinstance(value, list | tuple) else value
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Files = Annotated[tuple[Path, ...], BeforeValidator(_paths)]
-Hosts = Annotated[
-    tuple[Annotated[str, Field(min_length=1, max_length=MAX_HOST_CHARACTERS)], ...], BeforeValidator(_tuple)
-]
+Host = Annotated[str, Field(min_length=1, max_length=MAX_HOST_CHARACTERS)]
 
 
 class InputFilters(StrictModel):
@@ -72,10 +57,10 @@ class OutputFilters(StrictModel):
     canaries: FilterAction = "refuse"
     denied_topics: FilterAction = "refuse"
     verbatim: FilterAction = "refuse"
-    allowed_hosts: Hosts = ()
-    canary_files: Files = ()
-    topic_files: Files = ()
-    verbatim_index: Annotated[Path | None, BeforeValidator(_path)] = None
+    allowed_hosts: tuple[Host, ...] = ()
+    canary_files: tuple[Path, ...] = ()
+    topic_files: tuple[Path, ...] = ()
+    verbatim_index: Path | None = None
 
 
 class FiltersConfig(StrictModel):

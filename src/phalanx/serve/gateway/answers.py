@@ -7,12 +7,15 @@ from typing import Any
 
 import httpx2
 
+from phalanx.config import printable
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.requests import ForwardedRequest
 
 _MAX_COUNT = 2**53
-_ANSWER_KEYS = frozenset({"id", "object", "created", "model", "choices", "usage", "data", "system_fingerprint"})
+_ANSWER_KEYS = frozenset(
+    {"id", "object", "created", "model", "choices", "usage", "data", "system_fingerprint", "phalanx"}
+)
 _ANSWER_KEYS |= {
     "type",
     "role",
@@ -31,6 +34,9 @@ _TEXT_KEYS = ("content", "text", "reasoning_content", "reasoning", "refusal", "p
 _CACHED_KEYS = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _KNOWN_CODES = {"context_length_exceeded": "context_length_exceeded"}
 _KNOWN_CODES |= {"exceed_context_size_error": "context_length_exceeded"}
+_ORIGIN_KEYS = frozenset({"model_digest", "marked", "filters", "refused_by"})
+_UNMARKED = "no (engine behind a gateway)"
+_MAX_MARKS, _MAX_MARK = 64, 60
 REFUSED = "content_filter"
 _SSE = "text/event-stream"
 
@@ -42,7 +48,8 @@ class AnswerFacts:
     Attributes:
         prompt_tokens: Count of the engine; None where it gave none, or one that makes no sense.
         completion_tokens: Count of the engine, like `prompt_tokens`.
-        verdicts: Verdicts of output filters, without duplicates.
+        verdicts: Verdicts of filters, without duplicates.
+        marks: Names of the watermarks that the engine says it has set.
         num_bytes: Bytes that came from the engine.
         is_complete: The client got all that it was to get.
     """
@@ -50,6 +57,7 @@ class AnswerFacts:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     verdicts: dict[str, None] = field(default_factory=dict)
+    marks: tuple[str, ...] = (_UNMARKED,)
     num_bytes: int = 0
     is_complete: bool = False
 
@@ -61,6 +69,20 @@ class AnswerFacts:
         completion = _count(usage.get("completion_tokens", usage.get("output_tokens")))
         self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
         self.completion_tokens = self.completion_tokens if completion is None else completion
+
+    def describe_origin(self, origin: Any) -> dict[str, Any]:
+        """Return the field ``phalanx`` of an answer: marks, and verdicts of the gateway's filters.
+
+        Args:
+            origin: The same field of an engine that is a server of this program; anything else counts as none.
+        """
+        described = (
+            {key: part for key, part in origin.items() if key in _ORIGIN_KEYS} if isinstance(origin, dict) else {}
+        )
+        marks = described.get("marked")
+        if isinstance(marks, list):
+            self.marks = tuple(printable(str(mark), _MAX_MARK) for mark in marks[:_MAX_MARKS])
+        return {**described, "marked": list(self.marks), "gateway_filters": list(self.verdicts)}
 
     def add_notes(self, stream: StreamFilter) -> None:
         """Remember the notes of a filter on a text that passed."""
@@ -144,6 +166,8 @@ def clean_answer(body: bytes, request: ForwardedRequest, filters: TextFilters, f
             raise RequestRefused(403, REFUSED, message) from exc
         finally:
             facts.add_notes(stream)
+    if request.route.name != "embeddings":
+        answer["phalanx"] = facts.describe_origin(answer.get("phalanx"))
     return answer
 
 

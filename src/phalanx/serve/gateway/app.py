@@ -28,13 +28,12 @@ from phalanx.serve.access import (
 )
 from phalanx.serve.filters import TextFilters
 from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
-from phalanx.serve.gateway.backends import EnginePool, RemoteEngine
+from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
 from phalanx.serve.gateway.config import GatewayConfig
 from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
 from phalanx.serve.gateway.streams import AnswerStream, stream_whole_answer
 
 _log = logging.getLogger(__name__)
-_MARK = "no (engine behind a gateway)"
 _SSE = "text/event-stream"
 _LEFT = 499
 """Status in the log of a stream that its client has left, or that broke off."""
@@ -45,7 +44,7 @@ _FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_ref
 class Gateway:
     """Routes of a gateway, without the door; `make_gateway` puts both together."""
 
-    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: EnginePool) -> None:
+    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: BackendPool) -> None:
         self._config, self._access, self._filters, self._pool = config, access, filters, pool
 
     def make_app(self) -> Starlette:
@@ -140,7 +139,7 @@ class Gateway:
                 if forwarded.is_stream and not forwarded.is_collected:
                     relay = AnswerStream(forwarded, self._filters, entry.facts, max_bytes)
                     # what is open ends with the stream
-                    return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all(), entry.headers())
+                    return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all())
                 whole = clean_answer(await read_whole(answer, max_bytes), forwarded, self._filters, entry.facts)
                 entry.facts.is_complete = True
             except RequestRefused as refusal:
@@ -148,8 +147,8 @@ class Gateway:
                 raise
         if forwarded.is_collected:
             events = b"".join(stream_whole_answer(whole, forwarded))
-            return Response(events, media_type=_SSE, headers=entry.headers())
-        return JSONResponse(whole, headers=entry.headers())
+            return Response(events, media_type=_SSE)
+        return JSONResponse(whole)
 
 
 class _Entry(contextlib.AbstractContextManager["_Entry"]):
@@ -161,14 +160,9 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         self._request_log, self._caller, self._forwarded = request_log, caller, forwarded
         self._reservation = reservation
         self._is_finished = False
-        self.facts = AnswerFacts()
+        self.facts = AnswerFacts(verdicts=dict.fromkeys(forwarded.notes))
         self.backend: RemoteEngine | None = None
         self.refusal: RequestRefused | None = None
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that tell of marks and filters."""
-        verdicts = [*self._forwarded.notes, *self.facts.verdicts]
-        return {"x-phalanx-mark": _MARK, **({"x-phalanx-filters": "; ".join(verdicts)[:1000]} if verdicts else {})}
 
     def __exit__(self, *error: object) -> None:
         self.finish()
@@ -194,8 +188,8 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
                 model_digest=f"{self._forwarded.model} at {self.backend.config.name if self.backend else 'no engine'}",
                 status=self.refusal.status if self.refusal else 200 if facts.is_complete else _LEFT,
                 sizes={**{name: count for name, count in sizes.items() if count is not None}, "bytes": facts.num_bytes},
-                verdicts=(*self._forwarded.notes, *facts.verdicts),
-                mark=_MARK,
+                verdicts=tuple(facts.verdicts),
+                mark=", ".join(dict.fromkeys(facts.marks)),
             ),
         )
 
@@ -203,10 +197,8 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
 class _ClosingStream(StreamingResponse):
     """A streamed answer that gives back its connection and budget when it ends, also where its client has left."""
 
-    def __init__(
-        self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack, headers: dict[str, str]
-    ) -> None:
-        super().__init__(content, media_type=_SSE, headers={**headers, "cache-control": "no-store"})
+    def __init__(self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack) -> None:
+        super().__init__(content, media_type=_SSE, headers={"cache-control": "no-store"})
         self._content, self._stack = content, stack
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -262,7 +254,7 @@ def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
         ConfigError: The authority of an engine cannot be read.
         DataError: A list of a filter cannot be read.
     """
-    pool = EnginePool([RemoteEngine(backend) for backend in config.backends])
+    pool = BackendPool([RemoteEngine(backend) for backend in config.backends])
     gateway = Gateway(config, access, TextFilters(config.filters), pool)
     return KeyGuard(gateway.make_app(), access.key_store, config.bounds, access.request_log.count_refusal)
 

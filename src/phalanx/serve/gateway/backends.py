@@ -91,7 +91,7 @@ class RemoteEngine:
         await self._client.aclose()
 
 
-class EnginePool:
+class BackendPool:
     """All engines of a gateway."""
 
     def __init__(self, backends: list[RemoteEngine]) -> None:

@@ -99,8 +99,11 @@ class AnswerStream:
             return
         if not self._request.wants_usage:
             part.pop("usage", None)
+        origin = part.pop("phalanx", None)
         for choice in choices:
             self._filter_choice(choice)
+        if any(choice.get("finish_reason") is not None for choice in choices):
+            part["phalanx"] = self._facts.describe_origin(origin)
         yield part
 
     def _filter_choice(self, choice: dict[str, Any]) -> None:
@@ -127,6 +130,8 @@ class AnswerStream:
             for (key,), rest in self._close_streams(number):
                 delta = {"type": self._block_type, key: rest}
                 yield {"type": "content_block_delta", "index": number, "delta": delta}
+        if event.get("type") == "message_delta":
+            event["phalanx"] = self._facts.describe_origin(event.get("phalanx"))
         yield event
 
     def _feed_places(self, number: int, places: list[TextPlace]) -> None:

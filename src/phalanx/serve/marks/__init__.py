@@ -5,24 +5,16 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.serve.marks.detect import MarkVerdict, detect_mark
-    from phalanx.serve.marks.keys import MarkKey, MarkKeyRing
-    from phalanx.serve.marks.mark import MarkPolicy, MarkRefused, TextDraw, TokenMark, draw_next
-    from phalanx.serve.marks.wrapper import TextWrapper, set_aside
-
-__all__ = [
-    "MarkKey",
-    "MarkKeyRing",
-    "MarkPolicy",
-    "MarkRefused",
-    "MarkVerdict",
-    "TextDraw",
-    "TextWrapper",
-    "TokenMark",
-    "detect_mark",
-    "draw_next",
-    "set_aside",
-]
+    from phalanx.serve.marks.detect import MarkVerdict as MarkVerdict, detect_mark as detect_mark
+    from phalanx.serve.marks.keys import MarkKey as MarkKey, MarkKeyRing as MarkKeyRing
+    from phalanx.serve.marks.mark import (
+        MarkPolicy as MarkPolicy,
+        MarkRefused as MarkRefused,
+        TextDraw as TextDraw,
+        TokenMark as TokenMark,
+        draw_next as draw_next,
+    )
+    from phalanx.serve.marks.wrapper import TextWrapper as TextWrapper, set_aside as set_aside
 
 
 if not TYPE_CHECKING:

@@ -106,7 +106,7 @@ class TokenMark:
             may_skip: The caller's key allows text without a mark.
 
         Raises:
-            MarkRefused: The policy does not allow what the request asks for.
+            MarkRefused: The policy does not allow the request.
         """
         policy = self._policy
         if policy.mark == "off":

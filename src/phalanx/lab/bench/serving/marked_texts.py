@@ -28,7 +28,7 @@ class WrittenText:
     nats: float
 
 
-class TextWriter:
+class BatchWriter:
     """Writes batches of texts of one length with transformers' model and our draw.
 
     Args:
@@ -101,7 +101,7 @@ ARMS = (
 
 
 def write_all(
-    writer: TextWriter, prompts: Sequence[Sequence[int]], key: MarkKey, length: int, batch: int
+    writer: BatchWriter, prompts: Sequence[Sequence[int]], key: MarkKey, length: int, batch: int
 ) -> dict[str, list[WrittenText]]:
     """Write one text a prompt in every arm; greedy ones behind the first half of the prompts."""
     texts: dict[str, list[WrittenText]] = {}
@@ -111,12 +111,12 @@ def write_all(
         texts[arm.name] = [
             text
             for start in range(0, count, batch)
-            for text in writer.write(prompts[start : start + batch], draws[start : start + batch], length)
+            for text in writer.write(prompts[start : min(start + batch, count)], draws[start : start + batch], length)
         ]
     return texts
 
 
-def quality_rows(writer: TextWriter, texts: dict[str, list[WrittenText]], key: MarkKey) -> list[Row]:
+def quality_rows(writer: BatchWriter, texts: dict[str, list[WrittenText]], key: MarkKey) -> list[Row]:
     """Compare each marked arm with the unmarked one of its temperature, prompt by prompt, and look for the mark."""
     rows = []
     plain: list[float] = []
@@ -176,7 +176,7 @@ EDITS: dict[str, Edit] = {
 """Edits of words; blanks become single spaces in each of them."""
 
 
-def robustness_rows(writer: TextWriter, texts: Sequence[WrittenText], key: MarkKey) -> list[Row]:
+def robustness_rows(writer: BatchWriter, texts: Sequence[WrittenText], key: MarkKey) -> list[Row]:
     """Edit marked texts and look for the rest of the mark."""
     rows = []
     for name, edit in EDITS.items():

@@ -18,7 +18,7 @@ from phalanx.lab.bench.serving.mark_theory import (
     false_alarm_rows,
     marginal_rows,
 )
-from phalanx.lab.bench.serving.marked_texts import TextWriter, quality_rows, robustness_rows, write_all
+from phalanx.lab.bench.serving.marked_texts import BatchWriter, quality_rows, robustness_rows, write_all
 from phalanx.models.packaged import open_packaged
 from phalanx.models.quiet import quiet_transformers
 
@@ -42,7 +42,7 @@ def bench_marks(quick: bool) -> dict[str, Any]:
         with quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True).eval()
-    writer = TextWriter(model, tokenizer)
+    writer = BatchWriter(model, tokenizer)
     rows = [
         *marginal_rows(10_000 if quick else 100_000),
         *entropy_rows(20 if quick else 100, (1.0, 3.0) if quick else (0.25, 0.5, 1.0, 2.0, 3.0)),
@@ -54,7 +54,7 @@ def bench_marks(quick: bool) -> dict[str, Any]:
     return {**bench_head("marks", load, quick=quick), "model": MODEL, "rows": rows}
 
 
-def _text_rows(writer: TextWriter, quick: bool) -> list[dict[str, Any]]:
+def _text_rows(writer: BatchWriter, quick: bool) -> list[dict[str, Any]]:
     key = drawn_keys(1, 7)[0]
     prompts = _prompts(writer, 4 if quick else 32)
     texts = write_all(writer, prompts, key, 40 if quick else 120, 32)
@@ -64,13 +64,13 @@ def _text_rows(writer: TextWriter, quick: bool) -> list[dict[str, Any]]:
     ]
 
 
-def _prompts(writer: TextWriter, count: int) -> list[list[int]]:
+def _prompts(writer: BatchWriter, count: int) -> list[list[int]]:
     """Return the beginnings of encyclopedia paragraphs, all of one length."""
     encoded = (writer.tokenize(paragraph) for paragraph in paragraphs("wikitext2_valid.txt.gz")[:count])
     return [ids[:_PROMPT_TOKENS] for ids in encoded]
 
 
-def _false_alarms(writer: TextWriter, count: int) -> list[dict[str, Any]]:
+def _false_alarms(writer: BatchWriter, count: int) -> list[dict[str, Any]]:
     documents = [(kind, writer.tokenize(text)[:_MAX_DOCUMENT_TOKENS]) for kind, text in clean_documents(count)]
     return false_alarm_rows(documents, drawn_keys(32, 11))
 

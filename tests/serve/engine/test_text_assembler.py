@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.serve.engine import TokenScore
-from phalanx.serve.engine.text_writer import TextWriter, TokenNames
+from phalanx.serve.engine.text_assembler import TextAssembler, TokenNames
 from tiny_served import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -14,7 +14,7 @@ IDS = st.lists(st.integers(0, SIZE - 1), max_size=40)
 
 def write(ids, stops=()):
     """The text, its pieces, the tokens whose scores came out, and the stop sequence."""
-    writer, pieces, scored = TextWriter(TOKENIZER, stops), [], []
+    writer, pieces, scored = TextAssembler(TOKENIZER, stops), [], []
     for token in ids:
         text, scores = writer.feed_token(TokenScore(token, 0.0))
         pieces.append(text)

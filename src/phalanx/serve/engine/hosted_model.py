@@ -1,4 +1,4 @@
-"""A model as it is served: its weights with adapters by name, its tokenizer, its template, and what they cannot do."""
+"""A model with its adapters, tokenizer, chat template and grammars, ready for the engine."""
 
 import hashlib
 import threading
@@ -8,16 +8,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from phalanx.errors import DataError, ModelError
 from phalanx.models.adapters.peft_files import WEIGHTS, read_adapter_keys
 from phalanx.serve.engine.attention import adopt_attention
 from phalanx.serve.engine.grammar import GrammarCompiler
+from phalanx.serve.engine.int8 import quantize_model
 from phalanx.serve.engine.request import BadRequestError, GenerationRequest
-from phalanx.serve.engine.text_writer import TokenNames
+from phalanx.serve.engine.text_assembler import TokenNames
 from phalanx.serve.engine.tools import ToolFormat, find_tool_format
 from phalanx.serve.text_model import TextModel
+
+Weights = Literal["float", "int8"]
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,14 @@ class ModelCard:
 
 
 @dataclass
-class ServedModel:
+class HostedModel:
     """One loaded model with its adapters.
 
     Args:
         name: Id by which clients name it.
         text_model: Opened by `open_text_model`, on the processor and in one process.
         adapters: Directories in peft's format by the id that clients name.
+        weights: ``int8`` computes linear layers in integers; ``float`` takes the numbers of the files.
 
     Raises:
         ModelError: It has an encoder, a tokenizer without a file of the tokenizers library, or an attention that this
@@ -56,6 +60,7 @@ class ServedModel:
     text_model: TextModel
     created: int
     adapters: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
+    weights: Weights = "float"
 
     def __post_init__(self) -> None:
         if self.text_model.has_encoder:
@@ -66,6 +71,11 @@ class ServedModel:
         self._peft = self._load_adapters() if self.adapters else None
         self._turn = threading.Lock()
         digest = self.text_model.digest
+        if self.weights == "int8":
+            if self.adapters:
+                raise ModelError("adapters: stand on float weights alone; leave --weights int8 or the adapters out")
+            quantize_model(self.module)
+            digest = hashlib.sha256(f"{digest}\nint8 by output and row".encode()).hexdigest()
         window = self.text_model.window
         base = ModelCard(self.name, digest, self.created, window)
         self.cards: tuple[ModelCard, ...] = (base, *(self._card_of(name, base) for name in self.adapters))
@@ -94,7 +104,7 @@ class ServedModel:
         return ModelCard(name, joined, base.created, base.window, name, base.id)
 
     def choose_adapter(self, name: str) -> AbstractContextManager[object]:
-        """Have the weights be those of an adapter, or the bare ones, inside a context; for the decode loop alone."""
+        """Activate an adapter, or none, inside a context; for the decode loop alone."""
         if self._peft is None:
             return nullcontext()
         if not name:

@@ -13,7 +13,7 @@ from phalanx.serve.engine.request import TokenScore
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TextWriter:
+class TextAssembler:
     """The text of one choice.
 
     Args:
@@ -66,7 +66,7 @@ class TextWriter:
         return text, ready
 
     def close(self) -> tuple[str, tuple[TokenScore, ...]]:
-        """End the text; return what was held back, unless a stop sequence ended it."""
+        """End the text; return its held-back end, unless a stop sequence ended it."""
         if self.stop is not None:
             return "", ()
         whole = self._backend.decode(self._ids, skip_special_tokens=self._skips_special)
