@@ -59,7 +59,7 @@ def measured(home: Path, started: ExitStack) -> dict[str, float]:
     prepare(home)
     owner = start(started, home, "invite", "shared.toml", "--name", "alice", "--name", "bob", "--host", "127.0.0.1")
     said = home / "invite.txt"
-    wait_for(lambda: "waiting for them" in said.read_text(encoding="utf-8"), owner)
+    wait_for(lambda: "waiting for all to join" in said.read_text(encoding="utf-8"), owner)
     tokens = re.findall(r"phalanx join (\S+)", said.read_text(encoding="utf-8"))
     begin = time.time()
     for name, token in zip(NAMES, tokens, strict=True):

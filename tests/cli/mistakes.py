@@ -473,6 +473,6 @@ MISTAKES = (
         ("old/owner.pem: cannot be read", "give --certificate FILE"),
         {"old": None},
     ),
-    Mistake("a plan of nothing", "plan", 2, ("plan: give either a run file or --model",), {}),
+    Mistake("a plan of nothing", "plan", 2, ("plan: expected either a run file or --model",), {}),
     Mistake("a plan for an unknown cluster", "plan --model llama-2-7b --cluster moon", 2, ("moon", "choices"), {}),
 )

@@ -97,7 +97,7 @@ def test_the_list_trains_nothing(drills, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "no run file"), (["run.toml", "--stages", "one"], "expected numbers of stages such as 1,2")],
+    [([], "the run file is missing"), (["run.toml", "--stages", "one"], "expected stage numbers such as 1,2")],
 )
 def test_what_cannot_be_meant_is_refused(arguments, message, drills, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["attack", *arguments]) == 2

@@ -65,7 +65,7 @@ def test_a_build_that_is_interrupted_says_how_to_go_on_and_does(home, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(BuildEnding, "finish", interrupted)
         assert run(words) == 130
-    assert f"{tmp_path / 'out'}: interrupted; finished pieces are kept: the same command goes on" in (
+    assert f"{tmp_path / 'out'}: interrupted; repeat the same command to continue" in (
         " ".join(capsys.readouterr().err.split())
     )
 
@@ -108,7 +108,7 @@ def test_inspect_says_what_became_of_a_document(home, capsys):
 
     assert (found["fate"], found["step"], found["value"], found["limit"]) == ("dropped", "length", 12, 40)
     answer = asked(capsys, "inspect", home / "out", "--document", "no such name", code=3)
-    assert "no document is called 'no such name'" in answer["error"]["message"]
+    assert "found no document 'no such name'" in answer["error"]["message"]
 
 
 def test_inspect_lists_sources_groups_and_the_quarantine(home, capsys):

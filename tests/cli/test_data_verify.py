@@ -24,7 +24,7 @@ def test_a_whole_dataset_is_said_to_be_whole_and_by_whom_it_is_signed(tmp_path: 
     assert run(["data", "verify", str(tmp_path / "d"), "--json"]) == 0
     unnamed = json.loads(capsys.readouterr().out)
 
-    assert "every byte is the one that was signed" in named
+    assert "all bytes match the signature" in named
     assert f"signed with the expected key {FINGERPRINT}" in named
     assert (unnamed["documents"], unnamed["signer"], unnamed["signer_was_named"]) == (60, FINGERPRINT, False)
     assert "which nobody named" in unnamed["trust"]
@@ -89,7 +89,7 @@ def test_a_flipped_byte_a_missing_dataset_and_no_argument_end_in_a_sentence(tmp_
         (["data", "verify", str(tmp_path / "none")], 3, "cannot be read"),
         (["data", "verify", "--proof", str(shard)], 3, "proves nothing"),
         (["data", "verify", "--proof", str(tmp_path / "none")], 3, "cannot be read"),
-        (["data", "verify"], 2, "give a dataset, or --proof FILE"),
+        (["data", "verify"], 2, "expected either a dataset or --proof FILE"),
     ):
         assert run(arguments) == code
         assert message in capsys.readouterr().err

@@ -289,7 +289,7 @@ def test_a_checkpoint_is_verified_from_outside_and_what_is_wrong_is_named(stoppe
     home = stopped()
 
     assert command_line(["checkpoint", "verify", str(home)]) == 0
-    assert "signed, whole, unchanged, and the one that the audit log knows" in capsys.readouterr().out
+    assert "signed, complete, unchanged, equal to the audit log's entry" in capsys.readouterr().out
     shard = home / "checkpoints" / "step-00000004" / "stage-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert command_line(["checkpoint", "verify", str(home)]) == 3

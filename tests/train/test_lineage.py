@@ -174,7 +174,7 @@ def test_the_command_answers_by_name_text_and_digest_and_writes_a_proof(
     assert answers[0]["run"]["steps"][0].keys() == {"step", "sequences", "committed_in"}
     proof = tmp_path / "proof.json"
     assert command(["data", "where", "0" * 64, "--run", str(home), "--proof", str(proof)]) == 0
-    assert "no, and that is proven" in capsys.readouterr().out
+    assert "no (proven)" in capsys.readouterr().out
     assert command(["data", "verify", "--proof", str(proof), "--signer", fingerprint_of(SIGNER)]) == 0
 
 
@@ -201,7 +201,7 @@ def test_what_cannot_be_answered_is_said(trained, dataset: Path, trained_once, c
         (["hoplite/99", "--dataset", str(dataset)], 3, "is no file, and no document"),
         (["hoplite/3", "--run", str(trained_once[1])], 3, "is no file, and no document"),
         (["0" * 64, "--run", str(home), "--signer", "0" * 64], 3, "signed with key"),
-        (["0" * 64], 2, "give --run RUN_DIR, or --dataset DIR"),
+        (["0" * 64], 2, "expected --run RUN_DIR or --dataset DIR"),
     ):
         assert command(["data", "where", *arguments]) == code
         assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ type in_ owner phalanx init shared.toml --kind remote --data texts --workers ali
 sed -i "s/7070/$port/" owner/shared.toml
 (cd owner && exec phalanx invite shared.toml --name alice --name bob --host 127.0.0.1 >invitations.txt) &
 invited=$!
-until grep -q "waiting for them" owner/invitations.txt 2>/dev/null; do
+until grep -q "waiting for all to join" owner/invitations.txt 2>/dev/null; do
   kill -0 "$invited" || { type false "phalanx invite ended early"; arrive three_machines; }
   sleep 1
 done

@@ -166,6 +166,6 @@ def test_a_signed_name_outside_of_the_dataset_is_not_written(files, tmp_path, na
 
 def test_a_copy_needs_one_folder_and_one_address(tmp_path, capsys):
     assert command(["data", "copy", str(tmp_path), str(tmp_path / "b")]) == 2
-    assert "give one folder and one address" in capsys.readouterr().err
+    assert "expected one directory and one address" in capsys.readouterr().err
     assert command(["data", "copy", "nosuch://a", str(tmp_path / "b")]) == 3
     assert "install phalanx-train[s3]" in capsys.readouterr().err
