@@ -331,7 +331,7 @@ MISTAKES = (
     ),
     # the run directory
     of_run(
-        "a run that is there already",
+        "an existing run",
         FROM_SCRATCH,
         "old: holds a run already; add --resume",
         "another --run-dir",

@@ -70,7 +70,7 @@ def test_init_replaces_no_file_unless_told_to(tmp_path, capsys):
     path.write_text("mine")
 
     assert run(["init", str(path), "--kind", "scratch"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert path.read_text() == "mine"
     assert run(["init", str(path), "--kind", "scratch", "--force"]) == 0
 

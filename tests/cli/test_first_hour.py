@@ -132,12 +132,15 @@ DRILL = {
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["of 1 step with a lie the guard found 1", "worker-1 at stage 1 in step 41", "no lie is left"]),
-        ({"steps_redone": 0}, ["its lie was thrown away", "no lie is left"]),
-        ({"in_doubt": True, "attacks_injected": 3}, ["of 3 steps", "are left in the weights"]),
+        (
+            {},
+            ["of 1 step with a lie the guard detected 1", "worker-1 at stage 1 in step 41", "no lie is in the weights"],
+        ),
+        ({"steps_redone": 0}, ["the lie was discarded", "no lie is in the weights"]),
+        ({"in_doubt": True, "attacks_injected": 3}, ["of 3 steps", "are in the weights"]),
         ({"verdicts": [], "detections": 0}, ["a party lied in 1 step, and no party was named"]),
-        ({"guard": "off", "verdicts": []}, ["without a guard nobody noticed"]),
-        ({"false_accusations": 1}, ["1 of the verdicts are against a party that did not lie"]),
+        ({"guard": "off", "verdicts": []}, ["without a guard the lie was not detected"]),
+        ({"false_accusations": 1}, ["1 of the verdicts are against honest parties"]),
     ],
 )
 def test_a_drill_ends_with_what_it_has_shown(changes, words):

@@ -103,7 +103,7 @@ def test_a_client_with_a_policy_is_told_that_it_must_bring_evidence(tmp_path):
 
     *_, terms = invited_to(tmp_path / "run.toml", ["north"], None, no_pipeline)
 
-    assert any(line.startswith("as north: bring evidence of your machine") for line in terms.asks)
+    assert any(line.startswith("as north: give evidence of your machine") for line in terms.asks)
 
 
 def test_an_enclave_joins_without_texts_and_again_with_the_keys_that_it_has(owner, tmp_path, capfd):
@@ -159,7 +159,7 @@ def test_a_run_file_that_names_code_is_not_taken_from_an_owner(tmp_path, capfd):
         token = invitations.invite("enclave", f"127.0.0.1:{server.port}", timedelta(hours=1)).line()
         assert join(tmp_path, token) == 2
 
-    assert "names code (mine.py:Notes), which an invitation never brings" in capfd.readouterr().err
+    assert "names code (mine.py:Notes), which an invitation never transfers" in capfd.readouterr().err
     assert not (tmp_path / "site" / "run.toml").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_run_file_that_names_code_is_not_taken_from_an_owner(tmp_path, capfd):
     ("names", "change", "why"),
     [
         (["mallory"], {}, "split.remote_clients with mallory"),
-        (["north"], {"# end": "# " + "x" * 13_000}, "no invitation takes"),
+        (["north"], {"# end": "# " + "x" * 13_000}, "above the limit of invitations"),
     ],
 )
 def test_what_cannot_be_invited_is_refused_at_the_owners(tmp_path, names, change, why):

@@ -158,7 +158,7 @@ def test_an_invitation_is_taken_back(keys):
     result = shown(keys, "--revoke", "carol", "--json")
 
     assert result.exit_code == 0, result.output
-    assert "the invitation of carol is taken back" in result.stderr
+    assert "the invitation of carol is revoked" in result.stderr
     assert "carol" not in [row["name"] for row in json.loads(result.stdout)["parties"]]
 
 

@@ -325,7 +325,7 @@ def test_an_option_of_layouts_is_refused_where_a_cut_is_planned(
         in capsys.readouterr().err
     )
     assert run([*split, *option]) == 2
-    assert "and --split is given" in capsys.readouterr().err
+    assert "but --split is given" in capsys.readouterr().err
 
 
 def test_where_no_layout_works_every_cause_is_named_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_masks_that_are_not_a_sites_own_cost_a_round_and_nobody_is_accused(tmp_p
 def test_values_beyond_the_clip_are_no_sum(tmp_path):
     scene = attacked(tmp_path, "masked values all", always=True)
 
-    with pytest.raises(FailedRoundError, match=r"impossible weight|clipped updates have"):
+    with pytest.raises(FailedRoundError, match=r"impossible weight|maximum of clipped updates"):
         scene.owner.round(1, 0.5)
     assert scene.owner.round(1, 0.5).lost and not scene.w.any()
 
@@ -73,7 +73,9 @@ def test_three_lost_rounds_in_a_row_end_the_session_with_those_that_were_in_all_
 
     with pytest.raises(FailedRoundError):
         scene.owner.round(4, 0.5)
-    with pytest.raises(FailedRoundError, match=r"3 rounds before it were lost.*in the sums of all of them: .*site-4"):
+    with pytest.raises(
+        FailedRoundError, match=r"3 rounds in a row before it were lost.*sites in all of their sums: .*site-4"
+    ):
         scene.owner.round(4, 0.5)
     scene.adversary.schedule = None
     scene.begin_owner(scene.w)

@@ -75,9 +75,9 @@ REMOVED = {
     'recovery = "restart"': "leave it out",
     'recovery = "skip_layer"': "leave it out",
     "snapshot_every = 8": "leave it out",
-    'shadow = "update"': 'write shadow = "gradient"',
-    'shadow = "snapshot"': 'write shadow = "gradient"',
-    'mode = "paper"': 'write shadow = "lockstep"',
+    'shadow = "update"': 'set shadow = "gradient"',
+    'shadow = "snapshot"': 'set shadow = "gradient"',
+    'mode = "paper"': 'set shadow = "lockstep"',
     'mode = "statistics"': "leave it out",
 }
 

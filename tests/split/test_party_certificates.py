@@ -158,7 +158,7 @@ def test_the_owner_takes_no_other_key_for_the_enclaves_than_it_has_signed(listen
         (keys / "foreign" / ENCLAVE / "certificate.pem").read_bytes(), load_pem(keys, "foreign")
     )
 
-    with pytest.raises(PeerRefusedError, match="another key than the enclave's certificate here"):
+    with pytest.raises(PeerRefusedError, match="its key differs from the enclave's certificate here"):
         listen().call(identity_of(keys / "own", OWNER), expected=signed)
 
 

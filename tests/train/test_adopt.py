@@ -53,7 +53,7 @@ def test_a_run_is_trained_longer_where_another_one_ended(make_run, quietly, trai
     summary = quietly(make_run("train.steps=9", "checkpoint.keep=9"), tmp_path / "new", from_run=old)
 
     assert (shorter["steps"], summary["resumed_from"], summary["steps"]) == (6, 6, 9)
-    assert "train.steps: 6 -> 9. Steps before 6 stay as they were trained." in summary["shown"]
+    assert "train.steps: 6 -> 9. Steps before 6 stay unchanged." in summary["shown"]
     past = PastRun(tmp_path / "new")
     after = tensors(past.open(6))
     assert after.keys() == before.keys()

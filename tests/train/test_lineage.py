@@ -150,7 +150,7 @@ def test_lines_that_commit_to_other_samples_are_not_believed(trained, dataset: P
     path.write_text("".join([*lines[:2], canonical_json(changed).decode() + "\n", *lines[3:]]))
 
     try:
-        with pytest.raises(DataError, match="step 2 commits in its metrics to other samples"):
+        with pytest.raises(DataError, match="step 2 metrics has other samples"):
             trace_document(past, places_of(dataset, TEXTS[0]))
     finally:
         path.write_text(whole)

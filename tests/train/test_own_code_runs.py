@@ -221,7 +221,7 @@ def test_a_layout_that_an_own_family_does_not_name_is_refused_by_name(cwm, quiet
 def test_a_family_for_another_model_is_refused(cwm, quietly, tmp_path):
     run = cwm("model.architecture.model_type='llama'")
 
-    with pytest.raises(ConfigError, match=r"model\.family is for model_type 'cwm', the model's is 'llama'"):
+    with pytest.raises(ConfigError, match=r"model\.family supports model_type 'cwm', but the model has 'llama'"):
         quietly(run, tmp_path / "run")
 
 

@@ -127,7 +127,7 @@ def test_a_state_that_comes_when_the_stages_are_at_work_is_refused(make_trainer)
     state = {name: tensor.clone() for name, tensor in trainer.state().items()}
     take(trainer, owned.company, 0)
 
-    with pytest.raises(CheckpointError, match="the pipeline is at work"):
+    with pytest.raises(CheckpointError, match="the pipeline is running"):
         trainer.load_state(state, 0)
 
 

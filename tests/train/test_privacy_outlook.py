@@ -100,7 +100,7 @@ def test_the_dry_run_says_what_is_protected_the_ratio_and_the_rounds_paid_for(tm
     told = " ".join(text.getvalue().split())
     assert f"privacy: protects {whose}" in told
     assert "the budget pays for 4 of 4 rounds" in told
-    assert "privacy: noise beside the largest update: ratio " in told
+    assert "privacy: noise relative to the largest update: ratio " in told
     assert ("WARNING: privacy" in told) is (sections == SUMS)
     assert all(len(line) <= width for line in text.getvalue().splitlines())
     # names of sites are whole at every width

@@ -53,7 +53,7 @@ def test_a_start_without_a_finished_step_is_begun_anew_by_the_corrected_run_file
     first.audit_key()
     first.close()
 
-    with pytest.raises(ConfigError, match=r"has not finished a step.* without --resume, and it is begun anew"):
+    with pytest.raises(ConfigError, match=r"its run finished no step.* without --resume to begin again"):
         RunDirectory(first.path, make_run("train.seed=9"), resume=True)
     again = RunDirectory(first.path, make_run("train.steps=9"), resume=False)
 

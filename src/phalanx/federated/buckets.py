@@ -48,7 +48,7 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
     max_byzantine = AGGREGATORS[rule].most_byzantine(len(sums))
     if byzantine > max_byzantine:
         raise ConfigError(
-            f"{len(sums)} buckets: {rule} stands {max_byzantine} spoiled ones at most, {byzantine} sites may lie; "
-            "make smaller buckets, or ask more sites"
+            f"{len(sums)} buckets: {rule} tolerates at most {max_byzantine} spoiled buckets, but {byzantine} sites "
+            "may lie; make smaller buckets, or ask more sites"
         )
     return aggregate(torch.stack([torch.from_numpy(bucket.mean()) for bucket in sums]), rule, byzantine)

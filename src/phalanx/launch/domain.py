@@ -55,7 +55,7 @@ class DomainLaunch:
             ConfigError: It has none.
         """
         if self.run.parallel is None:
-            raise ConfigError(f"{self.run_file}: has no section [parallel]")
+            raise ConfigError(f"{self.run_file}: the section [parallel] is missing")
         return self.run.parallel
 
     @property
@@ -109,9 +109,7 @@ def as_domain(launch: Launch) -> DomainLaunch | None:
         return None
     for option, value in (("--party", launch.chosen), ("--owner", launch.owner), ("--advertise", launch.advertise)):
         if value:
-            raise ConfigError(
-                f"{option} is for runs whose stages are in different hands, not for [parallel]; leave it out"
-            )
+            raise ConfigError(f"{option} needs a run with [pipeline], not [parallel]; remove it")
     return DomainLaunch(
         launch.run_file, launch.overrides, launch.directory, resume=launch.resume, max_restarts=launch.max_restarts
     )

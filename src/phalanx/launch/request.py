@@ -63,16 +63,16 @@ class Launch:
         """
         run = load_run(self.run_file, self.overrides)
         if run.split is not None:
-            raise ConfigError(f"{self.run_file}: [split] is not launched: `phalanx train` starts its enclave itself")
+            raise ConfigError(f"{self.run_file}: [split] cannot be launched: `phalanx train` starts its enclave")
         if run.federated is not None:
-            raise ConfigError(f"{self.run_file}: [federated] is not launched: `phalanx train` starts its sites itself")
-        run.require_steps("phalanx launch, whose parties pin the run beforehand,")
+            raise ConfigError(f"{self.run_file}: [federated] cannot be launched: `phalanx train` starts its sites")
+        run.require_steps("phalanx launch, whose parties pin the run in advance,")
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(
-                f"{self.run_file}: pipeline.pki is missing, and every party needs keys before it is launched; run "
-                f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add "
-                "--set pipeline.pki=keys"
+                f"{self.run_file}: pipeline.pki is missing, but every party needs keys before the launch; run "
+                f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add --set "
+                "pipeline.pki=keys"
             )
         return load_run(self.run_file, self.settled)
 
@@ -121,15 +121,15 @@ class Launch:
         known_parties = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
         strangers = sorted(set(self.chosen) - set(known_parties))
         if strangers:
-            raise ConfigError(f"--party {strangers[0]}: {self.run_file} knows {', '.join(known_parties)}")
+            raise ConfigError(f"--party {strangers[0]}: choices of {self.run_file}: {', '.join(known_parties)}")
         with_keys = [name for name in known_parties if (self.keys / name / "signing.key").exists()]
         here = [name for name in known_parties if name in self.chosen] or with_keys
         missing = [name for name in here if name not in with_keys]
         if missing or not here:
             lacking = missing or list(known_parties)
             raise ConfigError(
-                f"{self.keys}: has no keys of {', '.join(lacking)}; make them here with `phalanx pki issue`, or have "
-                "each party make its own with `phalanx pki request`"
+                f"{self.keys}: lacks the keys of {', '.join(lacking)}; make them here with `phalanx pki issue`, or "
+                "have each party make its own with `phalanx pki request`"
             )
         return _parts(here, pipeline.may_join)
 

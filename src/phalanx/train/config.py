@@ -91,8 +91,7 @@ class RunConfig(StrictModel):
             raise RefusedKeyError(fault, key=first, found="both", expected="one of them", do="remove one")
         if self.is_joined and "pipeline" not in written:
             raise ValueError(
-                "split.workers_see_hidden_states = true is for workers of middle stages, and there are none; add "
-                "[pipeline], or leave it out"
+                "split.workers_see_hidden_states = true needs workers of middle stages; add [pipeline], or remove it"
             )
         return self
 
@@ -101,7 +100,7 @@ class RunConfig(StrictModel):
         if self.parallel is not None and self.parallel.outer is not None:
             self._check_islands(self.parallel.outer.every)
         if self.deepspeed is not None and self.parallel is None:
-            raise ValueError("[deepspeed] is what the ranks of [parallel] share by, and there are none; add [parallel]")
+            raise ValueError("[deepspeed] needs the ranks of [parallel]; add [parallel]")
         return self
 
     def _check_islands(self, every: int) -> None:
@@ -115,8 +114,8 @@ class RunConfig(StrictModel):
             if number % every:
                 nearest = max(1, round(number / every)) * every
                 raise ValueError(
-                    f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
-                    f"between two outer steps; make it {nearest}"
+                    f"{name} = {number} is not a multiple of parallel.outer.every = {every}, and islands differ "
+                    f"between two outer steps; set it to {nearest}"
                 )
 
     @model_validator(mode="after")
@@ -128,13 +127,13 @@ class RunConfig(StrictModel):
         for key, name in judges.items():
             if name is not None and name not in set_names:
                 raise ValueError(
-                    f'{key} = "{name}" is no validation set of [data]; expected one of '
-                    f"{', '.join(set_names) or 'none'}: name one, or hold text out"
+                    f'{key} = "{name}" is not a validation set of [data]; expected one of '
+                    f"{', '.join(set_names) or 'none'}: name one, or add held-out text"
                 )
         if self.checkpoint.best is not None and not self.train.validate_every:
             raise ValueError(
-                "checkpoint.best keeps the best of several validations, and train.validate_every = 0 has one at the "
-                "end only; set validate_every"
+                "checkpoint.best compares several validations, but train.validate_every = 0 has only one at the "
+                "end; set validate_every"
             )
         return self
 
@@ -143,12 +142,12 @@ class RunConfig(StrictModel):
         classifies = self.train.objective_kind == "classification"
         if classifies and self.data.labelled is None:
             raise ValueError(
-                'train.objective = "classification": data.sources have no labels; put data.labelled in their place'
+                'train.objective = "classification" needs labels, which data.sources lack; use data.labelled instead'
             )
         if self.data.labelled is not None and not classifies:
             raise ValueError(
-                f'data.labelled is for train.objective = "classification", which is "{self.train.objective_kind}"; '
-                "change one of them"
+                f'data.labelled needs train.objective = "classification", got "{self.train.objective_kind}"; change '
+                "one of them"
             )
         self._check_attention()
         return self
@@ -161,13 +160,13 @@ class RunConfig(StrictModel):
             return
         if objective.rewriting is not None and self.data.attention == "document":
             raise ValueError(
-                f'train.objective = "{kind}" makes rows of its own, in which it says what tokens see, and '
-                'data.attention = "document" says it too; take attention = "across"'
+                f'train.objective = "{kind}" defines the attention of its own rows and excludes data.attention = '
+                '"document"; set attention = "across"'
             )
         if objective.attention == "bidirectional" and self.train.samples is not None:
             raise ValueError(
-                f'train.samples: a model that learns train.objective = "{kind}" from both sides does not go on with '
-                "texts; leave samples out"
+                f'train.samples: a model with attention in both directions (train.objective = "{kind}") cannot '
+                "continue texts; remove samples"
             )
 
     @model_validator(mode="after")
@@ -175,16 +174,16 @@ class RunConfig(StrictModel):
         if self.split is None:
             return self
         if self.model.adapter is None:
-            raise ValueError("[split] trains adapters in the enclave, and [model] has none; add [model.adapter]")
+            raise ValueError("[split] trains adapters in the enclave, but [model] has none; add [model.adapter]")
         if self.is_joined and self.pipeline.stages < _FEWEST_JOINED:
             raise ValueError(
-                f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last one, "
-                f"and workers need one between them; make it {_FEWEST_JOINED} or more"
+                f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last "
+                f"stage, and workers need one between them; set it to {_FEWEST_JOINED} or more"
             )
         if self.split.clients > self.train.microbatches:
             raise ValueError(
-                f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
-                "so some would never have one; raise microbatches"
+                f"split.clients = {self.split.clients} share train.microbatches = {self.train.microbatches}, so "
+                "some clients would get none; raise microbatches"
             )
         return self
 
@@ -198,8 +197,8 @@ class RunConfig(StrictModel):
         talks = self.data.conversations
         if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
             raise ValueError(
-                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
-                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+                f'train.objective = "{self.train.objective_kind}": only "{WEIGHTED_OBJECTIVE}" reads the weights of '
+                "data.conversations with weighted = true; set both or neither"
             )
         return self
 
@@ -208,8 +207,8 @@ class RunConfig(StrictModel):
         middle = range(1, self.pipeline.stages - 1)
         if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
             raise RefusedKeyError(
-                f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
-                "the first and the last stage are the owner's",
+                f"attack.stages has {stray}: only workers can attack, and they hold the middle stages "
+                f"{list(middle)}; the first and the last stage are the owner's",
                 key="attack.stages",
                 found=str(stray),
                 expected=f"some of {list(middle)}",
@@ -217,37 +216,37 @@ class RunConfig(StrictModel):
             )
         if self.guard.upkeep.adapters_only and self.model.adapter is None:
             raise ValueError(
-                'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
-                'a rank, or set guard.shadow = "gradient"'
+                'guard.shadow = "adapters" promises that only adapters change, but [model] has none; give '
+                'model.adapter a rank, or set guard.shadow = "gradient"'
             )
         if not all(attacker.stages for attacker in self.attack.attackers):
             raise ValueError(f'attack.stages is empty; name middle stages, {list(middle)}, or set kind = "none"')
         if self.attack.kind != "none" and self.pipeline.remote_workers:
             raise ValueError(
-                "attack is for drills with local workers; a remote worker attacks where the laboratory starts it: "
-                "`phalanx attack --kinds KIND` says how"
+                "attack needs local workers; the laboratory starts a remote attacker: see the output of `phalanx "
+                "attack --kinds KIND`"
             )
         shared = [name for name in self.pipeline.workers if self.pipeline.layout_of(name).world > 1]
         if shared and self.guard.enabled and self.guard.classes == "one":
             raise ValueError(
-                f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
+                f"pipeline.layout gives {shared[0]} several ranks, which sum in another order than the owner; set "
                 'guard.classes = "mixed"'
             )
         if (fault := unshared_adapter(self.model.adapter) if shared else None) is not None:
             raise ValueError(f"pipeline.layout gives {shared[0]} several ranks: {fault}")
         if self.checkpoint.journal and not self.can_journal:
             raise ValueError(
-                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, '
-                "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
+                'checkpoint.journal = true needs train.device = "cpu", no encryption, and with remote_workers a '
+                "guard, which verifies their saved states; remove it"
             )
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             raise RefusedKeyError(
-                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
-                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place",
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} takes all of train.steps = "
+                f"{self.train.steps}; lower it, or use optimizer.warmup_share instead",
                 key="optimizer.warmup_steps",
                 found=str(self.optimizer.warmup_steps),
                 expected=f"below train.steps = {self.train.steps}",
-                do="lower it, or give optimizer.warmup_share in its place",
+                do="lower it, or use optimizer.warmup_share instead",
             )
         return self
 
@@ -353,9 +352,7 @@ class RunConfig(StrictModel):
             return self.with_sections({"train": train})
         except ValidationError as exc:
             reasons = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
-            raise ConfigError(
-                f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {reasons}"
-            ) from exc
+            raise ConfigError(f"train.epochs = {self.train.epochs:g} is train.steps = {steps}: {reasons}") from exc
 
     def require_steps(self, reader: str) -> None:
         """Return where the run file gives its length in steps.
@@ -368,8 +365,8 @@ class RunConfig(StrictModel):
         """
         if self.train.epochs is not None:
             raise ConfigError(
-                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text; `phalanx train "
-                "RUN.toml --dry-run` does: give --unset train.epochs --set train.steps=N"
+                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text, but `phalanx "
+                "train RUN.toml --dry-run` does: use --unset train.epochs --set train.steps=N"
             )
 
     @property

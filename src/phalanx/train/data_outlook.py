@@ -57,7 +57,7 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
     lines = [f"training: {run.train.steps:,} steps, at most {tokens * sites:,} tokens"]
     counts = count_rows(run, source, cache)
     if counts is None:
-        lines.append("data: not here to be counted")
+        lines.append("data: not available here")
     else:
         about = "about " if counts.is_estimate else ""
         passes = run.train.steps * run.train.draws * sites / max(1, counts.train)
@@ -110,7 +110,7 @@ def _bytes_of_sources(run: RunConfig) -> int:
 def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
     """Estimate the time on this machine by its speed at one matrix product; of other machines nothing is known."""
     if run.pki is not None or run.train.device != "cpu":
-        return "time: not known beforehand; the first steps say how fast the machines are"
+        return "time: unknown until the first steps have shown the speed of the machines"
     guarded = run.has_stages and run.guard.enabled
     price = outlook(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages) if guarded else None
     work = 6 * row.parameters * tokens * (1 + (0.0 if price is None else price[1].extra_compute))
@@ -118,7 +118,7 @@ def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
     seconds = work / (own_gflops() * 1e9) / at_once
     least, most = (_duration(times * seconds) for times in _SLOWDOWN)
     return (
-        f"time: about {least} to {most} on {at_once} cores of this machine as busy as it is now, without the "
+        f"time: about {least} to {most} on {at_once} cores of this machine at its present load, without the "
         "preparation of text"
     )
 
@@ -136,8 +136,8 @@ def _disk(run: RunConfig, row: StageRow) -> str:
         parts.append(f"{size_in_words(_JOURNAL_STATES * state)} of the journal while it runs")
     if run.has_stages and run.guard.enabled and run.guard.keep_states:
         points = 1 + math.ceil(math.log2(1 + run.train.steps / run.guard.keep_states))
-        parts.append(f"{size_in_words(points * state)} of states to go back to while it runs")
-    return f"disk: {', '.join(parts)}; prepared text takes about as much as its files"
+        parts.append(f"{size_in_words(points * state)} of saved states while it runs")
+    return f"disk: {', '.join(parts)}; prepared text needs about the size of its files"
 
 
 def _duration(seconds: float) -> str:

@@ -19,29 +19,29 @@ WEIGHTED_OBJECTIVE = "weighted_causal_lm"
 ENGINES = ("parallel", "deepspeed", "split", "federated")
 """Sections of engines; a run with none of them is a pipeline."""
 
-_TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
+_TRUST = "the ranks of a domain trust each other, so no stage needs other parties"
 _ENCLAVE = (
-    "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
-    "have the middle ones"
+    "an enclave and its clients replace the stages, unless split.workers_see_hidden_states = true gives workers "
+    "the middle ones"
 )
 
-_SITES = "a site trains in one process, by ranks of [parallel], or by stages of [pipeline], of its own"
-_SITES_DRILL = "the owner of a site's pipeline starts honest workers only; play drills with [pipeline] alone"
+_SITES = "a site trains in one process, with ranks of [parallel], or with its own stages of [pipeline]"
+_SITES_DRILL = "the owner of a site's pipeline starts honest workers only; run drills with [pipeline] alone"
 
 EXCLUSIONS: dict[tuple[str, str], str] = {
-    ("parallel", "split"): "a run is trained by ranks or by an enclave and its clients",
+    ("parallel", "split"): "a run is trained either by ranks or by an enclave and its clients",
     ("parallel", "pipeline"): _TRUST,
     ("parallel", "guard"): _TRUST,
     ("parallel", "attack"): _TRUST,
-    ("deepspeed", "split"): "only the ranks of [parallel] share by it",
-    ("deepspeed", "pipeline"): "only the ranks of [parallel] share by it",
-    ("deepspeed", "guard"): "only the ranks of [parallel] share by it",
-    ("deepspeed", "attack"): "only the ranks of [parallel] share by it",
+    ("deepspeed", "split"): "it configures the ranks of [parallel] only",
+    ("deepspeed", "pipeline"): "it configures the ranks of [parallel] only",
+    ("deepspeed", "guard"): "it configures the ranks of [parallel] only",
+    ("deepspeed", "attack"): "it configures the ranks of [parallel] only",
     ("split", "pipeline"): _ENCLAVE,
     ("split", "guard"): _ENCLAVE,
     ("split", "attack"): _ENCLAVE,
     ("federated", "deepspeed"): _SITES,
-    ("federated", "split"): "sites train a whole model each, or clients the front of one",
+    ("federated", "split"): "sites train a whole model each, but clients only its front",
     ("federated", "attack"): _SITES_DRILL,
 }
 """Two sections that no run file has both of, the engine's first, with the reason."""
@@ -89,7 +89,7 @@ class ValueExclusion:
     engine: str
     key: str
     reason: str
-    instead: str = "leave it out"
+    instead: str = "remove it"
     only: tuple[object, ...] = ()
     never: tuple[object, ...] = ()
     beside: str = ""
@@ -125,36 +125,36 @@ class ValueExclusion:
         if value in self.only or (self.never and value not in self.never) or (self.own and not is_own(value)):
             return None
         value_text = f" = {json.dumps(value)}" if isinstance(value, str | int | float) else ""
-        return f"{self.where} has no {self.key}{value_text}: {self.reason}; {self.instead}"
+        return f"{self.where} excludes {self.key}{value_text}: {self.reason}; {self.instead}"
 
 
-_COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
+_COPIES, _NOT_TRIED = "its ranks are data-parallel copies only", "it is not supported here"
 _NO_CUT = "it trains the whole language model"
-_ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
-_TWO_MOMENTS = "what stages keep, compare and go back to are two moments of each number"
-_CHOSEN = "which heads and rows are trained follows from the model's weights, and stages are made without any"
-_LONGER = "its virtual tokens come before the text, and clients send rows as long as their text is"
+_ADAMW = "only the two moments of adamw can be saved, sealed and checked"
+_TWO_MOMENTS = "stages save and compare the two moments of each number"
+_CHOSEN = "the trained heads and rows depend on the model's weights, and stages are created without weights"
+_LONGER = "its virtual tokens precede the text, and clients send rows of the text's length"
 _SET_LORA = 'set kind = "lora", "ptuning" or "prompt_encoder"'
-_SET_ADAMW, _SET_BF16 = 'take "adamw"', 'take "bf16" or "fp32"'
-_MASKED_NORMS = "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked"
-_OWN_WEIGHTS = "an enclave's matrices may be masked, which is arithmetic of integers of its own"
-_SEALED_START = "an enclave draws its adapter's first values itself, and reads no directory of a client's"
-_MASTERS = "ranks keep float32 weights, which ZeRO shares, and round them for each product"
-_LOSS_SCALE = "its loss scale depends on every stage, and an audit would have to know it"
-_PAIRS = "it reads pairs of rows, and clients take turns with single texts"
-_EVIDENCE = "an enclave runs the code that its evidence names, and no other"
-_NAMED_ALONE = "an enclave is told the name of what is learned, and no settings of it"
-_NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
-_ROWS = "clients make their own batches, of rows as they were packed"
-_OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
-_CLIENTS_EMBED = "clients embed their own texts, and are told of no step that noise could be drawn for"
+_SET_ADAMW, _SET_BF16 = 'set it to "adamw"', 'set it to "bf16" or "fp32"'
+_MASKED_NORMS = "it reads the frozen matrices, and those of an enclave may be masked"
+_OWN_WEIGHTS = "an enclave's matrices may be masked, which uses integer arithmetic"
+_SEALED_START = "an enclave draws the first values of its adapter and reads no directory of a client"
+_MASTERS = "ranks store float32 weights, which ZeRO divides, and round them for each product"
+_LOSS_SCALE = "its loss scale depends on every stage, so an audit would have to know it"
+_PAIRS = "it reads pairs of rows, but clients take turns with single texts"
+_EVIDENCE = "an enclave runs only the code that its evidence names"
+_NAMED_ALONE = "an enclave gets the name of the objective, but not its settings"
+_NO_ROLLOUTS = "an enclave answers with losses only, and a text of the model would leave it"
+_ROWS = "clients make their own batches of packed rows"
+_OWN_DRAWS = "each client draws from its own share of every group, but a phase counts samples of the whole run"
+_CLIENTS_EMBED = "clients embed their own texts and learn no step number, which the noise would need"
 _HERE = "client, enclave and workers of a run are processes of this machine"
 _HERE_AT_SITES = "the workers of a site are processes of its machine"
 
 
 VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion(
-        "pipeline", "optimizer.kind", _TWO_MOMENTS, 'take "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")
+        "pipeline", "optimizer.kind", _TWO_MOMENTS, 'set it to "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")
     ),
     ValueExclusion("pipeline", "train.precision", _LOSS_SCALE, _SET_BF16, never=("fp16",)),
     ValueExclusion("pipeline", "model.layers", _NO_CUT, only=(None,)),
@@ -162,14 +162,14 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion(
         "parallel",
         "model.activation_checkpointing",
-        "ranks have a key of their own for it",
+        "ranks have their own key for it",
         'set parallel.activation_checkpointing = "full"',
         only=(False,),
     ),
     ValueExclusion(
         "parallel",
         "checkpoint.journal",
-        "ranks start again together, from a checkpoint, and none keeps a state of its own",
+        "ranks restart together from a checkpoint, and none saves its own state",
         only=(None, False),
     ),
     ValueExclusion("parallel", "model.layers", _NO_CUT, only=(None,)),
@@ -178,63 +178,65 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         ValueExclusion("deepspeed", f"parallel.{axis}", _COPIES, "set it to 1", only=(1,))
         for axis in ("tp", "pp", "cp")
     ),
-    ValueExclusion("deepspeed", "parallel.zero", "deepspeed.zero says what is shared", only=(0,)),
+    ValueExclusion("deepspeed", "parallel.zero", "deepspeed.zero configures the sharding", only=(0,)),
     ValueExclusion("deepspeed", "parallel.gradient_compression", _NOT_TRIED, only=("none",)),
     ValueExclusion("deepspeed", "data.attention", _NOT_TRIED, never=("document",)),
     ValueExclusion("deepspeed", "parallel.outer", _NOT_TRIED, only=(None,)),
     ValueExclusion("deepspeed", "parallel.compile", _NOT_TRIED, only=(False,)),
     ValueExclusion(
-        "deepspeed", "optimizer.kind", "it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)
+        "deepspeed", "optimizer.kind", "its kernel on the host supports adamw only", _SET_ADAMW, only=("adamw",)
     ),
     ValueExclusion(
         "deepspeed",
         "train.precision",
-        "its own loss scale would skip steps and not do them again",
+        "its own loss scale would skip steps without repeating them",
         _SET_BF16,
         never=("fp16",),
     ),
     ValueExclusion(
         "deepspeed",
         "checkpoint.asynchronous",
-        "it would take a copy of a state that may be on disk",
+        "it would copy a state that may be on disk",
         only=(False,),
     ),
-    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "take rslora, or [pipeline]", only=(None, False)),
+    ValueExclusion("split", "model.adapter.dora", _MASKED_NORMS, "use rslora, or [pipeline]", only=(None, False)),
     *(
-        ValueExclusion(engine, "model.adapter.quantize", reason, "take [pipeline] or [parallel]", only=(None,))
+        ValueExclusion(engine, "model.adapter.quantize", reason, "use [pipeline] or [parallel]", only=(None,))
         for engine, reason in (("split", _OWN_WEIGHTS), ("federated", _NOT_TRIED), ("deepspeed", _NOT_TRIED))
     ),
     *(
-        ValueExclusion(engine, "model.adapter.kind", reason, 'take "lora" or "ptuning"', never=("prompt_encoder",))
+        ValueExclusion(engine, "model.adapter.kind", reason, 'set it to "lora" or "ptuning"', never=("prompt_encoder",))
         for engine, reason in (("split", _LONGER), ("federated", _NOT_TRIED), ("deepspeed", _NOT_TRIED))
     ),
     ValueExclusion("split", "model.adapter.path", _SEALED_START, only=(None,)),
     ValueExclusion("split", "optimizer.kind", _ADAMW, _SET_ADAMW, only=("adamw",)),
     ValueExclusion("split", "train.precision", "both parts compute in float32", only=("fp32",)),
-    ValueExclusion("split", "train.device", "no enclave here has an accelerator", only=("cpu",)),
+    ValueExclusion("split", "train.device", "enclaves do not support accelerators", only=("cpu",)),
     ValueExclusion(
         "split",
         "checkpoint.journal",
-        "a journal is of stages; an enclave keeps its newest state sealed",
+        "a journal saves stages; an enclave saves its newest state sealed",
         only=(None, False),
     ),
     ValueExclusion(
         "split",
         "checkpoint.asynchronous",
-        "an enclave numbers its states and has one that is not settled yet",
+        "an enclave numbers its states, and its last state may not be verified yet",
         only=(False,),
     ),
     ValueExclusion("split", "train.neftune_alpha", _CLIENTS_EMBED, only=(None,)),
     ValueExclusion("parallel", "train.precision", _MASTERS, _SET_BF16, never=("bf16_weights",)),
     ValueExclusion("deepspeed", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
-    ValueExclusion("parallel", "train.samples", "ranks answer with losses, and no logits leave them", only=(None,)),
-    ValueExclusion("split", "train.samples", "an enclave answers with losses, and a text would leave it", only=(None,)),
-    ValueExclusion("split", "train.histograms", "an enclave hands its state out sealed alone", only=(None,)),
-    ValueExclusion("split", "checkpoint.best", "an enclave opens no state but its newest", only=(None,)),
+    ValueExclusion("parallel", "train.samples", "ranks return losses, not logits", only=(None,)),
+    ValueExclusion(
+        "split", "train.samples", "an enclave answers with losses only, and a text would leave it", only=(None,)
+    ),
+    ValueExclusion("split", "train.histograms", "an enclave gives out its state only sealed", only=(None,)),
+    ValueExclusion("split", "checkpoint.best", "an enclave opens only its newest state", only=(None,)),
     ValueExclusion(
         "split",
         "split.mode",
-        "what is masked is a whole back part in one process",
+        "masking needs the whole back part in one process",
         'set mode = "sealed"',
         never=("masked",),
         beside="pipeline",
@@ -242,7 +244,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion(
         "split",
         "split.tier",
-        "its sandbox reaches no network, and workers listen on one",
+        "its sandbox has no network, but workers listen on one",
         'set tier = "tpm" or "sim"',
         never=("process",),
         beside="pipeline",
@@ -250,26 +252,30 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
     ValueExclusion(
         "split",
         "guard.mode",
-        "workers that nobody trusts are not believed",
+        "untrusted workers must be checked",
         'set mode = "phalanx"',
         only=("phalanx",),
         beside="pipeline",
     ),
     ValueExclusion(
-        "split", "guard.commit_lag", "an enclave tells of a step once it is verified", only=(0,), beside="pipeline"
+        "split",
+        "guard.commit_lag",
+        "an enclave reports a step only after its verification",
+        only=(0,),
+        beside="pipeline",
     ),
     ValueExclusion("split", "data.phases", _OWN_DRAWS, only=((),)),
     ValueExclusion("federated", "data.phases", _OWN_DRAWS, only=((),)),
     ValueExclusion("federated", "data.skip", _OWN_DRAWS, only=((),)),
     ValueExclusion("federated", "data.attention", _NOT_TRIED, never=("document",)),
-    ValueExclusion("federated", "train.epochs", "a step is a round of all sites", "give train.steps", only=(None,)),
+    ValueExclusion("federated", "train.epochs", "a step is a round of all sites", "set train.steps", only=(None,)),
     ValueExclusion("federated", "train.precision", "sites compute in float32", only=("fp32",)),
     ValueExclusion("federated", "train.device", _NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
     ValueExclusion("federated", "train.samples", _NOT_TRIED, only=(None,)),
     ValueExclusion("federated", "train.histograms", _NOT_TRIED, only=(None,)),
     ValueExclusion("federated", "train.neftune_alpha", _NOT_TRIED, only=(None,)),
     ValueExclusion(
-        "federated", "optimizer.kind", _NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor", "adamw8bit")
+        "federated", "optimizer.kind", _NOT_TRIED, 'set it to "adamw" or "sgd"', never=("adafactor", "adamw8bit")
     ),
     ValueExclusion(
         "federated",
@@ -277,7 +283,7 @@ VALUE_EXCLUSIONS: tuple[ValueExclusion, ...] = (
         "a checkpoint ends a round, and the next one begins with it",
         only=(False,),
     ),
-    ValueExclusion("federated", "checkpoint.journal", "rounds have a journal of their own", only=(None, False)),
+    ValueExclusion("federated", "checkpoint.journal", "rounds have their own journal", only=(None, False)),
     *(
         exclusion
         for engine, here in (("split", _HERE), ("federated", _HERE_AT_SITES))
@@ -300,35 +306,35 @@ def learns_from_rollouts(name: str) -> bool:
 
 def _of_rollouts(key: str) -> Iterator[ValueExclusion]:
     for name in filter(learns_from_rollouts, OBJECTIVES):
-        yield ValueExclusion("split", key, _NO_ROLLOUTS, "take [pipeline] or [parallel]", never=(name,))
-        yield ValueExclusion("deepspeed", key, _NOT_TRIED, "leave [deepspeed] out", never=(name,))
+        yield ValueExclusion("split", key, _NO_ROLLOUTS, "use [pipeline] or [parallel]", never=(name,))
+        yield ValueExclusion("deepspeed", key, _NOT_TRIED, "remove [deepspeed]", never=(name,))
 
 
 def _of_objectives(key: str) -> Iterator[ValueExclusion]:
     for name in itertools.filterfalse(learns_from_rollouts, OBJECTIVES):
         objective = OBJECTIVES[name]
         if objective.target == "pair":
-            yield ValueExclusion("split", key, _PAIRS, "take [pipeline] or [parallel]", never=(name,))
+            yield ValueExclusion("split", key, _PAIRS, "use [pipeline] or [parallel]", never=(name,))
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
-            reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
+            reason = f"it reads extra rows ({rows}), which no data source of a run file has"
             engines: tuple[str, ...] = ("pipeline", "parallel", "split")
             if name == WEIGHTED_OBJECTIVE:
-                engines, reason = ("split", "deepspeed"), "its rows of weights are not handed on there"
+                engines, reason = ("split", "deepspeed"), "its row weights are not supported there"
             for engine in engines:
                 yield ValueExclusion(engine, key, reason, "call the engine from Python", never=(name,))
         elif objective.own_head:
             for engine in ("pipeline", "parallel"):
-                reason = "it trains a head of its own, and stages and ranks have the language model's"
-                yield ValueExclusion(engine, key, reason, "take [split] alone", never=(name,))
+                reason = "it trains its own head, but stages and ranks have the language model's"
+                yield ValueExclusion(engine, key, reason, "use [split] alone", never=(name,))
         elif objective.rewriting is not None:
-            yield ValueExclusion("split", key, _ROWS, "take [pipeline] or [parallel]", never=(name,))
+            yield ValueExclusion("split", key, _ROWS, "use [pipeline] or [parallel]", never=(name,))
         elif objective.settings is not None:
-            yield ValueExclusion("split", key, _NAMED_ALONE, "take [pipeline] or [parallel]", never=(name,))
+            yield ValueExclusion("split", key, _NAMED_ALONE, "use [pipeline] or [parallel]", never=(name,))
         is_refused_anyway = objective.target != "pair" and (objective.extras or objective.own_head)
         if name != WHOLE_MODEL_OBJECTIVE and not is_refused_anyway:
             yield ValueExclusion(
-                "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", never=(name,)
+                "deepspeed", key, f"it supports {WHOLE_MODEL_OBJECTIVE} only", "remove [deepspeed]", never=(name,)
             )
 
 
@@ -337,15 +343,13 @@ def value_exclusions() -> Iterator[ValueExclusion]:
     key = "train.objective"
     yield from _of_objectives(key)
     yield from _of_rollouts(key)
-    yield ValueExclusion(
-        "deepspeed", key, f"it learns {WHOLE_MODEL_OBJECTIVE} alone", "leave [deepspeed] out", own=True
-    )
-    yield ValueExclusion("split", key, _EVIDENCE, "take [pipeline]", own=True)
+    yield ValueExclusion("deepspeed", key, f"it supports {WHOLE_MODEL_OBJECTIVE} only", "remove [deepspeed]", own=True)
+    yield ValueExclusion("split", key, _EVIDENCE, "use [pipeline]", own=True)
     learned = (WHOLE_MODEL_OBJECTIVE, "classification")
-    yield ValueExclusion("federated", key, _NOT_TRIED, "take [pipeline] or [parallel]", only=learned)
-    yield ValueExclusion("federated", "model.family", _NOT_TRIED, "take [pipeline]", only=(None,))
-    yield ValueExclusion("deepspeed", "model.family", _NOT_TRIED, "leave [deepspeed] out", only=(None,))
-    yield ValueExclusion("split", "model.family", _EVIDENCE, "take [pipeline]", only=(None,))
+    yield ValueExclusion("federated", key, _NOT_TRIED, "use [pipeline] or [parallel]", only=learned)
+    yield ValueExclusion("federated", "model.family", _NOT_TRIED, "use [pipeline]", only=(None,))
+    yield ValueExclusion("deepspeed", "model.family", _NOT_TRIED, "remove [deepspeed]", only=(None,))
+    yield ValueExclusion("split", "model.family", _EVIDENCE, "use [pipeline]", only=(None,))
     yield from VALUE_EXCLUSIONS
 
 
@@ -355,25 +359,25 @@ def rollouts_fault(run: Any) -> str | None:
     is_wanted = isinstance(settings, RolloutSettings)
     for name, is_there in (("data.prompts", bool(run.data.prompts)), ("[rewards]", run.rewards is not None)):
         if is_there != is_wanted:
-            statement = "learns from what the model writes and needs" if is_wanted else "has no use for"
+            statement = "learns from texts of the model and needs" if is_wanted else "does not use"
             return f'train.objective = "{kind}" {statement} {name}; {"add" if is_wanted else "remove"} it'
     if not isinstance(settings, RolloutSettings):
-        return None if run.rollouts is None else f'train.objective = "{kind}" has no use for [rollouts]; remove it'
+        return None if run.rollouts is None else f'train.objective = "{kind}" does not use [rollouts]; remove it'
     cuts = 1 if run.parallel is None else run.parallel.cp
     faults = {
-        f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1': (
+        f'parallel.cp = {cuts} divides rows, but train.objective = "{kind}" needs whole rows; set it to 1': (
             cuts > 1 and not OBJECTIVES[kind].shares_rows
         ),
-        f'train.precision = "{run.train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out': (
+        f'train.precision = "{run.train.precision}": texts of [rollouts] are checked in fp32 only; remove one': (
             run.rollouts is not None and run.train.precision != "fp32"
         ),
-        f"train.batch_size = {run.train.batch_size} texts are no whole groups of train.objective.group = "
+        f"train.batch_size = {run.train.batch_size} texts is not a multiple of train.objective.group = "
         f"{settings.group}; make it a multiple": run.train.batch_size % settings.group != 0,
-        "train.epochs: passes are over text, and this run writes its own; give train.steps": (
+        "train.epochs: epochs count passes over text, but this run generates its texts; set train.steps": (
             run.train.epochs is not None
         ),
-        "model.adapter: texts are written by whole weights so far; leave it out": run.model.adapter is not None,
-        f"guard.commit_lag = {run.guard.commit_lag}: texts are written by verified weights alone; set it to 0": (
+        "model.adapter: texts are generated without adapters only; remove it": run.model.adapter is not None,
+        f"guard.commit_lag = {run.guard.commit_lag}: texts are generated with verified weights only; set it to 0": (
             run.guard.commit_lag > 0
         ),
     }

@@ -17,7 +17,7 @@ def section_of(run: Any) -> FederatedConfig:
         ConfigError: It has none.
     """
     if not isinstance(run.federated, FederatedConfig):
-        raise ConfigError("federated: the run file has no such section")
+        raise ConfigError("federated: the section [federated] is missing")
     return run.federated
 
 
@@ -35,24 +35,24 @@ def _of_whole_steps(section: Any, parties: str, part: str) -> Iterator[str]:
     """
     if section.algorithm.kind in ("fedprox", "scaffold"):
         yield (
-            f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, and {parties} '
-            f"take whole steps; take another kind, or remove {part}"
+            f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, but {parties} '
+            f"make whole steps; choose another kind, or remove {part}"
         )
     if section.exchange == "frozen_a":
         yield (
-            f'federated.exchange = "frozen_a" trains one factor of each adapter, and {parties} train both; '
-            f'take "factors" or "product", or remove {part}'
+            f'federated.exchange = "frozen_a" trains one factor of each adapter, but {parties} train both; set '
+            f'"factors" or "product", or remove {part}'
         )
     if section.personal:
-        yield f"federated.personal: {parties} send all that they train; leave it out, or remove {part}"
+        yield f"federated.personal: {parties} send all trained weights; remove it, or remove {part}"
 
 
 def _of_ranks(run: Any) -> Iterator[str]:
     """What sites that are ranks of ``[parallel]`` have not besides."""
     if run.parallel.outer is not None or run.parallel.most_dp > run.parallel.dp:
         yield (
-            "parallel.outer and parallel.max_dp: a site's ranks are as many in each round, with one model; leave them "
-            "out beside [federated]"
+            "parallel.outer and parallel.max_dp: a site has a fixed number of ranks and one model; remove them "
+            "with [federated]"
         )
 
 
@@ -64,11 +64,11 @@ def _faults(run: Any, section: Any) -> Iterator[str]:
         yield from _of_whole_steps(section, "stages of [pipeline]", "[pipeline]")
         if run.pipeline.stages < _FEWEST_STAGES:
             yield (
-                f"pipeline.stages = {run.pipeline.stages} beside [federated]: the owner of a site's pipeline has the "
-                f"first and the last one, and workers need one between them; make it {_FEWEST_STAGES} or more"
+                f"pipeline.stages = {run.pipeline.stages} with [federated]: the owner of a site's pipeline has the "
+                f"first and the last stage, and workers need one between them; set it to {_FEWEST_STAGES} or more"
             )
     elif "guard" in run.model_fields_set:
-        yield "[guard] beside [federated] is of the pipeline that each site owns; add [pipeline], or remove [guard]"
+        yield "[guard] with [federated] guards the pipeline of each site; add [pipeline], or remove [guard]"
     is_lora = run.model.adapter is not None and run.model.adapter.kind == "lora"
     own_files = None if run.data.labelled is None else run.data.labelled.own
     if section.algorithm.kind == "scaffold" and (run.optimizer.kind != "sgd" or run.optimizer.momentum):
@@ -78,21 +78,21 @@ def _faults(run: Any, section: Any) -> Iterator[str]:
         )
     if section.exchange != "factors" and not is_lora:
         yield (
-            f'federated.exchange = "{section.exchange}" is about the two factors of LoRA; give model.adapter the kind '
-            '"lora", or leave it out'
+            f'federated.exchange = "{section.exchange}" needs the two factors of LoRA; set model.adapter.kind = '
+            '"lora", or remove it'
         )
     elif section.exchange != "factors" and run.model.adapter.dora:
         yield (
-            f'federated.exchange = "{section.exchange}" averages what adapters add exactly, and the sizes that DoRA '
-            "learns beside its factors have no such mean; set model.adapter.dora = false, or leave exchange out"
+            f'federated.exchange = "{section.exchange}" averages the products of the factors exactly, but not '
+            "DoRA's magnitudes; set model.adapter.dora = false, or remove exchange"
         )
     if own_files is not None and len(own_files.train) != len(section.sites):
         yield (
-            f"data.labelled.task names files of {len(own_files.train)} clients, and federated.sites has "
-            f"{len(section.sites)} names; give each site its own, in their order"
+            f"data.labelled.task names files of {len(own_files.train)} clients, but federated.sites has "
+            f"{len(section.sites)} names; give each site its own files, in the same order"
         )
     if section.privacy is not None and run.data.tokenizer.kind == "bpe":
         yield (
-            'federated.privacy has no data.tokenizer.kind = "bpe": a vocabulary that is trained on the text of sites '
-            'tells of it without noise; take "model", or "file" with one of public text'
+            'federated.privacy excludes data.tokenizer.kind = "bpe": a vocabulary trained on the sites\' text '
+            'reveals it without noise; use "model", or "file" with one of public text'
         )

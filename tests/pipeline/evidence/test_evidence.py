@@ -171,7 +171,7 @@ def test_a_disputed_microbatch_is_redone_from_the_evidence_bit_for_bit(evidence_
 
     explained = explain_evidence(home / verdict.evidence)
 
-    assert explained["recomputed here"] == "bit for bit what the referee got"
+    assert explained["recomputed here"] == "bit-equal to the referee's result"
     assert explained["weights"] == "their digest was signed by worker-1 and worker-2" or name == "backward"
     assert explained["authority"].startswith("not compared")
 
@@ -202,13 +202,13 @@ def replaced_by(name, other):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (nudge("claimed"), "'claimed' is not the one whose digest worker-1 signed"),
-        (nudge("input"), "'input' is not the one whose digest owner signed"),
+        (nudge("claimed"), "'claimed' differs from the digest that worker-1 signed"),
+        (nudge("input"), "'input' differs from the digest that owner signed"),
         (nudge("recomputed"), "says distance"),
         (replaced_by("recomputed", "claimed"), "it is not guilty"),
         (lambda tensors: tensors.pop("recomputed"), "'recomputed' is missing"),
-        (lambda tensors: tensors.update(recomputed=tensors["recomputed"][:1].clone()), "not of the plan's shape"),
-        (lambda tensors: tensors["claimed"].fill_(float("nan")), "'claimed' is not the one"),
+        (lambda tensors: tensors.update(recomputed=tensors["recomputed"][:1].clone()), "has not the plan's shape"),
+        (lambda tensors: tensors["claimed"].fill_(float("nan")), "'claimed' differs from the digest"),
     ],
 )
 def test_an_altered_tensor_is_found_although_its_file_digest_was_put_right(altered, change, complaint):
@@ -234,7 +234,7 @@ def test_altered_weights_are_found(altered):
         name = min(name for name in tensors if name.startswith("stage/"))
         nudge(name)(tensors)
 
-    with pytest.raises(EvidenceError, match="weights are not those whose digest it names"):
+    with pytest.raises(EvidenceError, match="weights differ from their signed digest"):
         explain_evidence(altered(tensors=change))
 
 
@@ -301,7 +301,7 @@ def swap_certificates(record):
         (setting("verdict", "direction", to="sideways"), "verdict.direction: Input should be 'forward' or 'backward'"),
         (setting("verdict", "distance", to=0.5), "says distance 0.5"),
         (setting("weights_digest", to="00" * 64), "signed other weights"),
-        (setting("plan", "hidden_size", to=32), "not of the plan's shape"),
+        (setting("plan", "hidden_size", to=32), "has not the plan's shape"),
         (setting("plan", "hub_config", "n_embd", to=2**20), "plan"),
         (setting("plan", "hub_config", "model_type", to="no-such"), "plan builds no stage"),
         (setting("plan", "guard", "shadow", to="update"), 'shadow = "update" was removed'),
@@ -400,7 +400,9 @@ def test_a_plan_that_claims_more_layers_than_any_model_has_is_refused_before_one
     path = altered(record=claiming(**{key: claimed}))
     monkeypatch.setattr("phalanx.pipeline.evidence.recompute.shared_hub_config", build)
 
-    with pytest.raises(EvidenceError, match=f"its plan claims {claimed} layers or labels, more than the {MOST_LAYERS}"):
+    with pytest.raises(
+        EvidenceError, match=f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}"
+    ):
         explain_evidence(path)
 
 
@@ -409,7 +411,7 @@ def test_as_many_layers_as_may_be_are_built_without_memory_and_then_counted(alte
     longer = altered(record=claiming(n_layer=12))
 
     # the middle stage is the same, whatever comes behind it
-    assert explain_evidence(longer)["recomputed here"] == "bit for bit what the referee got"
+    assert explain_evidence(longer)["recomputed here"] == "bit-equal to the referee's result"
 
 
 def test_the_run_itself_builds_what_is_too_long_for_others(altered, monkeypatch):
@@ -449,14 +451,14 @@ def test_garbage_in_place_of_tensors_is_refused(altered):
     record["tensors"]["sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
     path.write_text(json.dumps(record))
 
-    with pytest.raises(EvidenceError, match="is no safetensors file"):
+    with pytest.raises(EvidenceError, match="not a safetensors file"):
         explain_evidence(path)
 
 
 def test_the_authority_that_the_reader_knows_is_compared(altered, tmp_path):
     create_authority(tmp_path / "other")
 
-    with pytest.raises(EvidenceError, match="is vouched for by the authority"):
+    with pytest.raises(EvidenceError, match="was certified by the authority"):
         explain_evidence(altered(), tmp_path / "other" / "authority.pem")
     with pytest.raises(EvidenceError, match="cannot be read"):
         explain_evidence(altered(), tmp_path / "nobody.pem")

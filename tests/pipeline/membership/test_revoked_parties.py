@@ -74,7 +74,7 @@ def test_it_does_not_come_back_in_the_same_session(company_of):
     company.run(1)
     assert company.lost == ["worker-1"]
 
-    with pytest.raises(PeerRefusedError, match="worker-1 was shut out and does not come back"):
+    with pytest.raises(PeerRefusedError, match="worker-1 was excluded and may not come back"):
         company.come_back("worker-1")
 
 
@@ -202,5 +202,5 @@ def test_nobody_who_calls_is_let_in_while_the_list_cannot_be_read():
 
     callers = Callers(lambda name, begins: name, ("alice",), lambda line: None, unreadable)
 
-    with pytest.raises(PeerRefusedError, match="cannot be read, so nobody is let in"):
+    with pytest.raises(PeerRefusedError, match="cannot be read, so no party is admitted"):
         callers.name_of("alice", True)

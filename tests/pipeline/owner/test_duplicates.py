@@ -164,7 +164,7 @@ def test_a_second_duplicate_takes_the_place_of_the_first(make_company):
 
     company.engine.finish_duplicate(second)
 
-    assert first.failure == "another one was begun"
+    assert first.failure == "another one was started"
     assert second.is_whole
 
 

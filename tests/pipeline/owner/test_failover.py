@@ -230,7 +230,7 @@ def test_when_no_worker_gets_ready_the_error_says_why_each_is_gone(run):
 def test_an_owner_that_is_late_itself_blames_no_worker(run):
     run.mute, run.failover.timeout_s = {OWNER}, 5.0
 
-    with pytest.raises(PeerLostError, match="owner did not get ready within 5 s"):
+    with pytest.raises(PeerLostError, match="owner was not ready within 5 s"):
         run.do(run.failover.begin(0))
     assert (run.failover.alive, run.kinds) == (list(WORKERS), [])
 
@@ -242,7 +242,7 @@ def test_an_owner_that_waits_for_a_workers_state_suspects_that_worker(run):
 
     run.do(run.failover.begin(0))
 
-    assert run.failover.reasons == {"worker-2": "did not take its roles within 5 s"}
+    assert run.failover.reasons == {"worker-2": "did not start its roles within 5 s"}
 
 
 def test_an_owner_without_workers_begins_alone(model_cache):
@@ -272,7 +272,7 @@ def test_a_ready_of_an_earlier_epoch_does_not_count(run):
 
     run_task(run.failover.begin(0), stale)
 
-    assert run.failover.reasons == {"worker-1": "did not take its roles within 5 s"}
+    assert run.failover.reasons == {"worker-1": "did not start its roles within 5 s"}
 
 
 # --- suspicion -------------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_party_that_no_other_can_follow_is_still_shut_out(model_cache):
     begun = Run(model_cache, mode="off").begun()
     begun.failover.suspect("worker-1", "silent")
 
-    with pytest.raises(NoHolderError, match="stage 1: worker-1 is gone and nobody shadowed it"):
+    with pytest.raises(NoHolderError, match="stage 1: worker-1 is lost and had no shadow"):
         begun.do(begun.failover.recover(None, 0))
     assert (begun.endpoint.refused, begun.failover.alive) == (["worker-1"], ["worker-2", "worker-3"])
     assert begun.failover.takeovers == 0
@@ -377,7 +377,7 @@ def test_one_that_hangs_while_roles_change_is_found_long_before_the_time_is_over
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.failover.reasons["worker-3"] == "silent while roles were given out"
+    assert begun.failover.reasons["worker-3"] == "silent while roles were assigned"
     assert begun.clock.seconds < begun.failover.timeout_s / 2
 
 
@@ -397,7 +397,7 @@ def test_in_the_very_first_epoch_a_long_silence_is_none(run):
 
     run.do(run.failover.begin(0))
 
-    assert run.failover.reasons == {"worker-1": "did not take its roles within 100 s"}
+    assert run.failover.reasons == {"worker-1": "did not start its roles within 100 s"}
 
 
 def test_where_a_newcomer_lacks_its_state_the_owner_shadows_the_stage_and_sees_for_itself(begun):

@@ -119,7 +119,7 @@ def test_a_worker_does_not_serve_a_log_that_lacks_what_it_knows(tmp_path, announ
     known.meet(told(*"12"))
     known.keep()
 
-    with pytest.raises(CutLogError, match=r"owner: its audit log has .* knows number 2"):
+    with pytest.raises(CutLogError, match=r"owner: its audit log has .* signature for number 2"):
         memory(tmp_path, SECOND).meet(announced)
 
     assert memory(tmp_path).known == told(*"12")

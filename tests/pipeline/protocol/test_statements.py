@@ -114,7 +114,7 @@ def test_a_header_of_who_takes_no_part_opens_nothing():
     stranger = Identity.without_certificate("mallory")
     fields = HeaderFields(**json.loads(header().header) | {"sender": "mallory"})
 
-    with pytest.raises(SignatureError, match="mallory as its sender, who takes no part"):
+    with pytest.raises(SignatureError, match="mallory as its sender, which is not in the run"):
         opened(to_signed(sign_header(stranger, fields)), link=lambda message: (None, "bob"))
 
 

@@ -78,11 +78,11 @@ def build(
     figures = {
         "directory": directory,
         "digest": outcome.digest,
-        "already existed": outcome.was_there,
+        "was there already": outcome.was_there,
         **_totals(outcome.report, None if outcome.was_there else seconds),
     }
     if outcome.report["not_found"]:
-        figures["in [quarantine], in no document"] = ", ".join(outcome.report["not_found"])
+        figures["in [quarantine], of no document"] = ", ".join(outcome.report["not_found"])
     if store is not None:
         figures["copied to"] = put_dataset(directory, store)
     if not any(group["split"] == "validation" for group in outcome.report["groups"]):

@@ -72,7 +72,9 @@ def _lasts(text: str) -> timedelta:
     match = _LASTS.fullmatch(text)
     lasts = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else timedelta()
     if not timedelta() < lasts <= _LONGEST:
-        raise ConfigError(f"--expires: got {text[:40]!r}, expected a duration such as 30m, 24h or 7d, at most 30 days")
+        raise ConfigError(
+            f"--expires: found {text[:40]!r}, expected a duration such as 30m, 24h or 7d, at most 30 days"
+        )
     return lasts
 
 

@@ -38,7 +38,7 @@ class SealingSite:
         if order.phase == "attest":
             return self._appraisal.nonce()
         if order.phase != "seal":
-            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not of rounds with an aggregator")
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: invalid in rounds with an aggregator")
         public = self._appraisal.key(payload)
         data = save(values)
         header = UpdateHeader(

@@ -133,7 +133,7 @@ class PipelineEngine:
         """
         self._party.roles.forget_copies()
         self._party.roles.library = library
-        self._books.undone("the run goes on from another state")
+        self._books.undone("the run continues from another state")
         self._loop.run(self._failover.fall_back(step, known))
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
@@ -330,7 +330,7 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
             return copy
         if copy is not None:
             reason = VerificationError(
-                f"stage {stage}: {party} sent a {purpose} that is not the one it signed; not used"
+                f"stage {stage}: {party} sent a {purpose} that differs from its signature; not used"
             )
             facts.observe("refused", {"party": party, "error": type(reason).__name__, "reason": str(reason)})
     raise reason

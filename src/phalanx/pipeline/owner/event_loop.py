@@ -194,8 +194,8 @@ class EventLoop:
         """Tell a process that another one has its certificate, if it still runs: it takes part no more, and ends."""
         links = self.failover.links
         reason = (
-            "another process has begun with this worker's certificate, and the run goes on with that one; give each "
-            "worker a certificate of its own, and replace this one if you did not start the other process"
+            "another process with this worker's certificate has joined and replaces this one; give each worker a "
+            "certificate of its own, and replace this one if you did not start the other process"
         )
         with contextlib.suppress(TransportError):
             links.mail.post(name, NotLetIn(epoch=0, reason=reason))
@@ -232,6 +232,6 @@ class EventLoop:
         for name in self.failover.links.incarnations.take_restarted():
             if name in self.failover.alive:
                 self._tell_fenced(name)
-                self.failover.suspect(name, "its process has begun anew")
+                self.failover.suspect(name, "its process has restarted")
             else:
                 self.newcomers.drop(name)

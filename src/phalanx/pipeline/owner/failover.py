@@ -352,11 +352,11 @@ class Failover:
                 # the owner is late because a party does not give it a state
                 missing = sorted(waiting - self._coordinator.ready.keys() - {OWNER}) or sorted(self._roles.owed_by())
                 if not missing:
-                    raise PeerLostError(f"{OWNER} did not get ready within {self.timeout_s:.0f} s")
+                    raise PeerLostError(f"{OWNER} was not ready within {self.timeout_s:.0f} s")
                 if not is_start and self._facts.plan.guard.enabled and may_lack_a_state(missing, roles):
                     return True
                 for name in missing if is_start else missing[:1]:
-                    self.suspect(name, f"did not take its roles within {self.timeout_s:.0f} s", "late")
+                    self.suspect(name, f"did not start its roles within {self.timeout_s:.0f} s", "late")
         return False
 
     async def _suspect_the_silent(self) -> None:
@@ -364,7 +364,7 @@ class Failover:
         standings = await ProgressNeed(tuple(self.alive), Ask(epoch=self.epoch, step=self._facts.ledger.step))
         self.links.patience.broken()
         for name in [name for name in self.alive if name not in standings][:1]:
-            self.suspect(name, "silent while roles were given out", "silent")
+            self.suspect(name, "silent while roles were assigned", "silent")
 
     async def _undo_unwitnessed(self, step: int) -> None:
         """Go back over the last update of stages that one party alone has made, and let two make it again.
@@ -376,7 +376,7 @@ class Failover:
         self._files.observe("update_unwitnessed", {"step": step - 1, "stages": stages})
         if not self.rollback.can_undo(step - 1):
             raise NoHolderError(
-                f"stages {stages}: one party alone has made the update of step {step - 1}, which cannot be undone; "
+                f"stages {stages}: only one party made the update of step {step - 1}, which cannot be undone; "
                 "resume from the last checkpoint with --resume"
             )
         self._coordinator.forget_audits()

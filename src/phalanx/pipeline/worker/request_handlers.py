@@ -46,7 +46,9 @@ class StateUploads:
         """
         self._waiting.pop(about.stage, None)
         if num_steps != about.step:
-            raise FrameError(f"stage {about.stage}: asked for the state of step {about.step}, it is at {num_steps}")
+            raise FrameError(
+                f"stage {about.stage}: the state of step {about.step} was requested, but the stage is at {num_steps}"
+            )
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in state().items()}
         self._waiting[about.stage] = _Parcel(receiver, about, self._send(receiver, about, tensors))
 
@@ -82,7 +84,7 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
     allowed = {OWNER} if message.claim else {OWNER, context.roles.assignment.shadows.get(target)}
     if sender not in allowed:
         raise FrameError(
-            f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
+            f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it does not hold that stage"
         )
     tensor = _claim(context.roles, message) if message.claim else _message(context.roles, message)
     if tensor is None and sender != OWNER:

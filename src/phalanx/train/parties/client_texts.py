@@ -103,7 +103,7 @@ def read_texts(client: ClientFile, run: RunConfig, name: str, source: ModelSourc
     """
     split = run.split
     if split is None or isinstance(run.data.tokenizer, BpeConfig):
-        raise ConfigError('data.tokenizer: kind = "bpe" is made from the texts of all; take "model" or "file"')
+        raise ConfigError('data.tokenizer: kind = "bpe" needs the texts of all clients; use "model" or "file"')
     paths = Path(client.train), Path(client.test)
     rows: Sequence[OwnRows]
     if run.data.conversations is None:

@@ -48,13 +48,11 @@ def read_enclave_run(path: Path, start: EnclaveStart) -> RunConfig:
     """
     run = load_run(path)
     if run.split is None or run.split.remote_enclave is None:
-        raise ConfigError(
-            f"{path}: names no split.remote_enclave; `phalanx train` starts the enclave of such a run itself"
-        )
+        raise ConfigError(f"{path}: split.remote_enclave is missing; `phalanx train` starts the enclave of such a run")
     name = load_identity(start.identity).name
     if name != ENCLAVE:
         raise CertificateError(
-            f"{start.identity}: is of {name!r}; the enclave's request is made with `phalanx pki request {ENCLAVE}`"
+            f"{start.identity}: belongs to {name!r}; make the enclave's keys with `phalanx pki request {ENCLAVE}`"
         )
     check_inputs(run)
     return run

@@ -35,8 +35,8 @@ class AppraisedClients:
             return False
         if message.client not in self._expected:
             raise FrameError(
-                f"the enclave tells of evidence of {message.client!r}; expected {', '.join(self._expected) or 'none'}, "
-                "of which split.client_policies has a policy"
+                f"the enclave reported evidence of {message.client!r}; expected "
+                f"{', '.join(self._expected) or 'none'}, of which split.client_policies has a policy"
             )
         if isinstance(message, ask.ClientEvidenceRefused):
             self.facts.pop(message.client, None)
@@ -56,6 +56,6 @@ class AppraisedClients:
         for name, policy in self._expected.items():
             if self.facts.get(name, {}).get("policy") != policy:
                 raise FrameError(
-                    f"{name}: is ready, and the enclave has not told of evidence that passes "
-                    f"split.client_policies.{name}; nothing is trained"
+                    f"{name}: is ready, but the enclave reported no evidence that meets "
+                    f"split.client_policies.{name}; no step is trained"
                 )

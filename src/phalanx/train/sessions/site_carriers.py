@@ -56,7 +56,7 @@ def open_carrier(context: SessionContext, terms: RunTerms) -> Iterator[OpenCarri
             post = OwnerPost(path, session, section.transport)
             bridge = BridgeCarrier(home.owner, post, terms.roster, revoked, context.say)
             stack.callback(bridge.close)
-            context.say(f"waiting for an engine at {path}")
+            context.say(f"waiting for an engine on {path}")
             yield bridge
             return
         loopback = LoopbackCarrier(home.owner, session, section.sites, section.transport, revoked, context.say)
@@ -84,7 +84,7 @@ def _in_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None
 def where_to_look(context: SessionContext) -> str:
     """Say where a person finds why a site is not there."""
     if section_of(context.run).carrier == "bridge":
-        return "see that the engine's job runs, and `phalanx site` at each of them"
+        return "check the engine's job and `phalanx site` at each of them"
     return f"see {context.home.path / 'sites'}/NAME.log"
 
 

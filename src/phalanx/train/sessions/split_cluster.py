@@ -32,7 +32,7 @@ from phalanx.transport import Endpoint, GrpcWire
 def split_of(run: RunConfig) -> SplitConfig:
     """The section ``[split]`` of a run that has one."""
     if run.split is None:
-        raise TypeError("split: the run file has no such section")
+        raise TypeError("split: the section [split] is missing")
     return run.split
 
 

@@ -44,6 +44,6 @@ class SplitRevocations:
                 self._barred.add(name)
         if gone := [name for name in self._parties if name in self._barred]:
             raise PeerRefusedError(
-                f"{', '.join(gone)}: the certificate was revoked, and a split waits for all its parties; begin another "
-                "run with a run file without it"
+                f"{', '.join(gone)}: the certificate was revoked, but a split needs all its parties; begin another "
+                "run without this party in the run file"
             )
