@@ -240,7 +240,7 @@ MISTAKES = (
         "a chat",
         '{"messages": [{"role": "user", "content": "hold"}]}\n',
         "field 'messages' holds a JSON list, expected text",
-        'a chat is read by kind = "dialogue"',
+        'use kind = "dialogue"',
         text=OWN_TEXT.replace('"text" }', '"text", field = "messages" }'),
     ),
     of_text(

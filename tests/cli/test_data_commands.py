@@ -201,7 +201,7 @@ def test_report_is_one_page_that_fetches_nothing_and_shows_the_account(home, cap
         ("tokenizer.vocab_sise=9", "did you mean 'vocab_size'?", 2),
         ('sources=[{kind="text",path="nowhere"}]', "nowhere: not found", 3),
         ("tokenizer.vocab_size=30000", "lower vocab_size", 3),
-        ('steps=[{kind="length",least=100000}]', "nothing is left of what the sources hold", 3),
+        ('steps=[{kind="length",least=100000}]', "no document of the sources is left", 3),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(home, capsys, override, message, code):

@@ -27,7 +27,7 @@ def test_a_whole_dataset_is_said_to_be_whole_and_by_whom_it_is_signed(tmp_path: 
     assert "all bytes match the signature" in named
     assert f"signed with the expected key {FINGERPRINT}" in named
     assert (unnamed["documents"], unnamed["signer"], unnamed["signer_was_named"]) == (60, FINGERPRINT, False)
-    assert "which nobody named" in unnamed["trust"]
+    assert "not verified" in unnamed["trust"]
 
 
 def test_an_encrypted_dataset_is_checked_with_its_key(tmp_path: Path, capsys) -> None:
@@ -64,7 +64,7 @@ def test_a_dataset_in_the_clear_has_no_key_to_rotate(tmp_path: Path, capsys) -> 
     assert (
         run(["data", "rotate", str(tmp_path / "d"), "--key", str(tmp_path / "key"), "--to", str(tmp_path / "key")]) == 3
     )
-    assert "is not encrypted; there is no key to change" in " ".join(capsys.readouterr().err.split())
+    assert "is not encrypted and has no key to change" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("number", "words"), [(3, "is in the dataset"), (99, "is not in the dataset")])

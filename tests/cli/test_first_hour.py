@@ -65,7 +65,7 @@ def test_a_path_that_is_nowhere_is_told_with_the_place_where_it_was_looked_for(p
     assert command_line(["train", "run.toml", "--dry-run"]) == 3
 
     told = " ".join(capfd.readouterr().err.split())
-    assert f"chats.jsonl: not found; give the path of a file or a directory; relative paths begin in {place}" in told
+    assert f"chats.jsonl: not found; give the path of a file or a directory; relative paths start at {place}" in told
 
 
 def shown(run):

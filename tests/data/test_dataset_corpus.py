@@ -49,7 +49,7 @@ def test_all_training_tokens_are_batched_and_none_that_is_held_out(made, tmp_pat
     assert corpus.vocab_size == 300
     assert corpus.num_validation_sequences == sum(len(one.labels) for one in validation_batches(corpus, 3))
     assert 1 < unigram_perplexity(corpus) < 300
-    assert "which nobody named" in corpus.trust
+    assert "not verified" in corpus.trust
 
 
 def test_a_field_of_documents_orders_a_phase(made, tmp_path):
@@ -119,12 +119,12 @@ def test_a_tokenizer_with_other_ids_is_refused_and_an_equal_one_is_not(made, tmp
     equal = prepare(config(home, tokenizer={"kind": "file", "path": str(tmp_path / "equal.json")}), tmp_path, seed=1)
 
     assert equal.vocab_size == 300
-    with pytest.raises(DataError, match=r"data\.tokenizer: is another one than .* 280 tokens"):
+    with pytest.raises(DataError, match=r"data\.tokenizer: differs from .* 280 tokens"):
         prepare(config(home, tokenizer={"kind": "file", "path": str(tmp_path / "other.json")}), tmp_path, seed=1)
     model = tmp_path / "model"
     model.mkdir()
     (model / "tokenizer.json").write_bytes(other.to_json())
-    with pytest.raises(DataError, match=r"data\.tokenizer: is another one"):
+    with pytest.raises(DataError, match=r"data\.tokenizer: differs from"):
         prepare(
             config(home, tokenizer={"kind": "model", "eos_token": "<|endoftext|>"}), tmp_path, 1, tokenizer_path=model
         )

@@ -216,7 +216,7 @@ def test_limits_of_repeats_end_the_data_by_name():
     "layout", [{"weights": {"mail": 1.0}}, {"repeats": {"mail": 1.0}}, {"phases": (phase(mail=1.0),)}]
 )
 def test_a_group_that_is_not_there_is_refused_by_name(layout):
-    with pytest.raises(ConfigError, match='there is no group "mail"; the dataset has web, code'):
+    with pytest.raises(ConfigError, match='unknown group "mail"; the dataset has web, code'):
         BatchLoader(corpus(**layout), 4, seed=1)
 
 
@@ -237,21 +237,21 @@ def data_config(**changes: object) -> DataConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phases": [{}, {}]}, r"phases\.0: has no end: give until"),
+        ({"phases": [{}, {}]}, r"phases\.0: has no end: set until"),
         ({"phases": [{"until": {"steps": 3}}]}, r"phases\.0: is the last one"),
-        ({"phases": [{"until": {"steps": 3, "tokens": 9}}, {}]}, "give one of steps, samples and tokens"),
+        ({"phases": [{"until": {"steps": 3, "tokens": 9}}, {}]}, "set one of steps, samples and tokens"),
         ({"phases": [{"weights": {"web": 0.0}}]}, "all are 0"),
         ({"phases": [{"sequence_length": 4}]}, 'set data.attention = "document"'),
         ({"phases": [{"sequence_length": 3}], "attention": "document"}, "does not divide"),
         ({"skip": [[3, 3]]}, r"skip: \[3, 3\] is empty"),
-        ({"skip": [[3, 9], [8, 10]]}, r"skip: \[8, 10\] is empty, or begins before"),
+        ({"skip": [[3, 9], [8, 10]]}, r"skip: \[8, 10\] is empty, or overlaps"),
         ({"sources": [{"kind": "python_manual"}]}, "expected either sources, labelled, dataset"),
         ({"validation_share": 0.2}, "a dataset was split when it was built"),
         ({"tokenizer": {"kind": "bpe"}}, "a dataset has its own"),
         ({"dataset": None}, "expected either"),
         (
             {"dataset": None, "sources": [{"kind": "python_manual"}]},
-            "only a dataset brings its own",
+            "only a dataset has its own tokenizer",
         ),
         (
             {
@@ -263,7 +263,7 @@ def data_config(**changes: object) -> DataConfig:
             "sources are one group",
         ),
         ({"dataset": {"path": "shards", "groups": ["a"], "weights": {"b": 1.0}}}, '"b" is not among groups a'),
-        ({"dataset": {"path": "shards", "groups": ["a", "a"]}}, "one is named twice"),
+        ({"dataset": {"path": "shards", "groups": ["a", "a"]}}, "a name appears twice"),
     ],
 )
 def test_a_run_file_that_cannot_be_meant_is_refused(changes, message):

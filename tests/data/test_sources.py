@@ -129,7 +129,7 @@ def test_pages_without_the_extra_name_it(tmp_path, monkeypatch):
         (b'{"text": 5}', "line 2: field 'text' holds a JSON int, expected text$"),
         (
             b'{"text": [{"role": "user"}]}',
-            "line 2: field 'text' holds a JSON list, expected text; a chat is read by kind",
+            "line 2: field 'text' holds a JSON list, expected text; use kind",
         ),
         (b'{"text": "\xff"}', r"line 2: byte 10 \(0xff\) is not utf-8"),
     ],

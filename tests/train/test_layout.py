@@ -47,7 +47,7 @@ def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_be
     long, short = (make_run(adapter, f"data.sequence_length={n}") for n in (13, 12))
     source = open_source(long)
 
-    said = r"model\.adapter\.tokens = 4: .* data\.sequence_length = 13 leaves 3 of the 16 .*; lower one of the two"
+    said = r"model\.adapter\.tokens = 4: .* data\.sequence_length = 13 leaves 3 of the model's 16; lower one of the two"
     with pytest.raises(ConfigError, match=said):
         make_plan(long, source)
     with pytest.raises(ConfigError, match=said):

@@ -198,8 +198,8 @@ def test_a_run_of_sources_tells_the_steps_of_a_document_by_the_shards_that_it_ma
 def test_what_cannot_be_answered_is_said(trained, dataset: Path, trained_once, capsys) -> None:
     home, _ = trained
     for arguments, code, message in (
-        (["hoplite/99", "--dataset", str(dataset)], 3, "is no file, and no document"),
-        (["hoplite/3", "--run", str(trained_once[1])], 3, "is no file, and no document"),
+        (["hoplite/99", "--dataset", str(dataset)], 3, "is neither a file nor"),
+        (["hoplite/3", "--run", str(trained_once[1])], 3, "is neither a file nor"),
         (["0" * 64, "--run", str(home), "--signer", "0" * 64], 3, "signed with key"),
         (["0" * 64], 2, "expected --run RUN_DIR or --dataset DIR"),
     ):

@@ -155,7 +155,7 @@ def forged(path):
             "belongs to another model or to other pairs",
         ),
         (altered, "its numbers differ from those written"),
-        (forged, "loader state: is of the corpus"),
+        (forged, "loader state: belongs to the corpus"),
     ],
     ids=["missing", "junk", "foreign", "altered", "forged"],
 )

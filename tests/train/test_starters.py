@@ -409,10 +409,10 @@ def test_a_folder_of_a_folder_for_each_class_is_labelled_text(begun, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "has one class alone"),
+        ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "has one class only"),
         (
             [{"a": "one", "b": "two"}, {"a": "three", "b": "four"}],
-            "no column is surely the label; its columns are a, b",
+            "cannot tell the column of the label; its columns are a, b",
         ),
         ([{"text": "a", "label": "x"}, {"text": "b", "label": "y"}], "every class has fewer than 5 texts"),
     ],

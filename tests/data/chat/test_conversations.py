@@ -95,5 +95,5 @@ def test_what_is_no_conversation_is_told_by_turn(found, message):
     ids=["nobody answers", "the answer is left out"],
 )
 def test_a_conversation_without_a_learned_turn_is_told(messages):
-    with pytest.raises(DataError, match="no message of the assistant that is learned"):
+    with pytest.raises(DataError, match="no message of the assistant to learn"):
         conversation_of({"messages": messages}).check_learnable()

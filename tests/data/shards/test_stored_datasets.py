@@ -98,7 +98,7 @@ def test_a_copy_that_was_cut_off_is_no_dataset_and_goes_on(files, tmp_path, monk
     monkeypatch.setattr(files, "put_file", counted)
     with pytest.raises(DataError, match=r"cannot take the dataset \(Connection reset"):
         StoredDataset("s3://sets/mine").put(tmp_path / "here")
-    with pytest.raises(DataError, match="is not there, or not whole"):
+    with pytest.raises(DataError, match="is missing or incomplete"):
         StoredDataset("s3://sets/mine").fetch(tmp_path / "half")
 
     StoredDataset("s3://sets/mine").put(tmp_path / "here")
@@ -136,7 +136,7 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     assert command(["data", "copy", "s3://sets/mine", str(tmp_path / "flipped"), "--signer", OURS]) == 3
     assert "leaf 0" in capsys.readouterr().err
     files.pipe_file(shard, content + b"more")
-    with pytest.raises(DataError, match="has more than the 600 bytes that were signed"):
+    with pytest.raises(DataError, match="exceeds its signed size of 600 bytes"):
         stored.fetch(tmp_path / "longer")
     files.rm_file(shard)
     with pytest.raises(DataError, match=r"cannot bring shards/web\.train/tokens-00000: it is not there"):
@@ -160,7 +160,7 @@ def test_a_signed_name_outside_of_the_dataset_is_not_written(files, tmp_path, na
     content = sign_dataset(manifest.model_copy(update={"files": {name: outside}}), SIGNER)
     files.pipe_file("sets/mine/dataset.json", content)
 
-    with pytest.raises(DataError, match="lies outside of it"):
+    with pytest.raises(DataError, match="is outside of the dataset"):
         StoredDataset("s3://sets/mine").fetch(tmp_path / "back", OURS)
 
 

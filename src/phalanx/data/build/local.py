@@ -130,8 +130,8 @@ class _Child:
         if not reply:
             self._process.wait(5.0)
             raise DataError(
-                f"a process of the build ended ({self._process.how_it_ended()}) at {_about(task)}; run the build "
-                "again: it goes on from there, with fewer --workers if memory was short"
+                f"a process of the build ended ({self._process.how_it_ended()}) at {_about(task)}; repeat the "
+                "command to continue the build, with fewer --workers if memory was short"
             )
         answer: dict[str, Any] = json.loads(reply)
         if "error" in answer:

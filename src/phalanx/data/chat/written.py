@@ -36,8 +36,8 @@ def check_written(
         for what, part in parts:
             if not _is_in(part, text):
                 raise DataError(
-                    f"turn {number + 1}: its {what} ({part.strip()[:_SHOWN]!r}) does not come out of chat template "
-                    f"{template}; take a template that writes it, name its field in `ignore`, or leave the line out"
+                    f"turn {number + 1}: its {what} ({part.strip()[:_SHOWN]!r}) is not written by chat template "
+                    f"{template}; use a template that writes it, name its field in `ignore`, or remove the line"
                 )
 
 
