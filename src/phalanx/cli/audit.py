@@ -56,7 +56,7 @@ def verify(
             "proves": proof.conclusion,
             **{f"  {name}": rate for name, rate in proof.rates.items()},
             "  audits, signed by both": proof.audits,
-            "  audits, owner's claim": proof.owners_audits,
+            "  audits, owner's word": proof.owners_audits,
             "  audits, unequal classes": proof.unlike_audits,
             **{f"  remark {n}": remark for n, remark in enumerate(proof.remarks, 1)},
             "run": log.run,

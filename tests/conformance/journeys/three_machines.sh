@@ -15,7 +15,7 @@ until grep -q "waiting for all to join" owner/invitations.txt 2>/dev/null; do
   sleep 1
 done
 for name in alice bob; do
-  line=$(grep -A 1 "^$name," owner/invitations.txt | sed -n 's/.*phalanx join //p')
+  line=$(grep -A 1 "^$name:" owner/invitations.txt | sed -n 's/.*phalanx join //p')
   port=$((port + 1)) commands=$((commands + 1))
   (cd $name && exec phalanx join "$line" --port "$port" >terminal.txt 2>&1) &
 done

@@ -52,8 +52,8 @@ def invite(
             token = invitations.invite(party, reached, lasts)
             token_text, until = token.line(), token.expires_at.isoformat()
             typer.echo(
-                f"{party}: the token is valid until {until}, for this machine at {reached}; on the machine of {party} "
-                f"run:\n  phalanx join {token_text}{_more(terms, party)}"
+                f"{party}: valid until {until}, connects to {reached}; run on the machine of {party}:\n"
+                f"  phalanx join {token_text}{_more(terms, party)}"
             )
             say_object({"name": party, "token": token_text, "expires_at": until, "address": reached})
         if wait:

@@ -33,7 +33,7 @@ _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
 UNPROVED = "not proved by this file alone"
 """The conclusion where a verdict rests on what only the owner has seen."""
 
-_OWNER_ONLY = "the owner's claim in its signed audit log; its observations are not in this file"
+_OWNER_ONLY = "the owner's word in its signed audit log; its observations are not in this file"
 
 
 def explain_evidence(path: Path, authority: Path | None = None, session: str | None = None) -> Mapping[str, Any]:

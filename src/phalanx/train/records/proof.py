@@ -157,7 +157,7 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
         names |= session.names
     if work.unlike:
         remarks.append(
-            f"{work.unlike} audits are between numeric classes: the distance of their results is the owner's claim"
+            f"{work.unlike} audits are between numeric classes: the distance of their results is the owner's word"
         )
     return RunProof(
         log=log,
