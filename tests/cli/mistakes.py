@@ -152,7 +152,7 @@ MISTAKES = (
         "--unset of what is not there",
         FROM_SCRATCH,
         "--unset guard.mode: run.toml does not write it",
-        "leave the option out",
+        "remove the option",
         more="--unset guard.mode",
     ),
     of_run(
@@ -333,7 +333,7 @@ MISTAKES = (
     of_run(
         "an existing run",
         FROM_SCRATCH,
-        "old: holds a run already; add --resume",
+        "old: already has a run; add --resume",
         "another --run-dir",
         more="--run-dir old",
         old__run_dot_json="{}",

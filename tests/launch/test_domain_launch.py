@@ -83,7 +83,7 @@ def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     begun(tmp_path)
 
     domain(tmp_path, resume=True).check()
-    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+    with pytest.raises(ConfigError, match="already has a run; add --resume"):
         domain(tmp_path).check()
 
 

@@ -91,7 +91,7 @@ def test_a_run_that_is_there_already_is_not_begun_again(keys):
     (directory / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
 
     launch(directory, resume=True).check()
-    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+    with pytest.raises(ConfigError, match="already has a run; add --resume"):
         launch(directory).check()
 
 

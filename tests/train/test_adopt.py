@@ -181,7 +181,7 @@ def test_an_adoption_that_was_interrupted_does_not_begin_from_nothing(
 
 
 def test_from_another_run_and_resume_exclude_each_other(make_run, quietly, tmp_path):
-    with pytest.raises(ConfigError, match="leave one of them out"):
+    with pytest.raises(ConfigError, match="remove one of them"):
         quietly(make_run(), tmp_path / "new", from_run=tmp_path / "old", resume=True)
 
 

@@ -239,5 +239,5 @@ def test_a_step_that_the_enclave_alone_knows_of_keeps_a_run_from_beginning_anew(
     home.close()
 
     assert not is_unstarted(home.path)
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already has a run"):
         RunDirectory(home.path, run, resume=False)

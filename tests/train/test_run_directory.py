@@ -92,7 +92,7 @@ def test_a_run_with_a_step_a_checkpoint_or_a_decision_is_never_overwritten(make_
     first.close()
     before = {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
 
-    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+    with pytest.raises(ConfigError, match="already has a run; add --resume"):
         RunDirectory(first.path, make_run("train.steps=9"), resume=False)
     with pytest.raises(ConfigError, match="holds another run"):
         RunDirectory(first.path, make_run("train.seed=9"), resume=True)

@@ -89,7 +89,7 @@ class PairChoice:
         check_prompts(writer, prompts)
         for prompt in prompts if choose is None else ():
             if not isinstance(prompt.record.get(DEMONSTRATION), str) or not prompt.record[DEMONSTRATION].strip():
-                raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or leave the line out')
+                raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or remove the line')
 
     @property
     def lineage(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
         raise DataError(f"{where}: expected either prompt or messages").about(code="PHX-I014", file=where)
     if prompt is not None:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise DataError(f"{where}: the prompt is empty; write words, or leave the line out")
+            raise DataError(f"{where}: the prompt is empty; write words, or remove the line")
         return AskedPrompt(where, (asked(prompt),), record)
     try:
         found = conversation_of({**record, "messages": messages}, "messages")

@@ -97,7 +97,7 @@ class ResumableRows:
             record = json.loads(self._about.read_bytes())
             content = self._path.read_bytes()
         except (OSError, ValueError, RecursionError) as exc:
-            raise DataError(f"{self._path}: is there already, and no lineage beside it; give another name") from exc
+            raise DataError(f"{self._path}: already exists, and no lineage beside it; give another name") from exc
         made_of = record.get("made_of") if isinstance(record, dict) else None
         if made_of != self._lineage:
             raise self._foreign_error(self._path, made_of)

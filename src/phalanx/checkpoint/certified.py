@@ -92,7 +92,7 @@ class CertifiedCheckpoints:
         if newest is not None and (step is None or step < newest):
             state = "none is there" if step is None else f"the newest is of step {step}"
             raise CheckpointError(
-                f"{where}: rolled back: {state}, the audit log has one of step {newest}; put it back, or go back "
+                f"{where}: rolled back: {state}, the audit log has one of step {newest}; restore it, or go back "
                 "on purpose with --resume --from-step STEP"
             ).about(code="PHX-I053")
         if step is None:

@@ -171,7 +171,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:
-        raise CheckpointError(f"{path}: cannot be read ({exc.strerror}); put it back as the run wrote it") from exc
+        raise CheckpointError(f"{path}: cannot be read ({exc.strerror}); restore it") from exc
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

@@ -89,7 +89,7 @@ class DomainLaunch:
             ConfigError: The directory holds a run already, and `resume` is not set.
         """
         if not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir").about(
+            raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir").about(
                 code="PHX-C012", file=str(self.run_dir), do="add --resume, or choose another --run-dir"
             )
 

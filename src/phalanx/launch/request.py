@@ -145,9 +145,9 @@ class Launch:
             ConfigError: The directory holds a run already, or no process here would know where the owner is.
         """
         if self.has_owner and not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
+            raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir")
         if self.has_owner and self.owner is not None:
-            raise ConfigError(f"--owner {self.owner}: the owner runs here; leave it out, or choose others with --party")
+            raise ConfigError(f"--owner {self.owner}: the owner runs here; remove it, or choose others with --party")
 
     def worker_config(self, name: str, owner: str) -> WorkerConfig:
         """The file of one worker, which will serve this run and no other."""

@@ -85,20 +85,17 @@ class SplitConfig(StrictModel):
                 'set mode = "sealed", or insecure = true to measure what that costs'
             )
         if self.mode != "plaintext" and self.insecure:
-            raise ValueError(f'insecure = true is for mode = "plaintext", the mode is "{self.mode}"; leave it out')
+            raise ValueError(f'insecure = true is for mode = "plaintext", the mode is "{self.mode}"; remove it')
         if self.mode != "plaintext" and self.tier == "sim" and not self.allow_insecure_sim:
             raise ValueError(
                 'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
                 "all the same"
             )
         if self.allow_insecure_sim and self.tier not in _MAY_BE_SIMULATED:
-            raise ValueError(
-                f'allow_insecure_sim is for tier = "sim" or "auto", the tier is "{self.tier}"; leave it out'
-            )
+            raise ValueError(f'allow_insecure_sim is for tier = "sim" or "auto", the tier is "{self.tier}"; remove it')
         if self.tier in _MAY_BE_SIMULATED and self.transport.bind not in LOCAL_HOSTS:
             raise ValueError(
-                f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
-                "leave it out"
+                f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; remove it'
             )
         if self.mode != "masked" and "masked" in self.model_fields_set and not self._repeats_every_default:
             raise RefusedKeyError(
@@ -112,8 +109,8 @@ class SplitConfig(StrictModel):
         self._check_client_policies()
         if self.admission is not None and self.workers_see_hidden_states:
             raise ValueError(
-                "[split.admission] looks at the gradients of the whole back part, and workers have its middle; leave "
-                "one of them out"
+                "[split.admission] looks at the gradients of the whole back part, and workers have its middle; "
+                "remove one of them"
             )
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(

@@ -143,8 +143,8 @@ def test_no_prompt_is_on_both_sides_and_the_order_follows_from_the_seed(tmp_path
     ("line", "shape", "told"),
     [
         (pair(9, rejected=" yes 9"), "pairs", "both answers are equal, so neither is better; remove the line"),
-        (pair(9, rejected="  "), "pairs", "the rejected answer is empty; leave the line out"),
-        (pair(9, prompt=""), "pairs", "the prompt is empty; leave the line out"),
+        (pair(9, rejected="  "), "pairs", "the rejected answer is empty; remove the line"),
+        (pair(9, prompt=""), "pairs", "the prompt is empty; remove the line"),
         (pair(9, margin="much"), "pairs", "field 'margin' holds 'much', expected a number"),
         ({"prompt": "q"}, "pairs", "has no field 'chosen' with text or messages; its fields are: prompt; set `shape`"),
         ({"chosen": "a", "rejected": "b"}, "pairs", "has no field 'prompt', and its sides do not begin with the same"),

@@ -142,7 +142,7 @@ def test_a_list_that_cannot_be_read_ends_the_run_and_does_not_pass_for_an_empty_
     path = company.run_dir / "pki" / "revoked.json"
     path.write_bytes(path.read_bytes()[:-3])
 
-    with pytest.raises(CertificateError, match="is no list of revocations, so nobody is let in"):
+    with pytest.raises(CertificateError, match="is no list of revocations, so no party is admitted"):
         company.run(1)
 
 

@@ -60,7 +60,7 @@ class Arrivals:
             PeerLostError: One has begun anew.
         """
         if self._returned is not None:
-            raise PeerLostError(f"{self._returned}: has begun anew, so this session is over; go on with --resume")
+            raise PeerLostError(f"{self._returned}: has begun anew, so this session is over; continue with --resume")
 
     def wait(self, wire: GrpcWire) -> dict[str, JoinedPeer]:
         """Wait, however long, until all have called.

@@ -120,7 +120,7 @@ class EnclaveHost:
         if code == PeerLostError.exit_code:
             raise PeerLostError("a party is gone; the enclave's last words are above")
         if code:
-            raise IsolationError(f"the confined enclave ended with exit code {code}; its last words are above")
+            raise IsolationError(f"the confined enclave ended with exit code {code}; its last lines are above")
 
 
 def _certificates(joined: Mapping[str, JoinedPeer]) -> dict[str, str]:
