@@ -15,7 +15,7 @@ _OFFENCES = {
     "message": "sent a tensor that recomputation does not give",
     "accusation": "accused a stage whose tensor recomputation does give",
     "collusion": "vouched for a tensor that recomputation does not give",
-    "equivocation": "told two parties two stories",
+    "equivocation": "sent contradicting statements to two parties",
     "forgery": "committed to an input that nobody sent",
     "gradient": "another weight gradient or norm than it sent or computed",
     "state": "a state that the agreed update does not lead to",

@@ -45,7 +45,7 @@ class Site:
     Args:
         trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
-        directory: Keeps control variates, for an algorithm that has them, and books of sums.
+        directory: Keeps control variates, for an algorithm that has them, and logs of sums.
         tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
 
     Guarantees:

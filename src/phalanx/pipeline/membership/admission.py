@@ -49,7 +49,7 @@ class Admission:
         return self._plan.guard.enabled
 
     def answer_as_owner(self, measurement: ClassMeasurement) -> None:
-        """Run the battery here."""
+        """Compute the kernel fingerprint here."""
         measurement.answers[OWNER] = run_battery(self._plan, measurement.nonce)
 
     def refusal(self, party: str, described: NumericClass, measurement: ClassMeasurement) -> str | None:

@@ -25,7 +25,7 @@ class WorkerOutcome(Enum):
 
 
 class Narration:
-    """The story of one worker's part in a run, for a terminal or a log.
+    """The console of one worker: its part in a run, for a terminal or a log.
 
     Args:
         say: Takes one line; what other parties chose in it is made harmless first. Left out, nothing is said.

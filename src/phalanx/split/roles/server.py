@@ -35,7 +35,7 @@ from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
 _TRAINER = "trainer"
-"""Key, in the books of a sealed state, of what belongs to the trainer."""
+"""Key of the trainer's part in the metadata of a sealed state."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, ask.ClientTurn, ask.Conclude, say.End)
 _FAREWELL_S = 3.0
 

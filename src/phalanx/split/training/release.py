@@ -54,7 +54,7 @@ class ReleaseMaker:
         return release, out
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """What has left, and the books of the gate; for a sealed state."""
+        """Return the released tensors and the metadata of the gate, for a sealed state."""
         if self.gate is None:
             return {}, {}
         return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.state()

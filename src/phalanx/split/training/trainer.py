@@ -89,7 +89,7 @@ class SplitTrainer(Protocol):
         ...
 
     def check_books(self, books: Mapping[str, object]) -> None:
-        """Look at the books of a state before it is loaded.
+        """Check the metadata of a state before it is loaded.
 
         Raises:
             RollbackError: What they speak of has been turned back since.

@@ -140,7 +140,7 @@ def check_end(log: AuditLog, books: Mapping[str, object]) -> None:
         books: From `end_of` when the state was sealed.
 
     Raises:
-        CheckpointError: They are no books of an enclave that owns a pipeline.
+        CheckpointError: They are not the metadata of an enclave that owns a pipeline.
         RollbackError: The log was turned back, or exchanged.
     """
     number, ends = books.get("num_events"), books.get("digest")

@@ -102,7 +102,7 @@ class Session:
             yield summary
             figures.status = "completed"
         except CutLogError:
-            # whatever is signed now would be another story of the same run
+            # a later signature would contradict the log of the same run
             is_whole = False
             raise
         except KeyboardInterrupt:
