@@ -108,6 +108,6 @@ def test_the_two_digests_of_an_altered_tree_are_shown_where_they_differ(tmp_path
     assert run(["data", "verify", str(tmp_path / "d")]) == 3
 
     told = " ".join(capsys.readouterr().err.split())
-    found, expected = re.search(r"has root ([0-9a-f]+)\.\.\., the manifest has ([0-9a-f]+)\.\.\.", told).groups()
+    found, expected = re.search(r"has root ([0-9a-f]+)\.\.\., but the manifest has ([0-9a-f]+)\.\.\.", told).groups()
     assert found != expected
     assert bytes(content).hex().startswith(found)

@@ -104,7 +104,7 @@ def test_before_the_first_session_the_authority_tells(keys):
     result = shown(keys)
 
     assert result.exit_code == 0, result.output
-    assert "no session has begun" in result.output
+    assert "no session has started" in result.output
     assert re.search(r"alice +certified", result.output)
 
 

@@ -88,7 +88,7 @@ def test_rows_that_cannot_be_shared_equally_are_refused(corpus, count):
 
 def test_a_sequence_that_does_not_exist_is_refused(corpus):
     for index in (-1, corpus.num_train_sequences):
-        with pytest.raises(DataError, match=f"sequence {index} was asked for"):
+        with pytest.raises(DataError, match=f"sequence {index} is out of range"):
             corpus.train_batch([index])
     with pytest.raises(DataError, match="this split has 0 to 3"):
         corpus.validation_batch([4])

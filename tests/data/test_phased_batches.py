@@ -83,7 +83,7 @@ def test_loaders_that_share_groups_have_each_sequence_once_an_epoch_and_their_ow
 
 
 def test_a_group_without_a_sequence_for_every_share_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r'training sequences of group "code" cannot be shared by 7'):
+    with pytest.raises(ConfigError, match=r'training sequences of group "code" cannot be divided among 7'):
         BatchLoader(corpus([group("web", 10, 1000), group("code", 6, 2000)]), 1, 0, (6, 7))
 
 
@@ -151,8 +151,8 @@ def test_a_new_group_joins_in_the_middle_and_the_old_ones_go_on_where_they_were(
     ("groups", "phases", "message"),
     [
         (GROUPS, (phase(None, web=0.75, code=0.25),), 'group "code": it gave 6 of the first 12 .* have given 3'),
-        ([GROUPS[0], group("code", 6, 2000, "2")], (phase(None, web=1.0, code=1.0),), 'group "code".* is another one'),
-        ([GROUPS[0], group("code", 7, 2000)], (phase(None, web=1.0, code=1.0),), 'group "code".* is another one'),
+        ([GROUPS[0], group("code", 6, 2000, "2")], (phase(None, web=1.0, code=1.0),), 'group "code".* has changed'),
+        ([GROUPS[0], group("code", 7, 2000)], (phase(None, web=1.0, code=1.0),), 'group "code".* has changed'),
         ([GROUPS[0], group("mail", 6, 2000)], (phase(None, web=1.0, mail=1.0),), 'group "code": it gave 6'),
         (
             GROUPS,
@@ -238,7 +238,7 @@ def data_config(**changes: object) -> DataConfig:
     ("changes", "message"),
     [
         ({"phases": [{}, {}]}, r"phases\.0: has no end: set until"),
-        ({"phases": [{"until": {"steps": 3}}]}, r"phases\.0: is the last one"),
+        ({"phases": [{"until": {"steps": 3}}]}, r"phases\.0: is the last phase"),
         ({"phases": [{"until": {"steps": 3, "tokens": 9}}, {}]}, "set one of steps, samples and tokens"),
         ({"phases": [{"weights": {"web": 0.0}}]}, "all are 0"),
         ({"phases": [{"sequence_length": 4}]}, 'set data.attention = "document"'),

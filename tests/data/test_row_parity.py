@@ -43,7 +43,7 @@ REASONS = {
 REFUSALS = {
     "special token of the model": "f",
     "is not written by chat template": "l",
-    "says nothing": "a",
+    "is empty": "a",
     "is an empty conversation": "a",
     "the assistant's text cannot be located": "d",
 }

@@ -64,7 +64,7 @@ def test_a_module_that_cannot_be_parsed_is_named(tmp_path):
 
 
 def test_a_library_without_sources_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no \.py files"):
+    with pytest.raises(DataError, match=r"has no \.py files"):
         PythonDocstrings(PythonDocstringsConfig(), tmp_path)
 
 

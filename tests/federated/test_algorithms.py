@@ -168,15 +168,15 @@ def test_staleness_halves_after_three_rounds():
 def test_the_section_says_what_does_not_go_together():
     for keys, said in (
         ({"sites": ["a"]}, "at least 2"),
-        ({"sites": ["a", "a"]}, "different names"),
+        ({"sites": ["a", "a"]}, "distinct names"),
         ({"sites": ["a", "owner"]}, "none of them"),
         ({"min_cohort": 5}, "min_cohort = 5"),
         ({"byzantine": 1}, "tolerates no lying site"),
         ({"secure": True}, "needs at least 3 sites to hide one"),
-        ({"secure": True, "min_cohort": 4}, "may end with 3"),
+        ({"secure": True, "min_cohort": 4}, "at most 3 are asked"),
         ({"secure": True, "min_cohort": 3, "aggregator": "median"}, "set bucket"),
         ({"bucket": 3}, "bucket needs sums"),
-        ({"secure": True, "min_cohort": 3, "algorithm": {"kind": "scaffold"}}, "does not go with"),
+        ({"secure": True, "min_cohort": 3, "algorithm": {"kind": "scaffold"}}, "excludes"),
         ({"aggregator": "median", "algorithm": {"kind": "fedbuff", "buffer": 2}}, "takes means"),
         ({"aggregator": "median", "weights": "samples"}, "gives all sites the same weight"),
         ({"exchange": "product", "algorithm": {"kind": "fedavgm"}}, "needs the factors of each site"),

@@ -272,7 +272,7 @@ def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train(resume=True, restriction="no_large_files")
     assert process.wait() == 3, process.text
     # one checkpoint less is no reason to stop; without the last one there is no result
-    assert "no checkpoint of step 6, training goes on" in process.text
+    assert "no checkpoint of step 6, training continues" in process.text
     assert "step 8 cannot be saved" in process.text
     assert "Traceback" not in process.text
     assert (place.summary()["status"], place.summary()["steps"]) == ("failed", 8)

@@ -148,7 +148,7 @@ def test_texts_that_are_wrong_are_named_before_anything_is_called(make, train, t
             {'conversations = { template = "plain" }': 'conversations = { sources = [{ path = "x.jsonl" }] }'},
             "remote clients set these files in their client files",
         ),
-        ({"sequence_length = 64": 'sequence_length = 64\nattention = "document"'}, "has a row of its own"),
+        ({"sequence_length = 64": 'sequence_length = 64\nattention = "document"'}, "is a separate row"),
         ({'{ kind = "file", path = "HOME/tokenizer.json" }': '{ kind = "bpe", vocab_size = 260 }'}, "conversations"),
         (
             {

@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_where_it_was_says_nothing(make_run, quietly, tmp_pat
 
     summary = quietly(make_run("train.steps=6"), tmp_path / "run", resume=True)
 
-    assert "goes back" not in summary["shown"]
+    assert "returns" not in summary["shown"]
     assert summary["steps_lost"] == 0
 
 

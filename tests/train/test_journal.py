@@ -130,7 +130,7 @@ def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, die
     summary = quietly(journaled(), died, resume=True)
 
     assert "journal: " in summary["shown"]
-    assert "goes on from its last checkpoint" in " ".join(summary["shown"].split())
+    assert "continues from its last checkpoint" in " ".join(summary["shown"].split())
     assert summary["resumed_from"] == 0
     assert summary["final_weights_digest"] == undisturbed
 
@@ -142,7 +142,7 @@ def test_a_state_that_was_undone_after_it_was_noted_is_not_gone_on_from(journale
 
     summary = quietly(journaled(), died, resume=True)
 
-    assert "of steps that were undone since" in " ".join(summary["shown"].split())
+    assert "its steps were undone since" in " ".join(summary["shown"].split())
     assert (summary["resumed_from"], summary["final_weights_digest"]) == (0, undisturbed)
 
 

@@ -267,7 +267,7 @@ def test_a_note_of_before_the_last_undoing_is_not_gone_on_from(noted, undone_at,
     if stands:
         assert noted.newer().step == STEP
     else:
-        with pytest.raises(CheckpointError, match="of steps that were undone since"):
+        with pytest.raises(CheckpointError, match="its steps were undone since"):
             noted.newer()
 
 

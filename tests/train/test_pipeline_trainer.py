@@ -148,7 +148,7 @@ def test_a_batch_without_a_target_fails_is_reported_and_is_forgotten(make_traine
     for hidden, labels in microbatches(owned.company, 0):
         trainer.learn(hidden, torch.full_like(labels, IGNORE))
 
-    with pytest.raises(FailedBatchError, match="no label of the batch counts"):
+    with pytest.raises(FailedBatchError, match="the batch has no label to learn"):
         trainer.step()
 
     assert (owned.reports, trainer.num_learned, trainer.num_steps) == ([UNGUARDED], 0, 0)

@@ -103,13 +103,13 @@ def test_a_run_with_a_step_a_checkpoint_or_a_decision_is_never_overwritten(make_
 
 def test_a_run_that_another_process_begins_or_drives_is_left_alone(make_run, tmp_path):
     first = RunDirectory(tmp_path / "run", make_run(), resume=False)
-    with pytest.raises(ConfigError, match="another process runs here"):
+    with pytest.raises(ConfigError, match="another process uses it"):
         RunDirectory(first.path, make_run(), resume=False)
     first.close()
 
     with (
         AuditLog(first.path / "events.jsonl", first.owner, first.run_id),
-        pytest.raises(ConfigError, match="another process runs here"),
+        pytest.raises(ConfigError, match="another process uses it"),
     ):
         RunDirectory(first.path, make_run(), resume=False)
 

@@ -251,7 +251,7 @@ def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tm
     if way != "finetune":
         with pytest.raises(ConfigError, match="holds text"):
             run_file(way, Answers((texts,), model))
-        with pytest.raises(ConfigError, match="found none"):
+        with pytest.raises(ConfigError, match="none given"):
             run_file(way, Answers((), model))
 
 
@@ -316,9 +316,9 @@ def test_a_few_files_are_cut_into_paragraphs_so_that_some_can_be_held_out(begun,
     [
         ("chat.jsonl", '{"messages": []}', "no field with text"),
         ("empty.csv", "only,names\n", "not a table with a row of names"),
-        ("torn.parquet", "PAR1", "is no Parquet file"),
+        ("torn.parquet", "PAR1", "not a Parquet file"),
         ("list.jsonl", "[1]", "no field with text"),
-        ("torn.jsonl", "{", "line 1: is no JSON"),
+        ("torn.jsonl", "{", "line 1: not JSON"),
         ("picture.png", "x", r"no text found; expected files that end in \.jsonl"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batches of a run in their one order, the few integers that a checkpoint keeps of it, and the held-out batches of a run."""
+"""Batches of a run in one order, the few integers that a checkpoint keeps of it, and the held-out batches."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

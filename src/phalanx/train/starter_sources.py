@@ -45,7 +45,7 @@ def dataset_section(path: Path) -> tuple[str, int] | None:
 
 def _empty(path: Path) -> DataError:
     do = "give a file or a directory of text"
-    return DataError(f"{path}: empty; {do}").about(
+    return DataError(f"{path}: is empty; {do}").about(
         file=str(path), key="--data", found="is empty", expected="text", do=do
     )
 

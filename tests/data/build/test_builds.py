@@ -179,7 +179,7 @@ def test_a_damaged_piece_is_refused_by_name(tmp_path, steps):
     for path in (tmp_path / "killed" / WORK).glob("*/documents"):
         path.write_bytes(path.read_bytes()[:-9])
 
-    with pytest.raises(DataError, match="documents: was cut or altered; delete"):
+    with pytest.raises(DataError, match="documents: was truncated or altered; delete"):
         build(recipe, tmp_path / "killed")
 
 

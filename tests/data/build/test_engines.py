@@ -186,7 +186,9 @@ def test_a_process_that_is_killed_is_told_by_signal_and_piece(worker, monkeypatc
         assert next(engine.results([task]))["documents"] == 42
         os.kill(started[0].pid, signal.SIGKILL)
         started[0].wait(60)
-        with pytest.raises(DataError, match=r"ended \(signal 9\) at sift of 'part-0.jsonl'; run the build again"):
+        with pytest.raises(
+            DataError, match=r"ended \(signal 9\) at sift of 'part-0.jsonl'; repeat the command to continue the build"
+        ):
             list(engine.results([task]))
 
     assert all(process.poll() is not None for process in started)

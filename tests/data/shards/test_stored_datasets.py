@@ -120,7 +120,7 @@ def test_leftovers_of_another_copy_are_written_over(files, tmp_path):
 
     assert contents(tmp_path / "back") == contents(tmp_path / "here")
     make_dataset(tmp_path / "other", documents=20, signer=SIGNER)
-    with pytest.raises(DataError, match="holds another dataset"):
+    with pytest.raises(DataError, match="has another dataset"):
         StoredDataset("s3://sets/mine").put(tmp_path / "other")
 
 
@@ -139,7 +139,7 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     with pytest.raises(DataError, match="exceeds its signed size of 600 bytes"):
         stored.fetch(tmp_path / "longer")
     files.rm_file(shard)
-    with pytest.raises(DataError, match=r"cannot bring shards/web\.train/tokens-00000: it is not there"):
+    with pytest.raises(DataError, match=r"cannot bring shards/web\.train/tokens-00000: it is missing"):
         stored.fetch(tmp_path / "missing")
     assert not any((tmp_path / name).exists() for name in ("longer", "missing"))
     # a dataset of its own
@@ -149,7 +149,7 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     with pytest.raises(DataError, match="signed with key"):
         StoredDataset("s3://sets/theirs").fetch(tmp_path / "swapped", OURS)
     monkeypatch.setattr(stored_module, "MOST_MANIFEST_BYTES", 100)
-    with pytest.raises(DataError, match="longer than 100 bytes"):
+    with pytest.raises(DataError, match="exceeds 100 bytes"):
         StoredDataset("s3://sets/theirs").signed()
 
 

@@ -285,15 +285,15 @@ def swap_certificates(record):
         (swap_headers, "is about"),
         (break_signature, "'output' does not hold"),
         (rewrite_header, "'output' does not hold"),
-        (swap_certificates, "is that of 'worker-2'"),
-        (lambda record: record["headers"].pop("output"), "no signed header for 'output'"),
+        (swap_certificates, "belongs to 'worker-2'"),
+        (lambda record: record["headers"].pop("output"), "lacks the signed header for 'output'"),
         (lambda record: record["certificates"].pop("worker-1"), "worker-1"),
         (setting("verdict", "party", to="worker-2"), "the wrong party is named"),
-        (setting("verdict", "party", to="worker-9"), "no certificate of 'worker-9'"),
+        (setting("verdict", "party", to="worker-9"), "lacks the certificate of 'worker-9'"),
         (setting("verdict", "party", to="owner"), "accuses the owner"),
-        (setting("session", to="another"), "is of another session"),
+        (setting("session", to="another"), "belongs to another session"),
         (setting("verdict", "offence", to="accusation"), "the wrong party is named"),
-        (claim_a_gradient, "no signed header for 'commit'"),
+        (claim_a_gradient, "lacks the signed header for 'commit'"),
         (setting("verdict", "stage", to=2), "is about"),
         (setting("verdict", "step", to=2), "is about"),
         (setting("verdict", "microbatch", to=None), "no direction or no microbatch"),
@@ -332,7 +332,7 @@ def test_an_altered_record_is_found(altered, change, complaint):
 def test_a_malformed_record_is_refused(altered, change):
     path = altered(record=change)
 
-    with pytest.raises(EvidenceError, match="is no evidence of this version"):
+    with pytest.raises(EvidenceError, match="not evidence of this version"):
         explain_evidence(path)
 
 
@@ -341,7 +341,7 @@ def test_what_is_no_json_object_is_refused(tmp_path, content):
     path = tmp_path / "evidence.json"
     path.write_bytes(content)
 
-    with pytest.raises(EvidenceError, match="is no evidence"):
+    with pytest.raises(EvidenceError, match="not evidence"):
         explain_evidence(path)
 
 
@@ -481,5 +481,5 @@ def test_an_accusation_without_its_report_is_not_believed(evidence_of, tmp_path)
     path.write_text(json.dumps(record))
     shutil.copy(source.with_suffix(".safetensors"), path.with_suffix(".safetensors"))
 
-    with pytest.raises(EvidenceError, match="no signed header for 'report'"):
+    with pytest.raises(EvidenceError, match="lacks the signed header for 'report'"):
         explain_evidence(path)

@@ -99,7 +99,7 @@ def test_a_holder_that_sends_another_state_than_it_signed_is_refused_by_name(mak
     for part in parts:
         if part.stage != 2:
             part.check()
-    with pytest.raises(VerificationError, match="stage 2: worker-2 sent a state that is not the one it signed"):
+    with pytest.raises(VerificationError, match="stage 2: worker-2 sent a state that differs from its signature"):
         parts[2].check()
 
 

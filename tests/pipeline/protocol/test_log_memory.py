@@ -62,7 +62,7 @@ def test_the_owner_does_not_go_on_without_a_line_that_a_worker_knows():
     [
         (told(*"1234", owner=STRANGER), "SignatureError", "does not match"),
         (told("1").model_copy(update={"last": told(*"1234").last}), "SignatureError", "does not match"),
-        (told(*"1234", run=OTHER), "FrameError", f"is of run '{OTHER}'"),
+        (told(*"1234", run=OTHER), "FrameError", f"belongs to run '{OTHER}'"),
     ],
     ids=["forged", "altered", "of another run"],
 )

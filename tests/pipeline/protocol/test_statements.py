@@ -83,7 +83,7 @@ def test_what_the_neighbour_said_to_the_stage_opens():
         (header(body=BODY | {"target": 3}), "no link"),
         (header(body=BODY | {"target": 1}), "no link"),
         (header(kind="commit"), "commit"),
-        (header(kind="leave", body={"epoch": 2}), "of kind 'leave', expected 'tensor'"),
+        (header(kind="leave", body={"epoch": 2}), "has kind 'leave', expected 'tensor'"),
         (header(kind="no-such"), "no-such"),
     ],
 )

@@ -216,7 +216,8 @@ def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_wit
 
 def test_where_every_worker_starts_from_other_weights_the_run_does_not_start(make_company):
     why = (
-        "every worker was lost before the first step: .*worker-1 reported ready with a state other .*worker-2 got ready"
+        "every worker was lost before the first step: .*worker-1 reported ready with a state other .*worker-2 "
+        "reported ready"
     )
     with pytest.raises(PeerLostError, match=why):
         make_company(tiny_run(), {stage: starting_from_other_weights(stage) for stage in (1, 2)})

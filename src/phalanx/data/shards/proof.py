@@ -224,4 +224,4 @@ def _leaves(dataset: Dataset, numbers: Sequence[int]) -> tuple[ProofLeaf, ...]:
 
 
 def _no_proof(where: str, why: str) -> DataError:
-    return DataError(f"{where}: is not a valid proof: {why}; ask for it again").about(code="PHX-I029")
+    return DataError(f"{where}: proves nothing: {why}; ask for it again").about(code="PHX-I029")

@@ -42,7 +42,7 @@ class Setup(Message):
 
 
 class Challenge(Message):
-    """The owner measures a party's numeric class: compute the kernel fingerprint on inputs that follow from this nonce."""
+    """The owner measures a party's numeric class: compute the kernel fingerprint on inputs drawn from this nonce."""
 
     kind: ClassVar[str] = "challenge"
     nonce: Digest
