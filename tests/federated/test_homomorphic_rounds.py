@@ -318,7 +318,7 @@ def test_a_site_that_is_no_keeper_opens_nothing(tmp_path):
         ({"weights": "samples"}, "weights: excludes"),
         ({"bucket": 3, "aggregator": "median", "byzantine": 1}, "bucket: excludes"),
         ({"aggregator": "median", "byzantine": 1}, "aggregator: excludes"),
-        ({"privacy": {"epsilon": 1.0, "delta": 1e-3}}, "privacy: does not go with"),
+        ({"privacy": {"epsilon": 1.0, "delta": 1e-3}}, "privacy: excludes"),
         ({"sums": "masked"}, "keepers open homomorphic sums"),
         ({"min_cohort": 2}, "sites to hide one"),
     ],
