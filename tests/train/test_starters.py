@@ -251,7 +251,7 @@ def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tm
     if way != "finetune":
         with pytest.raises(ConfigError, match="holds text"):
             run_file(way, Answers((texts,), model))
-        with pytest.raises(ConfigError, match="none given"):
+        with pytest.raises(ConfigError, match="found none"):
             run_file(way, Answers((), model))
 
 
