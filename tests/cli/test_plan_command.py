@@ -182,7 +182,7 @@ def test_a_model_that_fits_nowhere_exits_2_and_still_leaves_its_page(
 
     assert code == 2
     assert "GiB are usable" in capsys.readouterr().err
-    assert "No layout can be used" in page.read_text(encoding="utf-8")
+    assert "No usable layout" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_the_hospital_tutorial_runs_as_it_stands(tmp_path):
     assert (summary["status"], summary["split"]["tier"]) == ("completed", "process")
     assert summary["classification"]["accuracy"] > summary["classification"]["accuracy_first"]
     assert all((tmp_path / name / "keys" / "state" / "transcript.json").is_file() for name in ("north", "south"))
-    assert logs.count("the owner has ended the run") == 3
+    assert logs.count("the owner ended the run") == 3
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ def test_a_certified_party_that_the_run_file_does_not_name_is_refused(listen, ke
         enclave.call(identity_of(keys / "own", "south"))
 
     assert enclave.came == set()
-    assert enclave.said == ["a caller is refused: south is no party of this run"]
+    assert enclave.said == ["refused a caller: south is not a party of this run"]
 
 
 @pytest.mark.parametrize("stands", ["foreign", "expired", "future", "south"])

@@ -233,7 +233,7 @@ def test_an_export_is_compared_with_the_digest_that_the_run_signed(trained_once,
     tensors[name].view(-1)[0] += 1e-3
     save_file(tensors, home / "model.safetensors", {"format": "pt"})
     assert command_line(["model", "verify", str(home), str(run_dir)]) == 5
-    assert "they were changed, or are of another step or run" in capsys.readouterr().err
+    assert "they were changed, or belong to another step or run" in capsys.readouterr().err
 
 
 def test_a_run_that_has_not_ended_has_no_digest_to_compare_with(stopped, tmp_path, capsys):

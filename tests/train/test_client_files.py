@@ -165,7 +165,7 @@ def test_a_client_brings_evidence_of_this_very_program_or_says_what_is_missing(m
         ({'["north", "south"]': '["north", "South"]'}, "remote_clients.1"),
         ({"cut = 1": 'cut = 1\nmode = "plaintext"\ninsecure = true', "allow_insecure_sim = true": ""}, "cross sealed"),
         ({"cut = 1": 'cut = 1\ntier = "auto"'}, "name the tier of the remote one"),
-        ({"localhost:7071": "enclave.example.org:7071"}, "a simulated enclave is reached on this machine only"),
+        ({"localhost:7071": "enclave.example.org:7071"}, "a simulated enclave is reachable on this machine only"),
         ({"localhost:7071": "localhost"}, "remote_enclave"),
         ({'label = "diagnosis"': 'label = "diagnosis"\ntrain = "a.csv"\ntest = "b.csv"'}, "has train and test files"),
         ({SPLIT: ""}, "has no train and test files"),

@@ -54,7 +54,7 @@ def test_lies_that_were_accepted_are_among_the_steps_that_the_summary_names_and_
     }
     assert summary["checks"]["1"]["whole_step"] == {"steps": 3, "last": 4}
     assert summary["steps_believed"] == {"1": 3, "2": 6}
-    assert "IN DOUBT: steps 2 to 3 of stage 1 are the work of worker-1" in summary["shown"]
+    assert "IN DOUBT: steps 2 to 3 of stage 1 were computed by worker-1" in summary["shown"]
     assert "--from-step 2 returns to a checkpoint before them" in " ".join(summary["shown"].split())
     assert events(tmp_path / "run", "in_doubt") == [doubt]
 

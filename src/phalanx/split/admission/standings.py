@@ -152,7 +152,7 @@ class ClientStandings:
             ) from exc
         named = {*state.in_a_row, *state.excluded, *state.suspended, *state.measured}
         if not named <= set(self._clients):
-            raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which this run does not name")
+            raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which are not in this run")
         self._in_a_row = {name: dict(state.in_a_row.get(name, {})) for name in self._clients}
         self._excluded, self._suspended = dict(state.excluded), set(state.suspended)
         self._measured, self._news = dict(state.measured), []

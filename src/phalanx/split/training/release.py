@@ -72,7 +72,7 @@ class ReleaseMaker:
         base = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items() if name.startswith(_BASE)}
         if self._policy is not None:
             if base.keys() != self._base.keys():
-                raise CheckpointError("sealed state: what it says to have released is of another model")
+                raise CheckpointError("sealed state: its released adapters belong to another model")
             self._base, self.gate = base, ReleaseGate(self._policy, books)
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(_BASE)}
 
