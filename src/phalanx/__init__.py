@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.notebook import Run, generate, open_run, train
-    from phalanx.train import load_run
+    from phalanx.notebook import Run as Run, generate as generate, open_run as open_run, train as train
+    from phalanx.train import load_run as load_run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "generate", "load_run", "open_run", "train"]
 
 
 class TrainPackage(ModuleType):

@@ -33,6 +33,7 @@
     │   ├── TranscriptError                         two ends of a sealed channel saw different frames
     │   ├── ReleaseRefusedError                     the policy keeps an update sealed
     │   ├── AggregationError                        a secure sum, or a message of it, is refused
+    │   ├── KeyFileError                            the file of API keys is missing, altered or older than before
     │   └── StaleReplicaError                       a copy is from another step: no verdict possible
     └── TrainingError                           6   training cannot go on
         ├── PrivacyBudgetError                      the privacy budget of a run pays for no further step
@@ -301,6 +302,12 @@ class AggregationError(VerificationError, ReasonedError):
     def __init__(self, reason: str, detail: str = "", culprit: str = "") -> None:
         super().__init__(reason, detail)
         self.culprit = culprit
+
+
+class KeyFileError(VerificationError):
+    """The file of API keys was not signed by the operator, is older than one that was read, or does not take a key."""
+
+    code = "PHX-V150"
 
 
 class StaleReplicaError(VerificationError):

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import serving_tables
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MIB = 2**20
@@ -323,6 +325,7 @@ def private_steps(result: Result) -> Iterator[str]:
 
 
 TABLES = (
+    *(Table(page, result, rows) for page, result, rows in serving_tables.ROWS),
     Table("docs/data_sources.md", f"extraction{BUSY}", extraction),
     Table(COSTS, "overhead-presets-cpu-2cores.json", presets),
     Table(COSTS, "split-cpu-2cores-quick.json", seal_in_short),

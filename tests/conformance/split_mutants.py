@@ -50,7 +50,7 @@ SPLIT_PARTIES = tuple(
         ),
         (
             "no turn for a revoked party",
-            "train/sessions/split_revocations.py",
+            "train/sessions/split_parties.py",
             "                self._barred.add(name)\n",
             "                hash(name)\n",
             "test_party_certificates.py::test_nothing_of_a_client_is_trained_once_its_certificate_is_revoked",

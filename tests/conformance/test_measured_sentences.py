@@ -9,6 +9,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import serving_tables
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -418,6 +419,7 @@ FIGURES = (
         attempts_again,
     ),
     Figures("docs/reproduction.md", DEFENCE, "accused honest stages in {:,} of its {:,} alarms", false_alarms),
+    *(Figures(*sentence) for sentence in serving_tables.SENTENCES),
     Figures(
         "docs/secure_aggregation.md",
         "secure-sum-cpu-2cores-busy.json",

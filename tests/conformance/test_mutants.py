@@ -355,7 +355,7 @@ MUTANTS = (
     Mutant(
         "L2 claims about a lagging step",
         "pipeline/worker/stages.py",
-        "steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)",
+        "steps = range(copy.step - copy.plan.guard.commit_lag, copy.step)",
         "steps = range(0)",
         PIPELINE
         + "owner/test_commit_lag.py::"
@@ -450,7 +450,7 @@ MUTANTS = (
     Mutant(
         "L5 a party that is replaced for what it did is undone",
         "pipeline/owner/rollback.py",
-        "verdict is None and gone not in self.distrusted",
+        "verdict is None and not is_distrusted",
         "verdict is None",
         PIPELINE + "owner/test_doubt_is_undone.py::test_who_is_replaced_for_what_it_did_is_undone_as_a_convict_is",
     ),

@@ -1,7 +1,7 @@
 """Awkward rows of every objective, token by token beside TRL's: twelve makes of tokenizers and templates.
 
 `parity_readers` makes the rows as TRL does, by transformers alone; that it does is held by the digests of TRL's own
-rows (``benchmarks/row_parity.py``). Where Phalanx's are others, the reason is one of `REASONS`, and where, in
+rows (``scripts/row_parity.py``). Where Phalanx's are others, the reason is one of `REASONS`, and where, in
 ``row_parity.json`` beside this file.
 """
 

@@ -4,6 +4,7 @@ import os
 import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -74,12 +75,9 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path):
 
 
 def test_memory_that_looks_like_a_disk_is_refused(tmp_path, monkeypatch):
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "20 1 254:0 / / rw - ext4 /dev/vda rw\n"
-        f"21 20 0:30 / {tmp_path.resolve()} rw,noatime shared:7 - tmpfs tmpfs rw\n"
-    )
-    monkeypatch.setattr(disk, "_MOUNTS", mounts)
+    mounts = [("/", "xfs"), ("/", "ext4"), (str(tmp_path.resolve()), "tmpfs")]
+    partitions = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounts]
+    monkeypatch.setattr(disk.psutil, "disk_partitions", lambda *, all: partitions)
 
     assert file_system(Path("/usr")) == "ext4"
     assert "is on tmpfs, which is the host's memory" in str(why_no_disk(tmp_path, 0))

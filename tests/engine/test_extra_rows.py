@@ -10,9 +10,9 @@ from phalanx.objectives import OBJECTIVES
 from phalanx.optimizers import OptimizerConfig
 from phalanx.parallel import Controller, ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
 from phalanx.parallel.groups.mesh import open_domain
-from phalanx.split import SplitConfig, SplitScenario, SplitSimulator
+from phalanx.split import SplitConfig
 from phalanx.split.training.task import NextToken
-from phalanx.testing import MemoryCompany, random_batch, tiny_run
+from phalanx.testing import MemoryCompany, SplitScenario, SplitSimulator, random_batch, tiny_run
 from phalanx.train import step_inputs
 from phalanx.train.engines.domain_engine import DomainEngine
 

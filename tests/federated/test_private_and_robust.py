@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.federated.buckets import bucket_sites, robust_over_buckets
+from phalanx.federated.rounds.summing import bucket_sites, robust_over_buckets
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "security" / "aggregate"))
 from summed_round import CLIENTS, Walk, terms_of

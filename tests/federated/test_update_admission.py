@@ -6,7 +6,7 @@ from safetensors.torch import save
 
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
-from phalanx.federated.reputation import SiteRecords, distances_to
+from phalanx.federated.rounds.coordinator import SiteRecords, distances_to
 from phalanx.security.crypto import Identity, digest_hex
 
 SITES = {name: Identity.without_certificate(name) for name in ("north", "south", "west")}

@@ -14,7 +14,7 @@ from phalanx.objectives.advantages import group_advantages, leave_one_out_advant
 from phalanx.objectives.policy_gradient import ADVANTAGES, OLD_LOG_PROBS, REFERENCE_LOG_PROBS, token_log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "benchmarks" / "trl_policy_gradient.py"
+PROGRAM = ROOT / "scripts" / "trl_policy_gradient.py"
 RESULT = ROOT / "benchmarks" / "results" / "trl-policy-gradient.json"
 PEER = Path(os.environ.get("PHALANX_TRL_PYTHON", "/nowhere/bin/python"))
 """Python of an environment with TRL 1.16."""

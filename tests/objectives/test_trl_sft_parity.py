@@ -17,7 +17,7 @@ from phalanx.models import ModelSource, StageSpec, build_stage, with_marks
 from phalanx.objectives import IGNORE, OBJECTIVES
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "benchmarks" / "trl_sft.py"
+PROGRAM = ROOT / "scripts" / "trl_sft.py"
 RESULT = ROOT / "benchmarks" / "results" / "trl-sft.json"
 PEER = Path(os.environ.get("PHALANX_TRL_PYTHON", "/nowhere/bin/python"))
 """Python of an environment with TRL 1.16."""

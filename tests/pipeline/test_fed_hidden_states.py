@@ -9,8 +9,8 @@ from phalanx.models import LoraConfig, StageSpec, build_stage
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
-from phalanx.split import FrontPart, SplitConfig, SplitScenario, SplitSimulator
-from phalanx.testing import random_batch, tiny_run
+from phalanx.split import FrontPart, SplitConfig
+from phalanx.testing import SplitScenario, SplitSimulator, random_batch, tiny_run
 from phalanx.train import step_inputs
 from phalanx.train.setup.layout import make_plan
 

@@ -33,7 +33,7 @@ def secret_of(byte):
 def known_noise(monkeypatch):
     """The secret of every company of the test; `key_of` is what its owner gives out."""
     made = secret_of(b"k")
-    monkeypatch.setattr("phalanx.pipeline.owner.engine.NoiseSecret", made)
+    monkeypatch.setattr("phalanx.pipeline.owner.context.NoiseSecret", made)
     return made()
 
 
@@ -137,7 +137,7 @@ def test_stages_come_to_what_one_process_does_with_the_same_groups_and_noise(sta
 def test_the_same_secret_gives_the_same_bits_and_another_one_others(start, monkeypatch):
     digests = []
     for byte in (b"k", b"k", b"l"):
-        monkeypatch.setattr("phalanx.pipeline.owner.engine.NoiseSecret", secret_of(byte))
+        monkeypatch.setattr("phalanx.pipeline.owner.context.NoiseSecret", secret_of(byte))
         company = start()
         company.run(2)
         digests.append(company.weights_digest())

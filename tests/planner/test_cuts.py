@@ -9,7 +9,7 @@ import pytest
 from phalanx.errors import ConfigError, InputError
 from phalanx.planner.cluster.catalog import known_models
 from phalanx.planner.cuts import Parties, ask_cuts, read_leaks
-from phalanx.planner.cuts.cost import adapter_numbers, cost_of
+from phalanx.planner.cuts.answer import adapter_numbers, cost_of
 from phalanx.planner.cuts.leaks import LeakTable
 from phalanx.planner.cuts.parties import PartyMachine
 from phalanx.planner.model.recipe import Recipe

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from phalanx.planner import Layout
 from phalanx.planner.cluster.machine import Machine
 from phalanx.planner.cost.schedule import StageTimes, simulate_step
-from phalanx.planner.cost.shared_cores import play_sharing
-from phalanx.planner.cost.step import step_time, timeline
+from phalanx.planner.cost.step import play_sharing, step_time, timeline
 from phalanx.planner.model.recipe import Recipe
 from phalanx.planner.model.shape import ModelShape
 from phalanx.planner.schedules import orders

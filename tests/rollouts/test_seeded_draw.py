@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.errors import ModelError
+from phalanx.models.token_draw import check_draws, draw_tokens, gumbel_noise
 from phalanx.rollouts import SamplerConfig
-from phalanx.rollouts.draw import DrawPlace, check_draws, draw_tokens, gumbel_noise
+from phalanx.rollouts.draw import DrawPlace
 
 PLAIN = SamplerConfig()
 GOLDEN_NOISE = [

@@ -22,10 +22,10 @@ from phalanx.split.hardware.measure import measure_code, policy_of
 from phalanx.split.roles.client_end import ClientEnd
 from phalanx.split.roles.remote_lead import RemoteLead
 from phalanx.split.roles.server import EnclaveServer
-from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.split.roles.turns import TurnTaker
 from phalanx.telemetry import PhaseTimer
 from phalanx.testing.endpoint import MemoryNetwork
+from phalanx.testing.split import MemoryEpochs
 from phalanx.transport import Endpoint
 
 CLASSES, MICROBATCHES = 3, 4

@@ -18,8 +18,8 @@ from phalanx.split.hardware.measure import policy_of
 from phalanx.split.processes.local_enclave import OWNER, EnclaveConfig
 from phalanx.split.processes.offload import as_it_is
 from phalanx.split.roles.server import EnclaveServer
-from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.testing.endpoint import MemoryNetwork
+from phalanx.testing.split import MemoryEpochs
 from phalanx.transport import Endpoint, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=20.0)

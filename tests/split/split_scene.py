@@ -5,7 +5,8 @@ import torch
 from phalanx.data import IGNORE
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import SplitConfig, SplitScenario, SplitSimulator
+from phalanx.split import SplitConfig
+from phalanx.testing import SplitScenario, SplitSimulator
 
 VOCAB, SEQ, HIDDEN, LAYERS = 64, 8, 16, 4
 

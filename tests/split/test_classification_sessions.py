@@ -10,9 +10,10 @@ from split_scene import SEQ, VOCAB, make_scene, same
 
 from phalanx.models import LoraConfig, PrefixConfig, SpfConfig
 from phalanx.objectives import mark_classes
-from phalanx.split import Classification, SplitSimulator
+from phalanx.split import Classification
 from phalanx.split.channel.client_order import client_of
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
+from phalanx.testing import SplitSimulator
 
 CLASSES = 3
 ADAPTERS = [LoraConfig(rank=2), SpfConfig(kind="spf", share=0.5), PrefixConfig(kind="ptuning", tokens=2)]

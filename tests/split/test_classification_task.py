@@ -8,7 +8,8 @@ from phalanx.errors import DataError, ModelError
 from phalanx.models import LoraConfig, ModelConfig, open_model
 from phalanx.objectives import mark_classes
 from phalanx.optimizers import OptimizerConfig
-from phalanx.split import BackTrainer, Classification, SplitConfig, SplitScenario, SplitSimulator, build_back
+from phalanx.split import BackTrainer, Classification, SplitConfig, build_back
+from phalanx.testing import SplitScenario, SplitSimulator
 
 ARCHITECTURE = {
     "model_type": "gpt2",

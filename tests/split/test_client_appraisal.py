@@ -12,7 +12,7 @@ from phalanx.security.tee import Binding, PolicyConfig, SimAttester, build_polic
 from phalanx.split.handshake.client_appraisal import ClientAppraiser
 from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
-from phalanx.split.roles.simulator import MemoryEpochs
+from phalanx.testing.split import MemoryEpochs
 
 ENCLAVE, CLIENT, OTHER = (Identity.without_certificate(name) for name in ("enclave", "north", "south"))
 # one release: the enclave measures what clients do, so that its own evidence would pass as theirs but for the binding

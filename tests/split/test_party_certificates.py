@@ -23,7 +23,7 @@ from phalanx.split.processes.arrivals import Arrivals
 from phalanx.train.batches.remote_turns import RemoteTurns
 from phalanx.train.engines.split_engine import RemoteClients
 from phalanx.train.sessions.enclave_call import EnclaveCall, call_enclave
-from phalanx.train.sessions.split_revocations import SplitRevocations
+from phalanx.train.sessions.split_parties import SplitRevocations
 from phalanx.transport import GrpcWire, TransportConfig
 
 LIMITS = TransportConfig(timeout_s=10.0)

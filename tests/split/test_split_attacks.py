@@ -5,7 +5,7 @@ import torch
 from split_scene import SEQ, batch_of, make_scene, same, train
 
 from phalanx.errors import FrameError, SealError
-from phalanx.split import SplitSimulator
+from phalanx.testing import SplitSimulator
 
 
 class Recorder:

@@ -14,8 +14,8 @@ from phalanx.split import TensorKinds
 from phalanx.split.channel import link as link_module
 from phalanx.split.channel.costs import Costs
 from phalanx.split.channel.link import PlainLink, SealedLink
-from phalanx.split.roles.simulator import MemoryEpochs
 from phalanx.split.training.task import NextToken
+from phalanx.testing.split import MemoryEpochs
 from phalanx.transport import endpoint as endpoint_module
 from phalanx.transport import frame as frame_module
 

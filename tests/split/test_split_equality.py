@@ -8,8 +8,9 @@ from phalanx.data import IGNORE
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.models import AttentionPattern, LoraConfig, StageSpec, build_stage, with_marks
 from phalanx.objectives import causal_lm
-from phalanx.split import BackTrainer, FrontPart, SplitSimulator, build_back, cut_model
+from phalanx.split import BackTrainer, FrontPart, build_back, cut_model
 from phalanx.split.training.task import NextToken
+from phalanx.testing import SplitSimulator
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])

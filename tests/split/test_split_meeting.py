@@ -9,7 +9,7 @@ from phalanx.security.tee import PolicyConfig, SimAttester, build_policy, make_s
 from phalanx.split.handshake.meeting import ClientHandshake, EnclaveHandshake
 from phalanx.split.handshake.terms import HandshakeTerms, attested_keys
 from phalanx.split.hardware.measure import measure_code, policy_of
-from phalanx.split.roles.simulator import MemoryEpochs
+from phalanx.testing.split import MemoryEpochs
 
 ENCLAVE, CLIENT, OTHER = (Identity.without_certificate(name) for name in ("enclave", "client-0", "client-1"))
 CODE, CONFIG = b"\x01" * 32, b"\x02" * 32

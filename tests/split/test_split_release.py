@@ -9,8 +9,8 @@ from split_scene import make_scene, train
 
 from phalanx.errors import CheckpointError, ReleaseRefusedError
 from phalanx.security.seal import ReleasePolicy
-from phalanx.split import SplitSimulator
 from phalanx.split.training.release import ReleaseMaker, gaussian, norm
+from phalanx.testing import SplitSimulator
 from seeded_entropy import bytes_from
 
 BEGINNING = {"a": torch.zeros(4, 4), "b": torch.ones(3)}

@@ -5,9 +5,9 @@ from split_house import House
 from split_scene import make_scene, train
 
 from phalanx.errors import FrameError, SealError
-from phalanx.split import SplitSimulator
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.resend_window import TRIES, ReceiveWindow, SendWindow
+from phalanx.testing import SplitSimulator
 
 
 class Spoiling:

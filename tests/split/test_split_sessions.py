@@ -17,11 +17,12 @@ from phalanx.errors import (
 )
 from phalanx.models import build_stage, weights_digest
 from phalanx.security.seal import ReleasePolicy
-from phalanx.split import FrontPart, SplitSimulator, cut_model
+from phalanx.split import FrontPart, cut_model
 from phalanx.split.channel import messages as say
 from phalanx.split.channel.resend_window import TRIES
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
 from phalanx.split.processes.local_enclave import OWNER
+from phalanx.testing import SplitSimulator
 
 
 def blob_of(session):

@@ -13,9 +13,9 @@ from split_scene import make_scene, train
 from phalanx.errors import ConfigError, RefusedEvidenceError, RollbackError, TpmError
 from phalanx.security.tee import Binding, PolicyConfig, TpmAttester, inspect_evidence, open_tpm
 from phalanx.security.tee.tpm.structures import parse_public
-from phalanx.split import SplitSimulator
 from phalanx.split.channel import turn_messages as ask
 from phalanx.split.hardware.measure import policy_of
+from phalanx.testing import SplitSimulator
 from phalanx.train.parties.client_file import ClientFile
 
 sys.path.append(str(Path(__file__).parents[1] / "security" / "tee"))

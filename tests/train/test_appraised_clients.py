@@ -9,7 +9,7 @@ from phalanx.errors import FrameError
 from phalanx.split import SplitConfig
 from phalanx.split.channel import turn_messages as ask
 from phalanx.train.records.record import in_words
-from phalanx.train.sessions.appraised_clients import APPRAISED, EVIDENCE_REFUSED, AppraisedClients
+from phalanx.train.sessions.split_parties import APPRAISED, EVIDENCE_REFUSED, AppraisedClients
 
 TPM = {"tpm": {"ak_names": ["00ff"], "measurements": {"sha256.0": ["cd" * 32]}}}
 SPLIT = SplitConfig.model_validate_json(

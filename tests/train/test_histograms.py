@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from phalanx.errors import ConfigError
 from phalanx.telemetry import read_metrics
 from phalanx.train import PastRun, load_run
-from phalanx.train.batches.histograms import histogram_of
 from phalanx.train.saving.saver import PlainSaver
+from phalanx.train.sessions.hooks import histogram_of
 from tiny_run_file import tiny_run_file
 
 ENGINES = {

@@ -31,7 +31,7 @@ def died(journaled, quietly, tmp_path, monkeypatch):
 
     def stop(self, step, *rest):
         if step == 4:
-            self.books.noting.look()
+            self._context.notes.look()
             raise KeyboardInterrupt
         return honest(self, step, *rest)
 

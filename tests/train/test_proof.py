@@ -34,8 +34,8 @@ def make_company(cache, tmp_path_factory):
         company.plan = company.plan.model_copy(update=plan or {})
         made.append(company)
         company.__enter__()
-        note = company.engine._books.noting.records._note
-        company.engine._books.noting.records._note = lambda record: (
+        note = company.engine._context.notes.records._note
+        company.engine._context.notes.records._note = lambda record: (
             note(record),
             company.events.append(("step", record)),
         )

@@ -7,7 +7,7 @@ import pytest
 from phalanx.report.headline import _guard_tile
 from phalanx.split.channel import turn_messages as ask
 from phalanx.train.records.record import in_words
-from phalanx.train.sessions.refused_clients import EXCLUDED, REFUSED, RefusedClients
+from phalanx.train.sessions.split_parties import EXCLUDED, REFUSED, RefusedClients
 
 
 def word(client="west", **changes):

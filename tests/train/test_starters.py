@@ -1,6 +1,7 @@
 """Starters: a commented run file that the ordinary checks accept, for each way to begin."""
 
 import gzip
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -75,6 +76,24 @@ def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
     assert (run.federated is not None) == (way == "federated")
     assert ("guard" in run.model_fields_set) == (way not in ("split", "cluster", "federated"))
     assert run.guard.preset == "standard"
+
+
+@pytest.mark.parametrize(
+    ("way", "digest"),
+    [
+        ("scratch", "89cdcaae7cc6d912"),
+        ("remote", "58021c4930f279ff"),
+        ("cluster", "00f8b27c786d6173"),
+        ("split", "05a0355eb0051fbe"),
+        ("federated", "c242c4584d03fcdf"),
+    ],
+)
+def test_a_starter_without_answers_is_the_text_of_its_templates_byte_for_byte(way, digest):
+    assert hashlib.sha256(run_file(way, Answers()).encode()).hexdigest()[:16] == digest
+
+
+def test_an_answer_that_looks_like_a_placeholder_is_text():
+    assert 'remote_workers = ["$stages", "STAGES"]' in run_file("remote", Answers(workers=("$stages", "STAGES")))
 
 
 @pytest.mark.parametrize("way", [way for way in STARTERS if way not in ("split", "federated")])

@@ -286,7 +286,7 @@ def test_frames_that_nobody_has_taken_are_under_way(parties):
 def test_a_header_that_could_not_be_shown_to_the_judge_is_taken_from_the_judge_alone(parties):
     """Attacker: a party with nonsense so long that the complaint about it could not be sent."""
     owner, worker, mallory = parties.make("owner"), parties.make("worker"), parties.make("mallory")
-    worker.allowances.judge = "owner"
+    worker.allowances.show_headers_to("owner")
     words = {"words": "x" * MAX_SHOWN_HEADER_BYTES}
 
     owner.send("worker", "assign", words)
@@ -302,7 +302,7 @@ def test_a_header_that_could_not_be_shown_to_the_judge_is_taken_from_the_judge_a
 
 def test_a_header_that_is_taken_can_be_shown_whatever_is_in_it(parties):
     owner, worker, mallory = parties.make("owner"), parties.make("worker"), parties.make("mallory")
-    worker.allowances.judge = "owner"
+    worker.allowances.show_headers_to("owner")
     # the worst for JSON within JSON: each of these characters takes two, and then four
     mallory.send("worker", "bulk", {"words": '"' * (MAX_SHOWN_HEADER_BYTES // 2 - 1024)})
     received = worker.receive(5.0)

@@ -310,7 +310,7 @@ def test_who_may_not_come_back_is_told_so(owner, identities):
 
     owner.wire.name_of = name_of
 
-    with pytest.raises(PeerRefusedError, match="does not come back"):
+    with pytest.raises(PeerRefusedError, match="may not come back"):
         describe(identities["worker"], "owner", owner.wire.address, config=LIMITS)
 
 

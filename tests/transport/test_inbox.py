@@ -223,7 +223,7 @@ def test_a_reader_is_told_at_once_that_its_inbox_was_closed(inbox):
 @pytest.fixture
 def allowances():
     found = Allowances()
-    found.each = Allowance(messages=3, size_bytes=100, refusals=2)
+    found.limit_peers(Allowance(messages=3, size_bytes=100, refusals=2))
     return found
 
 

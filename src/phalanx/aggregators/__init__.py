@@ -3,15 +3,19 @@
 import torch
 from torch import Tensor
 
-from phalanx.aggregators import krum as _krum
-from phalanx.aggregators import mda as _mda
+from phalanx.aggregators import krum as _krum, mda as _mda
 from phalanx.aggregators.caf import caf
 from phalanx.aggregators.centered_clipping import centered_clipping
 from phalanx.aggregators.geometric_median import geometric_median
 from phalanx.aggregators.mean import mean
 from phalanx.aggregators.median import median
-from phalanx.aggregators.pre_steps import PreStep, bucketing, nearest_neighbour_mixing
-from phalanx.aggregators.rule import Aggregator, Rule, below_half, squared_distances
+from phalanx.aggregators.pre_steps import PreStep as PreStep, bucketing, nearest_neighbour_mixing
+from phalanx.aggregators.rule import (
+    Aggregator as Aggregator,
+    Rule as Rule,
+    below_half,
+    squared_distances as squared_distances,
+)
 from phalanx.aggregators.trimmed_mean import trimmed_mean
 from phalanx.errors import ConfigError
 
@@ -52,6 +56,3 @@ def aggregate(
     for name in before:
         updates, byzantine = PRE_STEPS[name](updates, byzantine, chance)
     return AGGREGATORS[rule](updates, byzantine)
-
-
-__all__ = ["AGGREGATORS", "PRE_STEPS", "Aggregator", "PreStep", "Rule", "aggregate", "squared_distances"]

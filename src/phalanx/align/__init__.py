@@ -5,32 +5,16 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.align.choice import PairChoice
-    from phalanx.align.judges import JudgeFile, ModelJudge, ServerJudge
-    from phalanx.align.outcomes import feedback_rows, read_outcomes
-    from phalanx.align.principles import load_constitution
-    from phalanx.align.prompts import AskedPrompt, read_prompts
-    from phalanx.align.revision import Revision
-    from phalanx.align.row_file import ResumableRows
-    from phalanx.align.safety import SafetyCheck, safety_prompts
-    from phalanx.align.values import value_gaps
+    from phalanx.align.choice import PairChoice as PairChoice
+    from phalanx.align.judges import JudgeFile as JudgeFile, ModelJudge as ModelJudge, ServerJudge as ServerJudge
+    from phalanx.align.outcomes import feedback_rows as feedback_rows, read_outcomes as read_outcomes
+    from phalanx.align.principles import load_constitution as load_constitution
+    from phalanx.align.prompts import AskedPrompt as AskedPrompt, read_prompts as read_prompts
+    from phalanx.align.revision import Revision as Revision
+    from phalanx.align.row_file import ResumableRows as ResumableRows
+    from phalanx.align.safety import SafetyCheck as SafetyCheck, safety_prompts as safety_prompts
+    from phalanx.align.values import value_gaps as value_gaps
 
-__all__ = [
-    "AskedPrompt",
-    "JudgeFile",
-    "ModelJudge",
-    "PairChoice",
-    "ResumableRows",
-    "Revision",
-    "SafetyCheck",
-    "ServerJudge",
-    "feedback_rows",
-    "load_constitution",
-    "read_outcomes",
-    "read_prompts",
-    "safety_prompts",
-    "value_gaps",
-]
 
 if not TYPE_CHECKING:
     __getattr__ = late_names(__name__)

@@ -33,6 +33,11 @@ from phalanx.cli.parties.site import flower_app, nvflare_job, site
 from phalanx.cli.plan import plan
 from phalanx.cli.report import report
 from phalanx.cli.reproduce import reproduce
+from phalanx.cli.serving.detect import DETECT_EPILOG, detect
+from phalanx.cli.serving.gateway import gateway
+from phalanx.cli.serving.keys import keys_app
+from phalanx.cli.serving.mark import mark_app
+from phalanx.cli.serving.serve import serve
 from phalanx.cli.train import train
 from phalanx.cli.worker import masked_worker, worker
 
@@ -91,11 +96,19 @@ app.command(
     epilog='Example: phalanx generate runs/first --prompt "The owner" --max-new-tokens 40\n\n'
     "Example: phalanx generate runs/first --input prompts.jsonl --out texts.jsonl --temperature 0"
 )(generate)
+app.command(
+    epilog="Example: phalanx serve runs/first --access access\n\n"
+    "Example: phalanx serve models/base --name base --adapter notes=adapters/notes --port 0 --json\n\n"
+    "Example: phalanx serve runs/first --host 0.0.0.0 --certificate server.pem --private-key server.key"
+)(serve)
+app.command(epilog="Example: phalanx gateway gateway.toml\n\nExample: phalanx gateway gateway.toml --check")(gateway)
+app.command(epilog=DETECT_EPILOG)(detect)
 app.command(epilog="Example: phalanx bench pipeline --quick --json --out pipeline.json")(bench)
 app.command(epilog="Example: phalanx attack examples/quickstart.toml --kinds drift,framing --rate 0.5")(attack)
 app.command(epilog="Example: phalanx reproduce defence --quick --out defence.json")(reproduce)
 app.command(epilog="Example: phalanx calibrate examples/quickstart.toml --quick --out calibration.json")(calibrate)
 GROUPS = {"align": align_app, "audit": audit_app, "checkpoint": checkpoint_app, "data": data_app}
-GROUPS |= {"enclave": enclave_app, "model": model_app, "pki": pki_app, "tokenizer": tokenizer_app}
+GROUPS |= {"enclave": enclave_app, "keys": keys_app, "mark": mark_app, "model": model_app}
+GROUPS |= {"pki": pki_app, "tokenizer": tokenizer_app}
 for name, group in GROUPS.items():
     app.add_typer(group, name=name)

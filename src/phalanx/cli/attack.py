@@ -15,7 +15,7 @@ SHOWN = ("attack", "detected", "blamed", "steps_to_detection", "evicted", "bit_i
 
 
 def attack(
-    run_file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The run file.")] = None,
+    run_file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="Run file.")] = None,
     *,
     kinds: Annotated[
         str | None,

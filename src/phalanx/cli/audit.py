@@ -24,7 +24,7 @@ audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or expla
     "Example: phalanx audit verify runs/first --head worker/log_heads/RUN-KEY.json"
 )
 def verify(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, finished or not.")],
     certificate: Annotated[
         Path | None,
         typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate that you keep."),

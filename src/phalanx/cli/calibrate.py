@@ -13,7 +13,7 @@ OPERATORS = ("attention", "mlp", "linear", "norm")
 
 
 def calibrate(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
     sets: Sets = None,
     unsets: Unsets = None,
     quick: Annotated[bool, typer.Option("--quick", help="128 messages instead of 512; no torch.compile.")] = False,

@@ -123,7 +123,7 @@ class BatchLoader:
             self._order = corpus.order(seed, batch_size, share)
             self._own = corpus.shared(share)
         else:
-            self._order = _one_group(corpus.digest, len(self._own), seed)
+            self._order = RunOrder([Group("", len(self._own), corpus.digest, _no_scores)], [Phase(None, (1.0,))], seed)
         self._skip = corpus.layout.skip if isinstance(corpus, Corpus) else ()
 
     @property
@@ -237,10 +237,6 @@ def spanned(batch: Batch, spans: Sequence[int | None]) -> Batch:
         if span is not None:
             begins[row, span::span] = True
     return replace(batch, extras={**batch.extras, DOCUMENTS: begins.cumsum(1)})
-
-
-def _one_group(digest: str, size: int, seed: int) -> RunOrder:
-    return RunOrder([Group("", size, digest, _no_scores)], [Phase(None, (1.0,))], seed)
 
 
 def _no_scores(by: str) -> NDArray[np.float64]:

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
+import psutil
+
 from phalanx.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ DISTRIBUTION = "phalanx-train"
 State = Literal["good", "notice", "bad"]
 
 _GIB = 2**30
-
-
 _SOON = timedelta(days=14)
 _FEW_CORES, _LITTLE_MEMORY_GIB, _LITTLE_DISK_GIB = 4, 4, 5
 _REPETITIONS = 10
@@ -115,12 +115,7 @@ def _processors(_: Path) -> list[MachineFact]:
 
 
 def _memory(_: Path) -> list[MachineFact]:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return [MachineFact("memory", "notice", "unknown", "this system does not report the available memory")]
-    fields = dict(row.split(":", 1) for row in lines)
-    available = int(fields["MemAvailable"].split()[0]) / 2**20
+    available = psutil.virtual_memory().available / _GIB
     is_little = available < _LITTLE_MEMORY_GIB
     advice = "a process uses about 0.5 GiB before it loads weights; lower pipeline.stages" if is_little else ""
     return [MachineFact("memory", "notice" if is_little else "good", f"{available:.1f} GiB available", advice)]

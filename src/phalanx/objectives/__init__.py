@@ -10,8 +10,13 @@ from pydantic import BeforeValidator, SerializeAsAny
 from pydantic_core import PydanticCustomError
 
 from phalanx.config import check_name, resolve
-from phalanx.objectives.causal_lm import IGNORE, causal_lm
-from phalanx.objectives.classification import Confusion, classification, mark_classes, pooled_logits
+from phalanx.objectives.causal_lm import IGNORE as IGNORE, causal_lm as causal_lm
+from phalanx.objectives.classification import (
+    Confusion as Confusion,
+    classification as classification,
+    mark_classes as mark_classes,
+    pooled_logits as pooled_logits,
+)
 from phalanx.objectives.dpo import (
     CpoSettings,
     DpoSettings,
@@ -30,12 +35,12 @@ from phalanx.objectives.dpo import (
 )
 from phalanx.objectives.kto import WANTED, KtoSettings, kto
 from phalanx.objectives.objective import (
-    ROW_LABELS,
-    ExtraRows,
-    LossWithExtras,
-    Objective,
-    ObjectiveSettings,
-    RowAttention,
+    ROW_LABELS as ROW_LABELS,
+    ExtraRows as ExtraRows,
+    LossWithExtras as LossWithExtras,
+    Objective as Objective,
+    ObjectiveSettings as ObjectiveSettings,
+    RowAttention as RowAttention,
 )
 from phalanx.objectives.own import own_objective
 from phalanx.objectives.pairs import REFERENCE
@@ -44,7 +49,7 @@ from phalanx.objectives.policy_gradient import (
     DrGrpoSettings,
     GrpoSettings,
     RlooSettings,
-    RolloutSettings,
+    RolloutSettings as RolloutSettings,
     dr_grpo,
     grpo,
     rloo,
@@ -59,14 +64,14 @@ from phalanx.objectives.pretraining import (
     MaskedSettings,
     MiddleRows,
     PrefixRows,
-    Row,
-    RowPlace,
-    RowRewriting,
+    Row as Row,
+    RowPlace as RowPlace,
+    RowRewriting as RowRewriting,
     SpanCorruptionSettings,
-    TokenTable,
+    TokenTable as TokenTable,
 )
 from phalanx.objectives.reward import MARGIN, reward, row_scores
-from phalanx.objectives.weighted_causal_lm import weighted_causal_lm
+from phalanx.objectives.weighted_causal_lm import weighted_causal_lm as weighted_causal_lm
 
 _BESIDE_REFERENCE = {REFERENCE: ExtraRows(per_token=False)}
 
@@ -154,29 +159,3 @@ def objective_of(choice: str | ObjectiveSettings) -> Objective:
     if isinstance(choice, str):
         return objective if objective.settings is None else objective.configured(objective.settings(kind=choice))
     return objective.configured(choice)
-
-
-__all__ = [
-    "IGNORE",
-    "OBJECTIVES",
-    "ROW_LABELS",
-    "Confusion",
-    "ExtraRows",
-    "LossWithExtras",
-    "Objective",
-    "ObjectiveChoice",
-    "ObjectiveSettings",
-    "RolloutSettings",
-    "Row",
-    "RowAttention",
-    "RowPlace",
-    "RowRewriting",
-    "TokenTable",
-    "causal_lm",
-    "classification",
-    "kind_of",
-    "mark_classes",
-    "objective_of",
-    "pooled_logits",
-    "weighted_causal_lm",
-]

@@ -6,22 +6,16 @@ The config is there at once; what needs torch is imported at its first use.
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.optimizers.config import OptimizerConfig, learning_rate
-from phalanx.planner.model.optimizers import moment_names, moment_shapes
+from phalanx.optimizers.config import OptimizerConfig as OptimizerConfig, learning_rate as learning_rate
+from phalanx.planner.model.optimizers import moment_names as moment_names, moment_shapes as moment_shapes
 
 if TYPE_CHECKING:
-    from phalanx.optimizers.stage import StageOptimizer, clip_coefficient, expect_state, gradient_norm_squared
-
-__all__ = [
-    "OptimizerConfig",
-    "StageOptimizer",
-    "clip_coefficient",
-    "expect_state",
-    "gradient_norm_squared",
-    "learning_rate",
-    "moment_names",
-    "moment_shapes",
-]
+    from phalanx.optimizers.stage import (
+        StageOptimizer as StageOptimizer,
+        clip_coefficient as clip_coefficient,
+        expect_state as expect_state,
+        gradient_norm_squared as gradient_norm_squared,
+    )
 
 
 if not TYPE_CHECKING:

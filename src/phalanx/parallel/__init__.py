@@ -6,37 +6,18 @@ The config and its check are there at once; what needs torch is imported at its 
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.parallel.config import ParallelConfig
-from phalanx.parallel.elastic import fitted, worlds
-from phalanx.parallel.refusal import StepWorkload, check_layout
+from phalanx.parallel.config import ParallelConfig as ParallelConfig
+from phalanx.parallel.elastic import fitted as fitted, worlds as worlds
+from phalanx.parallel.refusal import StepWorkload as StepWorkload, check_layout as check_layout
 
 if TYPE_CHECKING:
-    from phalanx.parallel.control.local_ranks import LocalRanks
-    from phalanx.parallel.control.rank0 import Controller, follow
-    from phalanx.parallel.control.rank_trainer import RankRecipe, RankTrainer
-    from phalanx.parallel.control.saving import RankSaver
-    from phalanx.parallel.data.state_dict import stand_in
-    from phalanx.parallel.groups.rank_env import RankEnv, find_place
-    from phalanx.parallel.groups.rendezvous import join, stand_by
-
-__all__ = [
-    "Controller",
-    "LocalRanks",
-    "ParallelConfig",
-    "RankEnv",
-    "RankRecipe",
-    "RankSaver",
-    "RankTrainer",
-    "StepWorkload",
-    "check_layout",
-    "find_place",
-    "fitted",
-    "follow",
-    "join",
-    "stand_by",
-    "stand_in",
-    "worlds",
-]
+    from phalanx.parallel.control.local_ranks import LocalRanks as LocalRanks
+    from phalanx.parallel.control.rank0 import Controller as Controller, follow as follow
+    from phalanx.parallel.control.rank_trainer import RankRecipe as RankRecipe, RankTrainer as RankTrainer
+    from phalanx.parallel.control.saving import RankSaver as RankSaver
+    from phalanx.parallel.data.state_dict import stand_in as stand_in
+    from phalanx.parallel.groups.rank_env import RankEnv as RankEnv, find_place as find_place
+    from phalanx.parallel.groups.rendezvous import join as join, stand_by as stand_by
 
 
 if not TYPE_CHECKING:

@@ -5,22 +5,13 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.report.data_page import write_data_report
-    from phalanx.report.fertility import write_fertility_svg
-    from phalanx.report.loss import write_curve_svg
-    from phalanx.report.page import report_page, write_report
-    from phalanx.report.rates import write_rate_svg
-    from phalanx.report.read import check_run
+    from phalanx.report.data_page import write_data_report as write_data_report
+    from phalanx.report.fertility import write_fertility_svg as write_fertility_svg
+    from phalanx.report.loss import write_curve_svg as write_curve_svg
+    from phalanx.report.page import report_page as report_page, write_report as write_report
+    from phalanx.report.rates import write_rate_svg as write_rate_svg
+    from phalanx.report.read import check_run as check_run
 
-__all__ = [
-    "check_run",
-    "report_page",
-    "write_curve_svg",
-    "write_data_report",
-    "write_fertility_svg",
-    "write_rate_svg",
-    "write_report",
-]
 
 if not TYPE_CHECKING:
     __getattr__ = late_names(__name__)

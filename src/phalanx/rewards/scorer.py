@@ -1,14 +1,12 @@
 """The rewards of sampled texts, from a child process with a time limit: a reward may hang or die, and is named then."""
 
-import json
 import math
-import select
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from phalanx.child import PythonProcess
+from phalanx.child import AskedProcess
 from phalanx.closing import Closeable
 from phalanx.config import is_own
 from phalanx.errors import RewardError
@@ -16,8 +14,6 @@ from phalanx.rewards.config import RewardsConfig
 
 _TO_OPEN_S = 300.0
 """Seconds until the child must be ready: a reward model has to be loaded."""
-_TO_END_S = 5.0
-"""Seconds until a child that has closed its pipe must be gone."""
 _LARGEST = 1e6
 
 
@@ -50,7 +46,7 @@ class RewardScorer(Closeable):
         self._config = config
         self._home = home
         self._log = log
-        self._child: PythonProcess | None = None
+        self._child: AskedProcess | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -77,10 +73,7 @@ class RewardScorer(Closeable):
     def close(self) -> None:
         """End the child."""
         if self._child is not None:
-            self._child.kill()
-            for pipe in (self._child.popen.stdin, self._child.popen.stdout):
-                if pipe is not None:
-                    pipe.close()
+            self._child.close()
             self._child = None
 
     def _score_text(self, number: int, text: ScoredText) -> float:
@@ -96,23 +89,18 @@ class RewardScorer(Closeable):
     def _ask_child(self, asked: Mapping[str, Any], where: str, timeout_s: float) -> Any:
         child = self._start_child()
         try:
-            print(json.dumps(asked), file=child.popen.stdin, flush=True)
-            answer = _read_line(child.popen.stdout, timeout_s)
-        except BrokenPipeError:
-            answer = ""
-        if answer is None:
-            raise self._reward_error(where, f"took longer than rewards.timeout_s = {timeout_s:g}")
-        if not answer:
-            child.wait(_TO_END_S)
-            raise self._reward_error(where, f"its process ended: {child.how_it_ended()}; {child.last_output()}")
-        message = json.loads(answer)
+            message, _ = child.ask(asked, timeout_s=timeout_s)
+        except TimeoutError as exc:
+            raise self._reward_error(where, f"took longer than rewards.timeout_s = {timeout_s:g}") from exc
+        except EOFError as exc:
+            raise self._reward_error(where, f"its process ended: {exc}") from exc
         if "error" in message:
             raise self._reward_error(where, message["error"])
         return message["found"]
 
-    def _start_child(self) -> PythonProcess:
+    def _start_child(self) -> AskedProcess:
         if self._child is None:
-            self._child = PythonProcess(["phalanx.rewards.serve"], {}, self._log, piped=True)
+            self._child = AskedProcess(["phalanx.rewards.serve"], log=self._log)
             first = {"rewards": self._config.model_dump(mode="json"), "home": str(self._home)}
             self._ask_child(first, "rewards", _TO_OPEN_S)
         return self._child
@@ -125,12 +113,3 @@ class RewardScorer(Closeable):
             "; with a function that was changed, begin a new run where this one is, with --from" if has_own_code else ""
         )
         return RewardError(f"{where}: {why}; mend the reward, then continue with --resume{other}: nothing is lost")
-
-
-def _read_line(pipe: IO[str] | None, timeout_s: float) -> str | None:
-    """The next line, empty where the child has ended; None where none comes in time."""
-    if pipe is None:
-        return ""
-    # the child writes whole lines, and none before it is asked
-    ready, _, _ = select.select([pipe], [], [], timeout_s)
-    return pipe.readline() if ready else None

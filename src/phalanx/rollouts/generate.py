@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from phalanx.errors import DataError
+from phalanx.models.token_draw import draw_tokens
 from phalanx.rollouts.config import BATCH_ROWS
-from phalanx.rollouts.draw import DrawPlace, draw_tokens
+from phalanx.rollouts.draw import DrawPlace
 from phalanx.rollouts.policy import PolicyModel, ReadTexts
 from phalanx.rollouts.request import Prompt, RolloutRequest
 from phalanx.rollouts.rollout import SKETCH_NUMBERS, Rollout

@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from phalanx.rollouts.draw import DrawPlace, check_draws
+from phalanx.models.token_draw import check_draws
+from phalanx.rollouts.draw import DrawPlace
 from phalanx.rollouts.generate import batches_of, step_through
 from phalanx.rollouts.policy import PolicyModel, ReadTexts
 from phalanx.rollouts.request import RolloutRequest

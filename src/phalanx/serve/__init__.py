@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.serve.batch import complete_file
-    from phalanx.serve.chat_writer import ChatWriter
-    from phalanx.serve.sampling import Completion, SamplingRule
-    from phalanx.serve.text_model import TextModel
-    from phalanx.serve.where import open_text_model
-
-__all__ = ["ChatWriter", "Completion", "SamplingRule", "TextModel", "complete_file", "open_text_model"]
+    from phalanx.serve.batch import complete_file as complete_file
+    from phalanx.serve.chat_writer import ChatWriter as ChatWriter
+    from phalanx.serve.sampling import Completion as Completion, SamplingRule as SamplingRule
+    from phalanx.serve.text_model import TextModel as TextModel
+    from phalanx.serve.where import open_text_model as open_text_model
 
 
 if not TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """A model in several processes of this machine, one a stage, with the face of transformers' whole model."""
 
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from phalanx.child import PythonProcess
+from phalanx.child import AskedProcess
 from phalanx.errors import ModelError
 from phalanx.models import ModelSource
 from phalanx.models.hub_files import GENERATION
 from phalanx.models.quiet import quiet_transformers
-from phalanx.serve.stage_process import BEGINS, HIDDEN, receive, send
+from phalanx.serve.stage_process import from_content, to_content
 
 _MODULE = "phalanx.serve.stage_process"
 
@@ -34,13 +33,13 @@ class StageLine:
         layers = ModelSource(directory).num_layers
         if not 1 <= num_stages <= layers:
             raise ModelError(f"--stages: found {num_stages}; {directory} has {layers} layers; give 1 to {layers}")
-        self._processes: list[PythonProcess] = []
+        self._processes: list[AskedProcess] = []
         self._logs = tempfile.TemporaryDirectory(prefix="phalanx-stages-")
         for index in range(num_stages):
             command = [_MODULE, str(directory), str(index), str(num_stages)]
-            self._processes.append(PythonProcess(command, {}, Path(self._logs.name) / f"stage-{index}.log", piped=True))
+            self._processes.append(AskedProcess(command, log=Path(self._logs.name) / f"stage-{index}.log"))
         for index in range(num_stages):
-            self._answer(index)
+            self._ask(index, {})
 
     @property
     def process_ids(self) -> list[int]:
@@ -54,40 +53,22 @@ class StageLine:
             ModelError: A stage has ended; its last words are in the message.
         """
         x = ids
-        for index, process in enumerate(self._processes):
-            pipe: Any = process.popen.stdin
-            try:
-                send(pipe.buffer, {HIDDEN: x, BEGINS: torch.tensor(begins)})
-            except OSError as exc:
-                raise self._ended(index) from exc
-            x = self._answer(index)[HIDDEN]
+        for index in range(len(self._processes)):
+            x = from_content(self._ask(index, {"begins": begins}, to_content(x)))
         return x
 
     def close(self) -> None:
         """End the processes."""
         for process in self._processes:
-            for pipe in (process.popen.stdin, process.popen.stdout):
-                # what is still to be written to a stage that has ended is lost with it
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
-        for process in self._processes:
-            process.end()
+            process.close()
         self._logs.cleanup()
 
-    def _answer(self, index: int) -> dict[str, Tensor]:
-        pipe: Any = self._processes[index].popen.stdout
-        result = receive(pipe.buffer)
-        if result is None:
-            raise self._ended(index)
-        return result
-
-    def _ended(self, index: int) -> ModelError:
-        process = self._processes[index]
-        process.end()
-        error = f"stage {index} of the model: {process.how_it_ended()}: {process.last_output()}"
-        self.close()
-        return ModelError(error)
+    def _ask(self, index: int, order: dict[str, Any], content: bytes = b"") -> bytes:
+        try:
+            return self._processes[index].ask(order, content)[1]
+        except EOFError as exc:
+            self.close()
+            raise ModelError(f"stage {index} of the model: {exc}") from exc
 
 
 def model_in_stages(directory: Path, line: StageLine) -> Any:

@@ -3,25 +3,25 @@
 Its starter trusts it, and it its starter: both are of one user on one machine, and speak over its pipes.
 """
 
-import os
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from phalanx.child import die_with_parent
+from phalanx.child import Message, answer_orders, die_with_parent
 from phalanx.config import escape_controls
 from phalanx.errors import PhalanxError
 from phalanx.models import ModelSource, StageModule, StageSpec, build_stage, partition
 from phalanx.models.stage import PREFIX
 
-_SIZE_BYTES = 8
-HIDDEN, BEGINS = "hidden", "begins"
-"""What a message holds: hidden states or ids, and whether a new text begins with them."""
+HIDDEN = "hidden"
+"""Name of the hidden states or ids in a message."""
 
 
 class KeptTokens:
@@ -65,20 +65,14 @@ class CachedStage:
         return output[:, -1:] if stage.spec.is_last else output
 
 
-def send(pipe: BinaryIO, tensors: dict[str, Tensor]) -> None:
-    """Write one message."""
-    body = save({name: tensor.contiguous() for name, tensor in tensors.items()})
-    pipe.write(len(body).to_bytes(_SIZE_BYTES, "big") + body)
-    pipe.flush()
+def to_content(x: Tensor) -> bytes:
+    """Return hidden states or ids as the content of a message."""
+    return save({HIDDEN: x.contiguous()})
 
 
-def receive(pipe: BinaryIO) -> dict[str, Tensor] | None:
-    """Read one message; None where the other end has closed."""
-    header = pipe.read(_SIZE_BYTES)
-    if len(header) < _SIZE_BYTES:
-        return None
-    body = pipe.read(int.from_bytes(header, "big"))
-    return load(body)
+def from_content(content: bytes) -> Tensor:
+    """Return the hidden states or ids of a message."""
+    return load(content)[HIDDEN]
 
 
 def _narrowed(source: ModelSource, spec: StageSpec) -> StageModule:
@@ -92,15 +86,17 @@ def _narrowed(source: ModelSource, spec: StageSpec) -> StageModule:
 
 
 def main(directory: str, index: str, num_stages: str) -> int:
-    """Serve the starter until it closes the pipe; standard output is the pipe's alone."""
+    """Serve the starter until it closes the pipe."""
     die_with_parent()
-    pipe = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     try:
-        stage = CachedStage(ModelSource(Path(directory)), int(index), int(num_stages))
-        send(pipe, {})
-        while (message := receive(sys.stdin.buffer)) is not None:
-            send(pipe, {HIDDEN: stage.extend(message[HIDDEN], begins=bool(message[BEGINS]))})
+        # all stages load at the same time, before they are asked
+        with contextlib.redirect_stdout(sys.stderr):
+            stage = CachedStage(ModelSource(Path(directory)), int(index), int(num_stages))
+
+        def answer(order: dict[str, Any], content: bytes) -> Iterator[Message]:
+            yield {}, to_content(stage.extend(from_content(content), begins=order["begins"])) if content else b""
+
+        answer_orders(answer)
     except (PhalanxError, RuntimeError, ValueError) as exc:
         sys.stderr.write(f"{escape_controls(str(exc))}\n")
         return 1

@@ -27,6 +27,7 @@ from transformers.utils import logging as hub_logging
 
 from phalanx.data.borders import bare_encoder, border_of, without_last
 from phalanx.data.chat import ChatEncoder, ChatMessage, model_template
+from phalanx.data.chat.conversation import Conversation
 from phalanx.errors import DataError, ModelError
 from phalanx.models.digest import weights_digest
 from phalanx.models.directory import read_config
@@ -115,6 +116,35 @@ class TextModel:
         """Tokens that a prompt and its continuation may have together."""
         return int(getattr(self._model.config, "max_position_embeddings", 0) or 1 << 20)
 
+    @property
+    def module(self) -> Any:
+        """The model that transformers loaded."""
+        return self._model
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer that transformers loaded."""
+        return self._tokenizer
+
+    @property
+    def has_encoder(self) -> bool:
+        """Whether an encoder reads the prompt."""
+        return self._has_encoder
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model comes with a chat template."""
+        return self._template is not None
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        return frozenset(_ends(self._model))
+
+    def end_of_turn(self) -> int | None:
+        """Return the special token that ends an assistant's turn by the chat template; None where there is none."""
+        return self._chat.end_of_turn
+
     def prompt(self, text: str) -> list[int]:
         """Token ids of a text that is to be continued.
 
@@ -136,6 +166,24 @@ class TextModel:
         if not messages or messages[-1].role == "assistant":
             raise DataError("messages: expected at least one, the last of which is not the assistant's")
         return self._checked(self._chat.encode_prompt(messages, tools, is_whole=False))
+
+    def render_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """Return the text of a chat up to where the assistant begins.
+
+        Raises:
+            DataError: The template refuses the messages.
+            ModelError: The model has no chat template, or it does what no template may.
+        """
+        return self._chat.renderer.prompt(messages, tools)
+
+    def render_conversation(self, conversation: Conversation) -> str:
+        """Return the text of a whole conversation.
+
+        Raises:
+            DataError: The template refuses the messages.
+            ModelError: The model has no chat template, or it does what no template may.
+        """
+        return self._chat.renderer.conversation(conversation, len(conversation.messages)).text
 
     @cached_property
     def _chat(self) -> ChatEncoder:

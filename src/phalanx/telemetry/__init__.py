@@ -1,33 +1,17 @@
 """The telemetry of a run: it shows and records, and never decides."""
 
-from phalanx.telemetry.fitted_table import FittedTable
-from phalanx.telemetry.histogram import Histogram
-from phalanx.telemetry.metrics import MetricsFile, read_metrics
-from phalanx.telemetry.missing import MissingNotice
-from phalanx.telemetry.parties import PEERS_FILE, PartyRow, PeersFile
-from phalanx.telemetry.phases import BUSY, PhaseTimer, known_cost
-from phalanx.telemetry.progress import ProgressDisplay, RowsTold, ShownProgress, StepReading, row_bar
-from phalanx.telemetry.tensorboard import TensorBoardWriter
-from phalanx.telemetry.tracking import CurveWriter, open_tracking
-
-__all__ = [
-    "BUSY",
-    "PEERS_FILE",
-    "CurveWriter",
-    "FittedTable",
-    "Histogram",
-    "MetricsFile",
-    "MissingNotice",
-    "PartyRow",
-    "PeersFile",
-    "PhaseTimer",
-    "ProgressDisplay",
-    "RowsTold",
-    "ShownProgress",
-    "StepReading",
-    "TensorBoardWriter",
-    "known_cost",
-    "open_tracking",
-    "read_metrics",
-    "row_bar",
-]
+from phalanx.telemetry.fitted_table import FittedTable as FittedTable
+from phalanx.telemetry.histogram import Histogram as Histogram
+from phalanx.telemetry.metrics import MetricsFile as MetricsFile, read_metrics as read_metrics
+from phalanx.telemetry.missing import MissingNotice as MissingNotice
+from phalanx.telemetry.parties import PEERS_FILE as PEERS_FILE, PartyRow as PartyRow, PeersFile as PeersFile
+from phalanx.telemetry.phases import BUSY as BUSY, PhaseTimer as PhaseTimer, known_cost as known_cost
+from phalanx.telemetry.progress import (
+    ProgressDisplay as ProgressDisplay,
+    RowsTold as RowsTold,
+    ShownProgress as ShownProgress,
+    StepReading as StepReading,
+    row_bar as row_bar,
+)
+from phalanx.telemetry.tensorboard import TensorBoardWriter as TensorBoardWriter
+from phalanx.telemetry.tracking import CurveWriter as CurveWriter, open_tracking as open_tracking

@@ -1,36 +1,21 @@
-"""Simulators for users' own tests: a whole verified run in one process, with parties that lie or die on cue."""
+"""Simulators for users' own tests: whole runs in one process, with parties that lie or die, or a host that meddles."""
 
 from phalanx.testing.actor import (
-    Actor,
-    OutgoingMessage,
-    Rewrite,
-    TamperedRunner,
-    WorkerCrash,
-    crash_at,
-    only,
-    tampering,
+    Actor as Actor,
+    OutgoingMessage as OutgoingMessage,
+    Rewrite as Rewrite,
+    TamperedRunner as TamperedRunner,
+    WorkerCrash as WorkerCrash,
+    crash_at as crash_at,
+    only as only,
+    tampering as tampering,
 )
-from phalanx.testing.clock import CompanyClock, Stall
-from phalanx.testing.company import CompanySession, MemoryCompany
-from phalanx.testing.endpoint import MemoryNetwork, MemoryWire, RewritingEndpoint
-from phalanx.testing.tiny import random_batch, tiny_run
-
-__all__ = [
-    "Actor",
-    "CompanyClock",
-    "CompanySession",
-    "MemoryCompany",
-    "MemoryNetwork",
-    "MemoryWire",
-    "OutgoingMessage",
-    "Rewrite",
-    "RewritingEndpoint",
-    "Stall",
-    "TamperedRunner",
-    "WorkerCrash",
-    "crash_at",
-    "only",
-    "random_batch",
-    "tampering",
-    "tiny_run",
-]
+from phalanx.testing.clock import CompanyClock as CompanyClock, Stall as Stall
+from phalanx.testing.company import CompanySession as CompanySession, MemoryCompany as MemoryCompany
+from phalanx.testing.endpoint import (
+    MemoryNetwork as MemoryNetwork,
+    MemoryWire as MemoryWire,
+    RewritingEndpoint as RewritingEndpoint,
+)
+from phalanx.testing.split import SplitScenario as SplitScenario, SplitSimulator as SplitSimulator
+from phalanx.testing.tiny import random_batch as random_batch, tiny_run as tiny_run

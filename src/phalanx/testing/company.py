@@ -19,6 +19,7 @@ from phalanx.pipeline import (
     LogHeadExchange,
     PipelineEngine,
     StepRecord,
+    TimeLimits,
     Worker,
     WorkerConfig,
     fresh_nonce,
@@ -285,10 +286,10 @@ class MemoryCompany:
         library = StageLibrary(self.source, self.plan, None, run.model.adapter_directory)
         files = Files(home.path, library, self._observe, note_checks=self.checks.applied)
         files.note_step = self._note_step
-        self.engine = PipelineEngine(self.plan, endpoint, members, files, self.draw, clock=self.clock)
+        limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s, self.clock)
+        self.engine = PipelineEngine(self.plan, endpoint, members, files, self.draw, limits)
         stack.callback(self.engine.close, "the simulation is over")
-        digests = library.digests() if run.guard.enabled else {}
-        self.engine.start(0, digests, timeout_s=run.pipeline.step_timeout_s, patience_s=run.pipeline.patience_s)
+        self.engine.start(0, library.digests() if run.guard.enabled else {})
 
     def _owners_endpoint(self) -> Endpoint:
         wire, limits = self._network.wire(OWNER), self.run_config.pipeline.transport

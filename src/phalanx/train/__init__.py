@@ -7,46 +7,32 @@ import sys
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.train.config import RunConfig, load_run
-from phalanx.train.train_section import TrainConfig
+from phalanx.train.config import RunConfig as RunConfig, load_run as load_run
+from phalanx.train.train_section import TrainConfig as TrainConfig
 
 if TYPE_CHECKING:
-    from phalanx.train.entry import describe, follow, join_terms, plays_rank, train
-    from phalanx.train.loop import step_inputs
-    from phalanx.train.rate_finder import find_rate
-    from phalanx.train.records.check_record import CheckRecord
-    from phalanx.train.records.past_run import PastRun
-    from phalanx.train.records.peers import PeersView, look_at_peers
-    from phalanx.train.records.run_directory import ADDRESS_FILE, check_directory, default_directory, holds_run, is_made
-    from phalanx.train.records.trust import drill_result
-    from phalanx.train.saving.run_export import export_run
-    from phalanx.train.setup.preflight import check_inputs, text_warnings
-
-__all__ = [
-    "ADDRESS_FILE",
-    "CheckRecord",
-    "PastRun",
-    "PeersView",
-    "RunConfig",
-    "TrainConfig",
-    "check_directory",
-    "check_inputs",
-    "default_directory",
-    "describe",
-    "drill_result",
-    "export_run",
-    "find_rate",
-    "follow",
-    "holds_run",
-    "is_made",
-    "join_terms",
-    "load_run",
-    "look_at_peers",
-    "plays_rank",
-    "step_inputs",
-    "text_warnings",
-    "train",
-]
+    from phalanx.train.entry import (
+        describe as describe,
+        follow as follow,
+        join_terms as join_terms,
+        plays_rank as plays_rank,
+        train as train,
+    )
+    from phalanx.train.loop import step_inputs as step_inputs
+    from phalanx.train.rate_finder import find_rate as find_rate
+    from phalanx.train.records.check_record import CheckRecord as CheckRecord
+    from phalanx.train.records.past_run import PastRun as PastRun
+    from phalanx.train.records.peers import PeersView as PeersView, look_at_peers as look_at_peers
+    from phalanx.train.records.run_directory import (
+        ADDRESS_FILE as ADDRESS_FILE,
+        check_directory as check_directory,
+        default_directory as default_directory,
+        holds_run as holds_run,
+        is_made as is_made,
+    )
+    from phalanx.train.records.trust import drill_result as drill_result
+    from phalanx.train.saving.run_export import export_run as export_run
+    from phalanx.train.setup.preflight import check_inputs as check_inputs, text_warnings as text_warnings
 
 
 if not TYPE_CHECKING:

@@ -1,12 +1,15 @@
 """Starters: commented run files for the usual beginnings, filled in from the data and the model that are there.
 
-A starter only writes text. The same checks as of any run file say whether it may run; loads no torch.
+The texts are in ``starters/``, with ``$name`` for each value. The same checks as of any run file say whether it may
+run; loads no torch.
 """
 
+import importlib.resources
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from types import MappingProxyType
 from typing import Any
 
@@ -59,12 +62,12 @@ def run_file(way: str, answers: Answers) -> str:
 
 
 def _scratch(answers: Answers) -> str:
-    return _text_run("A small GPT from scratch in four stages, each checked.", answers, _LOCAL_PIPELINE)
+    return _text_run("A small GPT from scratch in four stages, each checked.", answers)
 
 
 def _finetune(answers: Answers) -> str:
     _require_model(answers)
-    return _text_run("Low-rank adapters on a pre-trained model, in checked stages.", answers, _LOCAL_PIPELINE)
+    return _text_run("Low-rank adapters on a pre-trained model, in checked stages.", answers)
 
 
 def _chat(answers: Answers) -> str:
@@ -72,7 +75,7 @@ def _chat(answers: Answers) -> str:
     rows = starter_rows(answers.data)
     if rows is None or rows.layout != "chat":
         raise ConfigError(f"data: {_found(answers, rows)}; {_CHAT_ROWS}: give them with --data")
-    return _text_run("What the assistant says in conversations, learned by adapters.", answers, _LOCAL_PIPELINE)
+    return _text_run("What the assistant says in conversations, learned by adapters.", answers)
 
 
 def _preferences(answers: Answers) -> str:
@@ -80,12 +83,14 @@ def _preferences(answers: Answers) -> str:
     if rows is None or rows.layout == "chat":
         raise ConfigError(f"data: {_found(answers, rows)}; {_PREFERENCE_ROWS}: give them with --data")
     tokens = min(_ROW_TOKENS, shape.positions)
-    data = _PREFERENCES.format(sources=rows.sources, share=_row_share(rows), template=_template_of(answers.model))
+    data = _fill_template(
+        "data_preferences",
+        {"sources": rows.sources, "share": _row_share(rows), "template": _template_of(answers.model)},
+    )
     objective = f'objective = {{ kind = "{"kto" if rows.layout == "labelled" else "dpo"}", beta = 0.1 }}\n'
     values = {"what": "Which of two answers is better, learned by adapters.", "model": shape.section, "text": data}
-    return _filled(values, tokens, _steps(rows.size_bytes, tokens), "5e-5", objective) + _LOCAL_PIPELINE.replace(
-        "STAGES", str(shape.stages)
-    )
+    values |= {"objective": objective, "engine": _fill_template("engine_pipeline", {"stages": shape.stages})}
+    return _filled(values, tokens, _steps(rows.size_bytes, tokens), "5e-5")
 
 
 def _federated(answers: Answers) -> str:
@@ -94,7 +99,7 @@ def _federated(answers: Answers) -> str:
         if answers.task not in TASKS:
             raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
         sites: tuple[str, ...] = ("north", "south", "east", "west")
-        labelled = _TASK.format(task=answers.task)
+        labelled = _fill_template("labelled_task", {"task": answers.task})
     else:
         if len(answers.data) < _FEWEST_SITES:
             raise ConfigError(
@@ -107,7 +112,9 @@ def _federated(answers: Answers) -> str:
     cohort = max(min(_SUMMED_SITES, len(sites)), len(sites) - 1)
     is_summed = len(sites) >= _SUMMED_SITES
     sums = _SUMS if is_summed else _NO_SUMS
-    return _FEDERATED.format(model=model, labelled=labelled, sites=json.dumps(sites), cohort=cohort, sums=sums)
+    return _fill_template(
+        "federated", {"model": model, "labelled": labelled, "sites": json.dumps(sites), "cohort": cohort, "sums": sums}
+    )
 
 
 def _require_model(answers: Answers) -> Path:
@@ -127,30 +134,36 @@ def _remote(answers: Answers) -> str:
     if not answers.workers:
         raise ConfigError("workers: none given; name at least one, whose stage the owner then checks")
     names = ", ".join(f'"{name}"' for name in answers.workers)
-    engine = _REMOTE_PIPELINE.format(stages=len(answers.workers) + 2, names=names)
+    engine = _fill_template("engine_remote", {"stages": len(answers.workers) + 2, "names": names})
     return _text_run("A model in stages; machines of other people serve the middle ones.", answers, engine)
 
 
 def _cluster(answers: Answers) -> str:
-    return _text_run("Data-parallel training on machines of one owner.", answers, _PARALLEL.format(dp=answers.ranks))
+    return _text_run(
+        "Data-parallel training on machines of one owner.",
+        answers,
+        _fill_template("engine_ranks", {"dp": answers.ranks}),
+    )
 
 
 def _split(answers: Answers) -> str:
     model = _SPLIT_MODEL if answers.model is None else f"path = {quoted(answers.model)}"
+    steps, clients = 60, 4
     if answers.data:
         starter_texts = own_texts(answers.data, answers.made)
         steps, clients = max(20, _PASSES * starter_texts.num_rows // _SPLIT_BATCH), len(answers.data)
-        release = _RELEASE.format(min_clients=clients) if clients > 1 else ""
-        return _SPLIT.format(
-            model=model, labelled=starter_texts.section(), steps=steps, clients=clients, release=release
-        )
-    if answers.task not in TASKS:
+        labelled = starter_texts.section()
+    elif answers.task in TASKS:
+        labelled = _fill_template("labelled_task", {"task": answers.task})
+    else:
         raise ConfigError(f"task: found {answers.task!r}; expected one of {', '.join(TASKS)}")
-    labelled, release = _TASK.format(task=answers.task), _RELEASE.format(min_clients=4)
-    return _SPLIT.format(model=model, labelled=labelled, steps=60, clients=4, release=release)
+    release = _fill_template("split_release", {"min_clients": clients}) if clients > 1 else ""
+    return _fill_template(
+        "split", {"model": model, "labelled": labelled, "steps": steps, "clients": clients, "release": release}
+    )
 
 
-def _text_run(what: str, answers: Answers, engine: str) -> str:
+def _text_run(what: str, answers: Answers, engine: str | None = None) -> str:
     shape = _SCRATCH_MODEL if answers.model is None else _pretrained(answers.model)
     rows = None if answers.model is None else starter_rows(answers.data)
     if rows is not None and rows.layout != "chat":
@@ -158,31 +171,29 @@ def _text_run(what: str, answers: Answers, engine: str) -> str:
     if rows is not None:
         tokens = min(_ROW_TOKENS, shape.positions)
         template = _template_of(answers.model)
-        text = _CHAT.format(sources=rows.sources, share=_row_share(rows), template=template)
-        vocabulary = 0
+        text = _fill_template("data_chat", {"sources": rows.sources, "share": _row_share(rows), "template": template})
+        model = shape.section
         what = f"{what}\n# It reads conversations: what the assistant says is learned, by the model's chat template."
     else:
         tokens = shape.tokens
         text, size_bytes, vocabulary = _text_of(answers.data, shape)
-    values = {"what": what, "model": shape.section.replace("VOCABULARY", str(vocabulary)), "text": text}
+        model = shape.section or _fill_template("model_scratch", {"vocabulary": vocabulary})
+    engine = engine or _fill_template("engine_pipeline", {"stages": shape.stages})
+    values = {"what": what, "model": model, "text": text, "objective": "", "engine": engine}
     num_bytes = size_bytes if rows is None else rows.size_bytes
-    return _filled(values, tokens, _steps(num_bytes, tokens), shape.learning_rate) + engine.replace(
-        "STAGES", str(shape.stages)
-    )
+    return _filled(values, tokens, _steps(num_bytes, tokens), shape.learning_rate)
 
 
-def _filled(values: dict[str, str], tokens: int, steps: int, learning_rate: str, objective: str = "") -> str:
+def _filled(values: dict[str, str], tokens: int, steps: int, learning_rate: str) -> str:
     """Fill the run file of a pipeline or of ranks; it validates and saves several times, however short it is."""
     often = max(1, min(50, steps // 5))
-    return _TEXT_RUN.format(
-        **values,
-        tokens=tokens,
-        steps=steps,
-        objective=objective,
-        lr=learning_rate,
-        often=often,
-        kept=max(1, often // 2),
-    )
+    lengths = {"tokens": tokens, "steps": steps, "often": often, "kept": max(1, often // 2)}
+    return _fill_template("text", {"lr": learning_rate, **lengths, **values})
+
+
+def _fill_template(name: str, values: Mapping[str, str | int]) -> str:
+    text = importlib.resources.files("phalanx.train").joinpath("starters", f"{name}.toml").read_text(encoding="utf-8")
+    return Template(text).substitute(values)
 
 
 def _template_of(directory: Path | None) -> str:
@@ -244,7 +255,7 @@ def _pretrained(directory: Path) -> _ModelShape:
         ) from exc
     layers = _number(hub_config, ("num_hidden_layers", "n_layer"), 4)
     positions = _number(hub_config, ("max_position_embeddings", "n_positions"), _TOKENS)
-    section = _PRETRAINED_MODEL.format(path=quoted(directory))
+    section = _fill_template("model_pretrained", {"path": quoted(directory)})
     stages = max(1, min(4, layers))
     return _ModelShape(section, '{ kind = "model" }', min(_TOKENS, positions), positions, stages, "1e-3")
 
@@ -276,22 +287,7 @@ _SPLIT_BATCH, _PASSES = 16, 3
 _VOCABULARY, _SMALL_VOCABULARY, _SMALL_BYTES = 2048, 512, 200_000
 
 _SCRATCH_MODEL = _ModelShape(
-    """\
-from_scratch = true
-
-[model.architecture]             # any config of a family in docs/model_families.md
-model_type = "gpt2"
-vocab_size = VOCABULARY
-n_positions = 128
-n_embd = 256
-n_layer = 6
-n_head = 8
-bos_token_id = 0
-eos_token_id = 0
-resid_pdrop = 0.0
-embd_pdrop = 0.0
-attn_pdrop = 0.0
-""",
+    "",
     '{ kind = "bpe", vocab_size = VOCABULARY }     # trained on the text below',
     _TOKENS,
     _TOKENS,
@@ -299,197 +295,9 @@ attn_pdrop = 0.0
     "1e-3",
 )
 
-_PRETRAINED_MODEL = """\
-path = {path}
-
-[model.adapter]                  # leave this section out to train every weight
-kind = "lora"
-rank = 8
-"""
-
-_TEXT_RUN = """\
-# {what}
-#
-#   phalanx train THIS_FILE --dry-run     what it will do, what it needs, what the guard finds
-#   phalanx train THIS_FILE               train; the report is runs/NAME/report.html
-#   phalanx train THIS_FILE --resume      go on after an interruption
-#
-# Every key and its default: docs/configuration.md
-
-[model]
-{model}
-[data]
-{text}
-sequence_length = {tokens}            # tokens of one sequence
-max_validation_sequences = 48
-
-[train]
-steps = {steps}                      # with --resume it may be raised
-batch_size = 8                   # sequences a step
-microbatches = 4                 # parts of a batch that follow each other through the stages
-validate_every = {often}
-seed = 1
-{objective}
-[optimizer]
-lr = {lr}
-warmup_share = 0.05              # of the steps: fewer steps have a shorter warm-up
-clip_norm = 1.0
-
-[checkpoint]
-every = {kept}                       # a killed run goes on at the step where it died, without one too, on CPUs
-keep = 2
-"""
-
-_CHAT = """\
-conversations = {{ sources = [{sources}], too_long = "cut"{template} }}
-tokenizer = {{ kind = "model" }}
-attention = "document"           # several conversations a row, none of which sees another
-{share}"""
-
-_PREFERENCES = """\
-preferences = {{ sources = [{sources}], too_long = "drop"{template} }}
-tokenizer = {{ kind = "model" }}
-{share}"""
-
-_FEDERATED = """\
-# Sites that keep their texts: each trains on its own, and the owner learns the sum of their updates alone.
-#
-#   phalanx train THIS_FILE --dry-run
-#   phalanx train THIS_FILE              a process of this machine for each site, for a trial
-#
-# Sites on machines of others: docs/hospitals.md
-
-[model]
-{model}
-
-[model.adapter]
-kind = "lora"
-rank = 8
-
-[data]
-tokenizer = {{ kind = "model" }}
-sequence_length = 16
-
-{labelled}
-[train]
-objective = "classification"
-steps = 20                       # rounds
-batch_size = 16
-microbatches = 2
-validate_every = 5
-seed = 1
-
-[optimizer]
-lr = 4e-3
-weight_decay = 0.0
-schedule = "constant"
-
-[federated]
-sites = {sites}
-min_cohort = {cohort}                   # updates that a round needs; one site may be late or gone
-local_steps = 4                  # of a site in a round
-{sums}
-exchange = "frozen_a"
-max_norm = 4.0                   # bound of a site's update
-
-[checkpoint]
-every = 5
-"""
-
-_GUARD = """
-[guard]
-mode = "phalanx"
-preset = "standard"              # light, standard or strict: what each costs and finds, --dry-run prints
-"""
-
-_LOCAL_PIPELINE = (
-    """
-[pipeline]                       # each middle stage is a process of its own, as on machines of others
-stages = STAGES
-"""
-    + _GUARD
-)
-
-_REMOTE_PIPELINE = (
-    """
-[pipeline]                       # first and last stage are the owner's, one stage for each worker
-stages = {stages}
-remote_workers = [{names}]
-pki = "pki"                      # docs/remote_workers.md: the authority and the workers' certificates
-
-[pipeline.transport]
-bind = "0.0.0.0"
-port = 7070                      # workers must reach it
-"""
-    + _GUARD
-)
-
-_PARALLEL = """
-[parallel]                       # machines that trust each other: no guard
-dp = {dp}
-zero = 2                         # 0 to 3: what is sharded among the ranks
-"""
-
 _SPLIT_MODEL = """\
 name = "smollm2-135m"            # comes with Phalanx
 layers = 6                       # of 30: leave it out for all of them"""
-
-_SPLIT = """\
-# Clients keep their texts and the first layers; an enclave trains the rest on what they seal.
-#
-#   phalanx train THIS_FILE --dry-run
-#   phalanx train THIS_FILE
-#
-# What holds on which hardware: docs/sealed_split.md
-
-[model]
-{model}
-
-[model.adapter]
-kind = "lora"
-rank = 8
-
-[data]
-tokenizer = {{ kind = "model" }}
-sequence_length = 16
-
-{labelled}
-[train]
-objective = "classification"
-steps = {steps}
-batch_size = 16
-microbatches = 4
-validate_every = 20
-seed = 1
-
-[optimizer]
-lr = 2e-3
-weight_decay = 0.0
-
-[split]
-mode = "sealed"
-cut = 5                          # layers that stay with the clients
-clients = {clients}
-wire = "bf16"
-tier = "auto"                    # the strongest attestation that this machine has; the console says which
-allow_insecure_sim = true        # false refuses to run where no hardware keeps the enclave's memory secret
-{release}
-[checkpoint]
-every = 20
-"""
-
-_TASK = """\
-[data.labelled]
-task = "{task}"
-texts_per_client = 64
-test_texts = 168
-"""
-
-_RELEASE = """
-[split.release]                  # what leaves the enclave at the end
-min_clients = {min_clients}
-clip_norm = 100.0
-"""
 
 
 @dataclass(frozen=True)

@@ -7,63 +7,38 @@ The config is there at once; what needs gRPC is imported at its first use: to re
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.transport.config import JoiningWorkerConfig, TransportConfig
+from phalanx.transport.config import JoiningWorkerConfig as JoiningWorkerConfig, TransportConfig as TransportConfig
 
 if TYPE_CHECKING:
-    from phalanx.transport.endpoint import Endpoint
+    from phalanx.transport.endpoint import Endpoint as Endpoint
     from phalanx.transport.frame import (
-        Body,
-        Frame,
-        HeaderFields,
-        SignedHeader,
-        by_kind,
-        check_payload,
-        encode_frame,
-        parse_body,
-        parse_frame,
-        sign_header,
+        Body as Body,
+        Frame as Frame,
+        HeaderFields as HeaderFields,
+        SignedHeader as SignedHeader,
+        by_kind as by_kind,
+        check_payload as check_payload,
+        encode_frame as encode_frame,
+        parse_body as parse_body,
+        parse_frame as parse_frame,
+        sign_header as sign_header,
     )
-    from phalanx.transport.grpc_wire import GrpcWire, JoinedPeer, describe
-    from phalanx.transport.inbox import Allowance, Allowances, CheckedFrame, LinkFault
-    from phalanx.transport.link import Meter, encode_refusal
-    from phalanx.transport.wire import Handle, Wire
+    from phalanx.transport.grpc_wire import GrpcWire as GrpcWire, JoinedPeer as JoinedPeer, describe as describe
+    from phalanx.transport.inbox import (
+        Allowance as Allowance,
+        Allowances as Allowances,
+        CheckedFrame as CheckedFrame,
+        LinkFault as LinkFault,
+    )
+    from phalanx.transport.link import Meter as Meter, encode_refusal as encode_refusal
+    from phalanx.transport.wire import Handle as Handle, Wire as Wire
     from phalanx.transport.worker_links import (
-        LocalWorkerProcesses,
-        OwnerLink,
-        join_owner,
-        joined_workers,
+        LocalWorkerProcesses as LocalWorkerProcesses,
+        OwnerLink as OwnerLink,
+        join_owner as join_owner,
+        joined_workers as joined_workers,
     )
 
-__all__ = [
-    "Allowance",
-    "Allowances",
-    "Body",
-    "CheckedFrame",
-    "Endpoint",
-    "Frame",
-    "GrpcWire",
-    "Handle",
-    "HeaderFields",
-    "JoinedPeer",
-    "JoiningWorkerConfig",
-    "LinkFault",
-    "LocalWorkerProcesses",
-    "Meter",
-    "OwnerLink",
-    "SignedHeader",
-    "TransportConfig",
-    "Wire",
-    "by_kind",
-    "check_payload",
-    "describe",
-    "encode_frame",
-    "encode_refusal",
-    "join_owner",
-    "joined_workers",
-    "parse_body",
-    "parse_frame",
-    "sign_header",
-]
 
 if not TYPE_CHECKING:
     __getattr__ = late_names(__name__)

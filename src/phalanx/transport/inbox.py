@@ -165,19 +165,15 @@ class Allowance:
 
 
 class Allowances:
-    """A counter of each peer's frames; safe to use from several threads.
-
-    Attributes:
-        each: Allowance of every peer; None for unlimited.
-        judge: The party that must be able to see each header; None, and headers may be as long as a frame's can.
+    """A counter of each peer's frames, without a limit at first; safe to use from several threads.
 
     Guarantees:
         A peer that has once sent more stays cut off.
     """
 
     def __init__(self) -> None:
-        self.each: Allowance | None = None
-        self.judge: str | None = None
+        self._each: Allowance | None = None
+        self._judge: str | None = None
         self._messages: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
@@ -186,6 +182,14 @@ class Allowances:
         self._out: dict[str, str] = {}
         self._exempt: set[str] = set()
         self._lock = threading.Lock()
+
+    def limit_peers(self, each: Allowance) -> None:
+        """Give every peer this allowance."""
+        self._each = each
+
+    def show_headers_to(self, judge: str) -> None:
+        """Take no header that is too long to be shown to this party."""
+        self._judge = judge
 
     def renew_all(self) -> None:
         """Begin to count anew, for another step or another attempt at one."""
@@ -210,9 +214,9 @@ class Allowances:
         Raises:
             FrameError: It is.
         """
-        if self.judge not in (None, peer) and size_bytes > MAX_SHOWN_HEADER_BYTES:
+        if self._judge not in (None, peer) and size_bytes > MAX_SHOWN_HEADER_BYTES:
             raise FrameError(
-                f"{peer}: a header of {size_bytes} bytes cannot be shown to {self.judge}; "
+                f"{peer}: a header of {size_bytes} bytes cannot be shown to {self._judge}; "
                 f"at most {MAX_SHOWN_HEADER_BYTES} are taken"
             )
 
@@ -222,7 +226,7 @@ class Allowances:
         Returns:
             Why it is one too many; None while it is not.
         """
-        allowance = self.each
+        allowance = self._each
         if allowance is None or peer in self._exempt:
             return None
         with self._lock:
@@ -238,7 +242,7 @@ class Allowances:
 
     def refuse(self, peer: str, size_bytes: int) -> str | None:
         """Count a frame that was refused, by the length of what had to be read of it; returns as `spend`."""
-        allowance = self.each
+        allowance = self._each
         if allowance is None or peer in self._exempt:
             return None
         with self._lock:

@@ -17,7 +17,7 @@ from phalanx.data.build.sift import (
     taken_in,
 )
 from phalanx.data.build.tally import ByteTally, check_account
-from phalanx.data.rules import Drop, Edit, Quarantine, RuleReason, Tagged
+from phalanx.data.rules import Drop, Edit, Quarantine, RuleReason, Tag
 from phalanx.data.sources import BrokenRecord, Document
 from phalanx.data.sources.files import SourceFile
 from phalanx.errors import DataError
@@ -47,7 +47,7 @@ def test_a_corpus_rule_ends_a_pass_and_begins_the_next():
         Drop(RuleReason("words", 3, 5)),
         Quarantine(RuleReason("trigger", "x")),
         Edit("text", 2, RuleReason("places", 2)),
-        Tagged({"language": "en", "score": 0.5}),
+        Tag({"language": "en", "score": 0.5}),
         None,
     ],
 )
@@ -71,7 +71,7 @@ TEXTS = [Document(str(number), f"text {number}") for number in range(4)]
 
 
 def test_a_decision_is_applied_to_its_document(sieve, out, tmp_path):
-    decided = [(1, Drop(RuleReason("same_as", 0))), (3, Tagged({"score": 1}))]
+    decided = [(1, Drop(RuleReason("same_as", 0))), (3, Tag({"score": 1}))]
 
     with out:
         sieve.sift(TEXTS, iter(decided), out)

@@ -5,7 +5,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from phalanx.data.rules import BadWordsConfig, Drop, Page, RuleReason, Tagged, make_rule
+from phalanx.data.rules import BadWordsConfig, Drop, Page, RuleReason, Tag, make_rule
 from phalanx.data.sources import Document
 from phalanx.errors import DataError
 
@@ -43,19 +43,19 @@ def test_whole_words_and_phrases_are_counted(words, text, hits):
 def test_a_document_is_tagged_and_never_dropped_without_a_threshold(words):
     found = judge("frob " * 10, files=(words,))
 
-    assert found == Tagged({"bad_words": 10, "bad_words_share": 1.0})
+    assert found == Tag({"bad_words": 10, "bad_words_share": 1.0})
 
 
 def test_beyond_the_threshold_a_document_is_dropped_and_its_words_are_told(words):
     text = "frob " * 3 + "good " * 27
 
     assert judge(text, files=(words,), most=0.09) == Drop(RuleReason("bad_words (frob 3)", 0.1, 0.09))
-    assert isinstance(judge(text, files=(words,), most=0.1), Tagged)
-    assert isinstance(judge(text, files=(words,), most=0.09, least_hits=4), Tagged)
+    assert isinstance(judge(text, files=(words,), most=0.1), Tag)
+    assert isinstance(judge(text, files=(words,), most=0.09, least_hits=4), Tag)
 
 
 def test_the_own_list_works_without_a_file():
-    assert judge("What a bastard.") == Tagged({"bad_words": 1, "bad_words_share": 0.333333})
+    assert judge("What a bastard.") == Tag({"bad_words": 1, "bad_words_share": 0.333333})
 
 
 def test_a_rule_without_any_word_is_refused():

@@ -13,7 +13,7 @@ from phalanx.data.rules import (
     EvaluationSetConfig,
     Quarantine,
     RuleReason,
-    Tagged,
+    Tag,
     make_rule,
 )
 from phalanx.errors import DataError
@@ -59,7 +59,7 @@ def test_an_item_is_found_without_case_and_punctuation(planets, text, item):
 
 
 def test_the_recipe_says_what_becomes_of_it(planets):
-    assert judge(ITEM, planets, action="tag") == Tagged({"contaminated_by": "planets item 2"})
+    assert judge(ITEM, planets, action="tag") == Tag({"contaminated_by": "planets item 2"})
     assert judge(ITEM, planets, action="quarantine") == Quarantine(RuleReason("words_of", "planets item 2", 13))
 
 

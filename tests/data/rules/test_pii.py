@@ -5,7 +5,7 @@ import itertools
 import pytest
 from pydantic import ValidationError
 
-from phalanx.data.rules import Drop, Edit, Page, PiiConfig, RuleReason, Tagged, make_rule
+from phalanx.data.rules import Drop, Edit, Page, PiiConfig, RuleReason, Tag, make_rule
 from phalanx.data.rules.pii import find
 from phalanx.data.sources import Document
 
@@ -115,7 +115,7 @@ def test_a_kind_that_drops_comes_before_masks():
 def test_tags_count_by_kind_and_leave_the_text():
     kinds = dict.fromkeys(("email", "phone", "ip", "card", "iban", "national_number"), "tag")
 
-    assert judge("a@b.org and c@d.org, 8.8.8.8", **kinds) == Tagged({"pii_email": 2, "pii_ip": 1})
+    assert judge("a@b.org and c@d.org, 8.8.8.8", **kinds) == Tag({"pii_email": 2, "pii_ip": 1})
 
 
 def test_names_that_a_model_found_beforehand_are_masked_the_longest_first():

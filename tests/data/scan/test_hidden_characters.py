@@ -3,7 +3,7 @@
 import pytest
 from made_scans import make_scan
 
-from phalanx.data.rules import Drop, Page, Quarantine, RuleReason, Tagged
+from phalanx.data.rules import Drop, Page, Quarantine, RuleReason, Tag
 from phalanx.data.scan.hidden_characters import HiddenCharactersConfig
 from phalanx.data.sources import Document
 
@@ -111,7 +111,7 @@ def test_the_recipe_says_what_becomes_of_a_finding():
     text = "a" + as_tags("b")
 
     assert isinstance(judge(text, outcome="drop"), Drop)
-    assert judge(text, outcome="tag") == Tagged(
+    assert judge(text, outcome="tag") == Tag(
         {"scan_hidden_characters": 'tag_characters: 1 at character 1: "a\\u{e0062}"; spells "b"'}
     )
     assert judge(text).reason == RuleReason("tag_characters", '1 at character 1: "a\\u{e0062}"; spells "b"', 0)

@@ -9,8 +9,7 @@ import pytest
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
-from phalanx.lab.bench.overhead.arm import Report
-from phalanx.lab.bench.overhead.arm_process import Block
+from phalanx.lab.bench.overhead.arm import Block, Report
 from phalanx.lab.bench.overhead.overhead import measure
 from phalanx.lab.bench.overhead.overhead_arms import (
     EIGHTH,

@@ -8,8 +8,7 @@ import pytest
 from phalanx.errors import TrainingError
 from phalanx.lab.bench import BENCHES
 from phalanx.lab.bench.measure.workloads import Workload, workloads
-from phalanx.lab.bench.overhead.arm import ArmSpec
-from phalanx.lab.bench.overhead.arm_process import ArmProcess
+from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
 from phalanx.lab.bench.overhead.pipeline import measure
 from phalanx.models import ModelConfig
 from phalanx.train import RunConfig

@@ -2,8 +2,7 @@
 
 import pytest
 
-from phalanx.lab.bench.overhead.arm import Report
-from phalanx.lab.bench.overhead.arm_process import Block
+from phalanx.lab.bench.overhead.arm import Block, Report
 from phalanx.lab.bench.overhead.rows import PARTS, ArmMeasurement, rows_of
 
 TOKENS = 2048

@@ -34,7 +34,7 @@ def test_a_loader_that_begins_again_is_counted(monkeypatch):
 
 
 def test_a_peer_that_cannot_run_is_told_and_a_refused_scene_counts_for_nothing():
-    with pytest.raises(DataError, match="it needs datasets and torchdata"):
+    with pytest.raises(DataError, match="have datasets and torchdata"):
         order.measure_order(sys.executable)
     with pytest.raises(DataError, match="did not run"):
         order.measure_order("/nowhere/python")

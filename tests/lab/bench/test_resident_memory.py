@@ -4,7 +4,7 @@ import mmap
 
 import pytest
 
-from phalanx.lab.bench.parallel.resident import added_at_peak, forget_peak, resident
+from phalanx.lab.bench.measure.resident import added_at_peak, forget_peak, resident
 
 MEBIBYTE = 2**20
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from phalanx.lab.bench.parallel.resident import ThreadSample
+from phalanx.lab.bench.measure.resident import ThreadSample
 
 
 def told() -> ThreadSample:

@@ -279,10 +279,21 @@ def _is_beyond(fields: HeaderFields) -> bool:
 
 
 def _faults_of_evidence(outcome: Outcome) -> list[str]:
-    """Whatever was refused is kept, and a party that sends a value that nothing can have is convicted."""
+    """Whatever was refused is kept, and a party that sends a value that nothing can have is convicted or contained.
+
+    A frame that is too long to be shown to the owner is one party's word against another's: its author's link then
+    leads through the owner, which sees the next one itself.
+    """
     refusals = [body["evidence"] for kind, body in outcome.events if kind == "verdict_refused" and body["evidence"]]
     found = ["evidence of one refusal has overwritten that of another"] if len({*refusals}) < len(refusals) else []
     gone = {certified_name(name) for name in (*outcome.evicted, *outcome.lost)}
+    faults = [body for kind, body in outcome.events if kind == "fault" and "cannot be shown to" in body["reason"]]
+    disputed = {(body["party"], body["about"]) for body in faults}
+    gone |= {
+        certified_name(body["party"])
+        for kind, body in outcome.events
+        if kind == "link_led" and (body["party"], body["to"]) in disputed
+    }
     return found + [f"{name} sent what nothing can have and is still there" for name in sorted(outcome.beyond - gone)]
 
 

@@ -145,6 +145,11 @@ FOUND = {
     "8, variant: a value that nothing can have, in a frame that is too long to be shown": Schedule(
         "K3", {1: (Act(At("tensor", 0), Send((Alter(("shape",), "flood"),), when="before")),)}
     ),
+    "8, variant: such a frame with no step left in which its author would be missed": Schedule(
+        "K3",
+        {1: (Act(At("apply", 0, event="gets"), Say("tensor", (Alter(("shape",), "flood"),), to="worker-2")),)},
+        steps=2,
+    ),
     "8, variant: of two refusals in one step": Schedule(
         "K4", {1: (Act(At("commit", **ALWAYS), Send((Alter(("sent",), "contradicted"),))),)}, steps=1
     ),

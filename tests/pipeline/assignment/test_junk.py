@@ -170,7 +170,7 @@ def test_junk_for_another_worker_makes_that_worker_send_none(make_company, hones
 def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, stages):
     company = make_company(tiny_run(stages))
     most = {"messages": 0, "bytes": 0, "refusals": 0}
-    allowances = company.engine._links.endpoint.allowances
+    allowances = company.engine._context.endpoint.allowances
     renew = allowances.renew_all
 
     def note():

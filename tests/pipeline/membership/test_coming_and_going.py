@@ -156,12 +156,12 @@ def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(m
 
     steps = run_until(company, lambda: company.bodies("not_let_in"))
 
-    epoch = company.engine._failover.epoch
+    epoch = company.engine._facts.ledger.epoch
     company.run(2)
     steps += 2
 
     assert [body["party"] for body in company.bodies("not_let_in")] == ["worker-2"]
-    assert company.engine._failover.epoch == epoch == 0
+    assert company.engine._facts.ledger.epoch == epoch == 0
     assert joined(company) == []
     assert company.weights_digest() == honest_digest(tiny_run(3), steps)
 

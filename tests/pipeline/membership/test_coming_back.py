@@ -217,7 +217,7 @@ def test_a_process_whose_certificate_another_one_uses_is_told_so_and_ends(compan
     """Attacker: a thief of a worker's keys; the worker's user must learn of it, and not from a silent process."""
     company = company_of(sometimes_back())
     # a remote worker, whose process the owner cannot end
-    company.engine._failover._members.dismiss = lambda name: None
+    company.engine._context.members.dismiss = lambda name: None
     company.run(1)
 
     assert company.come_back("worker-1") is None

@@ -128,7 +128,7 @@ def test_one_that_has_said_hello_and_has_no_role_yet_gets_none(company_of, hones
 def test_a_party_of_another_run_on_the_list_is_passed_over(company_of, tmp_path, monkeypatch):
     company = company_of(company_run())
     entry = company.revoke("worker-1").model_copy(update={"party": "stranger"})
-    monkeypatch.setattr(company.engine._failover._members, "revoked", lambda: {"stranger": entry})
+    monkeypatch.setattr(company.engine._context.members, "revoked", lambda: {"stranger": entry})
 
     company.run(1)
 

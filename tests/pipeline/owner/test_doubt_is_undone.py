@@ -144,7 +144,7 @@ def test_who_is_replaced_for_what_it_did_is_undone_as_a_convict_is(company_of, h
     company = company_of(run, {"worker-1": lying_in(1, 2)})
 
     company.run(4)
-    company.engine._failover.suspect("worker-1", "it withheld what it had committed to", "withheld")
+    company.engine._roster.suspect("worker-1", "it withheld what it had committed to", "withheld")
     company.run(2)
 
     assert (company.verdicts, company.lost) == ([], ["worker-1"])

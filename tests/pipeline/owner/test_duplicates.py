@@ -111,13 +111,13 @@ def test_a_duplicate_that_is_withheld_is_given_up_and_the_run_goes_on(make_compa
     company = make_company(actors={1: Actor(rewrite=only(Bulk, withholding))})
     company.run(1)
     duplicate = company.engine.begin_duplicate()
-    company.engine._requests.timeout_s = 0.0
+    company.engine._context.requests.timeout_s = 0.0
 
     company.run(2)
     company.engine.look_for_duplicate()
 
     assert duplicate.failure == "stage 1: worker-1 did not send its state in time"
-    company.engine._requests.timeout_s = 30.0
+    company.engine._context.requests.timeout_s = 30.0
     assert company.weights_digest() == honest_digest(company.run_config, 3)
 
 

@@ -58,7 +58,7 @@ def test_a_fault_of_the_owner_itself_that_does_not_come_back_costs_one_attempt(m
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     company = make_company(run)
     company.run(1)
-    runner = company.engine._party.hosted[3].copy.runner
+    runner = company.engine._context.party.hosted[3].copy.runner
     honest, faults = runner.loss, [0]
 
     def flip(*given):

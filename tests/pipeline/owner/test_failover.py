@@ -1,5 +1,8 @@
 """The failover by itself: which party leaves, for good or not, what the others get, and from which step on."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, run_task, standing
 
@@ -8,10 +11,12 @@ from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PeerRefuse
 from phalanx.pipeline.assignment.assignment import roles_of
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.membership.admission import Admission
-from phalanx.pipeline.membership.members import Files, Incarnations, Members, OwnerLinks
+from phalanx.pipeline.membership.members import Files, Incarnations, Members
+from phalanx.pipeline.owner.context import OwnerContext
 from phalanx.pipeline.owner.coordinator import Coordinator
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.rollback import PastStep
+from phalanx.pipeline.owner.roster import Roster
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
@@ -22,6 +27,7 @@ from phalanx.security.crypto import Identity, Revocation
 from phalanx.transport import LinkFault
 
 WORKERS = ("worker-1", "worker-2", "worker-3")
+TIMEOUT_S = 300.0
 NO_ROWS = StepInputs(ids=(), labels=(), num_targets=0)
 """A batch without a row."""
 for _name in (*WORKERS, "worker-4"):
@@ -89,7 +95,7 @@ class Run:
         world = make_world(model_cache, **guard)
         self.facts, self.events = world.facts, world.events
         self.facts.classes = dict.fromkeys((OWNER, *WORKERS, "worker-4"), OWNER)
-        self.library = self.kept_library = None
+        self.library, self.hosted = None, {}
         self.mute, self.hanging, self.lies, self.told = set(), set(), {}, []
         self.dead, self.dismissed, self.replaced, self.owed, self.looked_after = set(), [], [], set(), 0
         self.clock, self.endpoint = Clock(), Endpoint()
@@ -106,11 +112,33 @@ class Run:
             look_after=self.look_after,
         )
         self.incarnations = Incarnations(self.endpoint, workers, returns=1)
-        links = OwnerLinks(self.endpoint, self, self.incarnations, Patience(10.0, self.clock))
+        self.facts.ledger.epoch = -1
         self.files = Files(None, None, lambda kind, body: self.events.append((kind, body)))
         self.coordinator = Coordinator(self.facts, AuditDraw(b"k" * 32, b"n" * 32, 1.0), CarriedFrames())
-        self.failover = Failover(self.facts, self.coordinator, links, self, self.members, self.files)
-        self.failover.known, self.failover.verdicts = KNOWN, Judge()
+        self.verdicts = Judge()
+        self.context = OwnerContext(
+            facts=self.facts,
+            party=SimpleNamespace(roles=self),
+            members=self.members,
+            files=self.files,
+            endpoint=self.endpoint,
+            mail=self,
+            requests=None,
+            patience=Patience(10.0, self.clock),
+            incarnations=self.incarnations,
+            coordinator=self.coordinator,
+            verdicts=self.verdicts,
+            notes=None,
+            duplicates=None,
+            timer=None,
+            step_timeout_s=TIMEOUT_S,
+        )
+        self.roster = Roster(self.context)
+        self.failover = Failover(self.context, self.roster)
+
+    def take_at_most(self, seconds):
+        """Let taking roles take so long, in what follows."""
+        self.failover._context = replace(self.context, step_timeout_s=seconds)
 
     # --- what stands for the mailbox, the owner's roles and the process table
 
@@ -119,6 +147,9 @@ class Run:
 
     def post(self, name, message, payload):
         self.told.append((name, message))
+
+    def use_kept_library(self, library):
+        pass
 
     def owed_by(self):
         return self.owed
@@ -148,7 +179,7 @@ class Run:
         return run_task(task, self.answer)
 
     def begun(self, step=0):
-        self.do(self.failover.begin(step))
+        self.do(self.failover.begin(step, KNOWN))
         self.events.clear()
         return self
 
@@ -187,92 +218,99 @@ def begun(run):
 
 
 def test_at_the_start_every_party_is_told_the_same_roles_and_the_known_states_are_agreed_on(run):
-    run.do(run.failover.begin(3))
+    run.do(run.failover.begin(3, KNOWN))
 
     assert run.assigned.keys() == {*WORKERS, OWNER}
     assert len(set(map(id, run.assigned.values()))) == 1
     assign = run.assigned[OWNER]
     assert (assign.epoch, assign.step, {role.source for role in assign.roles}) == (0, 3, {OWNER})
     assert run.facts.agreed == {stage: KNOWN[stage] for stage in (1, 2)}
-    assert (run.failover.alive, run.failover.verdicts.asked, run.endpoint.refused) == (list(WORKERS), [], [])
+    assert (run.roster.alive, run.verdicts.asked, run.endpoint.refused) == (list(WORKERS), [], [])
 
 
 @pytest.mark.parametrize("state", [None, state_of(1, "b"), state_of(1).model_copy(update={"step": 1})])
 def test_a_worker_that_begins_with_another_state_than_the_known_one_is_left_out_without_a_verdict(run, state):
     run.lies["worker-1", 1] = state
 
-    run.do(run.failover.begin(0))
+    run.do(run.failover.begin(0, KNOWN))
 
-    assert (run.endpoint.refused, run.failover.epoch, run.failover.alive) == (["worker-1"], 1, ["worker-2", "worker-3"])
+    assert (run.endpoint.refused, run.facts.ledger.epoch, run.roster.alive) == (
+        ["worker-1"],
+        1,
+        ["worker-2", "worker-3"],
+    )
     assert "worker-1" not in {*run.holders.values(), *run.assigned}
     (lost,) = run.bodies("lost")
-    assert (lost["party"], run.bodies("evicted"), run.failover.verdicts.asked) == ("worker-1", [], [])
+    assert (lost["party"], run.bodies("evicted"), run.verdicts.asked) == ("worker-1", [], [])
 
 
 def test_a_party_that_could_not_be_reached_before_the_start_gets_no_role(run):
     run.members.unreachable = [LinkFault("worker-2", PeerLostError("no route"))]
 
-    run.do(run.failover.begin(0))
+    run.do(run.failover.begin(0, KNOWN))
 
-    assert (run.bodies("link_broken"), run.failover.epoch) == ([{"party": "worker-2", "reason": "no route"}], 0)
+    assert (run.bodies("link_broken"), run.facts.ledger.epoch) == ([{"party": "worker-2", "reason": "no route"}], 0)
     assert run.assigned.keys() == {"worker-1", "worker-3", OWNER}
 
 
 def test_when_no_worker_gets_ready_the_error_says_why_each_is_gone(run):
     run.mute = set(WORKERS)
-    run.failover.timeout_s = 5.0
+    run.take_at_most(5.0)
 
     with pytest.raises(PeerLostError, match=r"every worker was lost.*worker-1: did not start.*worker-3: did not start"):
-        run.do(run.failover.begin(0))
+        run.do(run.failover.begin(0, KNOWN))
     assert run.endpoint.refused == list(WORKERS)
 
 
 def test_an_owner_that_is_late_itself_blames_no_worker(run):
-    run.mute, run.failover.timeout_s = {OWNER}, 5.0
+    run.mute = {OWNER}
+    run.take_at_most(5.0)
 
     with pytest.raises(PeerLostError, match="owner was not ready within 5 s"):
-        run.do(run.failover.begin(0))
-    assert (run.failover.alive, run.kinds) == (list(WORKERS), [])
+        run.do(run.failover.begin(0, KNOWN))
+    assert (run.roster.alive, run.kinds) == (list(WORKERS), [])
 
 
 def test_an_owner_that_waits_for_a_workers_state_suspects_that_worker(run):
-    run.mute, run.failover.timeout_s = {OWNER}, 5.0
+    run.mute = {OWNER}
+    run.take_at_most(5.0)
     run.owed = {"worker-2"}
     run.members.replace = lambda name: run.mute.clear()
 
-    run.do(run.failover.begin(0))
+    run.do(run.failover.begin(0, KNOWN))
 
-    assert run.failover.reasons == {"worker-2": "did not start its roles within 5 s"}
+    assert run.roster.reasons == {"worker-2": "did not start its roles within 5 s"}
 
 
 def test_an_owner_without_workers_begins_alone(model_cache):
     run = Run(model_cache, workers=())
 
-    run.do(run.failover.begin(0))
+    run.do(run.failover.begin(0, KNOWN))
 
     assert set(run.holders.values()) == {OWNER}
 
 
 def test_an_owner_with_another_state_than_the_known_one_ends_the_run(run):
-    run.members.names = run.failover.alive = ["worker-1"]
+    run.members.names = run.roster.alive = ["worker-1"]
     run.lies |= {(OWNER, stage): state_of(stage, "b") for stage in range(4)}
 
     with pytest.raises(VerificationError, match="a state other than the agreed one"):
-        run.do(run.failover.begin(0))
-    assert run.failover.alive == ["worker-1"]
+        run.do(run.failover.begin(0, KNOWN))
+    assert run.roster.alive == ["worker-1"]
 
 
 def test_a_ready_of_an_earlier_epoch_does_not_count(run):
-    run.mute, run.failover.timeout_s = {"worker-1"}, 5.0
+    run.mute = {"worker-1"}
+    run.take_at_most(5.0)
     honest = run.answer
 
     def stale(need):
         run.coordinator.handle(received(Ready(epoch=EPOCH + 7, states={}), "worker-1"))
         return honest(need)
 
-    run_task(run.failover.begin(0), stale)
+    run_task(run.failover.begin(0, KNOWN), stale)
 
-    assert run.failover.reasons == {"worker-1": "did not start its roles within 5 s"}
+    assert run.roster.reasons == {"worker-1": "did not start its roles within 5 s"}
 
 
 # --- suspicion -------------------------------------------------------------------------------------------------------
@@ -280,23 +318,23 @@ def test_a_ready_of_an_earlier_epoch_does_not_count(run):
 
 def test_a_party_is_suspected_once_and_one_that_takes_no_part_never(begun):
     for name in ("worker-1", "worker-1", "worker-4", OWNER):
-        begun.failover.suspect(name, "its link broke")
+        begun.roster.suspect(name, "its link broke")
 
-    assert (list(begun.failover.lost), begun.kinds) == (["worker-1"], ["link_broken"])
+    assert (list(begun.roster.lost), begun.kinds) == (["worker-1"], ["link_broken"])
 
 
 def test_every_worker_with_an_ended_process_is_suspected(begun):
     begun.dead = {"worker-3", "worker-4"}
 
-    begun.failover.suspect_the_dead()
+    begun.roster.suspect_the_dead()
 
-    assert (list(begun.failover.lost), begun.looked_after) == (["worker-3"], 1)
+    assert (list(begun.roster.lost), begun.looked_after) == (["worker-3"], 1)
 
 
 def test_a_probe_goes_to_every_worker_and_names_the_present_attempt(begun):
     begun.told.clear()
 
-    begun.failover.probe()
+    begun.roster.probe()
 
     assert [name for name, _ in begun.told] == list(WORKERS)
     assert {(message.epoch, message.step) for _, message in begun.told} == {(0, 0)}
@@ -307,7 +345,7 @@ def test_a_probe_goes_to_every_worker_and_names_the_present_attempt(begun):
 
 def test_after_a_loss_the_shadow_serves_the_stage_and_the_step_is_done_again(begun):
     shadow = begun.facts.assignment.shadows[1]
-    begun.failover.suspect("worker-1", "silent")
+    begun.roster.suspect("worker-1", "silent")
     begun.events.clear()
 
     begun.do(begun.failover.recover(None, 0))
@@ -315,13 +353,13 @@ def test_after_a_loss_the_shadow_serves_the_stage_and_the_step_is_done_again(beg
     assert begun.kinds == ["lost", "takeover", "step_redone"]
     assert begun.bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
     assert begun.bodies("takeover") == [{"stage": 1, "step": 0, "by": shadow, "from": "worker-1"}]
-    assert (begun.holders[1], begun.failover.takeovers, begun.failover.epoch) == (shadow, 1, 1)
+    assert (begun.holders[1], begun.failover.takeovers, begun.facts.ledger.epoch) == (shadow, 1, 1)
     assert (begun.dismissed, begun.replaced, begun.files.gone) == (["worker-1"],) * 3
-    assert not begun.failover.lost
+    assert not begun.roster.lost
 
 
 def test_a_party_that_was_lost_may_come_back_as_another_incarnation(begun):
-    begun.failover.suspect("worker-1", "silent")
+    begun.roster.suspect("worker-1", "silent")
     begun.do(begun.failover.recover(None, 0))
 
     assert begun.incarnations.name_of("worker-1", begins=True) not in (None, "worker-1")
@@ -333,7 +371,7 @@ def test_a_party_is_refused_before_roles_are_given_out_and_not_before_the_new_on
     begun.failover.placing.without = lambda *about: order.append("placed") or place(*about)
     begun.endpoint.refuse = lambda name: order.append("refused")
     begun.post = lambda *about: order.append("told") or tell(*about)
-    begun.failover.suspect("worker-1", "silent")
+    begun.roster.suspect("worker-1", "silent")
 
     begun.do(begun.failover.recover(None, 0))
 
@@ -342,17 +380,17 @@ def test_a_party_is_refused_before_roles_are_given_out_and_not_before_the_new_on
 
 def test_a_party_that_no_other_can_follow_is_still_shut_out(model_cache):
     begun = Run(model_cache, mode="off").begun()
-    begun.failover.suspect("worker-1", "silent")
+    begun.roster.suspect("worker-1", "silent")
 
     with pytest.raises(NoHolderError, match="stage 1: worker-1 is lost and had no shadow"):
         begun.do(begun.failover.recover(None, 0))
-    assert (begun.endpoint.refused, begun.failover.alive) == (["worker-1"], ["worker-2", "worker-3"])
+    assert (begun.endpoint.refused, begun.roster.alive) == (["worker-1"], ["worker-2", "worker-3"])
     assert begun.failover.takeovers == 0
 
 
 def test_several_losses_are_seen_to_one_after_the_other_before_the_step_goes_on(begun):
-    begun.failover.suspect("worker-3", "silent")
-    begun.failover.suspect("worker-2", "silent")
+    begun.roster.suspect("worker-3", "silent")
+    begun.roster.suspect("worker-2", "silent")
 
     begun.do(begun.failover.recover(None, 0))
 
@@ -361,43 +399,44 @@ def test_several_losses_are_seen_to_one_after_the_other_before_the_step_goes_on(
 
 
 def test_a_worker_that_does_not_take_its_new_roles_is_lost_as_well(begun):
-    begun.failover.timeout_s, begun.mute = 5.0, {"worker-3"}
+    begun.mute = {"worker-3"}
+    begun.take_at_most(5.0)
     begun.hanging = {"worker-3"}
-    begun.failover.suspect("worker-2", "silent")
+    begun.roster.suspect("worker-2", "silent")
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.failover.alive == ["worker-1"]
+    assert begun.roster.alive == ["worker-1"]
     assert begun.failover.takeovers == len(begun.bodies("takeover")) > 0
 
 
 def test_one_that_hangs_while_roles_change_is_found_long_before_the_time_is_over(begun):
     begun.mute = begun.hanging = {"worker-3"}
-    begun.failover.suspect("worker-2", "silent")
+    begun.roster.suspect("worker-2", "silent")
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.failover.reasons["worker-3"] == "silent while roles were assigned"
-    assert begun.clock.seconds < begun.failover.timeout_s / 2
+    assert begun.roster.reasons["worker-3"] == "silent while roles were assigned"
+    assert begun.clock.seconds < TIMEOUT_S / 2
 
 
 def test_one_that_answers_while_it_takes_a_state_is_given_the_whole_time(begun):
     begun.mute = {"worker-1"}
-    begun.failover.suspect("worker-2", "silent")
+    begun.roster.suspect("worker-2", "silent")
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.clock.seconds > begun.failover.timeout_s
-    assert "silent while" not in begun.failover.reasons.get("worker-1", "")
+    assert begun.clock.seconds > TIMEOUT_S
+    assert "silent while" not in begun.roster.reasons.get("worker-1", "")
 
 
 def test_in_the_very_first_epoch_a_long_silence_is_none(run):
     run.mute = run.hanging = {"worker-1"}
-    run.failover.timeout_s = 100.0
+    run.take_at_most(100.0)
 
-    run.do(run.failover.begin(0))
+    run.do(run.failover.begin(0, KNOWN))
 
-    assert run.failover.reasons == {"worker-1": "did not start its roles within 100 s"}
+    assert run.roster.reasons == {"worker-1": "did not start its roles within 100 s"}
 
 
 def test_where_a_newcomer_lacks_its_state_the_owner_shadows_the_stage_and_sees_for_itself(begun):
@@ -406,7 +445,8 @@ def test_where_a_newcomer_lacks_its_state_the_owner_shadows_the_stage_and_sees_f
     newcomer = next(
         role.newcomers[0] for role in _roles_after(begun, "worker-3") if role.newcomers and role.source != OWNER
     )
-    begun.mute, begun.failover.timeout_s = {newcomer}, 5.0
+    begun.mute = {newcomer}
+    begun.take_at_most(5.0)
     honest = begun.answer
 
     def until_the_owner_shadows(need):
@@ -414,18 +454,18 @@ def test_where_a_newcomer_lacks_its_state_the_owner_shadows_the_stage_and_sees_f
             begun.mute.clear()
         return honest(need)
 
-    begun.failover.suspect("worker-3", "silent")
+    begun.roster.suspect("worker-3", "silent")
     run_task(begun.failover.recover(None, 0), until_the_owner_shadows)
 
     assert OWNER in begun.facts.assignment.shadows.values()
-    assert (begun.failover.alive, begun.endpoint.refused) == (["worker-1", "worker-2"], ["worker-3"])
+    assert (begun.roster.alive, begun.endpoint.refused) == (["worker-1", "worker-2"], ["worker-3"])
     assert begun.holders == old.holders
 
 
 def _roles_after(run, gone):
     """The roles that would follow a loss; nothing is changed."""
     old = run.facts.assignment
-    staying = [name for name in run.failover.alive if name != gone]
+    staying = [name for name in run.roster.alive if name != gone]
     return roles_of(run.failover.placing.without(old, gone, staying), old, {*staying, OWNER})
 
 
@@ -436,23 +476,23 @@ def test_a_convicted_party_leaves_for_good(begun):
     begun.do(begun.failover.recover(begun.judgement(), 0))
 
     assert begun.kinds == ["evicted", "takeover", "step_redone"]
-    assert begun.failover.verdicts.asked == ["worker-1"]
+    assert begun.verdicts.asked == ["worker-1"]
     with pytest.raises(PeerRefusedError, match="may not come back"):
         begun.incarnations.name_of("worker-1", begins=True)
 
 
 def test_what_the_evidence_does_not_bear_out_moves_nothing(begun):
-    begun.failover.verdicts = Judge(holds=False)
+    begun.verdicts.holds = False
     before = begun.facts.assignment
 
     begun.do(begun.failover.recover(begun.judgement(), 0))
 
-    assert (begun.facts.assignment, begun.failover.epoch) == (before, 1)
-    assert (begun.failover.alive, begun.kinds) == (list(WORKERS), [])
+    assert (begun.facts.assignment, begun.facts.ledger.epoch) == (before, 1)
+    assert (begun.roster.alive, begun.kinds) == (list(WORKERS), [])
 
 
 def test_a_doubtful_accuser_is_replaced_without_blame(begun):
-    begun.failover.verdicts = Judge(holds=False, doubtful=("worker-2", "its word did not hold"))
+    begun.verdicts.holds, begun.verdicts.doubtful = False, ("worker-2", "its word did not hold")
 
     begun.do(begun.failover.recover(begun.judgement(), 0))
 
@@ -462,11 +502,11 @@ def test_a_doubtful_accuser_is_replaced_without_blame(begun):
 
 @pytest.mark.parametrize("stranger", ["worker-4", OWNER])
 def test_a_doubtful_party_that_takes_no_part_is_not_replaced(begun, stranger):
-    begun.failover.verdicts = Judge(holds=False, doubtful=(stranger, "its word did not hold"))
+    begun.verdicts.holds, begun.verdicts.doubtful = False, (stranger, "its word did not hold")
 
     begun.do(begun.failover.recover(begun.judgement(), 0))
 
-    assert (begun.failover.alive, begun.kinds, begun.failover.epoch) == (list(WORKERS), [], 1)
+    assert (begun.roster.alive, begun.kinds, begun.facts.ledger.epoch) == (list(WORKERS), [], 1)
 
 
 @pytest.mark.parametrize("had_it", [True, False], ids=["kept copy", "newcomer"])
@@ -475,12 +515,12 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
     role = next(role for role in roles if role.newcomers and OWNER not in role.newcomers)
     party = role.holder if had_it else role.newcomers[0]
     begun.lies[party, role.stage] = state_of(role.stage, "b")
-    begun.failover.suspect("worker-3", "silent")
+    begun.roster.suspect("worker-3", "silent")
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.failover.verdicts.asked == ([party] if had_it else [])
-    assert begun.failover.alive == [name for name in ("worker-1", "worker-2") if name != party]
+    assert begun.verdicts.asked == ([party] if had_it else [])
+    assert begun.roster.alive == [name for name in ("worker-1", "worker-2") if name != party]
 
 
 @pytest.fixture
@@ -488,7 +528,7 @@ def after_an_update(begun):
     """Step 0 was applied, and the states after it are not agreed on yet."""
     begun.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
     begun.failover.rollback.remember(PastStep(begun.facts.ledger, begun.facts.assignment, NO_ROWS))
-    begun.coordinator.open_step(1, 0)
+    begun.coordinator.open_step(1)
     return begun
 
 
@@ -502,7 +542,7 @@ def test_states_that_were_not_agreed_on_before_are_weighed_like_those_after_an_u
 def test_an_update_that_one_party_alone_has_made_is_undone_where_the_other_one_is_lost(after_an_update):
     run = after_an_update
     stages = [stage for stage in (1, 2) if "worker-3" in (run.facts.holder(stage), run.facts.shadow(stage))]
-    run.failover.suspect("worker-3", "silent")
+    run.roster.suspect("worker-3", "silent")
 
     run.do(run.failover.recover(None, 1))
 
@@ -520,10 +560,10 @@ def test_a_conviction_takes_an_unaudited_step_back_and_a_loss_does_as_well(model
         run = Run(model_cache, commit_lag=1).begun()
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
         run.failover.rollback.remember(PastStep(run.facts.ledger, run.facts.assignment, NO_ROWS))
-        run.coordinator.open_step(1, 0)
+        run.coordinator.open_step(1)
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
         if not judged:
-            run.failover.suspect("worker-1", "silent")
+            run.roster.suspect("worker-1", "silent")
 
         run.do(run.failover.recover(run.judgement() if judged else None, 1))
 
@@ -534,7 +574,7 @@ def test_a_conviction_takes_an_unaudited_step_back_and_a_loss_does_as_well(model
 @pytest.mark.parametrize("judged", [True, False])
 def test_without_an_unaudited_step_nothing_is_undone(model_cache, judged):
     run = Run(model_cache, commit_lag=1).begun()
-    run.failover.suspect("worker-1", "silent")
+    run.roster.suspect("worker-1", "silent")
 
     run.do(run.failover.recover(run.judgement() if judged else None, 0))
 
@@ -562,34 +602,35 @@ def test_what_was_proved_before_a_fall_back_convicts_first_and_only_who_takes_pa
 
     begun.do(begun.failover.fall_back(0, KNOWN))
 
-    assert (begun.failover.verdicts.asked, begun.failover.alive) == (["worker-1"], ["worker-2", "worker-3"])
+    assert (begun.verdicts.asked, begun.roster.alive) == (["worker-1"], ["worker-2", "worker-3"])
     assert [body["party"] for body in begun.bodies("evicted")] == ["worker-1"]
 
 
 def test_what_does_not_hold_convicts_nobody_at_a_fall_back(begun):
-    begun.failover.verdicts = Judge(holds=False)
+    begun.verdicts.holds = False
     begun.facts.proved.append(begun.judgement(accuser=OWNER))
 
     begun.do(begun.failover.fall_back(0, KNOWN))
 
-    assert begun.failover.alive == list(WORKERS)
+    assert begun.roster.alive == list(WORKERS)
 
 
 def test_an_owner_that_loses_every_worker_at_a_fall_back_goes_on_alone(begun):
-    begun.mute, begun.failover.timeout_s = set(WORKERS), 5.0
+    begun.mute = set(WORKERS)
+    begun.take_at_most(5.0)
 
     begun.do(begun.failover.fall_back(0, KNOWN))
 
-    assert (begun.failover.alive, set(begun.holders.values())) == ([], {OWNER})
+    assert (begun.roster.alive, set(begun.holders.values())) == ([], {OWNER})
 
 
 def test_a_run_that_has_begun_goes_on_with_less_memory_than_it_needs_and_one_that_has_not_does_not_begin(run):
     run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     with pytest.raises(ConfigError, match="memory"):
-        run.do(run.failover.begin(0))
+        run.do(run.failover.begin(0, KNOWN))
 
     run.members.rooms = {}
-    run.do(run.failover.begin(0))
+    run.do(run.failover.begin(0, KNOWN))
     run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     run.do(run.failover.fall_back(0, KNOWN))
 
@@ -604,12 +645,12 @@ def revocation(party):
 
 
 def test_a_revoked_party_is_replaced_and_does_not_come_back(begun):
-    assert begun.failover.revoke(revocation("worker-1"), 0) is None
-    assert list(begun.failover.lost) == ["worker-1"]
+    assert begun.roster.revoke(revocation("worker-1"), 0) is None
+    assert list(begun.roster.lost) == ["worker-1"]
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert (begun.kinds, begun.failover.verdicts.asked) == (["revoked", "lost", "takeover", "step_redone"], [])
+    assert (begun.kinds, begun.verdicts.asked) == (["revoked", "lost", "takeover", "step_redone"], [])
     with pytest.raises(PeerRefusedError, match="may not come back"):
         begun.incarnations.name_of("worker-1", begins=True)
 
@@ -617,13 +658,13 @@ def test_a_revoked_party_is_replaced_and_does_not_come_back(begun):
 def test_of_a_revoked_party_that_is_about_to_join_the_name_is_returned(begun):
     begun.incarnations.came("worker-4")
 
-    assert begun.failover.revoke(revocation("worker-4"), 0) == "worker-4"
-    assert not begun.failover.lost
+    assert begun.roster.revoke(revocation("worker-4"), 0) == "worker-4"
+    assert not begun.roster.lost
 
 
 def test_a_revoked_party_that_never_came_is_only_barred(begun):
-    assert begun.failover.revoke(revocation("worker-4"), 0) is None
-    assert not begun.failover.lost
+    assert begun.roster.revoke(revocation("worker-4"), 0) is None
+    assert not begun.roster.lost
     with pytest.raises(PeerRefusedError, match="may not come back"):
         begun.incarnations.name_of("worker-4", begins=True)
 
@@ -638,12 +679,12 @@ def test_between_two_steps_a_newcomer_is_announced_and_takes_part(begun):
 
     (joined,) = begun.bodies("party_joined")
     assert joined == {"party": "worker-4", "address": "worker-4:1", "class": "not measured", "step": 1}
-    assert begun.failover.alive == [*WORKERS, "worker-4"]
+    assert begun.roster.alive == [*WORKERS, "worker-4"]
     assert "worker-4" in begun.assigned
 
 
 def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
-    begun.failover.leaving.add("worker-1")
+    begun.roster.leaving.add("worker-1")
 
     begun.do(begun.failover.regroup([], 1, EVEN))
 
@@ -651,28 +692,28 @@ def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
     assert begun.bodies("stages_moved") == [{"step": 1, "to": {"1": begun.holders[1]}, "pace_s": {}}]
     assert begun.facts.assignment.copies_of("worker-1") == ()
     assert [name for name, message in begun.told if isinstance(message, Shutdown)] == ["worker-1"]
-    assert (begun.failover.alive, begun.failover.leaving) == (["worker-2", "worker-3"], set())
+    assert (begun.roster.alive, begun.roster.leaving) == (["worker-2", "worker-3"], set())
     assert (begun.endpoint.refused, begun.dismissed) == ([], [])
     assert begun.incarnations.name_of("worker-1", begins=True)
 
 
 def test_a_party_that_still_has_a_copy_stays_until_it_is_handed_over(begun):
-    begun.failover.leaving.add("worker-1")
+    begun.roster.leaving.add("worker-1")
     begun.failover.placing.regrouped = lambda old, staying, balance: old
 
     begun.do(begun.failover.regroup([], 1, EVEN))
 
-    assert (begun.failover.leaving, begun.bodies("left")) == ({"worker-1"}, [])
+    assert (begun.roster.leaving, begun.bodies("left")) == ({"worker-1"}, [])
 
 
 def test_one_that_is_lost_while_it_hands_over_has_not_left(begun):
-    begun.failover.leaving.add("worker-1")
+    begun.roster.leaving.add("worker-1")
     begun.mute = begun.hanging = {"worker-1"}
 
     begun.do(begun.failover.regroup([], 1, EVEN))
 
     assert (begun.bodies("left"), [body["party"] for body in begun.bodies("lost")]) == ([], ["worker-1"])
-    assert begun.failover.leaving == set()
+    assert begun.roster.leaving == set()
 
 
 def test_stages_move_where_a_party_has_less_room_than_it_was_given(begun):

@@ -131,7 +131,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
         return [] if outgoing.receiver == "owner" and fetched.source == 0 else [outgoing]
 
     company = make_company(tiny_run(), {1: Actor(tampering(nan), only(FetchReply, hide))})
-    company.engine._requests.timeout_s = 1.0
+    company.engine._context.requests.timeout_s = 1.0
 
     company.run(2)
 
@@ -142,7 +142,7 @@ def test_a_liar_that_hides_its_inputs_before_it_has_committed_is_named(make_comp
 def test_a_liar_that_answers_nobody_is_named_by_what_others_have(make_company, honest_digest):
     lie = tampering(lambda direction, step, microbatch, tensor: -tensor if direction == "forward" else tensor)
     company = make_company(tiny_run(), {1: Actor(lie, only(FetchReply, lambda outgoing, fetched: []))})
-    company.engine._requests.timeout_s = 1.0
+    company.engine._context.requests.timeout_s = 1.0
     started = company.clock.now()
 
     company.run(1)

@@ -147,7 +147,7 @@ def test_who_goes_on_from_a_checkpoint_needs_it_no_more(make_company, honest_dig
     shutil.rmtree(company.run_dir / "checkpoints")
     company.run(2)
 
-    company.engine._failover.suspect("worker-1", "it withheld what it had committed to", "withheld")
+    company.engine._roster.suspect("worker-1", "it withheld what it had committed to", "withheld")
     company.run(1)
 
     assert [(body["to"], body["step"]) for body in company.bodies("rolled_back")] == [(3, 5)]

@@ -91,7 +91,9 @@ def test_without_a_guard_nobody_shadows_and_a_loss_leaves_no_holder(model_cache)
 def test_stages_move_away_from_a_worker_that_has_more_than_it_has_room_for(model_cache, placement, rooms):
     old = placement.first(WORKERS, may_exceed=False)
     tight, balance = make_placement(model_cache, rooms=rooms), Balance([1.0] * 4, 0)
+    assert not tight.is_crowded(old, WORKERS, balance)
 
+    assert bool(tight.shortages(old)) is bool(rooms)
     assert tight.is_crowded(old, WORKERS, balance) is bool(rooms)
     if rooms:
         assert tight.regrouped(old, WORKERS, balance).copies_of("worker-1") == ()
@@ -101,4 +103,5 @@ def test_where_nobody_has_room_nothing_is_gained_by_moving(model_cache, placemen
     old = placement.first(WORKERS, may_exceed=False)
     tight = make_placement(model_cache, rooms=dict.fromkeys((OWNER, *WORKERS), 1))
 
+    assert tight.shortages(old)
     assert not tight.is_crowded(old, WORKERS, Balance([1.0] * 4, 0))

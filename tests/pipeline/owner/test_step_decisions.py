@@ -240,7 +240,7 @@ def test_a_new_step_forgets_what_was_said_and_keeps_the_step_before(step):
     step.facts.unanswered.add(SHADOW)
     assert step.coordinator.progress[3] == 1
 
-    step.coordinator.open_step(STEP + 1, EPOCH)
+    step.coordinator.open_step(STEP + 1)
 
     assert (step.facts.previous, step.facts.ledger.step) == (step.ledger, STEP + 1)
     assert (step.facts.agreed, step.facts.unanswered) == ({}, set())

@@ -13,7 +13,6 @@ def proc(tmp_path):
     root = tmp_path / "proc"
     (root / "sys/kernel/random").mkdir(parents=True)
     (root / "self").mkdir()
-    (root / "meminfo").write_text(f"MemTotal: {16 * 2**20} kB\nMemAvailable:   {8 * 2**20} kB\n")
     (root / "sys/kernel/random/boot_id").write_text("boot\n")
     (root / "self/cgroup").write_text("0::/\n")
     return root
@@ -42,11 +41,11 @@ def version_1(directory, limit, used, files=0):
 
 def limits(proc, groups):
     """Bytes left in control groups, in order."""
-    return sorted(size for name, size in available_memory(proc, groups).items() if name != "boot")
+    return sorted(size for name, size in available_memory(proc, groups, 8 * GIB).items() if name != "boot")
 
 
 def test_without_control_groups_the_machine_has_what_is_available(proc, groups):
-    assert available_memory(proc, groups) == {"boot": 8 * GIB}
+    assert available_memory(proc, groups, 8 * GIB) == {"boot": 8 * GIB}
 
 
 def test_every_group_above_a_process_limits_it(proc, groups):
@@ -85,7 +84,7 @@ def test_two_groups_have_two_names(proc, groups):
     names = []
     for path in ("one", "two", "two"):
         (proc / "self/cgroup").write_text(f"0::/{path}\n")
-        names.append(set(available_memory(proc, groups)) - {"boot"})
+        names.append(set(available_memory(proc, groups, 8 * GIB)) - {"boot"})
 
     assert names[0] != names[1] == names[2]
 
@@ -94,7 +93,7 @@ def test_what_cannot_be_read_limits_nobody(proc, groups, tmp_path):
     version_2(groups, "nonsense", 1)
 
     assert limits(proc, groups) == []
-    assert available_memory(tmp_path / "elsewhere", groups) == {}
+    assert available_memory(tmp_path / "elsewhere", groups, 8 * GIB) == {}
 
 
 def test_a_name_means_the_same_in_one_session_only():

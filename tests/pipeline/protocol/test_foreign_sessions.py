@@ -221,6 +221,6 @@ def test_the_certificates_are_the_same_in_both_sessions(sessions):
 
     fields = json.loads(signed.header)
     assert isinstance(parse_message(fields["kind"], fields["body"]), Activation)
-    peers = {OWNER: company.engine._links.mail.peer(OWNER), "worker-1": company.engine._links.mail.peer("worker-1")}
+    peers = {OWNER: company.engine._context.mail.peer(OWNER), "worker-1": company.engine._context.mail.peer("worker-1")}
     SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).verify(peers[fields["sender"]])
     assert fields["run"] == "session-1"

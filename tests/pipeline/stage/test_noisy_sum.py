@@ -11,12 +11,13 @@ from phalanx.models import StageSpec, open_model
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.plan import RowPrivacy
 from phalanx.pipeline.protocol.messages import NoiseKeys
+from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.stage.battery import run_battery
 from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
-from phalanx.pipeline.stage.stage_copy import unwrapped
-from phalanx.pipeline.worker.roles import Roles
+from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.security.privacy import NoiseSecret, SecureStream, gaussian_noise, noise_commitment, noise_stream
+from phalanx.telemetry import PhaseTimer
 from phalanx.testing import tiny_run
 from phalanx.train.setup.layout import make_plan
 
@@ -155,7 +156,8 @@ def test_a_trained_head_that_is_tied_is_refused():
 def two_stages(tmp_path):
     """The roles of a party that holds stage 1 and shadows stage 2."""
     plan = make_plan(tiny_run(), open_model(tiny_run().model, tmp_path, 7)).model_copy(update={"privacy": PRIVACY})
-    roles = Roles("worker-1", plan, lambda receiver, message, payload: None, unwrapped)
+    statements = Statements("run", lambda name: None)
+    roles = Roles(PartyContext("worker-1", plan, lambda receiver, message, payload: None, statements, PhaseTimer()))
     roles.assignment = Assignment({0: "owner", 1: "worker-1", 2: "worker-2"}, {1: "worker-2", 2: "worker-1"})
     return roles
 

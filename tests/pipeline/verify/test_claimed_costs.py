@@ -23,9 +23,9 @@ def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
     assert {link for result in results for link in result.claimed_links} == {"worker-1>worker-2", "worker-2>worker-1"}
     assert links <= {f"{one}>{other}" for one in parties for other in parties}
     moved = sum(result.bytes_by_link.get("worker-1>owner", 0) for result in results)
-    assert 0 < moved <= company.engine._links.endpoint.bytes_received["worker-1"] < 10**7
+    assert 0 < moved <= company.engine._context.endpoint.bytes_received["worker-1"] < 10**7
     # nobody can have worked longer than the run has lasted
-    assert company.engine._coordinator.busy["worker-1"] <= time.monotonic() - started + 60
+    assert company.engine._context.coordinator.busy["worker-1"] <= time.monotonic() - started + 60
     assert company.engine.usage["worker-1"] == {"compute": 3.0}
     assert (company.verdicts, company.weights_digest()) == ([], honest_digest(tiny_run(), 3))
 

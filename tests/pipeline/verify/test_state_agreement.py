@@ -31,7 +31,7 @@ def ready(states):
 
 
 def check(world, states, *, known=None, old=PRESENT, judge=None):
-    return (judge or StateAgreement(world.facts)).check(ready(states), known, old)
+    return (judge or StateAgreement(world.facts, known or {})).check(ready(states), old)
 
 
 def test_where_every_copy_is_the_agreed_one_it_stays_agreed_on(world):

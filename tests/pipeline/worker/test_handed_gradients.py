@@ -55,11 +55,12 @@ def as_parts(tensors, sender):
 def test_what_the_owner_hands_on_is_not_mixed_with_late_parts_of_the_stage(model_cache):
     run = tiny_run(guard=GuardConfig(**NO_COIN))
     plan, said = make_plan(run, open_model(run.model, model_cache, run.train.seed)), []
-    roles = Roles("worker-2", plan, lambda *posted: said.append(posted), lambda copy, held: copy)
+    statements = Statements("run", lambda name: None)
+    context = PartyContext("worker-2", plan, lambda *posted: said.append(posted), statements, PhaseTimer())
+    roles = Roles(context)
     roles.epoch, roles.assignment = 0, Assignment({1: "worker-1"}, {1: "worker-2"})
     shadow = roles.shadows[1] = ShadowStage(StageCopy.empty(plan, 1))
-    context = PartyContext("worker-2", plan, roles, roles._post, Statements("run", lambda name: None), PhaseTimer())
-    shadowing = ShadowedStages(context)
+    shadowing = ShadowedStages(context, roles)
     right = {name: torch.ones_like(one.detach()) for name, one in shadow.copy.module.trainable().items()}
     false = {name: 2 * tensor for name, tensor in right.items()}
     owners, late = as_parts(right, "owner"), as_parts(false, "worker-1")

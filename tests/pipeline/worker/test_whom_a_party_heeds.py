@@ -21,6 +21,7 @@ from phalanx.pipeline.protocol.messages import (
 )
 from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.worker.party import Party
+from phalanx.pipeline.worker.roles import PartyContext
 from phalanx.telemetry.phases import PhaseTimer
 from phalanx.testing import Actor, only, tiny_run
 from phalanx.testing.actor import OutgoingMessage
@@ -30,7 +31,8 @@ from phalanx.train.setup.layout import make_plan
 @pytest.mark.parametrize("kind", [Assign, NoiseKeys, Audit, Apply, Release, Relay, Ask])
 def test_another_worker_gives_no_orders(kind, tmp_path):
     plan = make_plan(tiny_run(), open_model(tiny_run().model, tmp_path, 7))
-    party = Party("worker-1", plan, lambda *told: None, Statements("run", lambda name: None), PhaseTimer())
+    statements = Statements("run", lambda name: None)
+    party = Party(PartyContext("worker-1", plan, lambda *told: None, statements, PhaseTimer()))
     order = ReceivedMessage("worker-2", kind.model_construct(epoch=0), memoryview(b""), None)
 
     with pytest.raises(FrameError, match=f"'worker-2' sent '{kind.kind}'; only 'owner' may"):

@@ -9,6 +9,7 @@ from phalanx.cli.data.diff import diff
 from phalanx.cli.data.keys import new_key, rotate
 from phalanx.cli.data.look import inspect, report
 from phalanx.cli.data.sample import sample
+from phalanx.cli.data.verbatim import verbatim_index
 from phalanx.cli.data.verify import verify
 from phalanx.cli.data.where import where
 
@@ -50,6 +51,7 @@ data_app.command(epilog="Example: phalanx data new-key secrets/data.key")(new_ke
 data_app.command(epilog="Example: phalanx data rotate datasets/mine --key secrets/data.key --to secrets/next.key")(
     rotate
 )
+data_app.command(epilog="Example: phalanx data verbatim-index indexes/trained.npy --text my_texts")(verbatim_index)
 data_app.command(
     "import",
     epilog="Example: phalanx data import datasets/mine web.train.parquet --tokenizer tokenizer.json --eos-id 0\n\n"

@@ -1,20 +1,17 @@
-"""The local engine: processes of this machine, each told its work as lines of JSON; they end with their starter."""
+"""The local engine: processes of this machine that are sent their tasks; they end with their starter."""
 
-import contextlib
 import itertools
-import json
 import os
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import IO, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
-from phalanx.child import PythonProcess, die_with_parent
+from phalanx.child import AskedProcess, Message, answer_orders, die_with_parent
 from phalanx.closing import Closeable
 from phalanx.data.build.work import BuildWorker, Task
 from phalanx.errors import ConfigError, DataError, DiskError, InputError, PhalanxError
@@ -117,52 +114,29 @@ class LocalProcesses(Closeable):
 
 
 class _Child:
-    """One process, and the pipes to it."""
+    """One process; the first task is sent with the job."""
 
     def __init__(self, job: dict[str, Any]) -> None:
-        self._process = PythonProcess(["phalanx.data.build.local"], {"TOKENIZERS_PARALLELISM": "false"}, piped=True)
-        self._say(job)
+        self._process = AskedProcess(["phalanx.data.build.local"], {"TOKENIZERS_PARALLELISM": "false"})
+        self._job: dict[str, Any] | None = job
 
     def perform(self, task: Task) -> dict[str, Any]:
         """Have it perform a task."""
-        self._say(task)
-        reply = self._output.readline()
-        if not reply:
-            self._process.wait(5.0)
+        job, self._job = self._job, None
+        try:
+            answer, _ = self._process.ask({"job": job, "task": task})
+        except EOFError as exc:
             raise DataError(
-                f"a process of the build ended ({self._process.how_it_ended()}) at {_about(task)}; repeat the "
-                "command to continue the build, with fewer --workers if memory was short"
-            )
-        answer: dict[str, Any] = json.loads(reply)
+                f"a process of the build ended ({exc}) at {_about(task)}; repeat the command to continue the "
+                "build, with fewer --workers if memory was short"
+            ) from exc
         if "error" in answer:
             raise error_from_json(answer["error"])
         return answer
 
     def end(self) -> None:
         """End it at once: its unfinished files are never read."""
-        self._process.kill()
-        for pipe in (self._process.popen.stdin, self._process.popen.stdout):
-            # what it was told and had not read yet is lost with it
-            with contextlib.suppress(BrokenPipeError):
-                if pipe is not None:
-                    pipe.close()
-
-    @property
-    def _output(self) -> IO[str]:
-        pipe = self._process.popen.stdout
-        if pipe is None:
-            raise DataError("a process of the build has no output")
-        return pipe
-
-    def _say(self, value: dict[str, Any]) -> None:
-        pipe = self._process.popen.stdin
-        try:
-            if pipe is not None:
-                pipe.write(json.dumps(value) + "\n")
-                pipe.flush()
-        except BrokenPipeError:
-            # its end is told by the answer that does not come
-            return
+        self._process.close()
 
 
 def _about(task: Task) -> str:
@@ -189,19 +163,16 @@ def answer(worker: BuildWorker, task: Task) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Perform tasks until there are no more: a job on the first line of standard input, a task on every other one."""
+    """Perform tasks until there are no more; the first one comes with the job."""
     die_with_parent()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as lines:
-        # whatever a library prints is no answer
-        os.dup2(2, 1)
-        worker: BuildWorker | None = None
-        for task_line in sys.stdin:
-            value = json.loads(task_line)
-            if worker is None:
-                worker = BuildWorker.of(value)
-                continue
-            lines.write(json.dumps(answer(worker, value)) + "\n")
-            lines.flush()
+    worker: BuildWorker | None = None
+
+    def perform(order: dict[str, Any], _: bytes) -> Iterator[Message]:
+        nonlocal worker
+        worker = worker or BuildWorker.of(order["job"])
+        yield answer(worker, order["task"]), b""
+
+    answer_orders(perform)
 
 
 if __name__ == "__main__":

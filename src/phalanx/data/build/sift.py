@@ -16,7 +16,7 @@ from phalanx.data.build.records import RecordWriter, write_document, write_line
 from phalanx.data.build.tally import ByteTally, Fate
 from phalanx.data.normal_form import to_nfc
 from phalanx.data.rules import Drop, Edit, Outcome, Page, Quarantine, Rule, RuleReason
-from phalanx.data.rules import Tagged as TagOutcome
+from phalanx.data.rules import Tag as TagOutcome
 from phalanx.data.sources import BrokenRecord, Document, Origin
 from phalanx.errors import DataError
 

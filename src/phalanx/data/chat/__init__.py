@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.chat.conversation import ChatMessage, conversation_of
-    from phalanx.data.chat.encoding import ChatEncoder
+    from phalanx.data.chat.conversation import ChatMessage as ChatMessage, conversation_of as conversation_of
+    from phalanx.data.chat.encoding import ChatEncoder as ChatEncoder
     from phalanx.data.chat.template import (
-        TEMPLATE_FILE,
-        ChatTemplate,
-        model_template,
+        TEMPLATE_FILE as TEMPLATE_FILE,
+        ChatTemplate as ChatTemplate,
+        model_template as model_template,
     )
 
-__all__ = [
-    "TEMPLATE_FILE",
-    "ChatEncoder",
-    "ChatMessage",
-    "ChatTemplate",
-    "conversation_of",
-    "model_template",
-]
 
 if not TYPE_CHECKING:
     __getattr__ = late_names(__name__)

@@ -1,6 +1,5 @@
 """Conversations to text by a chat template that need not be trusted: it runs in a process of its own, bounded."""
 
-import json
 import threading
 import weakref
 from collections.abc import Sequence
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from phalanx.child import PythonProcess
+from phalanx.child import AskedProcess
 from phalanx.closing import Closeable
 from phalanx.data.chat.conversation import ChatMessage, Conversation
 from phalanx.data.chat.template import ChatTemplate
@@ -68,7 +67,7 @@ class ChatRenderer(Closeable):
     def __init__(self, template: ChatTemplate, today: date = ANY_DAY, seconds: int = 10) -> None:
         self.template = template
         self._today, self._seconds = today, seconds
-        self._process: PythonProcess | None = None
+        self._process: AskedProcess | None = None
         self._turn = threading.Lock()
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] = ()) -> str:
@@ -102,7 +101,7 @@ class ChatRenderer(Closeable):
         """End the process."""
         process, self._process = self._process, None
         if process is not None:
-            _end(process)
+            process.close()
 
     def _ask(
         self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]], *, asks: bool, wanted: Sequence[int]
@@ -127,44 +126,24 @@ class ChatRenderer(Closeable):
     def _name(self) -> str:
         return f"chat template {self.template.name}"
 
-    def _started(self) -> PythonProcess:
+    def _started(self) -> AskedProcess:
         if self._process is None:
-            process = PythonProcess([_MODULE], {}, piped=True)
+            process = AskedProcess([_MODULE])
             # it also ends by itself, where the pipe to it is closed
-            weakref.finalize(self, _end, process)
+            weakref.finalize(self, process.close)
             template = {"template": self.template.source, "variables": dict(self.template.tokens)}
             answer = self._exchange(process, {**template, "today": self._today.isoformat(), "seconds": self._seconds})
             if "fault" in answer:
-                _end(process)
+                process.close()
                 raise ModelError(f"{self._name}: is not a usable template ({answer['says']}); correct it")
             self._process = process
         return self._process
 
-    def _exchange(self, process: PythonProcess, order: dict[str, Any]) -> dict[str, Any]:
-        sent, received = process.popen.stdin, process.popen.stdout
-        if sent is None or received is None:
-            raise ModelError(f"{self._name}: its process has no pipes")
+    def _exchange(self, process: AskedProcess, order: dict[str, Any]) -> dict[str, Any]:
         try:
-            sent.write(json.dumps(order) + "\n")
-            sent.flush()
-            reply = received.readline()
-        except OSError:
-            reply = ""
-        if not reply:
+            answer, _ = process.ask(order)
+        except EOFError as exc:
             self._process = None
-            _end(process)
-            raise ModelError(f"{self._name}: {_ENDED}; its process ended with {process.how_it_ended()}")
-        answer: dict[str, Any] = json.loads(reply)
+            process.close()
+            raise ModelError(f"{self._name}: {_ENDED}; its process ended with {exc}") from exc
         return answer
-
-
-def _end(process: PythonProcess) -> None:
-    """End a process and close its pipes."""
-    process.kill()
-    for pipe in (process.popen.stdin, process.popen.stdout):
-        if pipe is not None and not pipe.closed:
-            try:
-                pipe.close()
-            except OSError:
-                # what was not written to it yet
-                continue

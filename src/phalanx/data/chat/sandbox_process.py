@@ -1,19 +1,17 @@
-"""The process in which a chat template runs: ``python -m phalanx.data.chat.sandbox_process``, a JSON object a line.
+"""The process in which a chat template runs: ``python -m phalanx.data.chat.sandbox_process``.
 
-The first line has the template, every further one a conversation; each is answered by a line. The process has a bounded
-amount of memory beside its start, and of processor seconds for one line, after which the kernel ends it.
+The first order has the template, every further one a conversation. The process has a bounded amount of memory beside
+its start, and of processor seconds for one order, after which the kernel ends it.
 """
 
-import json
 import resource
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Any
 
 import jinja2
 
-from phalanx.child import bound_memory
+from phalanx.child import Message, answer_orders
 from phalanx.data.chat.sandbox import SandboxedTemplate, TooMuchTextError, UnstableTemplateError
 
 MEMORY_BYTES = 512 << 20
@@ -34,38 +32,36 @@ _FAULTS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
-    bound_memory(MEMORY_BYTES)
+    """Answer orders until there are no more; the process also ends where the pipe to it is closed."""
     template: SandboxedTemplate | None = None
     seconds = 10
-    for request in sys.stdin:
+
+    def render_order(order: dict[str, Any], _: bytes) -> Iterator[Message]:
+        nonlocal template, seconds
+        seconds = order.get("seconds", seconds)
         _bound_time(seconds)
+        answer: dict[str, Any] = {}
         try:
-            order = json.loads(request)
             if template is None:
-                seconds = order["seconds"]
-                template = _template(order)
-                answer: Mapping[str, Any] = {}
+                today = date.fromisoformat(order["today"])
+                template = SandboxedTemplate(order["template"], order["variables"], today)
             else:
                 answer = _rendered(template, order)
         except tuple(kind for kind, _ in _FAULTS) as exc:
             answer = _fault(exc)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        yield answer, b""
+
+    answer_orders(render_order, MEMORY_BYTES)
 
 
-def _template(order: Mapping[str, Any]) -> SandboxedTemplate:
-    return SandboxedTemplate(order["template"], order["variables"], date.fromisoformat(order["today"]))
-
-
-def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rendered(template: SandboxedTemplate, order: Mapping[str, Any]) -> dict[str, Any]:
     if order["asks"]:
         return {"text": template.text(order["messages"], order["tools"], asks=True), "spans": []}
     text, spans = template.turns(order["messages"], order["tools"], order["wanted"])
     return {"text": text, "spans": spans}
 
 
-def _fault(exc: BaseException) -> Mapping[str, Any]:
+def _fault(exc: BaseException) -> dict[str, Any]:
     kind = next(name for fault, name in _FAULTS if isinstance(exc, fault))
     location = f"line {exc.lineno}: " if isinstance(exc, jinja2.exceptions.TemplateSyntaxError) else ""
     return {"fault": kind, "says": f"{location}{exc}"[:300] or type(exc).__name__}

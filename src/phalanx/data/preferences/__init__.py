@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:
-    from phalanx.data.preferences.pairs import PairCorpus, PairRows, prepare_preferences, trimmed
+    from phalanx.data.preferences.pairs import (
+        PairCorpus as PairCorpus,
+        PairRows as PairRows,
+        prepare_preferences as prepare_preferences,
+        trimmed as trimmed,
+    )
 
-__all__ = ["PairCorpus", "PairRows", "prepare_preferences", "trimmed"]
 
 if not TYPE_CHECKING:
     __getattr__ = late_names(__name__)

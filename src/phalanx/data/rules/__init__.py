@@ -4,43 +4,53 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.data.rules.bad_words import BadWords, BadWordsConfig
-from phalanx.data.rules.c4 import C4, C4Config
-from phalanx.data.rules.decontamination import Decontamination, DecontaminationConfig, EvaluationSetConfig
+from phalanx.data.rules.bad_words import BadWords as BadWords, BadWordsConfig as BadWordsConfig
+from phalanx.data.rules.c4 import C4 as C4, C4Config as C4Config
+from phalanx.data.rules.decontamination import (
+    Decontamination as Decontamination,
+    DecontaminationConfig as DecontaminationConfig,
+    EvaluationSetConfig as EvaluationSetConfig,
+)
 from phalanx.data.rules.duplicates import (
-    ExactDuplicates,
-    ExactDuplicatesConfig,
-    NearDuplicates,
-    NearDuplicatesConfig,
-    ParagraphDuplicates,
-    ParagraphDuplicatesConfig,
-    RepeatedSubstrings,
-    RepeatedSubstringsConfig,
+    ExactDuplicates as ExactDuplicates,
+    ExactDuplicatesConfig as ExactDuplicatesConfig,
+    NearDuplicates as NearDuplicates,
+    NearDuplicatesConfig as NearDuplicatesConfig,
+    ParagraphDuplicates as ParagraphDuplicates,
+    ParagraphDuplicatesConfig as ParagraphDuplicatesConfig,
+    RepeatedSubstrings as RepeatedSubstrings,
+    RepeatedSubstringsConfig as RepeatedSubstringsConfig,
 )
-from phalanx.data.rules.fineweb import FineWeb, FineWebConfig
-from phalanx.data.rules.gopher_quality import GopherQuality, GopherQualityConfig
-from phalanx.data.rules.gopher_repetition import GopherRepetition, GopherRepetitionConfig
-from phalanx.data.rules.language import Language, LanguageConfig
-from phalanx.data.rules.language_mixing import LanguageMixing, LanguageMixingConfig
-from phalanx.data.rules.length import Length, LengthConfig
-from phalanx.data.rules.mojibake import Mojibake, MojibakeConfig
-from phalanx.data.rules.page import Page
-from phalanx.data.rules.pii import Pii, PiiConfig
+from phalanx.data.rules.fineweb import FineWeb as FineWeb, FineWebConfig as FineWebConfig
+from phalanx.data.rules.gopher_quality import GopherQuality as GopherQuality, GopherQualityConfig as GopherQualityConfig
+from phalanx.data.rules.gopher_repetition import (
+    GopherRepetition as GopherRepetition,
+    GopherRepetitionConfig as GopherRepetitionConfig,
+)
+from phalanx.data.rules.language import Language as Language, LanguageConfig as LanguageConfig
+from phalanx.data.rules.language_mixing import (
+    LanguageMixing as LanguageMixing,
+    LanguageMixingConfig as LanguageMixingConfig,
+)
+from phalanx.data.rules.length import Length as Length, LengthConfig as LengthConfig
+from phalanx.data.rules.mojibake import Mojibake as Mojibake, MojibakeConfig as MojibakeConfig
+from phalanx.data.rules.page import Page as Page
+from phalanx.data.rules.pii import Pii as Pii, PiiConfig as PiiConfig
 from phalanx.data.rules.rule import (
-    CorpusRule,
-    DocumentRule,
-    Drop,
-    Edit,
-    Outcome,
-    Quarantine,
-    Rule,
-    RuleReason,
-    RuleSettings,
+    CorpusRule as CorpusRule,
+    DocumentRule as DocumentRule,
+    Drop as Drop,
+    Edit as Edit,
+    Outcome as Outcome,
+    Quarantine as Quarantine,
+    Rule as Rule,
+    RuleReason as RuleReason,
+    RuleSettings as RuleSettings,
+    Tag as Tag,
 )
-from phalanx.data.rules.rule import Tag as Tagged
-from phalanx.data.rules.secrets import Secrets, SecretsConfig
-from phalanx.data.rules.unicode import Unicode, UnicodeConfig
-from phalanx.data.rules.url_blocklist import UrlBlocklist, UrlBlocklistConfig
+from phalanx.data.rules.secrets import Secrets as Secrets, SecretsConfig as SecretsConfig
+from phalanx.data.rules.unicode import Unicode as Unicode, UnicodeConfig as UnicodeConfig
+from phalanx.data.rules.url_blocklist import UrlBlocklist as UrlBlocklist, UrlBlocklistConfig as UrlBlocklistConfig
 
 
 @dataclass(frozen=True)
@@ -86,58 +96,3 @@ def make_rule(config: RuleSettings) -> Rule:
         DataError: An extra that it needs is missing, or a file that it names.
     """
     return RULES[config.kind].make(config)
-
-
-__all__ = [
-    "C4",
-    "RULES",
-    "BadWords",
-    "BadWordsConfig",
-    "C4Config",
-    "CorpusRule",
-    "Decontamination",
-    "DecontaminationConfig",
-    "DocumentRule",
-    "Drop",
-    "Edit",
-    "EvaluationSetConfig",
-    "ExactDuplicates",
-    "ExactDuplicatesConfig",
-    "FineWeb",
-    "FineWebConfig",
-    "GopherQuality",
-    "GopherQualityConfig",
-    "GopherRepetition",
-    "GopherRepetitionConfig",
-    "Language",
-    "LanguageConfig",
-    "LanguageMixing",
-    "LanguageMixingConfig",
-    "Length",
-    "LengthConfig",
-    "Mojibake",
-    "MojibakeConfig",
-    "NearDuplicates",
-    "NearDuplicatesConfig",
-    "Outcome",
-    "Page",
-    "ParagraphDuplicates",
-    "ParagraphDuplicatesConfig",
-    "Pii",
-    "PiiConfig",
-    "Quarantine",
-    "RepeatedSubstrings",
-    "RepeatedSubstringsConfig",
-    "Rule",
-    "RuleLine",
-    "RuleReason",
-    "RuleSettings",
-    "Secrets",
-    "SecretsConfig",
-    "Tagged",
-    "Unicode",
-    "UnicodeConfig",
-    "UrlBlocklist",
-    "UrlBlocklistConfig",
-    "make_rule",
-]

@@ -15,8 +15,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from phalanx.config import StrictModel
 from phalanx.data.rules.page import LONGEST_GRAM, Page
-from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleSettings
-from phalanx.data.rules.rule import Tag as Tagged
+from phalanx.data.rules.rule import Drop, Outcome, Quarantine, RuleReason, RuleSettings, Tag
 from phalanx.data.sources import Document
 from phalanx.errors import DataError
 
@@ -111,7 +110,7 @@ class Decontamination:
         set_index = next(index for index in reversed(range(len(self._begins))) if self._begins[index] <= item_number)
         item = f"{self._names[set_index]} item {item_number - self._begins[set_index] + 1}"
         if self._config.action == "tag":
-            return Tagged({"contaminated_by": item})
+            return Tag({"contaminated_by": item})
         reason = RuleReason("words_of", item, self._config.words)
         return Drop(reason) if self._config.action == "drop" else Quarantine(reason)
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from phalanx.data.rules.page import Page
-from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, library
-from phalanx.data.rules.rule import Tag as Tagged
+from phalanx.data.rules.rule import Drop, Outcome, RuleReason, RuleSettings, Tag, library
 
 LanguageCode = Annotated[str, StringConstraints(pattern="^[a-z]{2,3}$")]
 _OLD_CODES = {"iw": "he", "jw": "jv", "nb": "no", "nn": "no"}
@@ -55,7 +54,7 @@ class Language:
             code = second
         if config.languages and code not in map(uniform_code, config.languages):
             return Drop(RuleReason("language", code, " ".join(config.languages)))
-        return Tagged({"language": code, "language_score": round(score, 4)})
+        return Tag({"language": code, "language_score": round(score, 4)})
 
 
 def _sample(text: str, characters: int) -> str:

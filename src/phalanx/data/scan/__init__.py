@@ -19,6 +19,3 @@ SCANS: dict[str, RuleLine] = {
     "surprisal": RuleLine(SurprisalConfig, Surprisal, "Souly et al. 2025, the attack"),
 }
 """Scans by name: a recipe lists them as steps, between or behind its rules."""
-
-
-__all__ = ["SCANS"]

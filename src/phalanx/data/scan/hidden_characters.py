@@ -1,7 +1,7 @@
 """Characters that no person sees and every model reads: zero-width, bidirectional, tag and variation characters."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -73,18 +73,11 @@ class HiddenCharacters:
     def judge(self, page: Page) -> Outcome:
         """Name the kind of the first finding, its place, and its hidden text where that can be decoded."""
         text = page.text
-        if text.isascii() or not _ANY.search(text):
-            return None
         lone, first_lone = 0, 0
-        for match in _RUNS.finditer(text):
-            measure = _judge_of(match[0][0])(text, match.start(), match.end())
-            if measure == "zero_width":
-                lone, first_lone = lone + 1, first_lone or match.start()
-            elif measure:
-                return self._found(measure, text, match.start(), match.end())
-        bidi = _useless_control(text)
-        if bidi is not None:
-            return self._found("bidirectional", text, bidi, bidi + 1)
+        for measure, start, end in find_hidden(text):
+            if measure != "zero_width":
+                return self._found(measure, text, start, end)
+            lone, first_lone = lone + 1, first_lone or start
         if lone > self._config.most_zero_width:
             location = place(text, first_lone, first_lone + 1)
             return outcome_of(self._config, "zero_width", f"{lone}; first {location}", self._config.most_zero_width)
@@ -94,6 +87,25 @@ class HiddenCharacters:
         spelled = _spelled(text[start : min(end, start + _TOLD_CHARACTERS)])
         spelling = f'; spells "{escaped(spelled)}"' if spelled else ""
         return outcome_of(self._config, measure, f"{end - start} {place(text, start, end)}{spelling}", 0)
+
+
+def find_hidden(text: str, *, balance: bool = True) -> Iterator[tuple[str, int, int]]:
+    """Yield measure, start and end of each run of characters that writing has no use for there.
+
+    Args:
+        text: A whole text, or a piece of one.
+        balance: Compare the beginnings and ends of embeddings as well, which takes whole lines; the first fault comes
+            behind all runs.
+    """
+    if text.isascii() or not _ANY.search(text):
+        return
+    for match in _RUNS.finditer(text):
+        measure = _judge_of(match[0][0])(text, match.start(), match.end())
+        if measure:
+            yield measure, match.start(), match.end()
+    control = _useless_control(text) if balance else None
+    if control is not None:
+        yield "bidirectional", control, control + 1
 
 
 def _zero_width(text: str, start: int, end: int) -> str:

@@ -1,6 +1,8 @@
 """Text in a document that speaks to a model: phrases and commands that a reader of the page has no use for."""
 
+import itertools
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -120,23 +122,26 @@ class InstructionsInText:
 
     def judge(self, page: Page) -> Outcome:
         """Tell the weight that was found, and the place of the first order."""
-        text = folded(page.text).replace("\n", " ")
-        weight, first, last = 0, None, 0
-        for number, (which, start, stop) in enumerate(self._hits(text)):
-            if number >= _MAX_HITS:
-                break
-            kind = self._kinds[which]
-            if start < last:
-                continue
-            match = kind.pattern.match(text, start, start + _WINDOW) if kind.pattern else None
-            if kind.pattern and not match:
-                continue
-            last = match.end() if match else stop
+        weight, first = 0, None
+        for kind, start, end in self.find(page.text):
             weight += kind.weight
             # the strongest one is the one to show
             if first is None or kind.weight > first[2]:
-                first = (start, last, kind.weight)
+                first = (start, end, kind.weight)
         if first is None or weight < self._config.least:
             return None
         location = place(page.text, first[0], first[1])
         return outcome_of(self._config, "instructions", f"weight {weight} {location}", self._config.least)
+
+    def find(self, text: str) -> Iterator[tuple[Instruction, int, int]]:
+        """Yield each order with its start and end, in order and without overlaps."""
+        low, last = folded(text).replace("\n", " "), 0
+        for which, start, stop in itertools.islice(self._hits(low), _MAX_HITS):
+            kind = self._kinds[which]
+            if start < last:
+                continue
+            match = kind.pattern.match(low, start, start + _WINDOW) if kind.pattern else None
+            if kind.pattern and not match:
+                continue
+            last = match.end() if match else stop
+            yield kind, start, last

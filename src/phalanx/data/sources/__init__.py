@@ -5,21 +5,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phalanx.config import any_kind, resolve
-from phalanx.data.sources.dialogue import DialogueConfig, DialogueFiles
-from phalanx.data.sources.epub import EpubConfig, EpubFiles
-from phalanx.data.sources.html import HtmlConfig, HtmlFiles
-from phalanx.data.sources.jsonl import JsonlConfig, JsonlFiles
+from phalanx.data.sources.dialogue import DialogueConfig as DialogueConfig, DialogueFiles
+from phalanx.data.sources.epub import EpubConfig as EpubConfig, EpubFiles
+from phalanx.data.sources.html import HtmlConfig as HtmlConfig, HtmlFiles
+from phalanx.data.sources.jsonl import JsonlConfig as JsonlConfig, JsonlFiles
 from phalanx.data.sources.listing import is_empty
-from phalanx.data.sources.mail import MailConfig, MailFiles
-from phalanx.data.sources.own import OwnSource, OwnSourceConfig
-from phalanx.data.sources.parquet import ParquetConfig, ParquetFiles
-from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig
-from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig
-from phalanx.data.sources.source import BrokenRecord, Document, FileSource, Origin, Source, SourceSettings
-from phalanx.data.sources.source_code import CodeConfig, CodeFiles
-from phalanx.data.sources.tables import CsvConfig, CsvFiles
-from phalanx.data.sources.text import TextConfig, TextFiles
-from phalanx.data.sources.warc import WarcConfig, WarcFiles
+from phalanx.data.sources.mail import MailConfig as MailConfig, MailFiles
+from phalanx.data.sources.own import OwnSource, OwnSourceConfig as OwnSourceConfig
+from phalanx.data.sources.parquet import ParquetConfig as ParquetConfig, ParquetFiles
+from phalanx.data.sources.python_docstrings import PythonDocstrings, PythonDocstringsConfig as PythonDocstringsConfig
+from phalanx.data.sources.python_manual import PythonManual, PythonManualConfig as PythonManualConfig
+from phalanx.data.sources.source import (
+    BrokenRecord as BrokenRecord,
+    Document as Document,
+    FileSource as FileSource,
+    Origin as Origin,
+    Source as Source,
+    SourceSettings as SourceSettings,
+)
+from phalanx.data.sources.source_code import CodeConfig as CodeConfig, CodeFiles
+from phalanx.data.sources.tables import CsvConfig as CsvConfig, CsvFiles
+from phalanx.data.sources.text import TextConfig as TextConfig, TextFiles
+from phalanx.data.sources.warc import WarcConfig as WarcConfig, WarcFiles
 from phalanx.errors import DataError
 
 
@@ -86,32 +93,3 @@ def no_text(config: SourceSettings) -> DataError:
     return DataError(f"{location}: {state}; {do}").about(
         code="PHX-I012", file=str(location), key="data.sources", found=state, expected="text", do=do
     )
-
-
-__all__ = [
-    "SOURCES",
-    "BrokenRecord",
-    "CodeConfig",
-    "CsvConfig",
-    "DialogueConfig",
-    "Document",
-    "EpubConfig",
-    "FileSource",
-    "HtmlConfig",
-    "JsonlConfig",
-    "MailConfig",
-    "Origin",
-    "OwnSourceConfig",
-    "ParquetConfig",
-    "PythonDocstringsConfig",
-    "PythonManualConfig",
-    "Source",
-    "SourceConfig",
-    "SourceLine",
-    "SourceSettings",
-    "TextConfig",
-    "WarcConfig",
-    "any_of",
-    "no_text",
-    "open_source",
-]

@@ -118,7 +118,7 @@ class TextExtractor:
         }
         reader = ReaderProcess.take(_MODULE, f"{config.extractor} {config.main_content}")
         try:
-            ((_, text),) = reader.ask(order, content)
+            ((_, text),) = reader.read(order, content)
         except DataError as exc:
             if reader.exit_code is None:
                 reader.give_back()

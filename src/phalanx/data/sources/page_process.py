@@ -5,12 +5,11 @@ one element, options of one list, lists within lists, elements that are never cl
 processor that its page may take. Beyond them, or beyond its memory, this process ends.
 """
 
-import json
-import os
 import signal
-import sys
+from collections.abc import Iterator
+from typing import Any
 
-from phalanx.child import bound_memory, die_with_parent
+from phalanx.child import Message, answer_orders, bound_memory, die_with_parent
 from phalanx.data.sources.extractors import EXTRACTORS, Extract, text_by
 from phalanx.errors import DataError
 
@@ -21,26 +20,25 @@ MEMORY_BYTES = 3 << 30
 def main() -> None:
     """Answer orders until there are no more."""
     die_with_parent()
-    # what a library prints is no answer
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     # its default is to end the process, which a handler in Python could not do while a library works
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     extract: Extract | None = None
-    while request := sys.stdin.buffer.readline():
-        order = json.loads(request)
-        page = sys.stdin.buffer.read(order["bytes"]).decode("utf-8", "surrogatepass")
+
+    def extract_text(order: dict[str, Any], page: bytes) -> Iterator[Message]:
+        nonlocal extract
         if extract is None:
             extract = EXTRACTORS[order["extractor"]](main_content=order["main_content"])
             bound_memory(MEMORY_BYTES)
         signal.setitimer(signal.ITIMER_PROF, order["seconds"])
         try:
-            answer, text = {}, text_by(extract, page).encode("utf-8", "surrogatepass")
+            text = text_by(extract, page.decode("utf-8", "surrogatepass")).encode("utf-8", "surrogatepass")
+            answer: Message = {"end": True}, text
         except DataError as exc:
-            answer, text = {"error": str(exc)}, b""
+            answer = {"error": str(exc)}, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        out.write(json.dumps({**answer, "end": True, "bytes": len(text)}).encode() + b"\n" + text)
-        out.flush()
+        yield answer
+
+    answer_orders(extract_text)
 
 
 if __name__ == "__main__":

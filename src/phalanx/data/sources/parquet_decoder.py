@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.data.sources.reader_process import Answer, ReaderProcess
+from phalanx.child import Message
+from phalanx.data.sources.reader_process import ReaderProcess
 from phalanx.errors import DataError
 
 _MODULE = "phalanx.data.sources.parquet_process"
@@ -57,17 +58,17 @@ class ParquetTable:
         if self._is_between:
             self._decoder.give_back()
         else:
-            self._decoder.end()
+            self._decoder.close()
 
     def _asked(self, **order: Any) -> dict[str, Any]:
         ((answer, _),) = self._ask(**order)
         return answer
 
-    def _ask(self, **order: Any) -> Iterator[Answer]:
+    def _ask(self, **order: Any) -> Iterator[Message]:
         decoder = self._ready(order)
         self._is_between = False
         try:
-            yield from decoder.ask(order)
+            yield from decoder.read(order)
         except DataError:
             self._ends += decoder.exit_code is not None
             self._is_between = True
@@ -82,7 +83,7 @@ class ParquetTable:
             raise DataError(f"not read: the file has ended {_MAX_ENDS} processes that read it")
         decoder = self._decoder = ReaderProcess.take(_MODULE)
         if order["act"] != "open":
-            list(decoder.ask({"act": "open", **self._about}))
+            list(decoder.read({"act": "open", **self._about}))
         return decoder
 
 

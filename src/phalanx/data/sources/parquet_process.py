@@ -1,20 +1,16 @@
 """The process that decodes Parquet: ``python -m phalanx.data.sources.parquet_process``, bounded in memory.
 
-pyarrow trusts a file's own sizes, and can ask for any memory, or end its process. An order is a line of JSON; an answer
-is a line of JSON and the number of bytes under ``bytes``. An order to open a file is answered with its row groups, one
-to read a group with its rows, and then a line with ``end``; or with an error.
+pyarrow trusts a file's own sizes, and can ask for any memory, or end its process. An order to open a file is answered
+with its row groups, one to read a group with its rows, and then a message with ``end``; or with an error.
 """
 
 import importlib
-import json
-import os
-import sys
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from phalanx.child import bound_memory, die_with_parent
+from phalanx.child import Message, answer_orders, die_with_parent
 from phalanx.data.sources.files import SourceFile
 from phalanx.errors import DataError
 
@@ -121,22 +117,18 @@ class Decoder:
 def main() -> None:
     """Answer orders until there are no more."""
     die_with_parent()
-    # what pyarrow prints is no answer
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
     decoder = Decoder()
-    bound_memory(MEMORY_BYTES)
-    for request in sys.stdin:
-        order = json.loads(request)
+
+    def answer(order: dict[str, Any], _: bytes) -> Iterator[Message]:
         try:
-            for answer, content in _answers(decoder, order):
-                out.write(json.dumps({**answer, "bytes": len(content)}).encode() + b"\n" + content)
+            yield from _answers(decoder, order)
         except DataError as exc:
-            out.write(json.dumps({"error": str(exc), "end": True, "bytes": 0}).encode() + b"\n")
-        out.flush()
+            yield {"error": str(exc)}, b""
+
+    answer_orders(answer, MEMORY_BYTES)
 
 
-def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
+def _answers(decoder: Decoder, order: dict[str, Any]) -> Iterator[Message]:
     match order["act"]:
         case "open":
             yield {"groups": decoder.open(order["path"], order["column"]), "end": True}, b""

@@ -237,7 +237,7 @@ def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
         digest = recorded_text(headers.get("WARC-Block-Digest"), most=200)
     # for scans that compare what was fetched with what others recorded
     fields = {"payload_sha256": hashlib.sha256(body).hexdigest()}
-    name = _algorithm_of(digest) if digest else None
+    name = _DIGESTS.get(digest.partition(":")[0].strip().lower()) if digest else None
     if name:
         fields[f"payload_{name}"] = hashlib.new(name, body, usedforsecurity=False).hexdigest()
     if truncated := recorded_text(headers.get("WARC-Truncated"), most=40):
@@ -250,10 +250,6 @@ def _claims_of(headers: Any, kind: str, body: bytes) -> RecordClaims:
         digest_holds=_holds(digest, bytes.fromhex(fields[f"payload_{name}"])) if digest and name else None,
         fields=fields,
     )
-
-
-def _algorithm_of(digest: str) -> str | None:
-    return _DIGESTS.get(digest.partition(":")[0].strip().lower())
 
 
 def _holds(digest: str, found: bytes) -> bool:

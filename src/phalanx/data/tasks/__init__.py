@@ -11,31 +11,12 @@ from phalanx.data.tasks.drug_reviews import DRUG_REVIEWS
 from phalanx.data.tasks.icd10 import ICD10
 from phalanx.data.tasks.medical_abstracts import MEDICAL_ABSTRACTS
 from phalanx.data.tasks.medquad import MEDQUAD
-from phalanx.data.tasks.own import Columns, load_own, read_examples
+from phalanx.data.tasks.own import Columns as Columns, load_own as load_own, read_examples as read_examples
 from phalanx.data.tasks.pubmedqa import PUBMEDQA, PUBMEDQA_SECTIONS
-from phalanx.data.tasks.split import (
-    TEST_SHARE,
-    Shares,
-    share_out,
-)
-from phalanx.data.tasks.task import Example, LabelledExamples, TaskCard
-from phalanx.data.tasks.yardstick import majority_share, tfidf_predictions
+from phalanx.data.tasks.split import TEST_SHARE as TEST_SHARE, Shares as Shares, share_out as share_out
+from phalanx.data.tasks.task import Example as Example, LabelledExamples as LabelledExamples, TaskCard as TaskCard
+from phalanx.data.tasks.yardstick import majority_share as majority_share, tfidf_predictions as tfidf_predictions
 
 TASKS: Mapping[str, TaskCard] = MappingProxyType(
     {card.name: card for card in (ICD10, MEDQUAD, MEDICAL_ABSTRACTS, PUBMEDQA, DRUG_REVIEWS, PUBMEDQA_SECTIONS)}
 )
-
-__all__ = [
-    "TASKS",
-    "TEST_SHARE",
-    "Columns",
-    "Example",
-    "LabelledExamples",
-    "Shares",
-    "TaskCard",
-    "load_own",
-    "majority_share",
-    "read_examples",
-    "share_out",
-    "tfidf_predictions",
-]

@@ -1,12 +1,21 @@
 """Algorithms of federated rounds: one file each, and the one table of them."""
 
-from phalanx.federated.algorithms.algorithm import Algorithm, LocalRule, Named, PlainRule
+from phalanx.federated.algorithms.algorithm import (
+    Algorithm as Algorithm,
+    LocalRule as LocalRule,
+    Named as Named,
+    PlainRule as PlainRule,
+)
 from phalanx.federated.algorithms.fedadam import AdamStep
 from phalanx.federated.algorithms.fedavg import MeanStep
 from phalanx.federated.algorithms.fedavgm import MomentumStep
-from phalanx.federated.algorithms.fedbuff import staleness_weight
+from phalanx.federated.algorithms.fedbuff import staleness_weight as staleness_weight
 from phalanx.federated.algorithms.fedprox import ProximalRule
-from phalanx.federated.algorithms.scaffold import CONTROL, ControlRule, next_control
+from phalanx.federated.algorithms.scaffold import (
+    CONTROL as CONTROL,
+    ControlRule as ControlRule,
+    next_control as next_control,
+)
 
 ALGORITHMS: dict[str, Algorithm] = {
     "fedavg": Algorithm(MeanStep, PlainRule, "McMahan et al. 2017"),
@@ -16,15 +25,3 @@ ALGORITHMS: dict[str, Algorithm] = {
     "scaffold": Algorithm(MeanStep, ControlRule, "Karimireddy et al. 2020"),
     "fedbuff": Algorithm(MeanStep, PlainRule, "Nguyen et al. 2022"),
 }
-
-__all__ = [
-    "ALGORITHMS",
-    "CONTROL",
-    "Algorithm",
-    "ControlRule",
-    "LocalRule",
-    "Named",
-    "PlainRule",
-    "next_control",
-    "staleness_weight",
-]

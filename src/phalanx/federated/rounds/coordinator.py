@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,7 +20,6 @@ from phalanx.federated.carriers.carrier import SentOrder
 from phalanx.federated.enclave.aggregator import AggregatorPort
 from phalanx.federated.enclave.sums import EnclaveSumMaker
 from phalanx.federated.local import SiteScores
-from phalanx.federated.reputation import SiteRecords, distances_to
 from phalanx.federated.rounds.fleet import Fleet, SiteAnswer
 from phalanx.federated.rounds.journal import HeldUpdate, LostRounds, RoundJournal, RoundRecord, SiteShare
 from phalanx.federated.rounds.kept_sums import KeptSumMaker
@@ -36,6 +36,44 @@ from phalanx.federated.vectors import (
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.privacy import BudgetLedger
 from phalanx.telemetry import PhaseTimer
+
+MAX_REFUSALS = 2
+"""Refused updates that show a lie of their site, after which it is shut out."""
+FAR = 2.0
+"""An update is far when its distance to the result is so many times the median distance."""
+
+
+class SiteRecords:
+    """Refused signed updates of each site, and the rounds in which its update was far.
+
+    Only signed statements shut a site out. Distances never do: data of sites differ, so a far site may be an honest
+    one, and a liar could choose which honest site looks far. A robust rule withstands liars in each round without a
+    verdict.
+
+    Attributes:
+        far_rounds: Rounds in a row in which a site's update was far, for people to look at.
+    """
+
+    def __init__(self) -> None:
+        self._refusals: Counter[str] = Counter()
+        self.far_rounds: Counter[str] = Counter()
+
+    def note_distances(self, distances: Mapping[str, float]) -> None:
+        """Take the distances of a round's updates to its result, of `distances_to`."""
+        median = float(torch.tensor(sorted(distances.values())).median()) if distances else 0.0
+        for site, distance in distances.items():
+            self.far_rounds[site] = self.far_rounds[site] + 1 if distance > FAR * median else 0
+
+    def note_refusal(self, site: str) -> bool:
+        """Take a refusal that shows a lie of the site; tell whether the site is to be shut out."""
+        self._refusals[site] += 1
+        return self._refusals[site] == MAX_REFUSALS
+
+
+def distances_to(result: Tensor, updates: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return the Euclidean distance of each site's update to the result."""
+    return {site: float(torch.linalg.vector_norm(update - result)) for site, update in updates.items()}
+
 
 BUDGET_SPENT = "the privacy budget of its own rows is spent"
 """Why a site is asked no more that has said so."""

@@ -1,20 +1,66 @@
-"""The secure sums of a round: the owner's side, phase after phase over the sites that are there."""
+"""The secure sums of a round: the owner's side, phase after phase over the sites that are there.
 
+A secure sum hides the single updates that a robust rule needs. With such a rule, sites are drawn into buckets that are
+large enough to hide each of them; each bucket has a secure sum of its own, and the rule judges the buckets' means. f
+lying sites spoil f buckets at most, so a rule must stand f of the number of buckets.
+"""
+
+import hashlib
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from phalanx.errors import AggregationError
-from phalanx.federated.buckets import bucket_sites, robust_over_buckets
+from phalanx.aggregators import AGGREGATORS, aggregate
+from phalanx.errors import AggregationError, ConfigError
 from phalanx.federated.config import least_left_of
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import ReleasedSum, RoundJournal, RoundRecord
 from phalanx.federated.rounds.terms import RunTerms
 from phalanx.federated.rounds.walk import Exclude, SumWalk
-from phalanx.security.aggregate import CohortMember, SumRefusal, SumResult, SumServer, SumTerms
+from phalanx.security.aggregate import LEAST_CONTRIBUTORS, CohortMember, SumRefusal, SumResult, SumServer, SumTerms
 from phalanx.security.crypto import Identity
+
+
+def bucket_sites(sites: Sequence[str], size: int, chance: bytes) -> list[tuple[str, ...]]:
+    """Draw sites into buckets of `size` or one more.
+
+    Args:
+        size: At least 3, or as many as each site wants in a sum.
+        chance: Bytes that no site knew when it joined, such as the digest of the round's model: the order is by its
+            hashes.
+
+    Raises:
+        ConfigError: The sites do not fill one bucket, or a bucket would hide nothing.
+    """
+    if not LEAST_CONTRIBUTORS <= size <= len(sites):
+        raise ConfigError(f"buckets of {size} out of {len(sites)} sites: expected {LEAST_CONTRIBUTORS} to {len(sites)}")
+    order = sorted(sites, key=lambda site: hashlib.sha256(chance + site.encode()).digest())
+    count = len(order) // size
+    return [tuple(sorted(order[number::count])) for number in range(count)]
+
+
+def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) -> Tensor:
+    """Apply a robust rule to the buckets' means.
+
+    Args:
+        sums: One sum per bucket, ``[buckets]``.
+        rule: Name in `AGGREGATORS`.
+        byzantine: Sites that may lie, each of which spoils one bucket at most.
+
+    Raises:
+        ConfigError: The rule does not stand so many of so few buckets.
+    """
+    max_byzantine = AGGREGATORS[rule].most_byzantine(len(sums))
+    if byzantine > max_byzantine:
+        raise ConfigError(
+            f"{len(sums)} buckets: {rule} tolerates at most {max_byzantine} spoiled buckets, but {byzantine} "
+            "sites may lie; make smaller buckets, or ask more sites"
+        )
+    return aggregate(torch.stack([torch.from_numpy(bucket.mean()) for bucket in sums]), rule, byzantine)
+
 
 _SPOILED = (SumRefusal.BAD_INPUT, SumRefusal.BAD_SHARE)
 _MIN_ACCUSERS = 2

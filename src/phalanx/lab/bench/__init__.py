@@ -16,6 +16,8 @@ from phalanx.lab.bench.parallel.collectives import bench_collectives
 from phalanx.lab.bench.parallel.memory import bench_memory
 from phalanx.lab.bench.parallel.parallel import bench_parallel
 from phalanx.lab.bench.posttrain.posttrain import bench_posttrain
+from phalanx.lab.bench.serving.filters import bench_filters
+from phalanx.lab.bench.serving.marks import bench_marks
 
 BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "chaos": bench_chaos,
@@ -25,6 +27,8 @@ BENCHES: dict[str, Callable[[bool], dict[str, Any]]] = {
     "detection": bench_detection,
     "detection-processes": bench_detection_processes,
     "federated": bench_federated,
+    "filters": bench_filters,
+    "marks": bench_marks,
     "memory": bench_memory,
     "overhead": bench_overhead,
     "parallel": bench_parallel,
@@ -51,6 +55,8 @@ __all__ = [
     "bench_detection",
     "bench_detection_processes",
     "bench_federated",
+    "bench_filters",
+    "bench_marks",
     "bench_memory",
     "bench_overhead",
     "bench_parallel",

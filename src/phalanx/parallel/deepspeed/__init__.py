@@ -6,13 +6,11 @@ The config and its checks are there at once; what needs torch is imported at its
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.parallel.deepspeed.config import DeepSpeedConfig
-from phalanx.parallel.deepspeed.settings import check_machine
+from phalanx.parallel.deepspeed.config import DeepSpeedConfig as DeepSpeedConfig
+from phalanx.parallel.deepspeed.settings import check_machine as check_machine
 
 if TYPE_CHECKING:
-    from phalanx.parallel.deepspeed.member import opened_member
-
-__all__ = ["DeepSpeedConfig", "check_machine", "opened_member"]
+    from phalanx.parallel.deepspeed.member import opened_member as opened_member
 
 
 if not TYPE_CHECKING:

@@ -12,10 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from phalanx.errors import ConfigError
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-_MOUNTS = Path("/proc/self/mountinfo")
 _GIB = 2**30
 _LOCK = "lock"
 
@@ -102,18 +103,9 @@ def own_folder(directory: Path, digest: str, rank: int) -> Iterator[Path]:
 
 def file_system(path: Path) -> str:
     """Kind of the file system that a path is on; empty where the kernel does not say."""
-    place, best, kind = path.resolve(), -1, ""
-    try:
-        lines = _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    for mount in lines:
-        before, _, after = mount.partition(" - ")
-        mounted = Path(before.split()[4].replace("\\040", " "))
-        # of several mounts at one place the last one is seen
-        if place.is_relative_to(mounted) and len(mounted.parts) >= best:
-            best, kind = len(mounted.parts), after.split()[0]
-    return kind
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if path.resolve().is_relative_to(mount.mountpoint)]
+    # of several mounts at one place the last one is seen
+    return max(reversed(mounts), key=lambda mount: len(Path(mount.mountpoint).parts)).fstype if mounts else ""
 
 
 def _why_no_direct_files(directory: Path) -> str | None:

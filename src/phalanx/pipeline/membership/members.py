@@ -14,13 +14,10 @@ from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.proof.step_record import NoteChecks, StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
-from phalanx.pipeline.protocol.mailbox import Mailbox
-from phalanx.pipeline.protocol.message import Message
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import Revocation, certified_name, name_of_incarnation
-from phalanx.transport import Endpoint, LinkFault, SignedHeader
+from phalanx.transport import Endpoint, LinkFault
 
 
 class Incarnations:
@@ -212,30 +209,3 @@ class Files:
     states: StateFiles | None = None
     """Where the owner keeps the states of its own stages."""
     gone: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class OwnerLinks:
-    """The owner's links: what goes out to parties and comes in from them, and how long nothing has come.
-
-    Attributes:
-        endpoint: The owner's end of them; refuses excluded parties.
-        mail: Parses incoming messages and posts outgoing ones.
-        incarnations: Knows which parties may come back, and under which names.
-        patience: Tells when nothing has happened for too long.
-    """
-
-    endpoint: Endpoint
-    mail: Mailbox
-    incarnations: Incarnations
-    patience: Patience
-
-    def tell(self, parties: Collection[str], message: Message) -> SignedHeader | None:
-        """Post one message to several parties; return one of the signed headers, None where there is none."""
-        headers = [self.mail.post(name, message, ()) for name in parties]
-        return next((header for header in headers if header is not None), None)
-
-    def shut_out(self, party: str, *, for_good: bool) -> None:
-        """Take nothing more of a party in this incarnation of it, or in any."""
-        self.endpoint.refuse(party)
-        self.incarnations.ended(party, for_good=for_good)

@@ -92,12 +92,12 @@ class Coordinator:
         self.ready.clear()
         self._reset(StepLedger(step, epoch, agreed=self.facts.agreed))
 
-    def open_step(self, step: int, epoch: int) -> None:
-        """Start the next step; states after the last update are still to be agreed on."""
+    def open_step(self, step: int) -> None:
+        """Start the next step in the same epoch; states after the last update are still to be agreed on."""
         facts = self.facts
         facts.previous, facts.updated_by = facts.ledger, facts.assignment
         facts.copied.clear()
-        self._reset(StepLedger(step, epoch))
+        self._reset(StepLedger(step, facts.ledger.epoch))
 
     def _reset(self, ledger: StepLedger) -> None:
         self.facts.ledger = ledger
@@ -248,23 +248,24 @@ class Coordinator:
 
     def waiting_for(self) -> str:
         """Describe what is still missing, for a message to the user."""
-        ledger, watched, lagging = self.ledger, set(self.facts.watched), self.facts.lagging
+        facts, ledger = self.facts, self.ledger
+        watched, lagging = set(facts.watched), facts.lagging
         missing = {
             "audits of the last step (stage, auditor)": [] if lagging is None else lagging.owing,
-            "commitments of stages": sorted(self.facts.assignment.holders.keys() - ledger.commits.keys()),
+            "commitments of stages": sorted(facts.assignment.holders.keys() - ledger.commits.keys()),
             "audits (stage, microbatch, auditor)": ledger.unreported,
             "gradients of stages": sorted(watched - ledger.gradients_agreed),
             "audits of whole steps (stage, auditor)": sorted(ledger.awaited_step_audits - ledger.steps_agreed),
-            "states of stages": sorted(watched - self.facts.agreed.keys()),
+            "states of stages": sorted(watched - facts.agreed.keys()),
             "screened (stage, microbatch)": sorted(self._audits.screened),
         }
         return ", ".join(f"{what} {which}" for what, which in missing.items() if which) or "nothing"
 
     def clip(self) -> float:
         """Clip coefficient of the step, from norms that the shadows have confirmed."""
-        clip_norm = self.facts.plan.optimizer.clip_norm
-        self.ledger.clip_coefficient = clip_coefficient(self.ledger.total_norm(), clip_norm)
-        return self.ledger.clip_coefficient
+        ledger, plan = self.ledger, self.facts.plan
+        ledger.clip_coefficient = clip_coefficient(ledger.total_norm(), plan.optimizer.clip_norm)
+        return ledger.clip_coefficient
 
     # --- audits -------------------------------------------------------------------------------------------
 

@@ -1,37 +1,30 @@
 """The owner's side of a verified pipeline: one call per optimizer step, whatever happens inside it."""
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from phalanx.engine import StepInputs, StepResult, Verdict
 from phalanx.errors import FailedBatchError, PeerLostError, TransportError, VerificationError
-from phalanx.pipeline.assignment.budget import allowance_of, answer_bytes
 from phalanx.pipeline.assignment.rebalance import Balance
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
-from phalanx.pipeline.membership.members import Files, Incarnations, Members, OwnerLinks
-from phalanx.pipeline.owner.coordinator import Coordinator
+from phalanx.pipeline.membership.members import Files, Incarnations, Members
+from phalanx.pipeline.owner.context import OwnerContext, TimeLimits
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.step_books import BytesByLink, Duplicate, Duplicates, JournalNotes, StepBooks
+from phalanx.pipeline.owner.roster import Roster
+from phalanx.pipeline.owner.step_books import Duplicate
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.proof.step_record import StepRecords
-from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose, Shutdown, StateDigest
 from phalanx.pipeline.protocol.needs import TensorsNeed, task
-from phalanx.pipeline.protocol.requests import Awake, Patience, Requests
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.pipeline.worker.roles import Library
 from phalanx.security.crypto import certified_name
-from phalanx.security.privacy import NoiseSecret
-from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
 
@@ -42,10 +35,6 @@ class PipelineEngine:
         endpoint: The owner's end of all links; it has the owner's name and keys.
         members: The parties that have joined.
         files: Files that the run reads and writes.
-        clock: Clock of patience and deadlines; its own when left out.
-
-    Attributes:
-        incarnations: Knows which parties may come back, and under which names.
 
     Guarantees:
         With the guard on, the optimizer of no stage steps before every audit of the step has passed
@@ -57,68 +46,30 @@ class PipelineEngine:
     """
 
     def __init__(
-        self,
-        plan: StepPlan,
-        endpoint: Endpoint,
-        members: Members,
-        files: Files,
-        draw: AuditDraw,
-        *,
-        clock: Awake | None = None,
+        self, plan: StepPlan, endpoint: Endpoint, members: Members, files: Files, draw: AuditDraw, limits: TimeLimits
     ) -> None:
         self.plan = plan
-        self.timer = PhaseTimer(cpu_clock=time.thread_time)
-        clock = Awake() if clock is None else clock
-        self._revoked_parties = members.newly_revoked
-        mail = Mailbox(endpoint)
-        self.incarnations = members.incarnations or Incarnations(endpoint, members.names, members.returns)
-        self._links = OwnerLinks(endpoint, mail, self.incarnations, Patience(30.0, clock))
-        endpoint.allowances.each = allowance_of(plan)
-        self._party = Party(OWNER, plan, mail.post, mail.statements, self.timer)
-        self._party.roles.library, self._party.roles.state_files = files.library, files.states
-        self._party.report_usage(RunningCosts(self.timer, endpoint))
-        self._facts = StepFacts(plan, mail.statements, files.observe, classes=members.classes)
-        self._facts.noise = None if plan.privacy is None else NoiseSecret()
-        self._coordinator = Coordinator(self._facts, draw, mail.carried)
-        self._failover = Failover(self._facts, self._coordinator, self._links, self._party.roles, members, files)
-        self._requests = Requests(mail.post, clock, endpoint.allowances, answer_bytes(plan))
-        self._books = self._open_books(members, files)
-        self._newcomers = LateJoins(members, plan, mail, endpoint, files.observe, self.incarnations)
+        self._context = context = OwnerContext.make_context(plan, endpoint, members, files, draw, limits)
+        self._facts = context.facts
+        self._roster = roster = Roster(context)
+        self._failover = Failover(context, roster)
+        self._newcomers = LateJoins(members, plan, context.mail, endpoint, files.observe, context.incarnations)
         self._balance = Balance([float(s.end_layer - s.first_layer) for s in plan.stages], members.rebalance_every)
-        self._verified_step = VerifiedStep(self._facts, self._coordinator, self._failover, self._party, self._books)
-        self._loop = EventLoop(
-            self._requests, self._newcomers, self._failover, self._coordinator, self._party, self._books
-        )
-
-    def _open_books(self, members: Members, files: Files) -> StepBooks:
-        endpoint = self._links.endpoint
-        records = StepRecords(self._facts, endpoint.run, files.note_step)
-        return StepBooks(
-            noting=JournalNotes(self._facts, self._party, files.note_verified, records),
-            duplicates=Duplicates(self._facts, self._requests, self._party.roles),
-            witnesses=members.witnesses,
-            costs=BytesByLink(endpoint),
-            timer=self.timer,
-            note_checks=files.note_checks,
-        )
+        self._verified_step = VerifiedStep(context, roster, self._failover)
+        self._loop = EventLoop(context, roster, self._newcomers)
 
     # --- life ---------------------------------------------------------------------------------------
 
-    def start(self, step: int, known: Mapping[int, StateDigest], *, timeout_s: float, patience_s: float = 30.0) -> None:
+    def start(self, step: int, known: Mapping[int, StateDigest]) -> None:
         """Give every party its roles and wait until all copies are where they should be.
 
         Args:
             known: Digest of each stage's state, from the model or the checkpoint.
-            timeout_s: Longest time that one step, or this start, may take.
-            patience_s: Longest time without a message before the owner looks for the silent party.
 
         Raises:
             PeerLostError: A worker did not get ready in time.
         """
-        failover = self._failover
-        failover.timeout_s, failover.known = timeout_s, dict(known)
-        self._links.patience.patience_s = self._requests.timeout_s = patience_s
-        self._loop.run(failover.begin(step))
+        self._loop.run(self._failover.begin(step, known))
 
     def fall_back(self, library: Library, step: int, known: Mapping[int, StateDigest]) -> None:
         """Begin again from another state, with every party that is left: after a `NoHolderError`, or as a round begins.
@@ -131,9 +82,9 @@ class PipelineEngine:
             PeerLostError: A worker did not get ready in time.
             VerificationError: The owner itself has another state than that.
         """
-        self._party.roles.forget_copies()
-        self._party.roles.library = library
-        self._books.undone("the run continues from another state")
+        context = self._context
+        context.party.roles.begin_anew(library)
+        context.forget_unverified("the run continues from another state")
         self._loop.run(self._failover.fall_back(step, known))
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
@@ -150,13 +101,13 @@ class PipelineEngine:
 
     @task
     async def _step(self, step: int, inputs: StepInputs) -> StepResult:
+        facts, verified_step = self._facts, self._verified_step
         first_verdict, redone = len(self.verdicts), self.steps_redone
         await self._heed_revocations(step)
         await self._regroup(step)
-        self._facts.record.forget_before(step)
-        if self._facts.ledger.step != step:
-            self._coordinator.open_step(step, self._failover.epoch)
-        verified_step = self._verified_step
+        facts.record.forget_before(step)
+        if facts.ledger.step != step:
+            self._context.coordinator.open_step(step)
         effort = await verified_step.train(step, inputs)
         if not verified_step.outcome.is_finite(inputs):
             error = FailedBatchError(verified_step.outcome.failure(step, inputs))
@@ -166,24 +117,24 @@ class PipelineEngine:
 
     async def _heed_revocations(self, step: int) -> None:
         """Replace parties that the owner has revoked, between two steps, before they are sent anything of the next."""
-        failover = self._failover
-        for entry in self._revoked_parties(failover.revoked):
-            newcomer = failover.revoke(entry, step)
+        members, roster = self._context.members, self._roster
+        for entry in members.newly_revoked(roster.revoked):
+            newcomer = roster.revoke(entry, step)
             if newcomer is not None:
                 self._newcomers.drop(newcomer)
-        while any(certified_name(name) in failover.revoked for name in failover.lost):
+        while any(certified_name(name) in roster.revoked for name in roster.lost):
             await self._verified_step.recover(None, step)
 
     async def _regroup(self, step: int) -> None:
         """Let workers in and out between two steps, and relieve slow or crowded ones; all states are agreed on then."""
-        failover = self._failover
+        failover, leaving = self._failover, self._roster.leaving
         unsound = failover.is_unsound(step, self._balance)
-        if not (self._newcomers.prepared or failover.leaving or unsound):
+        if not (self._newcomers.prepared or leaving or unsound):
             return
         await self._verified_step.settle()
         newcomers = self._newcomers.admit()
-        if newcomers or failover.leaving or unsound:
-            self._books.duplicates.abandon("stages move")
+        if newcomers or leaving or unsound:
+            self._context.duplicates.abandon("stages move")
             await failover.regroup(newcomers, step, self._balance)
             await self._verified_step.redo_until(step)
 
@@ -213,18 +164,19 @@ class PipelineEngine:
 
     @task
     async def _collect(self, stage: int, purpose: Purpose) -> StageCopy:
+        context, facts = self._context, self._facts
         while True:
             await self._verified_step.settle()
-            holder = self._facts.holder(stage)
+            holder = facts.holder(stage)
             if holder == OWNER:
-                return self._party.roles.copy_of(stage)
+                return context.party.roles.copy_of(stage)
             try:
-                return await collect_agreed(self._facts, stage, purpose)
+                return await collect_agreed(facts, stage, purpose)
             except (PeerLostError, VerificationError) as exc:
                 if not self.plan.guard.enabled:
                     raise
-                self._failover.suspect(holder, str(exc))
-                await self._verified_step.recover(None, self._facts.ledger.step)
+                self._roster.suspect(holder, str(exc))
+                await self._verified_step.recover(None, facts.ledger.step)
 
     def copies(self, purpose: Purpose) -> Iterator[StageCopy]:
         """Every stage in order, with its verified state or weights; the owner's own are not copied."""
@@ -236,12 +188,13 @@ class PipelineEngine:
 
         `look_for_duplicate` says whether it is whole by now.
         """
-        self._party.finish_applies()
-        return self._books.duplicates.begin(self.next_step)
+        context = self._context
+        context.party.finish_applies()
+        return context.duplicates.begin(self.next_step)
 
     def look_for_duplicate(self) -> None:
         """Bring the duplicate under way up to date: whole, or given up because a party is gone or silent."""
-        self._books.duplicates.look(self._failover.lost)
+        self._context.duplicates.look(self._roster.lost)
 
     def finish_duplicate(self, duplicate: Duplicate) -> None:
         """Wait until a duplicate is whole, or given up.
@@ -250,7 +203,7 @@ class PipelineEngine:
             PeerLostError: States were not confirmed in time.
         """
         self.settle()
-        self._books.duplicates.note_agreed(self.next_step)
+        self._context.duplicates.note_agreed(self.next_step)
         while not (duplicate.is_whole or duplicate.failure):
             self._loop.turn()
             self.look_for_duplicate()
@@ -278,12 +231,18 @@ class PipelineEngine:
     @property
     def losses(self) -> tuple[float, ...]:
         """Summed losses of the microbatches of the last step, in their order, in nats."""
-        return tuple(self._party.hosted[len(self.plan.stages) - 1].losses)
+        stages = self._context.party.hosted
+        return tuple(stages[len(self.plan.stages) - 1].losses)
+
+    @property
+    def incarnations(self) -> Incarnations:
+        """Knows which parties may come back, and under which names."""
+        return self._context.incarnations
 
     @property
     def verdicts(self) -> list[Verdict]:
         """All verdicts so far."""
-        return self._failover.verdicts.passed
+        return self._context.verdicts.passed
 
     @property
     def steps_redone(self) -> int:
@@ -298,18 +257,19 @@ class PipelineEngine:
     @property
     def usage(self) -> dict[str, dict[str, float]]:
         """Running costs that each party reported with its last applied step, CPU seconds by phase."""
-        return dict(self._coordinator.usage)
+        return dict(self._context.coordinator.usage)
 
     def close(self, reason: str) -> None:
         """Tell every worker that the run is over."""
-        head = self._books.witnesses.head()
-        shutdown = Shutdown(epoch=max(self._failover.epoch, 0), reason=reason, log_head=head)
-        for name in self._failover.alive:
+        context, ledger = self._context, self._facts.ledger
+        head = context.members.witnesses.head()
+        shutdown = Shutdown(epoch=max(ledger.epoch, 0), reason=reason, log_head=head)
+        for name in self._roster.alive:
             # a worker that is gone, or ends before it has signed for this, needs no good-bye
             with contextlib.suppress(TransportError):
-                self._links.tell([name], shutdown)
+                context.tell([name], shutdown)
         with contextlib.suppress(TransportError):
-            self._links.endpoint.flush(2.0)
+            context.endpoint.flush(2.0)
 
 
 @task

@@ -9,9 +9,8 @@ from phalanx.config import printable
 from phalanx.errors import CutLogError, FrameError, PhalanxError, TransportError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.late_join import LateJoins
-from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.failover import Failover
-from phalanx.pipeline.owner.step_books import StepBooks
+from phalanx.pipeline.owner.context import OwnerContext
+from phalanx.pipeline.owner.roster import Roster
 from phalanx.pipeline.protocol.greetings import ChallengeReply, Hello, Leave, NotLetIn, PreparedNotice
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import ProgressReport
@@ -26,9 +25,7 @@ from phalanx.pipeline.protocol.needs import (
     TensorsNeed,
     Turn,
 )
-from phalanx.pipeline.protocol.requests import Requests
 from phalanx.pipeline.protocol.tensor_stream import send_bulk
-from phalanx.pipeline.worker.party import Party
 from phalanx.transport import LinkFault
 
 _SHORT_WAIT_S = 0.05
@@ -47,20 +44,12 @@ class EventLoop:
         something. A loop never runs inside itself.
 
     Attributes:
-        requests: Takes answers to the owner's own requests.
         newcomers: Handles workers that want to join.
-        failover: Handles lost and leaving parties; has the links.
-        coordinator: Takes what parties commit to and report.
-        party: The owner as a party, for everything else.
-        books: Looks for verified states while nothing happens; measures the waiting.
     """
 
-    requests: Requests
+    context: OwnerContext
+    roster: Roster
     newcomers: LateJoins
-    failover: Failover
-    coordinator: Coordinator
-    party: Party
-    books: StepBooks
     _is_running: bool = False
 
     def run(self, task: OwnerTask[T]) -> T:
@@ -112,7 +101,7 @@ class EventLoop:
 
     def answer(self, need: Need[Any]) -> object:
         """Serve a need that is no task, and return its result."""
-        mail = self.failover.links.mail
+        context = self.context
         match need:
             case Turn():
                 self.turn()
@@ -121,13 +110,13 @@ class EventLoop:
             case Delivery():
                 self._deliver(need)
             case TensorsDelivery():
-                send_bulk(mail.post, need.party, need.request, need.tensors, need.step)
+                send_bulk(context.mail.post, need.party, need.request, need.tensors, need.step)
             case MessageNeed() | TensorsNeed() | ProgressNeed():
-                requests, pending = self.requests, None
+                requests, pending = context.requests, None
                 try:
                     pending = requests.begin(need)
                     while not (
-                        pending.is_answered or pending.party in self.failover.lost or requests.has_lapsed(pending)
+                        pending.is_answered or pending.party in self.roster.lost or requests.has_lapsed(pending)
                     ):
                         self.turn()
                 except FrameError:
@@ -138,7 +127,7 @@ class EventLoop:
                     if pending is not None:
                         requests.end(pending)
                 if not pending.is_answered and pending.party:
-                    self.coordinator.facts.unanswered.add(pending.party)
+                    context.facts.unanswered.add(pending.party)
                 return pending.found(need)
             case _:
                 raise TypeError(f"the owner's loop knows no {type(need).__name__}")
@@ -146,92 +135,98 @@ class EventLoop:
 
     def _deliver(self, delivery: Delivery) -> None:
         """Send a message, and record a request that a verdict may rest on."""
-        header = self.failover.links.mail.post(delivery.party, delivery.message, delivery.payload)
-        self.coordinator.facts.record.add_message(OWNER, delivery.message, header)
+        facts, mail = self.context.facts, self.context.mail
+        header = mail.post(delivery.party, delivery.message, delivery.payload)
+        facts.record.add_message(OWNER, delivery.message, header)
 
     def _hear_itself(self) -> None:
-        for item in self.failover.links.mail.drain_local():
-            if not self.coordinator.handle(item):
-                self.party.handle(item)
+        context = self.context
+        for item in context.mail.drain_local():
+            if not context.coordinator.handle(item):
+                context.party.handle(item)
 
     # --- what arrives -------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Handle everything that has arrived, then do one piece of work; wait a little if there was neither."""
-        links = self.failover.links
-        handled, before = False, (self.party.num_inputs, self.coordinator.progress)
+        context, roster = self.context, self.roster
+        mail, party, coordinator = context.mail, context.party, context.coordinator
+        handled, before = False, (party.num_inputs, coordinator.progress)
         self._end_earlier_incarnations()
-        for item in links.mail.drain():
+        for item in mail.drain():
             handled = True
             if isinstance(item, LinkFault):
-                self.failover.suspect(item.peer, str(item.error))
+                roster.suspect(item.peer, str(item.error))
                 continue
             try:
                 if self._took_answer(item):
                     continue
                 if isinstance(item.message, Hello | ChallengeReply | PreparedNotice):
-                    self.newcomers.hear(item, self.failover.alive)
+                    self.newcomers.hear(item, roster.alive)
                 elif isinstance(item.message, Leave):
-                    self.failover.leaving |= {item.sender} & set(self.failover.alive)
-                elif self.coordinator.handle(item):
-                    for outgoing in self.coordinator.take_outgoing():
+                    roster.leaving.update({item.sender} & set(roster.alive))
+                elif coordinator.handle(item):
+                    for outgoing in coordinator.take_outgoing():
                         self._deliver(outgoing)
                 else:
-                    self.party.handle(item)
+                    party.handle(item)
             except CutLogError:
                 # the owner's own signature says so, not the party that shows it
                 raise
             except PhalanxError as exc:
                 self._refuse(item, exc)
-        worked = self.party.work()
+        worked = party.work()
         # a party that only talks is as silent as one that says nothing
-        if worked or (self.party.num_inputs, self.coordinator.progress) != before:
-            links.patience.heard()
-        if not (worked or handled or links.mail.pending):
+        if worked or (party.num_inputs, coordinator.progress) != before:
+            context.patience.heard()
+        if not (worked or handled or mail.pending):
             self._wait_a_little()
 
     def _tell_fenced(self, name: str) -> None:
         """Tell a process that another one has its certificate, if it still runs: it takes part no more, and ends."""
-        links = self.failover.links
+        context = self.context
         reason = (
             "another process with this worker's certificate has joined and replaces this one; give each worker a "
             "certificate of its own, and replace this one if you did not start the other process"
         )
         with contextlib.suppress(TransportError):
-            links.mail.post(name, NotLetIn(epoch=0, reason=reason))
-            links.endpoint.flush(_FAREWELL_S)
+            context.mail.post(name, NotLetIn(epoch=0, reason=reason))
+            context.endpoint.flush(_FAREWELL_S)
 
     def _took_answer(self, item: ReceivedMessage) -> bool:
-        if not self.requests.accepts(item):
+        requests, patience = self.context.requests, self.context.patience
+        if not requests.accepts(item):
             return False
         if not isinstance(item.message, ProgressReport):
             # to say what one waits for brings the step no nearer to its end
-            self.failover.links.patience.heard()
+            patience.heard()
         return True
 
     def _wait_a_little(self) -> None:
-        self.books.noting.look()
-        with self.books.timer.phase("wait"):
-            arrived = self.failover.links.mail.wait(_SHORT_WAIT_S)
+        context = self.context
+        context.notes.look()
+        with context.timer.phase("wait"):
+            arrived = context.mail.wait(_SHORT_WAIT_S)
         if not arrived:
-            self.coordinator.look_again()
-            self.failover.suspect_the_dead()
+            context.coordinator.look_again()
+            self.roster.suspect_the_dead()
 
     def _refuse(self, item: ReceivedMessage, error: PhalanxError) -> None:
-        if self.requests.was_asked(item):
+        context, facts = self.context, self.context.facts
+        if context.requests.was_asked(item):
             # an answer that comes after it was given up is no party's fault
             return
-        facts = self.coordinator.facts
-        self.failover.links.mail.refused(item)
+        context.mail.refused(item)
         number = facts.ledger.sample.number("refused", item.sender)
         if number is not None:
             body = {"party": item.sender, "error": type(error).__name__, "reason": printable(str(error))}
             facts.observe("refused", body | {"number": number})
 
     def _end_earlier_incarnations(self) -> None:
-        for name in self.failover.links.incarnations.take_restarted():
-            if name in self.failover.alive:
+        incarnations = self.context.incarnations
+        for name in incarnations.take_restarted():
+            if name in self.roster.alive:
                 self._tell_fenced(name)
-                self.failover.suspect(name, "its process has restarted")
+                self.roster.suspect(name, "its process has restarted")
             else:
                 self.newcomers.drop(name)

@@ -50,8 +50,6 @@ _IN_WORDS = {
     "owner-shadowed": "compared bit for bit with the owner's copy",
     "bounded": "compared within rounding with a second copy",
     "messages-only": "compared by messages, weight gradients not checked",
-    "verify-only": "audited by the owner alone",
-    "statistics": "judged by statistics alone",
     "unguarded": "not checked",
 }
 

@@ -24,6 +24,7 @@ class Placement:
         self._plan = plan
         self._members = members
         self._footprints = footprints(plan)
+        self._is_short = False
 
     @property
     def memory(self) -> Memory:
@@ -60,8 +61,8 @@ class Placement:
 
     def regrouped(self, old: Assignment, workers: Sequence[str], balance: Balance) -> Assignment:
         """Move stages to the parties that are there now, as few as possible."""
-        guarded = self._plan.guard.enabled
-        new = regrouped(old, workers, guarded=guarded, costs=balance.costs, pace=balance.pace, memory=self.memory)
+        guard = self._plan.guard
+        new = regrouped(old, workers, guarded=guard.enabled, costs=balance.costs, pace=balance.pace, memory=self.memory)
         return self._paired(new, workers)
 
     def _paired(self, assignment: Assignment, workers: Sequence[str]) -> Assignment:
@@ -81,7 +82,9 @@ class Placement:
         return assignment if shadows == assignment.shadows else replace(assignment, shadows=shadows)
 
     def is_crowded(self, old: Assignment, workers: Sequence[str], balance: Balance) -> bool:
-        """Whether a party has been given more than it has room for, and others have room."""
+        """Whether a party was given more than it had room for by `shortages`, still has, and others have room."""
+        if not self._is_short:
+            return False
         memory = self.memory
         excess = memory.excess(old.holders, old.shadows)
         if not excess:
@@ -90,5 +93,7 @@ class Placement:
         return memory.excess(new.holders, new.shadows) < excess
 
     def shortages(self, assignment: Assignment) -> list[str]:
-        """Say in sentences which parties have been given more than they say they have."""
-        return self.memory.shortages(assignment.holders, assignment.shadows)
+        """Say in sentences which parties are given more than they say they have."""
+        sentences = self.memory.shortages(assignment.holders, assignment.shadows)
+        self._is_short = bool(sentences)
+        return sentences

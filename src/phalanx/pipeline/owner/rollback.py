@@ -113,7 +113,6 @@ class Rollback:
     Attributes:
         undone: Batches of steps that were undone and are to be done again, by step.
         kept: The states to go back to with `keep_states`.
-        distrusted: Parties that are to be replaced for their acts, and are not convicted.
         restored: The kept point at which all parties are about to begin; None where they begin with their present
             states.
     """
@@ -123,10 +122,10 @@ class Rollback:
         self.kept = kept
         self.restored: int | None = None
         self._facts = facts
-        self.distrusted: set[str] = set()
         self._doubtful_before: dict[str, int] = {}
         """Of a certificate, the step before which neither its word nor its work counts."""
         guard = facts.plan.guard
+        self._keep_states = guard.keep_states
         self._step_history = StepHistory(
             max(int(guard.enabled), 2 * guard.keep_states), past_bytes if guard.keep_states else 0
         )
@@ -134,7 +133,7 @@ class Rollback:
 
     def remember(self, step: PastStep) -> None:
         """Keep a step that is about to be applied."""
-        if self._facts.plan.guard.keep_states:
+        if self._keep_states:
             # of hundreds of steps, their headers are let go of
             step = replace(slim(step), checks=step_checks(self._facts))
         self._step_history.add(step)
@@ -145,7 +144,7 @@ class Rollback:
         oldest = self._step_history.oldest
         return await self.kept.take(step, step if oldest is None else oldest)
 
-    def way_back(self, gone: str, verdict: Verdict | None) -> int | None:
+    def way_back(self, gone: str, verdict: Verdict | None, *, is_distrusted: bool = False) -> int | None:
         """Find the step that a run goes back to without a party; None where it goes on from where it is.
 
         Where the party is distrusted that is, with `keep_states`, the last kept point before its first step that no
@@ -153,11 +152,12 @@ class Rollback:
 
         Args:
             verdict: Its conviction; None where it was not convicted.
+            is_distrusted: Whether it is replaced for its acts without one.
         """
-        step, trusted = self._facts.ledger.step, verdict is None and gone not in self.distrusted
+        step, trusted = self._facts.ledger.step, verdict is None and not is_distrusted
         if verdict is None and not trusted:
             self._facts.observe("distrusted", {"party": gone, "step": step})
-        if trusted or not self._facts.plan.guard.keep_states:
+        if trusted or not self._keep_states:
             return self.unverified
         # a state is wrong because of the update before it, even where a party had recomputed that
         refuted = verdict.step - 1 if verdict is not None and verdict.offence == "state" else None

@@ -1,4 +1,4 @@
-"""The record of each step: verified states, what proves the step, costs, and copies of all stages for checkpoints."""
+"""The record of each step: verified states, what proves the step, bytes, and copies of all stages for checkpoints."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,15 +8,13 @@ from torch import Tensor
 from phalanx.errors import VerificationError
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import NoteVerified
-from phalanx.pipeline.proof.step_record import NoteChecks, StepRecords, step_checks
-from phalanx.pipeline.protocol.log_memory import LogHeadExchange
+from phalanx.pipeline.proof.step_record import StepRecords
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
 from phalanx.pipeline.protocol.requests import PendingRequest, Requests
 from phalanx.pipeline.stage.stage_copy import state_digest, trained_shapes
 from phalanx.pipeline.verify.facts import StepFacts
 from phalanx.pipeline.worker.party import Party
 from phalanx.pipeline.worker.roles import Roles
-from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint
 
 _DIGEST_CHARACTERS = 64
@@ -104,15 +102,19 @@ class Duplicates:
     def begin(self, num_steps: int) -> Duplicate:
         """Ask for copies of the state after so many steps, before the next step begins."""
         self.abandon("another one was started")
-        duplicate = self._present = Duplicate(num_steps)
-        for stage, party in sorted(self._facts.assignment.holders.items()):
+        facts, duplicate = self._facts, Duplicate(num_steps)
+        self._present = duplicate
+        for stage, party in sorted(facts.assignment.holders.items()):
             if party == OWNER:
                 state = self._roles.copy_of(stage).optimizer.state()
                 duplicate._own[stage] = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
             else:
-                request = FetchBulk(epoch=self._facts.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
-                duplicate._orders[stage] = self._requests.order(party, request, self._expected(stage))
-        if not self._facts.plan.guard.enabled:
+                request = FetchBulk(epoch=facts.ledger.epoch, step=num_steps, stage=stage, purpose="duplicate")
+                if stage not in self._shapes:
+                    # a stage is built once to know them
+                    self._shapes[stage] = trained_shapes(facts.plan, stage)
+                duplicate._orders[stage] = self._requests.order(party, request, self._shapes[stage])
+        if not facts.plan.guard.enabled:
             duplicate.agreed = {}
         return duplicate
 
@@ -150,12 +152,6 @@ class Duplicates:
     def _let_go(self) -> None:
         self._present = None
         self._requests.forget_orders()
-
-    def _expected(self, stage: int) -> Mapping[str, Tensor]:
-        """Names, shapes and types; a stage is built once to know them."""
-        if stage not in self._shapes:
-            self._shapes[stage] = trained_shapes(self._facts.plan, stage)
-        return self._shapes[stage]
 
 
 class JournalNotes:
@@ -222,36 +218,3 @@ class BytesByLink:
 def claimed_links(links: Iterable[str]) -> tuple[str, ...]:
     """Those of the links of which the owner sees neither end: what crosses them is what its sender says."""
     return tuple(sorted(link for link in links if OWNER not in link.split(">")))
-
-
-@dataclass(frozen=True)
-class StepBooks:
-    """The keeper of a run's step records; it decides nothing.
-
-    Attributes:
-        noting: Told when states are agreed on or may be undone; keeps the records that prove steps.
-        duplicates: Told the same; has the copies that are under way.
-        witnesses: Tells with each decision how far the audit log has come.
-        costs: Bytes of each step, by link.
-        note_checks: Called with the checks of each applied step.
-    """
-
-    noting: JournalNotes
-    duplicates: Duplicates
-    witnesses: LogHeadExchange
-    costs: BytesByLink
-    timer: PhaseTimer
-    note_checks: NoteChecks | None = None
-
-    def verified(self, facts: StepFacts) -> None:
-        """A step may be applied: the states before it are agreed on."""
-        step = facts.ledger.step
-        self.duplicates.note_agreed(step)
-        self.noting.look()
-        if self.note_checks is not None:
-            self.note_checks(step, step_checks(facts))
-
-    def undone(self, reason: str) -> None:
-        """Note that steps may be undone: copies on their way may contain them, and notes are made again."""
-        self.duplicates.abandon(reason)
-        self.noting.forget()

@@ -1,39 +1,36 @@
 """One step to its verified end: attempted until no party speaks against it, applied, done again where it was undone."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from phalanx.engine import GuardReport, StepInputs, StepResult, Verdict
 from phalanx.errors import NonFiniteLossError, PeerLostError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.owner.coordinator import Coordinator
+from phalanx.pipeline.owner.context import OwnerContext
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.rollback import PastStep
-from phalanx.pipeline.owner.step_books import StepBooks, claimed_links
+from phalanx.pipeline.owner.roster import Roster
+from phalanx.pipeline.owner.step_books import BytesByLink, claimed_links
+from phalanx.pipeline.proof.step_record import step_checks
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply
 from phalanx.pipeline.protocol.needs import OwnMail, Turn, task
-from phalanx.pipeline.verify.facts import Judgement, StepFacts
+from phalanx.pipeline.verify.facts import Judgement
 from phalanx.pipeline.verify.wait_tally import LOOKS_PER_STEP, WaitTally
-from phalanx.pipeline.worker.party import Party
 
 
 class Outcome:
-    """The outcome of a step, read from the owner's last stage and the commitments.
+    """The outcome of a step, read from the owner's last stage and the norms that were committed to."""
 
-    Args:
-        facts: Has the norms that were committed to.
-        owner: Has the last stage, and so the losses.
-    """
-
-    def __init__(self, facts: StepFacts, owner: Party) -> None:
-        self._facts = facts
-        self._owner = owner
+    def __init__(self, context: OwnerContext) -> None:
+        self._facts = context.facts
+        self._party = context.party
 
     def mean_loss(self, inputs: StepInputs) -> float:
         """Mean over the batch's target tokens, in nats; NaN of a batch without any, where a sample is never empty."""
-        losses = self._owner.hosted[len(self._facts.plan.stages) - 1].losses
-        if not inputs.num_targets and self._facts.plan.privacy is not None:
+        plan = self._facts.plan
+        losses = self._party.hosted[len(plan.stages) - 1].losses
+        if not inputs.num_targets and plan.privacy is not None:
             return 0.0
         return sum(losses) / inputs.num_targets if inputs.num_targets else math.nan
 
@@ -43,34 +40,24 @@ class Outcome:
 
     def failure(self, step: int, inputs: StepInputs) -> str:
         """Describe a step with a loss or a norm that is no number."""
-        ledger = self._facts.ledger
-        return _describe_failure(step, self.mean_loss(inputs), ledger.total_norm(), ledger.norms())
-
-
-def _describe_failure(step: int, loss: float, norm: float, norms: Mapping[int, float | None]) -> str:
-    """Say why a step came to no number; `norms`: of its gradient, squared, by stage."""
-    stages = [str(stage) for stage, square in sorted(norms.items()) if square is None]
-    place = f" (of stages {', '.join(stages)})" if stages else ""
-    return (
-        f"step {step}: loss {loss}, gradient norm {norm}{place}, although every audit agrees; lower optimizer.lr or "
-        "set optimizer.clip_norm, then --resume from the last checkpoint"
-    )
+        ledger, loss = self._facts.ledger, self.mean_loss(inputs)
+        stages = [str(stage) for stage, square in sorted(ledger.norms().items()) if square is None]
+        place = f" (of stages {', '.join(stages)})" if stages else ""
+        return (
+            f"step {step}: loss {loss}, gradient norm {ledger.total_norm()}{place}, although every audit "
+            "agrees; lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
+        )
 
 
 class Attempts:
-    """The attempts at steps: they wait for a decision, and look for the reason where nothing comes.
+    """The attempts at steps: they wait for a decision, and look for the reason where nothing comes."""
 
-    Attributes:
-        patience: Time without any event.
-    """
-
-    def __init__(self, facts: StepFacts, coordinator: Coordinator, failover: Failover) -> None:
-        self.patience = failover.links.patience
+    def __init__(self, context: OwnerContext, roster: Roster) -> None:
         self._tally, self._num_looks = WaitTally(), 0
         self._deadline = self._next_look = math.inf
-        self._facts = facts
-        self._coordinator = coordinator
-        self._failover = failover
+        self._facts, self._coordinator = context.facts, context.coordinator
+        self._patience, self._timeout_s = context.patience, context.step_timeout_s
+        self._roster = roster
 
     @task
     async def run(self, is_finite: Callable[[], bool]) -> Judgement | None:
@@ -87,14 +74,14 @@ class Attempts:
             PeerLostError: It did not end in time, and only the owner's own work is missing.
         """
         self.begin_clock()
-        self.patience.begin()
+        self._patience.begin()
         while not self._coordinator.decided(may_lag=is_finite()) or (
             not is_finite() and self._coordinator.doubt_step()
         ):
             judgement = await self.go_on()
-            if judgement is not None or self._failover.lost:
+            if judgement is not None or self._roster.lost:
                 return judgement
-        self.patience.end()
+        self._patience.end()
         return None
 
     async def go_on(self) -> Judgement | None:
@@ -104,22 +91,22 @@ class Attempts:
         while judgement is None and self._coordinator.has_news:
             # to look for mail first would be to wait for some
             judgement = await self._coordinator.advance()
-        if judgement is None and not self._failover.lost:
+        if judgement is None and not self._roster.lost:
             await self._break_silence()
-        if judgement is None and not self._failover.lost:
+        if judgement is None and not self._roster.lost:
             await self._keep_time()
         return judgement
 
     def begin_clock(self) -> None:
         """Give the step, or the rest of it, the whole time limit of a step."""
         self._tally, self._num_looks = WaitTally(), 0
-        self._deadline = self.patience.clock.wall() + self._failover.timeout_s
+        self._deadline = self._patience.clock.wall() + self._timeout_s
         self._plan_look()
 
     def _plan_look(self) -> None:
         share = 0.5 + self._coordinator.moment(self._num_looks)
         self._num_looks += 1
-        self._next_look = self.patience.clock.wall() + share * self._failover.timeout_s / LOOKS_PER_STEP
+        self._next_look = self._patience.clock.wall() + share * self._timeout_s / LOOKS_PER_STEP
 
     async def _keep_time(self) -> None:
         """Note now and then what a long step waits for; when its time is up, replace the party that owes most.
@@ -127,14 +114,14 @@ class Attempts:
         Raises:
             PeerLostError: It was the owner; or the run has no guard.
         """
-        now = self.patience.clock.wall()
-        if self._facts.plan.guard.enabled and now > self._next_look:
+        now, facts = self._patience.clock.wall(), self._facts
+        if facts.plan.guard.enabled and now > self._next_look:
             self._tally.add(await self._coordinator.look())
             self._plan_look()
         if now <= self._deadline:
             return
         waiting_for = self._coordinator.waiting_for()
-        late = f"did not end within {self._failover.timeout_s:.0f} s; still waiting for {waiting_for}"
+        late = f"did not end within {self._timeout_s:.0f} s; still waiting for {waiting_for}"
         disputed = self._tally.disputed()
         if disputed:
             is_fresh = await self._coordinator.lead(disputed)
@@ -146,55 +133,42 @@ class Attempts:
         else:
             debtor = self._tally.debtor()
         if debtor is not None:
-            self._failover.suspect(debtor, f"it was the slowest party of a step that {late}", "late")
+            self._roster.suspect(debtor, f"it was the slowest party of a step that {late}", "late")
             return
         raise PeerLostError(
-            f"step {self._facts.ledger.step} {late}; raise pipeline.step_timeout_s or check the workers' logs"
+            f"step {facts.ledger.step} {late}; raise pipeline.step_timeout_s or check the workers' logs"
         )
 
     async def _break_silence(self) -> None:
         """Look for the reason why nothing has come for longer than is honest, and replace a silent party."""
-        if self.patience.is_time_to_probe():
-            self._failover.probe()
-        if not self._facts.plan.guard.enabled or not self.patience.too_long:
+        if self._patience.is_time_to_probe():
+            self._roster.probe()
+        facts = self._facts
+        if not facts.plan.guard.enabled or not self._patience.too_long:
             return
         name = await self._coordinator.find_silent()
-        self.patience.broken()
+        self._patience.broken()
         if name is not None:
             waiting_for = self._coordinator.waiting_for()
-            self._failover.suspect(name, f"silent while the step waited for {waiting_for}", "silent")
+            self._roster.suspect(name, f"silent while the step waited for {waiting_for}", "silent")
 
 
 class VerifiedStep:
     """A step on its way to the verified end: it is attempted, recovered, applied.
 
     Attributes:
-        facts: The present step and assignment.
-        coordinator: Opens the next step; knows the clip coefficient.
-        failover: Decides which parties go on after a verdict or a loss.
-        party: The owner as a party.
-        books: Log of the steps.
         outcome: Whether a step came to numbers.
         steps_redone: Steps that were undone and done again.
     """
 
-    def __init__(
-        self, facts: StepFacts, coordinator: Coordinator, failover: Failover, party: Party, books: StepBooks
-    ) -> None:
-        self.facts = facts
-        self.coordinator = coordinator
-        self.failover = failover
-        self.party = party
-        self.books = books
-        self.attempts = Attempts(facts, coordinator, failover)
-        self.outcome = Outcome(facts, party)
+    def __init__(self, context: OwnerContext, roster: Roster, failover: Failover) -> None:
+        self.outcome = Outcome(context)
         self.steps_redone = 0
+        self._context, self._roster, self._failover = context, roster, failover
+        self._facts = context.facts
+        self._attempts = Attempts(context, roster)
+        self._link_bytes = BytesByLink(context.endpoint)
         self._num_refused = 0
-
-    def _take_refused(self) -> int:
-        """Return how many judgements did not hold since the last applied step."""
-        before, self._num_refused = self._num_refused, self.failover.verdicts.num_refused
-        return self._num_refused - before
 
     @task
     async def train(self, step: int, inputs: StepInputs) -> tuple[int, int]:
@@ -206,7 +180,7 @@ class VerifiedStep:
         await self._keep_state(step)
         attempts, audits = await self._attempt(step, inputs)
         if not self.outcome.is_finite(inputs):
-            self.facts.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
+            self._facts.observe("step_repeated", {"step": step, "reason": self.outcome.failure(step, inputs)})
             await self.begin_again(step)
             more = await self._attempt(step, inputs)
             attempts, audits = attempts + more[0], audits + more[1]
@@ -214,27 +188,27 @@ class VerifiedStep:
 
     async def _keep_state(self, step: int) -> None:
         """Keep the state before a step when it is due; replace a party that does not bring its signed state."""
-        rollback = self.failover.rollback
+        rollback = self._failover.rollback
         while rollback.kept.is_due(step):
             await self.settle()
             fault = await rollback.keep_state(step)
             if fault is None:
                 return
-            self.failover.suspect(*fault, "withheld")
+            self._roster.suspect(*fault, "withheld")
             await self.recover(None, step)
 
     @task
     async def begin_again(self, step: int) -> None:
         """Let every party forget its work on the step."""
-        self.books.duplicates.abandon("a step is repeated")
-        await self.failover.begin_again(step)
+        self._context.duplicates.abandon("a step is repeated")
+        await self._failover.begin_again(step)
         await self.redo_until(step)
 
     @task
     async def recover(self, judgement: Judgement | None, step: int) -> None:
         """Change roles because a party is guilty or gone, and redo the steps that this undid."""
-        self.books.undone("roles changed")
-        await self.failover.recover(judgement, step)
+        self._context.forget_unverified("roles changed")
+        await self._failover.recover(judgement, step)
         await self.redo_until(step)
 
     @task
@@ -244,13 +218,14 @@ class VerifiedStep:
         Raises:
             NonFiniteLossError: The loss of one is not a number.
         """
-        for step in range(self.facts.ledger.step, until):
-            inputs = self.failover.rollback.undone[step]
+        for step in range(self._facts.ledger.step, until):
+            rollback = self._failover.rollback
+            inputs = rollback.undone[step]
             attempts, audits = await self.train(step, inputs)
             if not self.outcome.is_finite(inputs):
                 raise NonFiniteLossError(self.outcome.failure(step, inputs))
             await self.apply(step, inputs, (attempts, audits), (), self.steps_redone)
-            del self.failover.rollback.undone[step]
+            del rollback.undone[step]
             self.steps_redone += 1
 
     @task
@@ -269,35 +244,39 @@ class VerifiedStep:
             verdicts: Those that fell in it.
             redone_before: `steps_redone` when the step began.
         """
-        coordinator, facts, books = self.coordinator, self.facts, self.books
+        context, facts, coordinator = self._context, self._facts, self._context.coordinator
+        files, party, witnesses = context.files, context.party, context.members.witnesses
         norm, clip = facts.ledger.total_norm(), coordinator.clip()
-        books.verified(facts)
-        self.failover.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
-        head = books.witnesses.head()
-        apply = Apply(epoch=self.failover.epoch, step=step, clip_coefficient=clip, log_head=head)
-        facts.record.add_message(OWNER, apply, self.failover.links.tell(self.failover.alive, apply))
+        context.duplicates.note_agreed(step)
+        context.notes.look()
+        if files.note_checks is not None:
+            files.note_checks(step, step_checks(facts))
+        self._failover.rollback.remember(PastStep(facts.ledger, facts.assignment, inputs))
+        apply = Apply(epoch=facts.ledger.epoch, step=step, clip_coefficient=clip, log_head=witnesses.head())
+        facts.record.add_message(OWNER, apply, context.tell(self._roster.alive, apply))
         # the workers update meanwhile; what the next decision tells of the log is signed in this time as well
-        books.noting.records.applied()
-        books.witnesses.head()
-        coordinator.open_step(step + 1, self.failover.epoch)
+        context.notes.records.applied()
+        witnesses.head()
+        coordinator.open_step(step + 1)
         # what the owner is to audit of this step reaches it before its update, as it does with all other parties
         await OwnMail()
-        self.party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
-        self.party.finish_applies()
-        moved = books.costs.take(coordinator.bytes_sent)
+        party.handle(ReceivedMessage(OWNER, apply, memoryview(b""), None))
+        party.finish_applies()
+        moved = self._link_bytes.take(coordinator.bytes_sent)
+        refused_before, self._num_refused = self._num_refused, context.verdicts.num_refused
         return StepResult(
             step=step,
             loss=self.outcome.mean_loss(inputs),
             num_targets=inputs.num_targets,
             gradient_norm=norm,
-            phases=books.timer.take(),
+            phases=context.timer.take(),
             bytes_by_link=moved,
             claimed_links=claimed_links(moved),
             batch=inputs.digest(),
             guard=GuardReport(
                 attempts=effort[0],
                 num_audits=effort[1],
-                num_alarms=len(verdicts) + self._take_refused(),
+                num_alarms=len(verdicts) + self._num_refused - refused_before,
                 verdicts=tuple(verdicts),
                 steps_redone=self.steps_redone - redone_before,
             ),
@@ -305,31 +284,27 @@ class VerifiedStep:
 
     async def _attempt(self, step: int, inputs: StepInputs) -> tuple[int, int]:
         """Attempt a step until it is verified; where a recovery went back, the steps before it come first."""
+        mail, party, facts = self._context.mail, self._context.party, self._facts
         attempts, audits = 0, 0
         while True:
             attempts += 1
-            self.failover.links.mail.renew_allowances()
-            self.party.finish_applies()
-            self.party.begin(step, inputs)
-            judgement = await self.attempts.run(lambda: self.outcome.is_finite(inputs))
-            audits += self.facts.ledger.num_audits
-            if judgement is None and not self.failover.lost:
+            mail.renew_allowances()
+            party.finish_applies()
+            party.begin(step, inputs)
+            judgement = await self._attempts.run(lambda: self.outcome.is_finite(inputs))
+            audits += facts.ledger.num_audits
+            if judgement is None and not self._roster.lost:
                 return attempts, audits
             await self.recover(judgement, step)
 
     @task
     async def settle(self) -> None:
-        """Wait until the last step is verified and the states after it are agreed on; undo and redo it if need be.
-
-        Raises:
-            PeerLostError: That did not end in time.
-            NoHolderError: Every holder of a stage is gone.
-        """
-        facts = self.facts
-        self.attempts.begin_clock()
+        """As `PipelineEngine.settle`."""
+        facts, notes = self._facts, self._context.notes
+        self._attempts.begin_clock()
         while facts.plan.guard.enabled and (set(facts.watched) - facts.agreed.keys() or facts.lagging is not None):
-            judgement = await self.attempts.go_on()
-            if judgement is not None or self.failover.lost:
+            judgement = await self._attempts.go_on()
+            if judgement is not None or self._roster.lost:
                 await self.recover(judgement, facts.ledger.step)
-                self.attempts.begin_clock()
-        self.books.noting.records.look()
+                self._attempts.begin_clock()
+        notes.records.look()

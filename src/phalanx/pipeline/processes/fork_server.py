@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Never
 
+import psutil
+
 from phalanx.child import PARENT, die_with_parent
 from phalanx.config import StrictModel
 
@@ -172,8 +174,8 @@ class _RequestLoop:
 
 
 def is_single_threaded() -> bool:
-    """Whether this process has one thread, library threads included (Linux)."""
-    return len(os.listdir("/proc/self/task")) == 1
+    """Whether this process has one thread, library threads included."""
+    return psutil.Process().num_threads() == 1
 
 
 def _set_name(name: str) -> None:

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import torch
 
 ALONE = ""
@@ -33,22 +34,23 @@ def own_rooms(session: str, device: str = "cpu", memory_mib: int | None = None) 
         return {ALONE: memory_mib * 2**20}
     if device.startswith("cuda"):
         return {name_of(session, key): int(_SHARE * size) for key, size in _gpu(device).items()}
-    return {name_of(session, key): int(_SHARE * size) for key, size in available_memory(_PROC, _GROUPS).items()}
+    rooms = available_memory(_PROC, _GROUPS, psutil.virtual_memory().available)
+    return {name_of(session, key): int(_SHARE * size) for key, size in rooms.items()}
 
 
-def available_memory(proc: Path, groups: Path) -> dict[str, int]:
+def available_memory(proc: Path, groups: Path, machine_bytes: int) -> dict[str, int]:
     """Bytes that are free or can be freed, on the machine and in each control group above this process (Linux).
 
     Args:
         proc: Mount point of the proc file system.
         groups: Mount point of control groups, of version 1 or 2.
+        machine_bytes: Free on the machine.
     """
     try:
-        fields = dict(row.split(":", 1) for row in (proc / "meminfo").read_text(encoding="ascii").splitlines())
         machine = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        rooms = {machine: int(fields["MemAvailable"].split()[0]) * 1024}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError):
         return {}
+    rooms = {machine: machine_bytes}
     for directory in _own_groups(proc, groups):
         bytes_left = _left_in(directory)
         if bytes_left is not None:

@@ -153,11 +153,13 @@ class Requests:
     Args:
         allowances: Told of each answer that a party is asked for: frames, and bytes.
         answer_bytes: Maximum of one frame of an answer, beside parts of longer ones.
+        timeout_s: Seconds without an answer, or a further part of a long one, after which there is none.
     """
 
-    def __init__(self, post: Post, clock: Awake, allowances: Allowances, answer_bytes: int) -> None:
-        self.timeout_s = 30.0
-        """Seconds without an answer, or a further part of a long one, after which there is none."""
+    def __init__(
+        self, post: Post, clock: Awake, allowances: Allowances, answer_bytes: int, timeout_s: float = 30.0
+    ) -> None:
+        self.timeout_s = timeout_s
         self._post = post
         self._clock = clock
         self._allowances = allowances

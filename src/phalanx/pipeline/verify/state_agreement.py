@@ -10,6 +10,8 @@ from phalanx.pipeline.protocol.messages import Ready, StateDigest
 from phalanx.pipeline.protocol.signed import STATE, StatementKey
 from phalanx.pipeline.verify.facts import Judgement, Signed, StepFacts
 
+NOTHING_KNOWN: Mapping[int, StateDigest] = {}
+
 
 @dataclass(frozen=True)
 class Unready:
@@ -34,19 +36,18 @@ class StateAgreement:
             signed states of those that made it.
     """
 
-    def __init__(self, facts: StepFacts) -> None:
+    def __init__(self, facts: StepFacts, known: Mapping[int, StateDigest] = NOTHING_KNOWN) -> None:
+        """`known`: each stage's digest where all parties begin anew."""
         self.unwitnessed: dict[int, dict[str, StateDigest]] = {}
         self.to_weigh: dict[int, dict[str, StateDigest | None]] = {}
         self._facts = facts
+        self._known = dict(known)
         self._doubted: set[tuple[int, str]] = set()
 
-    def check(
-        self, ready: Mapping[str, Ready], known: Mapping[int, StateDigest] | None, old: Assignment | None
-    ) -> Unready | None:
+    def check(self, ready: Mapping[str, Ready], old: Assignment | None) -> Unready | None:
         """Agree on every stage's state, or find the party that stands in the way.
 
         Args:
-            known: When all parties begin anew: each stage's digest as the owner knows it.
             old: The assignment before; None when all parties begin anew.
 
         Raises:
@@ -58,8 +59,8 @@ class StateAgreement:
         for stage, shadow in facts.assignment.shadows.items():
             holder = facts.assignment.holders[stage]
             states = {name: ready[name].states.get(str(stage)) for name in (holder, shadow)}
-            expected = facts.agreed.get(stage) if known is None else known.get(stage)
-            if known is None and expected is None:
+            expected = self._known.get(stage) if old is None else facts.agreed.get(stage)
+            if old is not None and expected is None:
                 signed = self._own_updates(stage, states)
                 if signed.keys() == states.keys():
                     self.to_weigh[stage] = states

@@ -5,12 +5,10 @@ urgent thing that has all it needs. Nothing ever blocks in the middle of a step.
 """
 
 import time
-from collections.abc import Callable
 
 from phalanx.engine import StepInputs
 from phalanx.errors import FrameError, PhalanxError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
     Activation,
@@ -31,18 +29,13 @@ from phalanx.pipeline.protocol.messages import (
     StateDigest,
     UpdateReport,
 )
-from phalanx.pipeline.protocol.signed import Statements
-from phalanx.pipeline.protocol.tensor_stream import Post
-from phalanx.pipeline.stage.stage_copy import WrapCopy, unwrapped
 from phalanx.pipeline.worker.request_handlers import StateUploads, answer_ask, answer_fetch, answer_fetch_bulk
-from phalanx.pipeline.worker.roles import PartyContext, Roles
+from phalanx.pipeline.worker.roles import Library, PartyContext, Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.security.crypto import digest_hex
 from phalanx.telemetry import BUSY, PhaseTimer
 from phalanx.transport import Endpoint
-
-Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
 
 _ONLY_FROM_OWNER = (Assign, NoiseKeys, Audit, Apply, Release, Relay, Ask)
 
@@ -51,39 +44,20 @@ _MOST_EARLY = 4096
 
 
 class Party:
-    """A party: the stages and shadows of one process, driven by messages.
+    """A party: the stages and shadows of one process, driven by messages."""
 
-    Args:
-        post: Sends a message; a message to oneself is delivered to oneself.
-        statements: Opens what others pass on.
-        timer: Adds up CPU and wall time of each phase.
-        wrap_copy: Wraps honest copies, for attackers in a drill.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        plan: StepPlan,
-        post: Post,
-        statements: Statements,
-        timer: PhaseTimer,
-        wrap_copy: WrapCopy = unwrapped,
-    ) -> None:
-        self.name = name
-        self.roles = Roles(name, plan, post, wrap_copy)
-        self.hosted = self.roles.hosted
-        self.shadows = self.roles.shadows
-        self._context = PartyContext(name, plan, self.roles, post, statements, timer)
-        self._serving = ServedStages(self._context)
-        self._shadowing = ShadowedStages(self._context)
-        self._uploads = StateUploads(post)
+    def __init__(self, context: PartyContext, library: Library | None = None) -> None:
+        """`library`: the owner's alone."""
+        self.name = context.name
+        self.roles = roles = Roles(context, library)
+        self.hosted = roles.hosted
+        self.shadows = roles.shadows
+        self._context = context
+        self._serving = ServedStages(context, roles)
+        self._shadowing = ShadowedStages(context, roles)
+        self._uploads = StateUploads(context.post)
         self._early: list[ReceivedMessage] = []
         self._states_due = False
-        self._usage: Usage = lambda: ({}, {})
-
-    def report_usage(self, usage: Usage) -> None:
-        """Tell the party where its running costs are read when it reports an applied step."""
-        self._usage = usage
 
     @property
     def num_inputs(self) -> int:
@@ -122,7 +96,7 @@ class Party:
             case Relay() as message:
                 self._take_relay(received, message)
             case Ask() as message:
-                answer_ask(self._context, message)
+                answer_ask(self._context, self.roles, message)
             case Audit() as message:
                 self._catch_up(message.step)
                 if message.step == self.roles.step + 1:
@@ -130,12 +104,12 @@ class Party:
                     return
                 self._shadowing.ask(message)
             case Fetch() as message:
-                answer_fetch(self._context, received.sender, message)
+                answer_fetch(self._context, self.roles, received.sender, message)
             case FetchReply(claim=False) as message if self._shadowing.is_due(message.step):
                 self._shadowing.take_input(received, message)
             case FetchBulk() as message:
                 self.finish_applies()
-                answer_fetch_bulk(self._context, self._uploads, received.sender, message)
+                answer_fetch_bulk(self._context, self.roles, self._uploads, received.sender, message)
             case Apply() as message:
                 self._mark_applies(message)
             case message:
@@ -174,7 +148,8 @@ class Party:
 
     def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:
         """Take a tensor from the owner's hands as if it had come from its signer."""
-        sent = self._context.tensor(message.evidence, message.epoch, message.place)
+        link_of = self.roles.assignment.link_of
+        sent = self._context.statements.open(message.evidence, Activation, message.epoch, message.place, link_of)
         if sent.digest != digest_hex(received.payload):
             raise FrameError(f"{self.name}: a relayed tensor differs from its header")
         sender = sent.header.fields.sender
@@ -258,19 +233,20 @@ class Party:
             self._replay_early()
 
     def _report_states(self) -> bool:
+        context = self._context
         late = any(shadow.pending_apply is not None for shadow in self.shadows.values())
-        if not self._states_due or (late and self._context.plan.guard.commit_lag):
+        if not self._states_due or (late and context.plan.guard.commit_lag):
             return False
         self._states_due = False
-        usage, bytes_sent = self._usage()
+        usage, bytes_sent = context.usage()
         applied = UpdateReport(
             epoch=self.roles.epoch,
             step=max((role.copy.step for role in self.roles.all()), default=0),
-            states=self._digests() if self._context.guarded else {},
+            states=self._digests() if context.guarded else {},
             usage=usage,
             bytes_sent=bytes_sent,
         )
-        self._context.post(OWNER, applied, ())
+        context.post(OWNER, applied, ())
         return True
 
     def _digests(self) -> dict[str, StateDigest]:

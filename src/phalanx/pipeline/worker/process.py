@@ -31,6 +31,7 @@ from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle
 from phalanx.pipeline.worker.kept_states import send_kept
 from phalanx.pipeline.worker.narration import Narration, WorkerOutcome
 from phalanx.pipeline.worker.party import Party, RunningCosts
+from phalanx.pipeline.worker.roles import PartyContext
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate
 from phalanx.telemetry import PhaseTimer
 from phalanx.transport import Endpoint, GrpcWire, LinkFault, TransportConfig, Wire, describe
@@ -87,8 +88,7 @@ def run_worker(
         story.connected(config.owner, identity.name, met.run)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
-            worker = Worker(config, identity, endpoint, wrap_copy, kernels)
-            worker.story = story
+            worker = Worker(config, identity, endpoint, wrap_copy, kernels, story)
             story.watch_links(endpoint)
             with _leaving_on_signals(worker.leave):
                 return worker.run(address)
@@ -106,15 +106,16 @@ class Worker:
         endpoint: Endpoint,
         wrap_copy: WrapCopy = unwrapped,
         kernels: WrapCopy = unwrapped,
+        story: Narration | None = None,
     ) -> None:
-        self.story = Narration()
+        self._story = Narration() if story is None else story
         self._config = config
         self._identity = identity
         self._endpoint = endpoint
         self._kernels = kernels
         self._wrap_copy: WrapCopy = lambda copy, held: wrap_copy(kernels(copy, held), held)
         # what another worker sends must fit into the report that proves it wrong
-        endpoint.allowances.judge = config.owner_name
+        endpoint.allowances.show_headers_to(config.owner_name)
         self._mail = Mailbox(endpoint, seals_own=True)
         self._timer = PhaseTimer(cpu_clock=time.thread_time)
         self._party: Party | None = None
@@ -123,6 +124,8 @@ class Worker:
         self._place: tuple[int, int] | None = None
         self._sample = Sample()
         self._journal = Path(config.journal) if config.journal else None
+        name = certified_name(identity.name)
+        self._state_files = None if self._journal is None else StateFiles(self._journal, name, _say)
         heads = Path(config.identity) / "log_heads" if config.log_heads is None else Path(config.log_heads)
         self._memory = LogMemory(heads, self._mail.statements, self._mail.peer(config.owner_name))
 
@@ -150,7 +153,7 @@ class Worker:
             if not (self._wants_to_leave or self._has_asked):
                 raise
             # the owner that was to let it go is gone, and what this worker wanted still holds
-            self.story.ended(WorkerOutcome.LEFT, str(exc))
+            self._story.ended(WorkerOutcome.LEFT, str(exc))
             return WorkerOutcome.LEFT
         finally:
             self._memory.keep()
@@ -163,20 +166,23 @@ class Worker:
             for item in self._mail.drain():
                 if isinstance(item, LinkFault):
                     self._link_broke(item)
-                elif isinstance(item.message, Shutdown) and item.sender == self._config.owner_name:
+                elif isinstance(item.message, Shutdown) and item.sender == config.owner_name:
                     self._remember(item)
-                    self._tidy_up()
+                    if self._state_files is not None:
+                        # nothing will be gone on from
+                        with contextlib.suppress(OSError):
+                            self._state_files.remove()
                     ending = WorkerOutcome.LEFT if self._has_asked else WorkerOutcome.COMPLETE
-                    self.story.ended(ending, item.message.reason)
+                    self._story.ended(ending, item.message.reason)
                     return ending
-                elif isinstance(item.message, NotLetIn) and item.sender == self._config.owner_name:
+                elif isinstance(item.message, NotLetIn) and item.sender == config.owner_name:
                     raise PeerRefusedError(f"{config.owner}: {item.message.reason}")
                 else:
                     self._handle(item)
             if self._wants_to_leave:
                 self._wants_to_leave = False
                 if self._party is None:
-                    self.story.ended(WorkerOutcome.LEFT)
+                    self._story.ended(WorkerOutcome.LEFT)
                     return WorkerOutcome.LEFT
                 self._has_asked = True
                 self._mail.post(self._config.owner_name, Leave(epoch=0))
@@ -236,9 +242,9 @@ class Worker:
             self._sample = Sample()
             if self._party is not None:
                 roles = self._party.roles
-                self.story.has_roles(roles.hosted, roles.shadows, roles.step)
-                self.story.company_has(roles.assignment.holders, roles.assignment.shadows, roles.step)
-                self.story.at_step(roles.step)
+                self._story.has_roles(roles.hosted, roles.shadows, roles.step)
+                self._story.company_has(roles.assignment.holders, roles.assignment.shadows, roles.step)
+                self._story.at_step(roles.step)
 
     def _show_kernels(self, challenge: Challenge) -> None:
         """Send the owner the results of this worker's kernels on inputs that it has just drawn."""
@@ -256,14 +262,20 @@ class Worker:
         check_code(plan, self._config)
         if self._party is None:
             plan = self._plan = plan.model_copy(update={"device": self._config.device})
-            name = self._identity.name
-            self._party = Party(name, plan, self._mail.post, self._mail.statements, self._timer, self._wrap_copy)
-            self.story.admitted(len(plan.stages))
-            self._party.report_usage(RunningCosts(self._timer, self._endpoint))
-            self._endpoint.allowances.each = allowance_of(plan)
+            context = PartyContext(
+                self._identity.name,
+                plan,
+                self._mail.post,
+                self._mail.statements,
+                self._timer,
+                self._wrap_copy,
+                RunningCosts(self._timer, self._endpoint),
+                self._state_files,
+            )
+            self._party = Party(context)
+            self._story.admitted(len(plan.stages))
+            self._endpoint.allowances.limit_peers(allowance_of(plan))
             self._endpoint.allowances.exempt_peer(self._config.owner_name)
-            if self._journal is not None:
-                self._party.roles.state_files = StateFiles(self._journal, certified_name(name), _say)
 
     def _send_kept(self, sender: str, about: FetchBulk) -> None:
         if sender != self._config.owner_name:
@@ -310,13 +322,6 @@ class Worker:
                 "may come back when the run is resumed"
             )
         return PeerLostError(f"the owner at {self._config.owner} is lost ({reason}); this worker ends")
-
-    def _tidy_up(self) -> None:
-        """The run is complete: nothing will be gone on from."""
-        files = None if self._party is None else self._party.roles.state_files
-        if files is not None:
-            with contextlib.suppress(OSError):
-                files.remove()
 
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:

@@ -21,7 +21,6 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import Post, parts, send_bulk
 from phalanx.pipeline.worker.audit_queue import AuditInput, InputKey
 from phalanx.pipeline.worker.roles import PartyContext, Roles
-from phalanx.pipeline.worker.stages import SentTensor
 from phalanx.transport.tensors import tensor_buffers
 
 
@@ -73,7 +72,7 @@ class StateUploads:
             yield
 
 
-def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
+def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetch) -> None:
     """Send the asked-for message or claim of this step, if this party has it.
 
     Raises:
@@ -81,12 +80,12 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
             went to may see it, and only the owner a claim.
     """
     target = message.source + (1 if message.direction == "forward" else -1)
-    allowed = {OWNER} if message.claim else {OWNER, context.roles.assignment.shadows.get(target)}
+    allowed = {OWNER} if message.claim else {OWNER, roles.assignment.shadows.get(target)}
     if sender not in allowed:
         raise FrameError(
             f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it does not hold that stage"
         )
-    tensor = _claim(context.roles, message) if message.claim else _message(context.roles, message)
+    tensor = _claim(roles, message) if message.claim else _message(roles, message)
     if tensor is None and sender != OWNER:
         return
     answer = FetchReply(
@@ -103,9 +102,8 @@ def answer_fetch(context: PartyContext, sender: str, message: Fetch) -> None:
     context.post(sender, answer, () if tensor is None else (tensor_buffers(tensor.tensor),))
 
 
-def answer_ask(context: PartyContext, message: Ask) -> None:
+def answer_ask(context: PartyContext, roles: Roles, message: Ask) -> None:
     """Tell the owner which tensors of this step every stage here has got and sent."""
-    roles = context.roles
     stages = {
         str(index): Progress(
             received=tuple(
@@ -126,7 +124,9 @@ def answer_ask(context: PartyContext, message: Ask) -> None:
     context.post(OWNER, ProgressReport(epoch=roles.epoch, step=message.step, stages=stages, gradients=gradients), ())
 
 
-def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str, message: FetchBulk) -> None:
+def answer_fetch_bulk(
+    context: PartyContext, roles: Roles, uploads: StateUploads, sender: str, message: FetchBulk
+) -> None:
     """Send a stage's state, weights, undo copy or gradient to the owner.
 
     A duplicate is copied now and sent later.
@@ -138,9 +138,9 @@ def answer_fetch_bulk(context: PartyContext, uploads: StateUploads, sender: str,
     """
     if sender != OWNER:
         raise FrameError(f"{context.name}: {sender!r} asked for the {message.purpose} of a stage; only {OWNER!r} may")
-    copy = context.roles.copy_of(message.stage)
-    audit = context.roles.shadows.get(message.stage)
-    gradient = _gradient(context.roles, message.stage, message.step)
+    copy = roles.copy_of(message.stage)
+    audit = roles.shadows.get(message.stage)
+    gradient = _gradient(roles, message.stage, message.step)
     if message.purpose == "duplicate":
         uploads.put(sender, message, copy.optimizer.state, copy.step)
         return
@@ -176,19 +176,16 @@ def sent_here(roles: Roles, step: int, key: InputKey) -> AuditInput | None:
     source, direction, microbatch = key
     holder = roles.hosted.get(source)
     sent = None if holder is None else holder.sent_in(step).get((direction, microbatch))
-    return None if sent is None else _as_input(sent)
-
-
-def _as_input(sent: SentTensor) -> AuditInput:
+    if sent is None:
+        return None
     return AuditInput(sent.tensor, None if sent.header is None else to_signed(sent.header))
 
 
 def _message(roles: Roles, message: Fetch) -> AuditInput | None:
     """A message of this step or a kept one, from its sender or else from its receiver."""
-    source = roles.hosted.get(message.source)
-    sent = None if source is None else source.sent_in(message.step).get((message.direction, message.microbatch))
+    sent = sent_here(roles, message.step, (message.source, message.direction, message.microbatch))
     if sent is not None:
-        return _as_input(sent)
+        return sent
     target = roles.hosted.get(message.source + (1 if message.direction == "forward" else -1))
     slot = (message.step, message.direction, message.microbatch)
     if target is None or slot not in target.inputs or slot not in target.headers:

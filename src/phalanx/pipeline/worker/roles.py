@@ -1,6 +1,6 @@
-"""The roles of a party, the stages that it holds and shadows in each epoch; and the context that its parts share."""
+"""The context that the parts of a party share; and its roles, the stages that it holds and shadows in each epoch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,10 +10,10 @@ from phalanx.checkpoint.state_files import StateFiles
 from phalanx.errors import FrameError, NoHolderError
 from phalanx.pipeline.assignment.assignment import Assignment, assignment_of
 from phalanx.pipeline.plan import StepPlan
-from phalanx.pipeline.protocol.messages import Activation, Assign, Bulk, FetchBulk, NoiseKeys, PassedOnHeader, Role
-from phalanx.pipeline.protocol.signed import Statement, Statements
+from phalanx.pipeline.protocol.messages import Assign, Bulk, FetchBulk, NoiseKeys, Role
+from phalanx.pipeline.protocol.signed import Statements
 from phalanx.pipeline.protocol.tensor_stream import BulkReceiver, Post, send_bulk
-from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy
+from phalanx.pipeline.stage.stage_copy import StageCopy, WrapCopy, unwrapped
 from phalanx.pipeline.worker.stages import HostedStage, ShadowStage
 from phalanx.security.privacy import SEED_BYTES
 from phalanx.telemetry import PhaseTimer
@@ -35,11 +35,44 @@ class Library(Protocol):
         """Build a stage; with another trained state than its own, where one is passed."""
 
 
+Usage = Callable[[], tuple[dict[str, float], dict[str, int]]]
+"""Running costs: seconds by purpose, and bytes of frames by receiver."""
+
+
+@dataclass(frozen=True)
+class PartyContext:
+    """What the parts of a party share; made once, before any of them.
+
+    Attributes:
+        post: Sends a message; one to oneself is delivered to oneself.
+        statements: Opens what others pass on.
+        timer: Adds up CPU and wall time of each phase.
+        wrap_copy: Wraps honest copies, for attackers in a drill.
+        usage: Read when the party reports an applied step.
+        state_files: Where states of held stages are kept; None where they are not.
+    """
+
+    name: str
+    plan: StepPlan
+    post: Post
+    statements: Statements
+    timer: PhaseTimer
+    wrap_copy: WrapCopy = unwrapped
+    usage: Usage = lambda: ({}, {})
+    state_files: StateFiles | None = None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether anything is committed to, audited or shadowed."""
+        return self.plan.guard.enabled
+
+
 class Roles:
     """The copies of one party; `take` moves them to a new assignment with as little traffic as possible."""
 
-    def __init__(self, name: str, plan: StepPlan, post: Post, wrap_copy: WrapCopy) -> None:
-        self.name = name
+    def __init__(self, context: PartyContext, library: Library | None = None) -> None:
+        """`library`: the owner's alone."""
+        self.name = context.name
         self.epoch = -1
         self.step = 0
         self.assignment = Assignment({}, {})
@@ -50,28 +83,33 @@ class Roles:
         self.noise_keys: dict[int, bytes] = {}
         """Keys of the noise of this epoch, by stage; none where rows are not hidden."""
         self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
-        self.library: Library | None = None
-        self.kept_library: Library | None = None
-        """The owner's alone, while a run goes back: stages as all parties are to have them, whatever they have now."""
-        self.state_files: StateFiles | None = None
-        self._plan = plan
-        self._post = post
-        self._wrap_copy = wrap_copy
+        self.library = library
+        self._kept_library: Library | None = None
+        self._context = context
 
     def take(self, assign: Assign) -> None:
         """Move to a new epoch: promote, drop, build; send state to newcomers and wait for one's own."""
-        self._take_back()
+        # what was given up in a change of roles that may have failed
+        self.hosted.update(self.given_up[0])
+        self.shadows.update(self.given_up[1])
+        self.forget_given_up()
         self.epoch, self.step = assign.epoch, assign.step
         self.assignment = assignment_of(assign.roles)
         self.loading.clear()
         self.noise_keys.clear()
         before = (dict(self.hosted), dict(self.shadows))
-        self._forget_too_young(assign)
+        for role in assign.roles:
+            if self.name in role.newcomers:
+                # a copy that cannot go back to the step counts as none
+                self.hosted.pop(role.stage, None)
+                self.shadows.pop(role.stage, None)
         self._drop_and_promote()
         for role in assign.roles:
             if self.name in (role.holder, role.shadow) and role.stage not in {**self.hosted, **self.shadows}:
                 self._build(role)
-        self._go_back(assign.step)
+        for mine in self.all():
+            if mine.index not in self.loading:
+                mine.copy.rewind(assign.step)
         for holder in self.hosted.values():
             holder.discard_inputs()
         for shadow in self.shadows.values():
@@ -88,7 +126,7 @@ class Roles:
         """
         mine = set(self.assignment.copies_of(self.name))
         is_whole = payload.nbytes == SEED_BYTES * len(message.stages)
-        if self._plan.privacy is None or self.noise_keys or {*message.stages} != mine or not is_whole:
+        if self._context.plan.privacy is None or self.noise_keys or {*message.stages} != mine or not is_whole:
             raise FrameError(
                 f"{self.name}: noise keys of stages {list(message.stages)} in {payload.nbytes} bytes; expected one of "
                 f"{SEED_BYTES} bytes for each of {sorted(mine)}, once an epoch"
@@ -122,9 +160,10 @@ class Roles:
 
     def keep_state(self, stage: int) -> None:
         """Keep the state of a stage on disk, where this party holds it."""
-        if self.state_files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:
+        files = self._context.state_files
+        if files is not None and self.assignment.holders.get(stage) == self.name and stage in self.hosted:
             copy = self.hosted[stage].copy
-            self.state_files.keep(stage, copy.step, copy.optimizer.state())
+            files.keep(stage, copy.step, copy.optimizer.state())
 
     def all(self) -> list[HostedStage | ShadowStage]:
         """Every copy that this party has, in order of stages."""
@@ -144,18 +183,16 @@ class Roles:
             )
         return hosted.copy
 
-    def forget_copies(self) -> None:
-        """Drop all stages: all parties begin anew, and these states are of another timeline."""
+    def begin_anew(self, library: Library) -> None:
+        """Drop all stages, as these states are of another timeline, and build further ones from this library."""
         for mine in (self.hosted, self.shadows, self.loading):
             mine.clear()
         self.forget_given_up()
+        self.library = library
 
-    def _take_back(self) -> None:
-        """Take back stages that were given up in a change of roles that may have failed."""
-        hosted, shadowed = self.given_up
-        self.hosted.update(hosted)
-        self.shadows.update(shadowed)
-        self.forget_given_up()
+    def use_kept_library(self, library: Library | None) -> None:
+        """Build stages as all parties are to have them, whatever they have now: the owner's alone, in a rollback."""
+        self._kept_library = library
 
     def _give_up(self, held: dict[int, HostedStage], shadowed: dict[int, ShadowStage]) -> None:
         mine = {*self.hosted, *self.shadows}
@@ -168,19 +205,6 @@ class Roles:
         """The change of roles went well: free what others have."""
         self.given_up = ({}, {})
 
-    def _forget_too_young(self, assign: Assign) -> None:
-        """A copy that cannot go back to the step counts as none: its party is a newcomer."""
-        for role in assign.roles:
-            if self.name in role.newcomers:
-                for mine in (self.hosted, self.shadows):
-                    mine.pop(role.stage, None)
-
-    def _go_back(self, step: int) -> None:
-        """Bring every copy that does not wait for a state to the step at which all parties begin."""
-        for mine in self.all():
-            if mine.index not in self.loading:
-                mine.copy.rewind(step)
-
     def _drop_and_promote(self) -> None:
         demoted = {}
         for stage in [stage for stage in self.hosted if self.assignment.holders.get(stage) != self.name]:
@@ -191,20 +215,20 @@ class Roles:
             shadow = self.shadows.pop(stage)
             if self.assignment.holders.get(stage) == self.name:
                 shadow.copy.runner.abandon()
-                self.hosted[stage] = HostedStage(self._plan, self._wrap_copy(shadow.copy, True))
+                self.hosted[stage] = HostedStage(self._context.plan, self._context.wrap_copy(shadow.copy, True))
         for stage, copy in demoted.items():
             copy.runner.abandon()
-            self.shadows[stage] = ShadowStage(self._wrap_copy(copy, False))
+            self.shadows[stage] = ShadowStage(self._context.wrap_copy(copy, False))
 
     def _build(self, role: Role) -> None:
         is_held = role.holder == self.name
-        library = self.kept_library or self.library
+        library = self._kept_library or self.library
         bare = library(role.stage) if role.source == self.name and library is not None else None
-        copy = self._wrap_copy(bare or StageCopy.empty(self._plan, role.stage), is_held)
+        copy = self._context.wrap_copy(bare or StageCopy.empty(self._context.plan, role.stage), is_held)
         if bare is None:
             self.loading[role.stage] = (copy, BulkReceiver(copy.state()), role.source)
         if is_held:
-            self.hosted[role.stage] = HostedStage(self._plan, copy)
+            self.hosted[role.stage] = HostedStage(self._context.plan, copy)
         else:
             self.shadows[role.stage] = ShadowStage(copy)
 
@@ -214,8 +238,8 @@ class Roles:
             return
         if role.stage in {**self.hosted, **self.shadows}:
             copy = self.copy_of(role.stage)
-        elif self.kept_library is not None:
-            copy = self.kept_library(role.stage)
+        elif self._kept_library is not None:
+            copy = self._kept_library(role.stage)
         elif before is not None:
             copy = before.copy
         elif self.library is not None:
@@ -224,42 +248,4 @@ class Roles:
             raise NoHolderError(f"{self.name} must send stage {role.stage} but has no copy of it")
         request = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
         for target in targets:
-            send_bulk(self._post, target, request, copy.state(), copy.step)
-
-
-@dataclass(frozen=True)
-class PartyContext:
-    """Handed to the parts of a party.
-
-    Attributes:
-        roles: Its stages and shadows, and the present epoch and step.
-        post: Sends a message; one to oneself is delivered to oneself.
-        statements: Opens what others pass on.
-        timer: Adds up CPU and wall time of each phase.
-    """
-
-    name: str
-    plan: StepPlan
-    roles: Roles
-    post: Post
-    statements: Statements
-    timer: PhaseTimer
-
-    def tensor(self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]) -> Statement[Activation]:
-        """A tensor between stages, as its sender announced it to its receiver in the present assignment.
-
-        Raises:
-            FrameError, SignatureError: As `Statements.open`.
-        """
-        return self.statements.open(signed, Activation, epoch, place, self.roles.assignment.link_of)
-
-    def find_tensor(
-        self, signed: PassedOnHeader, epoch: int, place: Mapping[str, object]
-    ) -> Statement[Activation] | None:
-        """As `tensor`; None where that raises."""
-        return self.statements.find(signed, Activation, epoch, place, self.roles.assignment.link_of)
-
-    @property
-    def guarded(self) -> bool:
-        """Whether anything is committed to, audited or shadowed."""
-        return self.plan.guard.enabled
+            send_bulk(self._context.post, target, request, copy.state(), copy.step)

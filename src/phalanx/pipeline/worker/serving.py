@@ -19,7 +19,7 @@ from phalanx.pipeline.protocol.signed import to_signed
 from phalanx.pipeline.protocol.tensor_stream import send_bulk, transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Screen
-from phalanx.pipeline.worker.roles import PartyContext
+from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.stages import HostedStage, SentTensor
 from phalanx.planner.schedules import Direction
 from phalanx.transport.tensors import tensor_buffers, tensor_from
@@ -28,9 +28,10 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 class ServedStages:
     """The served stages of a party, which run as their inputs arrive."""
 
-    def __init__(self, context: PartyContext) -> None:
+    def __init__(self, context: PartyContext, roles: Roles) -> None:
         self._context = context
-        self._hosted = context.roles.hosted
+        self._roles = roles
+        self._hosted = roles.hosted
         self._shape, self._size_bytes = context.plan.hidden_shape, context.plan.hidden_bytes
         self._screen = Screen() if context.guarded and context.plan.guard.screen else None
 
@@ -42,7 +43,7 @@ class ServedStages:
         Raises:
             FrameError: It is not; or it came before.
         """
-        context, roles = self._context, self._context.roles
+        context, roles = self._context, self._roles
         holder = self._hosted.get(message.target)
         neighbour = message.target - 1 if message.direction == "forward" else message.target + 1
         sender = roles.assignment.holders.get(neighbour)
@@ -130,19 +131,19 @@ class ServedStages:
             holder.copy.apply(holder.step, gradients, holder.pending_apply)
         holder.pending_apply = None
         with self._context.timer.phase("journal"):
-            self._context.roles.keep_state(holder.index)
+            self._roles.keep_state(holder.index)
         if self._context.name == OWNER:
             # the owner begins when it has the next batch
             holder.gradients = None
             return
-        self._context.roles.step = holder.step + 1
+        self._roles.step = holder.step + 1
         holder.begin(holder.step + 1)
 
     def _send(self, holder: HostedStage, direction: Direction, microbatch: int, tensor: Tensor) -> None:
         target = holder.index + (1 if direction == "forward" else -1)
         tensor = tensor.contiguous()
         message = Activation(
-            epoch=self._context.roles.epoch,
+            epoch=self._roles.epoch,
             step=holder.step,
             microbatch=microbatch,
             direction=direction,
@@ -152,22 +153,29 @@ class ServedStages:
             shape=tuple(tensor.shape),
         )
         with self._context.timer.phase("send"):
-            receiver = self._context.roles.assignment.holders[target]
+            receiver = self._roles.assignment.holders[target]
             header = self._context.post(receiver, message, (tensor_buffers(tensor),))
         holder.sent[(direction, microbatch)] = SentTensor(tensor, header)
 
     def _commit(self, holder: HostedStage) -> None:
         context = self._context
-        key = context.roles.noise_keys.get(holder.index)
+        key = self._roles.noise_keys.get(holder.index)
         gradients = holder.gradients = holder.copy.weight_gradient(holder.step, key)
-        shadow, digest = context.roles.assignment.shadows.get(holder.index), ""
+        shadows, digest = self._roles.assignment.shadows, ""
+        shadow = shadows.get(holder.index)
         if context.guarded and shadow is not None:
             with context.timer.phase("shadow_send"):
-                digest = self._hand_over(holder, shadow, gradients)
+                if context.plan.guard.sends_gradient:
+                    # that is what keeps the other copy fresh
+                    place = {"epoch": self._roles.epoch, "step": holder.step, "stage": holder.index}
+                    request = FetchBulk.model_validate({**place, "purpose": "gradient"})
+                    digest = send_bulk(context.post, shadow, request, gradients, holder.step)
+                else:
+                    digest = transfer_digest(gradients)
         with context.timer.phase("commit"):
             received = [header for slot, header in sorted(holder.headers.items()) if slot[0] == holder.step]
             commit = Commit(
-                epoch=context.roles.epoch,
+                epoch=self._roles.epoch,
                 step=holder.step,
                 stage=holder.index,
                 received=tuple(to_signed(header) for header in received) if context.guarded else (),
@@ -180,10 +188,3 @@ class ServedStages:
                 gradient=digest,
             )
             context.post(OWNER, commit, ())
-
-    def _hand_over(self, holder: HostedStage, shadow: str, gradients: dict[str, Tensor]) -> str:
-        """Give the weight gradient to the other copy, where that is what keeps it fresh, and return its digest."""
-        if not self._context.plan.guard.sends_gradient:
-            return transfer_digest(gradients)
-        request = FetchBulk(epoch=self._context.roles.epoch, step=holder.step, stage=holder.index, purpose="gradient")
-        return send_bulk(self._context.post, shadow, request, gradients, holder.step)

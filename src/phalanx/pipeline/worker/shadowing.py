@@ -9,6 +9,7 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import BOUNDARY_DTYPE
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import (
+    Activation,
     Audit,
     AuditReport,
     Bulk,
@@ -23,7 +24,7 @@ from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.tolerance.screen import Doubt
 from phalanx.pipeline.worker.audit_queue import AuditInput, AuditQueue, AuditTask, InputKey
 from phalanx.pipeline.worker.request_handlers import sent_here
-from phalanx.pipeline.worker.roles import PartyContext
+from phalanx.pipeline.worker.roles import PartyContext, Roles
 from phalanx.pipeline.worker.stages import ShadowStage
 from phalanx.security.crypto import digest_hex
 from phalanx.transport.tensors import tensor_buffers, tensor_from
@@ -32,9 +33,11 @@ from phalanx.transport.tensors import tensor_buffers, tensor_from
 class ShadowedStages:
     """The shadowed stages of a party, kept at the step of their stage; they recompute ordered audits."""
 
-    def __init__(self, context: PartyContext) -> None:
+    def __init__(self, context: PartyContext, roles: Roles) -> None:
         self._context = context
-        self._shadows = context.roles.shadows
+        self._roles = roles
+        self._guard = context.plan.guard
+        self._shadows = roles.shadows
         self._audits = AuditQueue()
         self._moved = False
         self._shape = context.plan.hidden_shape
@@ -51,7 +54,7 @@ class ShadowedStages:
         Raises:
             FrameError: This upkeep sends none; or it is not from the holder, not of this step, or came before.
         """
-        context, roles = self._context, self._context.roles
+        context, roles = self._context, self._roles
         shadow = self._shadows.get(message.stage)
         awaited = context.plan.guard.sends_gradient and message.purpose == "gradient"
         from_holder = received.sender in (roles.assignment.holders.get(message.stage), OWNER)
@@ -79,8 +82,8 @@ class ShadowedStages:
     def _report_held(self, shadow: ShadowStage, gradients: dict[str, Tensor]) -> None:
         """Tell the owner that the gradient of a stage is here."""
         report = GradientHeld(
-            epoch=self._context.roles.epoch,
-            step=self._context.roles.step,
+            epoch=self._roles.epoch,
+            step=self._roles.step,
             stage=shadow.index,
             norm_squared=finite_norm_squared(gradients),
             gradient=digest_of_parts([part.fields.payload_digest for part in shadow.parts]),
@@ -96,7 +99,7 @@ class ShadowedStages:
         """
         gradients, clip = shadow.gradients, shadow.pending_apply
         # where verdicts lag, the owner's order can come after its decision
-        waits = shadow.order == "awaited" and self._context.plan.guard.commit_lag > 0
+        waits = shadow.order == "awaited" and self._guard.commit_lag > 0
         busy = waits or self._audits.concerns(shadow.index, shadow.copy.step)
         if gradients is None or clip is None or busy:
             return False
@@ -105,8 +108,8 @@ class ShadowedStages:
         shadow.last_gradients, shadow.pending_apply = gradients, None
         shadow.begin()
         self._moved = True
-        if not self._context.roles.hosted and self._context.name != OWNER:
-            self._context.roles.step = shadow.copy.step
+        if not self._roles.hosted and self._context.name != OWNER:
+            self._roles.step = shadow.copy.step
         return True
 
     def apply_next(self) -> bool:
@@ -133,7 +136,7 @@ class ShadowedStages:
         Raises:
             FrameError: The stage is not shadowed here, or the step is not the present one.
         """
-        roles = self._context.roles
+        roles = self._roles
         shadow = self._shadows.get(message.stage)
         # what a shadow has told of a step that lags may have the whole of it recomputed when others are at the next one
         is_ordered = shadow is not None and shadow.order == "awaited" and message.step == shadow.copy.step
@@ -149,7 +152,7 @@ class ShadowedStages:
 
     def is_due(self, step: int) -> bool:
         """Whether an audit of this step can still be under way here."""
-        return 0 <= self._context.roles.step - step <= self._context.plan.guard.commit_lag
+        return 0 <= self._roles.step - step <= self._guard.commit_lag
 
     def take_input(self, received: ReceivedMessage, message: FetchReply) -> None:
         """Take a fetched input, if it is what its sender signed.
@@ -157,13 +160,14 @@ class ShadowedStages:
         Raises:
             FrameError: It was not asked for, or it is not the one that its sender announced.
         """
-        context, roles = self._context, self._context.roles
+        context, roles = self._context, self._roles
         stage = message.source + (1 if message.direction == "forward" else -1)
         if stage not in self._shadows or message.evidence is None:
             raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that was not requested")
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.assignment.holders.get(key[0]), roles.assignment.holders[stage]
-        sent = context.find_tensor(message.evidence, message.epoch, message.place)
+        link_of = roles.assignment.link_of
+        sent = context.statements.find(message.evidence, Activation, message.epoch, message.place, link_of)
         # of a frame the digest was checked when it arrived
         header = received.header
         came = digest_hex(received.payload) if header is None else header.fields.payload_digest
@@ -192,7 +196,7 @@ class ShadowedStages:
         with context.timer.phase("audit"):
             doubt = self._recompute(shadow, task)
         report = AuditReport(
-            epoch=context.roles.epoch,
+            epoch=self._roles.epoch,
             step=task.step,
             stage=task.stage,
             microbatch=task.microbatch,
@@ -212,7 +216,7 @@ class ShadowedStages:
 
     def _can_audit(self, stage: int, step: int, *, urgent: bool) -> bool:
         shadow = self._shadows.get(stage)
-        screens = not urgent and self._context.plan.guard.screens_gradients
+        screens = not urgent and self._guard.screens_gradients
         if screens and shadow is not None and shadow.gradients is None:
             # the owner asks when the stage has committed, and its gradient may come over another link
             return False
@@ -222,15 +226,15 @@ class ShadowedStages:
     def _report_recomputed(self, shadow: ShadowStage, order: int) -> None:
         """Every microbatch was followed: say what weight gradient that gives; in lockstep it is the shadow's own."""
         shadow.recomputed = 0
-        key = self._context.roles.noise_keys.get(shadow.index)
+        key = self._roles.noise_keys.get(shadow.index)
         with self._context.timer.phase("audit"):
             gradients = shadow.copy.weight_gradient(shadow.copy.step, key)
             digest = transfer_digest(gradients)
-        if self._context.plan.guard.classes == "mixed":
+        if self._guard.classes == "mixed":
             shadow.audited = gradients
-        place = {"epoch": self._context.roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
+        place = {"epoch": self._roles.epoch, "step": shadow.copy.step, "stage": shadow.index}
         fields = {**place, "norm_squared": finite_norm_squared(gradients), "gradient": digest}
-        if self._context.plan.guard.upkeep.in_lockstep:
+        if self._guard.upkeep.in_lockstep:
             shadow.gradients = gradients
             self._context.post(OWNER, GradientHeld.model_validate({**fields, "parts": ()}), ())
             return
@@ -241,7 +245,7 @@ class ShadowedStages:
         x, gradient = task.tensor("forward"), task.tensor("backward")
         if x is None:
             return None
-        step, guard = task.step, self._context.plan.guard
+        step, guard = task.step, self._guard
         if gradient is not None and (task.weights or (guard.upkeep.in_lockstep and not task.urgent)):
             shadow.follow(step, task.microbatch, x, gradient)
         elif gradient is not None and guard.screens_gradients and not task.urgent and shadow.order == "none":
@@ -252,5 +256,5 @@ class ShadowedStages:
         return None
 
     def _fetch(self, target: str, step: int, key: InputKey) -> None:
-        roles = self._context.roles
+        roles = self._roles
         self._context.post(target, Fetch.of(roles.epoch, step, key), ())

@@ -192,7 +192,8 @@ class ShadowStage:
         self.copy.runner.abandon()
         self.gradients, self.incoming, self.recomputed, self.source = None, None, 0, ""
         self.doubt, self.order = None, "none"
-        steps = range(self.copy.step - self.copy.plan.guard.commit_lag, self.copy.step)
+        copy = self.copy
+        steps = range(copy.step - copy.plan.guard.commit_lag, copy.step)
         self.claims = {place: claim for place, claim in self.claims.items() if place[0] in steps}
         self.parts.clear()
 
@@ -243,8 +244,5 @@ class ShadowStage:
     def follow(self, step: int, microbatch: int, x: Tensor, gradient: Tensor) -> None:
         """Lockstep: do all of the stage's work on one microbatch, weight gradients included."""
         runner = self.copy.runner
-        self.claims[(step, "forward", microbatch)] = runner.forward(step, microbatch, x)
-        x_gradient = runner.backward(step, microbatch, gradient)
-        if x_gradient is not None:
-            self.claims[(step, "backward", microbatch)] = x_gradient
+        self._claim(step, microbatch, runner.forward(step, microbatch, x), runner.backward(step, microbatch, gradient))
         self.recomputed += 1

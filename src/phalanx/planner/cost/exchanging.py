@@ -261,12 +261,7 @@ def _of_blocks(kind: Exchange, size: float, calls: int, layout: Layout, machine:
         # what was measured holds a block's copies too
         return all_gather(size, shards, link) + (calls - 1) * (shards - 1) * link.latency_s
     moved = reduce_scatter(size, shards, link) if kind == "gradients" else all_gather(size, shards, link)
-    return moved + _copy_seconds(size, machine)
-
-
-def _copy_seconds(size: float, machine: Machine) -> float:
-    """Seconds to copy parameters, or gradients, between one buffer for the exchange and their own places."""
-    return 0.0 if machine.memory_bytes_per_s is None else 2 * size / machine.memory_bytes_per_s
+    return moved + (0.0 if machine.memory_bytes_per_s is None else 2 * size / machine.memory_bytes_per_s)
 
 
 def _split_shown(exchange: float, beside: float, always: float) -> tuple[float, float]:

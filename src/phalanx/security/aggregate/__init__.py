@@ -7,33 +7,24 @@ EnteredRounds                no round twice
 The protocol, its adversary and its limits: docs/secure_aggregation.md.
 """
 
-from phalanx.security.aggregate.client import ExpectedRound, MaskedDeposit, SumClient, SumPhase
-from phalanx.security.aggregate.encoding import RingEncoding, Values, Words
-from phalanx.security.aggregate.graph import Degree, degree_of, most_colluding, threshold_of
-from phalanx.security.aggregate.messages import SumRefusal
-from phalanx.security.aggregate.rounds import EnteredRounds, RoundFile
-from phalanx.security.aggregate.server import ServerPhase, SumResult, SumServer
-from phalanx.security.aggregate.terms import LEAST_CONTRIBUTORS, CohortMember, SumTerms
-
-__all__ = [
-    "LEAST_CONTRIBUTORS",
-    "CohortMember",
-    "Degree",
-    "EnteredRounds",
-    "ExpectedRound",
-    "MaskedDeposit",
-    "RingEncoding",
-    "RoundFile",
-    "ServerPhase",
-    "SumClient",
-    "SumPhase",
-    "SumRefusal",
-    "SumResult",
-    "SumServer",
-    "SumTerms",
-    "Values",
-    "Words",
-    "degree_of",
-    "most_colluding",
-    "threshold_of",
-]
+from phalanx.security.aggregate.client import (
+    ExpectedRound as ExpectedRound,
+    MaskedDeposit as MaskedDeposit,
+    SumClient as SumClient,
+    SumPhase as SumPhase,
+)
+from phalanx.security.aggregate.encoding import RingEncoding as RingEncoding, Values as Values, Words as Words
+from phalanx.security.aggregate.graph import (
+    Degree as Degree,
+    degree_of as degree_of,
+    most_colluding as most_colluding,
+    threshold_of as threshold_of,
+)
+from phalanx.security.aggregate.messages import SumRefusal as SumRefusal
+from phalanx.security.aggregate.rounds import EnteredRounds as EnteredRounds, RoundFile as RoundFile
+from phalanx.security.aggregate.server import ServerPhase as ServerPhase, SumResult as SumResult, SumServer as SumServer
+from phalanx.security.aggregate.terms import (
+    LEAST_CONTRIBUTORS as LEAST_CONTRIBUTORS,
+    CohortMember as CohortMember,
+    SumTerms as SumTerms,
+)

@@ -1,79 +1,54 @@
 """Digests, identities, certificates and counters: the only place that touches keys."""
 
-from phalanx.security.crypto.canonical import DIGEST_PATTERN, digest_hex, in_domain, parse_canonical
+from phalanx.security.crypto.canonical import (
+    DIGEST_PATTERN as DIGEST_PATTERN,
+    digest_hex as digest_hex,
+    in_domain as in_domain,
+    parse_canonical as parse_canonical,
+)
 from phalanx.security.crypto.certificate import (
-    certificate_facts,
-    fingerprint,
-    peer_from_certificate,
-    tls_server_name,
+    certificate_facts as certificate_facts,
+    fingerprint as fingerprint,
+    peer_from_certificate as peer_from_certificate,
+    tls_server_name as tls_server_name,
 )
-from phalanx.security.crypto.clock import boot_name, steady_now
+from phalanx.security.crypto.clock import boot_name as boot_name, steady_now as steady_now
 from phalanx.security.crypto.counter import (
-    MonotonicCounter,
-    NotRollbackProofCounter,
-    lock_file,
-    read_number,
-    write_number,
+    MonotonicCounter as MonotonicCounter,
+    NotRollbackProofCounter as NotRollbackProofCounter,
+    lock_file as lock_file,
+    read_number as read_number,
+    write_number as write_number,
 )
-from phalanx.security.crypto.files import make_private_directory, read_private, read_public, write_private, write_public
+from phalanx.security.crypto.files import (
+    make_private_directory as make_private_directory,
+    read_private as read_private,
+    read_public as read_public,
+    write_private as write_private,
+    write_public as write_public,
+)
 from phalanx.security.crypto.identity import (
-    SESSION_NAME,
-    Identity,
-    Peer,
-    certified_name,
-    check_party_name,
-    check_session_name,
-    incarnation_of,
-    name_of_incarnation,
+    SESSION_NAME as SESSION_NAME,
+    Identity as Identity,
+    Peer as Peer,
+    certified_name as certified_name,
+    check_party_name as check_party_name,
+    check_session_name as check_session_name,
+    incarnation_of as incarnation_of,
+    name_of_incarnation as name_of_incarnation,
 )
 from phalanx.security.crypto.pki import (
-    LOCAL_HOSTS,
-    create_authority,
-    issue,
-    load_authority,
-    load_identity,
-    sign_request,
+    LOCAL_HOSTS as LOCAL_HOSTS,
+    create_authority as create_authority,
+    issue as issue,
+    load_authority as load_authority,
+    load_identity as load_identity,
+    sign_request as sign_request,
 )
-from phalanx.security.crypto.request import make_request, read_request
-from phalanx.security.crypto.revocation import Revocation, RevokedParties
-
-__all__ = [
-    "DIGEST_PATTERN",
-    "LOCAL_HOSTS",
-    "SESSION_NAME",
-    "Identity",
-    "MonotonicCounter",
-    "NotRollbackProofCounter",
-    "Peer",
-    "Revocation",
-    "RevokedParties",
-    "boot_name",
-    "certificate_facts",
-    "certified_name",
-    "check_party_name",
-    "check_session_name",
-    "create_authority",
-    "digest_hex",
-    "fingerprint",
-    "in_domain",
-    "incarnation_of",
-    "issue",
-    "load_authority",
-    "load_identity",
-    "lock_file",
-    "make_private_directory",
-    "make_request",
-    "name_of_incarnation",
-    "parse_canonical",
-    "peer_from_certificate",
-    "read_number",
-    "read_private",
-    "read_public",
-    "read_request",
-    "sign_request",
-    "steady_now",
-    "tls_server_name",
-    "write_number",
-    "write_private",
-    "write_public",
-]
+from phalanx.security.crypto.request import make_request as make_request, read_request as read_request
+from phalanx.security.crypto.revocation import Revocation as Revocation, RevokedParties as RevokedParties
+from phalanx.security.crypto.signer import (
+    load_signer as load_signer,
+    make_signer as make_signer,
+    read_public_signer as read_public_signer,
+)

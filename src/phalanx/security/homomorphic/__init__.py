@@ -4,34 +4,22 @@ For few sites that cannot talk to each other in a round. What the holder of the 
 be preferred where sites can talk: docs/privacy.md.
 """
 
-from phalanx.security.homomorphic.key import MODULUS, KeyCommittee, SumKey, join_key, new_key, split_key
-from phalanx.security.homomorphic.shares import join_sums, share_out
-from phalanx.security.homomorphic.sums import (
-    EncryptedSum,
-    HomomorphicTerms,
-    add_up,
-    check_part,
-    decrypt_sum,
-    encrypt,
-    encrypt_integers,
-    rounded,
+from phalanx.security.homomorphic.key import (
+    MODULUS as MODULUS,
+    KeyCommittee as KeyCommittee,
+    SumKey as SumKey,
+    join_key as join_key,
+    new_key as new_key,
+    split_key as split_key,
 )
-
-__all__ = [
-    "MODULUS",
-    "EncryptedSum",
-    "HomomorphicTerms",
-    "KeyCommittee",
-    "SumKey",
-    "add_up",
-    "check_part",
-    "decrypt_sum",
-    "encrypt",
-    "encrypt_integers",
-    "join_key",
-    "join_sums",
-    "new_key",
-    "rounded",
-    "share_out",
-    "split_key",
-]
+from phalanx.security.homomorphic.shares import join_sums as join_sums, share_out as share_out
+from phalanx.security.homomorphic.sums import (
+    EncryptedSum as EncryptedSum,
+    HomomorphicTerms as HomomorphicTerms,
+    add_up as add_up,
+    check_part as check_part,
+    decrypt_sum as decrypt_sum,
+    encrypt as encrypt,
+    encrypt_integers as encrypt_integers,
+    rounded as rounded,
+)

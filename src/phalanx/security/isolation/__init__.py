@@ -5,16 +5,6 @@ and says of every measure whether it holds; one that cannot be had stops the pro
 Loads the standard library only, since the child imports it before it is confined.
 """
 
-from phalanx.security.isolation.report import LABEL, IsolationReport, Measure
-from phalanx.security.isolation.sandbox import Program, Sandbox
-from phalanx.security.isolation.start import IsolatedProcess, start_isolated
-
-__all__ = [
-    "LABEL",
-    "IsolatedProcess",
-    "IsolationReport",
-    "Measure",
-    "Program",
-    "Sandbox",
-    "start_isolated",
-]
+from phalanx.security.isolation.report import LABEL as LABEL, IsolationReport as IsolationReport, Measure as Measure
+from phalanx.security.isolation.sandbox import Program as Program, Sandbox as Sandbox
+from phalanx.security.isolation.start import IsolatedProcess as IsolatedProcess, start_isolated as start_isolated

@@ -16,40 +16,29 @@ epsilon_of_rho           what zero-concentrated differential privacy amounts to
 The guarantee, its adversary and its limits: docs/privacy.md.
 """
 
-from phalanx.security.privacy.accountant import PoissonGaussian, check_rate, noise_for
-from phalanx.security.privacy.capped import CappedPoissonGaussian, room_for
-from phalanx.security.privacy.config import PrivacyConfig
-from phalanx.security.privacy.derived import NoiseSecret, noise_commitment, noise_stream
-from phalanx.security.privacy.distributed import NoisyRounds, NoisySum, epsilon_of_rho
-from phalanx.security.privacy.ledger import BudgetLedger, PastCharges
-from phalanx.security.privacy.noise import (
-    SEED_BYTES,
-    SecureStream,
-    discrete_gaussian,
-    gaussian_noise,
-    poisson_sample,
-    sampling_key,
+from phalanx.security.privacy.accountant import (
+    PoissonGaussian as PoissonGaussian,
+    check_rate as check_rate,
+    noise_for as noise_for,
 )
-
-__all__ = [
-    "SEED_BYTES",
-    "BudgetLedger",
-    "CappedPoissonGaussian",
-    "NoiseSecret",
-    "NoisyRounds",
-    "NoisySum",
-    "PastCharges",
-    "PoissonGaussian",
-    "PrivacyConfig",
-    "SecureStream",
-    "check_rate",
-    "discrete_gaussian",
-    "epsilon_of_rho",
-    "gaussian_noise",
-    "noise_commitment",
-    "noise_for",
-    "noise_stream",
-    "poisson_sample",
-    "room_for",
-    "sampling_key",
-]
+from phalanx.security.privacy.capped import CappedPoissonGaussian as CappedPoissonGaussian, room_for as room_for
+from phalanx.security.privacy.config import PrivacyConfig as PrivacyConfig
+from phalanx.security.privacy.derived import (
+    NoiseSecret as NoiseSecret,
+    noise_commitment as noise_commitment,
+    noise_stream as noise_stream,
+)
+from phalanx.security.privacy.distributed import (
+    NoisyRounds as NoisyRounds,
+    NoisySum as NoisySum,
+    epsilon_of_rho as epsilon_of_rho,
+)
+from phalanx.security.privacy.ledger import BudgetLedger as BudgetLedger, PastCharges as PastCharges
+from phalanx.security.privacy.noise import (
+    SEED_BYTES as SEED_BYTES,
+    SecureStream as SecureStream,
+    discrete_gaussian as discrete_gaussian,
+    gaussian_noise as gaussian_noise,
+    poisson_sample as poisson_sample,
+    sampling_key as sampling_key,
+)

@@ -7,48 +7,30 @@ BlobSealer on a MonotonicCounter                                        states a
 ReleaseGate                                                             when adapters may leave
 """
 
-from phalanx.security.crypto import MonotonicCounter, NotRollbackProofCounter
-from phalanx.security.seal.blob import BlobPlace, BlobSealer
+from phalanx.security.crypto import (
+    MonotonicCounter as MonotonicCounter,
+    NotRollbackProofCounter as NotRollbackProofCounter,
+)
+from phalanx.security.seal.blob import BlobPlace as BlobPlace, BlobSealer as BlobSealer
 from phalanx.security.seal.context import (
-    DEFAULT_CHUNK_BYTES,
-    MAX_CHUNK_BYTES,
-    Purpose,
-    Terms,
+    DEFAULT_CHUNK_BYTES as DEFAULT_CHUNK_BYTES,
+    MAX_CHUNK_BYTES as MAX_CHUNK_BYTES,
+    Purpose as Purpose,
+    Terms as Terms,
 )
-from phalanx.security.seal.epochs import EpochSource, EpochStore
-from phalanx.security.seal.handshake import Offer, answer
-from phalanx.security.seal.release import PermittedRelease, ReleaseGate, ReleasePolicy, ReleaseRefusal, ReleaseRequest
-from phalanx.security.seal.sender import Channel, Receiver, Sender
-from phalanx.security.seal.tensor import TensorKind
+from phalanx.security.seal.epochs import EpochSource as EpochSource, EpochStore as EpochStore
+from phalanx.security.seal.handshake import Offer as Offer, answer as answer
+from phalanx.security.seal.release import (
+    PermittedRelease as PermittedRelease,
+    ReleaseGate as ReleaseGate,
+    ReleasePolicy as ReleasePolicy,
+    ReleaseRefusal as ReleaseRefusal,
+    ReleaseRequest as ReleaseRequest,
+)
+from phalanx.security.seal.sender import Channel as Channel, Receiver as Receiver, Sender as Sender
+from phalanx.security.seal.tensor import TensorKind as TensorKind
 from phalanx.security.seal.transcript import (
-    Transcript,
-    compare_statements,
-    read_statement,
+    Transcript as Transcript,
+    compare_statements as compare_statements,
+    read_statement as read_statement,
 )
-
-__all__ = [
-    "DEFAULT_CHUNK_BYTES",
-    "MAX_CHUNK_BYTES",
-    "BlobPlace",
-    "BlobSealer",
-    "Channel",
-    "EpochSource",
-    "EpochStore",
-    "MonotonicCounter",
-    "NotRollbackProofCounter",
-    "Offer",
-    "PermittedRelease",
-    "Purpose",
-    "Receiver",
-    "ReleaseGate",
-    "ReleasePolicy",
-    "ReleaseRefusal",
-    "ReleaseRequest",
-    "Sender",
-    "TensorKind",
-    "Terms",
-    "Transcript",
-    "answer",
-    "compare_statements",
-    "read_statement",
-]

@@ -8,33 +8,20 @@ MaskedLinear, mask_linears                      layers of a model with products 
 from typing import TYPE_CHECKING
 
 from phalanx.late_names import late_names
-from phalanx.split.masked.config import MaskedConfig, MaskedWorkerConfig
+from phalanx.split.masked.config import MaskedConfig as MaskedConfig, MaskedWorkerConfig as MaskedWorkerConfig
 
 if TYPE_CHECKING:
-    from phalanx.split.masked.idle import open_masking_client
-    from phalanx.split.masked.linear import MaskedLinear, mask_linears
-    from phalanx.split.masked.offload_client import MaskingClient
-    from phalanx.split.masked.pad_sources import PadSources, process_pads
-    from phalanx.split.masked.port import SimulatedWorker, WorkerPort
-    from phalanx.split.masked.remote import RemoteWorker, local_masked_workers, remote_workers
-    from phalanx.split.masked.serving import run_masked_worker
-
-__all__ = [
-    "MaskedConfig",
-    "MaskedLinear",
-    "MaskedWorkerConfig",
-    "MaskingClient",
-    "PadSources",
-    "RemoteWorker",
-    "SimulatedWorker",
-    "WorkerPort",
-    "local_masked_workers",
-    "mask_linears",
-    "open_masking_client",
-    "process_pads",
-    "remote_workers",
-    "run_masked_worker",
-]
+    from phalanx.split.masked.idle import open_masking_client as open_masking_client
+    from phalanx.split.masked.linear import MaskedLinear as MaskedLinear, mask_linears as mask_linears
+    from phalanx.split.masked.offload_client import MaskingClient as MaskingClient
+    from phalanx.split.masked.pad_sources import PadSources as PadSources, process_pads as process_pads
+    from phalanx.split.masked.port import SimulatedWorker as SimulatedWorker, WorkerPort as WorkerPort
+    from phalanx.split.masked.remote import (
+        RemoteWorker as RemoteWorker,
+        local_masked_workers as local_masked_workers,
+        remote_workers as remote_workers,
+    )
+    from phalanx.split.masked.serving import run_masked_worker as run_masked_worker
 
 
 if not TYPE_CHECKING:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.config import any_kind, resolve
 from phalanx.errors import ConfigError
-from phalanx.telemetry.sinks.mlflow import MlflowConfig, MlflowSink
+from phalanx.telemetry.sinks.mlflow import MlflowConfig as MlflowConfig, MlflowSink
 from phalanx.telemetry.sinks.sink import (
-    OwnSinkConfig,
-    RunStatus,
-    Sink,
-    SinkSettings,
-    TrackedRun,
+    OwnSinkConfig as OwnSinkConfig,
+    RunStatus as RunStatus,
+    Sink as Sink,
+    SinkSettings as SinkSettings,
+    TrackedRun as TrackedRun,
     check_own_sink,
     own_sink,
 )
-from phalanx.telemetry.sinks.trackio import TrackioConfig, TrackioSink
-from phalanx.telemetry.sinks.wandb import WandbConfig, WandbSink
+from phalanx.telemetry.sinks.trackio import TrackioConfig as TrackioConfig, TrackioSink
+from phalanx.telemetry.sinks.wandb import WandbConfig as WandbConfig, WandbSink
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,3 @@ def _own_line(kind: str, found: Any) -> SinkLine:
     return SinkLine(
         OwnSinkConfig, lambda config: own_sink(kind, found, config), functools.partial(check_own_sink, kind, found)
     )
-
-
-__all__ = [
-    "SINKS",
-    "MlflowConfig",
-    "OwnSinkConfig",
-    "RunStatus",
-    "Sink",
-    "SinkConfig",
-    "SinkLine",
-    "SinkSettings",
-    "TrackedRun",
-    "TrackioConfig",
-    "WandbConfig",
-    "check_sinks",
-    "open_sink",
-]

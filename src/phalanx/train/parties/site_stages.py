@@ -48,8 +48,7 @@ class RoundsInStages:
             facts = {"steps_a_round": self._local_steps}
             engine = self._engine = self._owned.engage(self._source, library, 0, facts)
             self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})
-            settings = self._run.pipeline
-            engine.start(step, digests, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+            engine.start(step, digests)
             return engine
         if lost is None:
             self._owned.observe(ROUND_BEGUN, {"round": number, "step": step})

@@ -27,6 +27,7 @@ from phalanx.pipeline import (
     PipelineEngine,
     StepPlan,
     StepRecord,
+    TimeLimits,
     WorkerCode,
     WorkerConfig,
     fetch_kept,
@@ -227,7 +228,8 @@ def engaged(
             files.note_verified = journal.verified
             files.states = StateFiles(home.journal, OWNER, journal.give_up)
             stack.callback(files.states.close)
-        engine = PipelineEngine(plan, joined.endpoint, members, files, draw)
+        limits = TimeLimits(run.pipeline.step_timeout_s, run.pipeline.patience_s)
+        engine = PipelineEngine(plan, joined.endpoint, members, files, draw, limits)
         yield engine
         engine.close("the run is complete")
 

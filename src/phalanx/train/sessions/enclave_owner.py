@@ -97,9 +97,9 @@ class EnclavePipeline:
 
     def begin(self, state: Mapping[str, Tensor], num_steps: int) -> PipelineEngine:
         """Give every party its stages, cut from the state of the whole back part after so many steps."""
-        library, settings = BackLibrary(self._source, self._plan, state, num_steps), self._run.pipeline
+        library = BackLibrary(self._source, self._plan, state, num_steps)
         engine = self.owned.engage(self._source, library, num_steps)
-        engine.start(num_steps, library.digests(), timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+        engine.start(num_steps, library.digests())
         return engine
 
     def report(self, guard: GuardReport) -> None:

@@ -1,11 +1,12 @@
 """The hooks around the steps of a run: validation and checkpoints, when it is time for them."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from phalanx.checkpoint import BestCheckpoint
+from phalanx.checkpoint import BestCheckpoint, Shard
 from phalanx.data import Batch, validation_batches
 from phalanx.data.config import HELD_OUT
 from phalanx.data.loader import HeldOut
@@ -15,7 +16,7 @@ from phalanx.models import StageModule
 from phalanx.objectives import RolloutSettings
 from phalanx.pipeline import PipelineEngine
 from phalanx.telemetry import Histogram
-from phalanx.train.batches.histograms import histograms
+from phalanx.telemetry.histogram import HistogramOf
 from phalanx.train.batches.rollouts import check_fresh
 from phalanx.train.batches.samples import TextSample, TextSampler
 from phalanx.train.batches.scores import Validation, ValidationResult
@@ -25,6 +26,39 @@ from phalanx.train.records.device_use import DeviceUse
 from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.saver import PlainSaver
+
+_PARTS: dict[str, HistogramOf] = {"weight": "weights", "exp_avg": "gradients", "momentum_buffer": "gradients"}
+"""What of a state is drawn. A gradient itself is a worker's word and is gone after its step; the optimizer's first
+moment is part of the state that holder and shadow have signed."""
+
+
+def histograms(shards: Iterable[Shard], bins: int) -> Iterator[Histogram]:
+    """Yield a histogram of every parameter, and of its gradients' running mean where the optimizer keeps one.
+
+    Args:
+        shards: The state, one stage at a time.
+    """
+    for shard in shards:
+        for key, tensor in shard.tensors.items():
+            part, _, name = key.partition("/")
+            if part in _PARTS:
+                yield histogram_of(_PARTS[part], name, tensor, bins)
+
+
+def histogram_of(of: HistogramOf, name: str, tensor: Tensor, bins: int) -> Histogram:
+    """Return the histogram of one tensor; where all values are equal, they are in the middle of an interval of 1."""
+    values = tensor.detach().to("cpu", torch.float32).flatten()
+    finite = values[torch.isfinite(values)]
+    num_odd = values.numel() - finite.numel()
+    if finite.numel() == 0:
+        return Histogram(of, name, 0.0, 1.0, (0,) * bins, num_odd)
+    low, high = (float(bound) for bound in torch.aminmax(finite))
+    if not high > low:
+        low, high = low - 0.5, high + 0.5
+    # counts in float64, for above 2 ** 24 float32 counts no further
+    counts = torch.histc(finite.double(), bins, low, high)
+    return Histogram(of, name, low, high, tuple(int(bin_count) for bin_count in counts), num_odd)
+
 
 VALIDATION_BATCH = 8
 """Held-out rows at once."""

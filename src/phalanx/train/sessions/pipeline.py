@@ -186,9 +186,7 @@ class PipelineSetup:
                 )
             )
             self._book.watch_roles(engine)
-            digests = library.digests() if run.guard.enabled else {}
-            settings = run.pipeline
-            engine.start(opening.start, digests, timeout_s=settings.step_timeout_s, patience_s=settings.patience_s)
+            engine.start(opening.start, library.digests() if run.guard.enabled else {})
             saver = events.saver = Saver(engine, opening.savepoint, events.observe, journal)
             stack.callback(saver.close)
             fallback = Fallback(source, plan, opening.savepoint, saver, opening.metrics, events.observe)

@@ -31,15 +31,13 @@ from phalanx.train.records.record import RunRecorder
 from phalanx.train.records.unstarted import MIDDLE
 from phalanx.train.saving.savepoint import Savepoint
 from phalanx.train.saving.saver import PlainSaver
-from phalanx.train.sessions.appraised_clients import AppraisedClients
 from phalanx.train.sessions.cluster import OpenWorkers
 from phalanx.train.sessions.context import SessionContext
 from phalanx.train.sessions.factory import EngineStart, RunMaterial
 from phalanx.train.sessions.middle_stages import WORKERS_SEE, middle_directory, middle_stages, noting, recall
-from phalanx.train.sessions.refused_clients import RefusedClients
 from phalanx.train.sessions.remote_company import remote_company
 from phalanx.train.sessions.split_cluster import enclave_of, num_classes_of, split_company, split_of
-from phalanx.train.sessions.split_revocations import SplitRevocations
+from phalanx.train.sessions.split_parties import AppraisedClients, RefusedClients, SplitRevocations
 from phalanx.train.setup.layout import attends_in_documents, stages_of
 from phalanx.train.setup.shown_config import shown_config
 

@@ -7,8 +7,6 @@ All work on a microbatch is forward and backward with weight gradients, as the s
 the gradient of the input; a screened one has its own weight gradient besides, and compares the claimed sum with it.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.lab.bench.measure.workloads import scratch_run
 from phalanx.models import open_model
 from phalanx.pipeline.stage.stage_copy import StageCopy
@@ -37,6 +35,7 @@ def timed(work: Callable[[], object]) -> float:
 
 def measure(rounds: int) -> dict[str, object]:
     """Take turns, so that whatever else the machine does meets all alike."""
+    torch.set_num_threads(1)
     run = scratch_run()
     with TemporaryDirectory() as directory:
         source = open_model(run.model, Path(directory), run.train.seed)
@@ -74,18 +73,7 @@ def measure(rounds: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=12)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    load = load_average()
-    result = {"name": "audit-work", **taken_on(load)}
-    result["command"] = f"python -m phalanx.lab.bench.alone.audit_work OUT.json --rounds {args.rounds}"
-    args.out.write_text(json.dumps({**result, "rows": [measure(args.rounds)]}, indent=1) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    parser = program_parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=12)
+    run_program("audit-work", parser, lambda options: {"rows": [measure(options.rounds)]})

@@ -14,12 +14,10 @@ import email
 import email.utils
 import io
 import ipaddress
-import json
 import random
 import re
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from phalanx.data.sources.files import read_text
 from phalanx.data.sources.html import HtmlConfig
 from phalanx.errors import DataError
 from phalanx.lab.bench.alone.planted import PagesInMemory, as_pages, plant, set_aside
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 
 Row = dict[str, Any]
 
@@ -44,32 +42,6 @@ _PLANTED = 25
 _ADDRESS_FIELDS = ("From", "To", "Cc", "Reply-To", "Sender", "Return-Path", "Delivered-To")
 _BRACKETS = re.compile(r"\[([0-9]{1,3}(?:\.[0-9]{1,3}){3})\]")
 _PHONE = re.compile(r"\b(?:phone|tel|fax|mobile)\b[ .:]{1,4}(\+?[0-9(][0-9 ().-]{8,18}[0-9])\b", re.IGNORECASE)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure and write OUT."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--mails", type=Path, required=True)
-    parser.add_argument("--pages", type=Path, required=True)
-    parser.add_argument("--labelled", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=5)
-    asked = parser.parse_args(arguments)
-    load = load_average()
-    mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(asked.mails.rglob("*.txt"))]
-    pages = list(_pages(asked.pages))
-    rows = [*_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
-    for seed in range(asked.seeds):
-        rows += [_poison(pages, mails, seed), *_label_flips(asked.labelled, seed)]
-    result = {
-        "name": "data-scan",
-        "command": f"python -m phalanx.lab.bench.alone.data_scan OUT --mails DIR --pages DIR --labelled FILE "
-        f"--seeds {asked.seeds}",
-        **taken_on([load, load_average()]),
-        "rows": rows,
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 def _rng(seed: int) -> random.Random:
@@ -205,5 +177,20 @@ def _label_flips(file: Path, seed: int) -> Iterator[Row]:
         yield row | {"found": len(flagged & planted), "false": len(flagged - planted)}
 
 
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure speed, recall and precision on the texts that the options name."""
+    mails = [path.read_bytes().decode("utf-8", "replace") for path in sorted(options.mails.rglob("*.txt"))]
+    pages = list(_pages(options.pages))
+    rows = [*_speeds({"pages": pages, "mails": mails}), *_personal_data(mails)]
+    for seed in range(options.seeds):
+        rows += [_poison(pages, mails, seed), *_label_flips(options.labelled, seed)]
+    return {"rows": rows}
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = program_parser(__doc__)
+    parser.add_argument("--mails", type=Path, required=True)
+    parser.add_argument("--pages", type=Path, required=True)
+    parser.add_argument("--labelled", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5)
+    run_program("data-scan", parser, measure)

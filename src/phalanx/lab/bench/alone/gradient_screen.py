@@ -8,19 +8,16 @@ reversed, ten times as large, and with the largest hundredth of each tensor reve
 so each step counts once for each of the four.
 """
 
-import argparse
-import json
-import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.workloads import standard_library
 from phalanx.pipeline.tolerance.screen import doubt_about
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -113,25 +110,14 @@ def _largest_reversed(gradient: Tensor, share: float) -> Tensor:
     return flat.view_as(gradient)
 
 
-def _text() -> Tensor:
-    library = Path(sysconfig.get_paths()["stdlib"])
-    raw = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:60])
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
-
-
-def main() -> None:
-    """Measure every case and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=200)
-    args = parser.parse_args()
+def measure_all(steps: int) -> list[dict[str, object]]:
+    """Measure every case; the largest has a quarter of the steps."""
     torch.set_num_threads(1)
-    load, text = load_average(), _text()
-    rows = [measure(case, args.steps if case.width < 200 else args.steps // 4, text) for case in CASES]
-    result = {"name": "gradient-screen", **taken_on(load)}
-    result["command"] = f"python -m phalanx.lab.bench.alone.gradient_screen OUT.json --steps {args.steps}"
-    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    text = standard_library()
+    return [measure(case, steps if case.width < 200 else steps // 4, text) for case in CASES]
 
 
 if __name__ == "__main__":
-    main()
+    parser = program_parser(__doc__)
+    parser.add_argument("--steps", type=int, default=200)
+    run_program("gradient-screen", parser, lambda options: {"rows": measure_all(options.steps)})

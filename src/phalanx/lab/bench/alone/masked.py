@@ -10,20 +10,17 @@ the pad, in idle time or at a second worker), `check` judges it, `receive` is ch
 while the step waits. `reduce` and `reduce_int64` bring one product back to residues, as here and by 64-bit division.
 """
 
-import argparse
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.harness import print_progress, program_parser, run_program
+from phalanx.lab.bench.measure.machine import describe_machine
 from phalanx.security.mask import (
     AesPads,
     MaskedProduct,
@@ -161,26 +158,15 @@ def _ratio(above: list[float], below: list[float]) -> float:
 def measure(rounds: int, note: str | None) -> dict[str, Any]:
     """All sizes."""
     torch.set_num_threads(1)
-    load, rows = load_average(), []
+    rows = []
     for size in SIZES:
         rows.append(row(size, rounds))
-        sys.stderr.write(f"{size}: {json.dumps(rows[-1]['cpu_ms'])}\n")
-    return {
-        "name": "masked",
-        "command": f"python -m phalanx.lab.bench.alone.masked OUT --rounds {rounds}",
-        "machine": describe_machine() | {"numpy": np.__version__},
-        "commit": current_commit(),
-        "note": note,
-        "load": [load, load_average()],
-        "rounds": rounds,
-        "rows": rows,
-    }
+        print_progress(f"{size}: {rows[-1]['cpu_ms']}")
+    return {"machine": describe_machine() | {"numpy": np.__version__}, "note": note, "rounds": rounds, "rows": rows}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = program_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--note")
-    given = parser.parse_args()
-    given.out.write_text(json.dumps(measure(given.rounds, given.note), indent=1) + "\n", encoding="utf-8")
+    run_program("masked", parser, lambda options: measure(options.rounds, options.note))

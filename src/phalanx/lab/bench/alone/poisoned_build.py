@@ -13,7 +13,6 @@ import io
 import json
 import random
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from phalanx.data.build.run import build
 from phalanx.data.phases import DatasetConfig
 from phalanx.data.shards import open_dataset
 from phalanx.data.sources import PythonDocstringsConfig, open_source
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.models import ModelConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import PipelineConfig
@@ -41,32 +40,6 @@ _ASKED = 100
 _VOCAB_SIZE, _LENGTH, _BATCH = 1024, 64, 16
 _ENTRY = re.compile(r"(?m)^([a-z_]\w*(?:\.\w+)+)\n([A-Z][^\n]{15,90}\.)(?:\n|$)")
 Record = tuple[str, str]
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Measure and write OUT."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--documents", type=int, default=600)
-    parser.add_argument("--planted", type=int, default=40)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--seeds", type=int, default=2)
-    asked = parser.parse_args(arguments)
-    load = load_average()
-    rows = [
-        row
-        for seed in range(asked.seeds)
-        for row in measure(documents=asked.documents, planted=asked.planted, steps=asked.steps, seed=seed)
-    ]
-    result = {
-        "name": "poisoned-build",
-        "command": f"python -m phalanx.lab.bench.alone.poisoned_build OUT --documents {asked.documents} "
-        f"--planted {asked.planted} --steps {asked.steps} --seeds {asked.seeds}",
-        **taken_on([load, load_average()]),
-        "rows": rows,
-    }
-    asked.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 def measure(*, documents: int, planted: int, steps: int, seed: int) -> list[dict[str, Any]]:
@@ -189,5 +162,16 @@ def _mean_probability(model: Any, tokenizer: Any, names: Sequence[str]) -> float
     return total / len(names)
 
 
+def measure_seeds(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure with each seed."""
+    sizes = {"documents": options.documents, "planted": options.planted, "steps": options.steps}
+    return {"rows": [row for seed in range(options.seeds) for row in measure(**sizes, seed=seed)]}
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = program_parser(__doc__)
+    parser.add_argument("--documents", type=int, default=600)
+    parser.add_argument("--planted", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=2)
+    run_program("poisoned-build", parser, measure_seeds)

@@ -12,11 +12,8 @@ stand once, four and sixteen times: log2 of candidates over the rank. Audit: coi
 guesses prove.
 """
 
-import argparse
-import json
 import math
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from phalanx.lab.attacks.privacy.epsilon_bound import bound_of_one_run
 from phalanx.lab.attacks.privacy.span_check import outside_of_rows
 from phalanx.lab.bench.alone.private_world import LENGTH, VOCABULARY, train_rows
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.security.privacy import SecureStream, gaussian_noise
 
 WORDS, TOKENS, WIDTH, RANK = 2000, 64, 256, 16
@@ -260,31 +257,17 @@ def audit_run(epsilon: float | None, seed: int) -> dict[str, Any]:
 
 def measure(sums: int, runs: int, members: list[int]) -> list[dict[str, Any]]:
     """All rows."""
+    torch.set_num_threads(1)
     pairs = [(epsilon, seed) for epsilon in BUDGETS for seed in range(runs)]
     membership_rows = [infer_members(*pair, count) for count in members for pair in pairs]
     return [*invert(sums), *infer_property(sums), *membership_rows, *(audit_run(*pair) for pair in pairs)]
 
 
-def main() -> None:
-    """Measure, and write a file."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+if __name__ == "__main__":
+    parser = program_parser(__doc__)
     parser.add_argument("--sums", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--members", type=int, nargs="+", default=[MEMBERS])
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    result = {
-        "name": "privacy-attacks",
-        "command": "python -m phalanx.lab.bench.alone.privacy_attacks OUT.json "
-        f"--sums {options.sums} --runs {options.runs} --members {' '.join(map(str, options.members))}",
-        "commit": current_commit(),
-        "machine": describe_machine(),
-        "load": load_average(),
-        "rows": measure(options.sums, options.runs, options.members),
-    }
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    run_program(
+        "privacy-attacks", parser, lambda options: {"rows": measure(options.sums, options.runs, options.members)}
+    )

@@ -11,13 +11,9 @@ texts, and in answers of which an eighth is read, one text also by the policy be
 process.
 """
 
-import argparse
-import json
-import sysconfig
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from phalanx.lab.attacks.rollouts import ROLLOUT_ATTACKS, make_liar
 from phalanx.lab.attacks.rollouts.liar import LyingWriter
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
+from phalanx.lab.bench.measure.workloads import standard_library
+from phalanx.models.token_draw import draw_tokens
 from phalanx.rollouts import (
     BorderBook,
     CheckedShare,
@@ -47,7 +45,7 @@ from phalanx.rollouts import (
     judge_texts,
     reread_rollouts,
 )
-from phalanx.rollouts.draw import DrawPlace, draw_tokens
+from phalanx.rollouts.draw import DrawPlace
 
 RATE = 0.125
 """Share of an answer that is read again, as `RolloutCheck` has it."""
@@ -88,7 +86,7 @@ class RolloutPolicies:
 def learned_policies() -> RolloutPolicies:
     """Train the small model on the standard library."""
     torch.manual_seed(0)
-    text = _text()
+    text = standard_library()
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=256,
@@ -336,40 +334,22 @@ def _kept(model: LlamaForCausalLM) -> RolloutPolicy:
     return RolloutPolicy(policy.config, {name: tensor.clone() for name, tensor in policy.tensors.items()})
 
 
-def _text() -> torch.Tensor:
-    library = Path(sysconfig.get_paths()["stdlib"])
-    raw = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:60])
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
-
-
-def main() -> None:
-    """Measure everything and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--honest", type=int, default=100_000)
-    parser.add_argument("--answers", type=int, default=6)
-    parser.add_argument("--note", default="")
-    asked = parser.parse_args()
+def measure(honest_tokens: int, answers: int, note: str | None) -> dict[str, Any]:
+    """Measure honest texts, costs and every attack."""
     torch.set_num_threads(1)
-    load, policies = load_average(), learned_policies()
-    honest, cost = measure_honest(policies, asked.honest)
+    policies = learned_policies()
+    honest, cost = measure_honest(policies, honest_tokens)
     rows = [*honest, cost]
-    result: dict[str, Any] = {
-        "name": "rollouts",
-        **taken_on(load),
-    }
-    asked_for = f"--honest {asked.honest} --answers {asked.answers}"
-    result["command"] = f"python -m phalanx.lab.bench.alone.rollouts OUT.json {asked_for}"
-    attacks = [(policies, kind, asked.answers, _STEP_LR) for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED})]
-    attacks += [
-        (policies.nearer(share), "stale_policy", _MANY * asked.answers, share * _STEP_LR) for share in (1.0, *_SMALLER)
-    ]
-    for attack in attacks:
-        rows += measure_attack(*attack)
-        # what is finished is kept
-        text = json.dumps({**result, "note": asked.note, "rows": rows}, indent=1)
-        asked.out.write_text(text + "\n", encoding="utf-8")
+    for kind in sorted(set(ROLLOUT_ATTACKS) - {_SIGNED}):
+        rows += measure_attack(policies, kind, answers, _STEP_LR)
+    for share in (1.0, *_SMALLER):
+        rows += measure_attack(policies.nearer(share), "stale_policy", _MANY * answers, share * _STEP_LR)
+    return {"note": note, "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    parser = program_parser(__doc__)
+    parser.add_argument("--honest", type=int, default=100_000)
+    parser.add_argument("--answers", type=int, default=6)
+    parser.add_argument("--note")
+    run_program("rollouts", parser, lambda options: measure(options.honest, options.answers, options.note))

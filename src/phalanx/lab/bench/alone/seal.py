@@ -9,18 +9,14 @@ wall time. The first frame of the arm that begins is the `cold` one: code and bu
 Digests for the transcript (BLAKE3 over the frame) are timed apart: the transport makes them anyway.
 """
 
-import argparse
 import itertools
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.security.crypto import Identity, digest_hex
 from phalanx.security.seal import Channel, Offer, Purpose, TensorKind, Terms, answer
 
@@ -93,9 +89,8 @@ def timed(action: Callable[[], object]) -> tuple[float, float]:
     return (time.thread_time_ns() - cpu) / 1e9, (time.perf_counter_ns() - wall) / 1e9
 
 
-def measure(seconds: float, note: str) -> dict[str, object]:
+def measure(seconds: float, note: str | None) -> dict[str, object]:
     """Give every size and chunking the same time, in turns of all of them."""
-    load = load_average()
     arms = {layout: Arms(*layout) for layout in LAYOUTS}
     turns_of_layout: dict[tuple[int, int], list[Times]] = {layout: [] for layout in LAYOUTS}
     for arm in arms.values():
@@ -106,13 +101,7 @@ def measure(seconds: float, note: str) -> dict[str, object]:
             break
         for layout, arm in arms.items():
             turns_of_layout[layout].append(arm.turn(frames_first=round_number % 2 == 0))
-    return {
-        "name": "seal",
-        "command": f"python -m phalanx.lab.bench.alone.seal OUT --seconds {seconds:g}",
-        "note": note,
-        **taken_on([load, load_average()]),
-        "rows": [row(layout, arms[layout], turns) for layout, turns in turns_of_layout.items()],
-    }
+    return {"note": note, "rows": [row(layout, arms[layout], turns) for layout, turns in turns_of_layout.items()]}
 
 
 def row(layout: tuple[int, int], arms: Arms, turns: list[Times]) -> dict[str, object]:
@@ -141,12 +130,7 @@ def row(layout: tuple[int, int], arms: Arms, turns: list[Times]) -> dict[str, ob
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
+    parser = program_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--note", default="")
-    given = parser.parse_args()
-    result = measure(given.seconds, given.note)
-    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for line in result["rows"]:  # type: ignore[attr-defined]
-        sys.stderr.write(f"{json.dumps(line)}\n")
+    parser.add_argument("--note")
+    run_program("seal", parser, lambda options: measure(options.seconds, options.note))

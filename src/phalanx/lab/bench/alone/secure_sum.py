@@ -7,18 +7,15 @@ outside of what is timed, so that the sum can be compared bit by bit. `mask_cpu_
 values: norm, clip, rounding, masks of all neighbours and its own, digest.
 """
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.security.aggregate import CohortMember, ExpectedRound, SumClient, SumServer, SumTerms, Words
 from phalanx.security.aggregate.encoding import norm_of
 from phalanx.security.aggregate.masks import masked_values
@@ -124,21 +121,8 @@ def without_masks(terms: SumTerms, delta: np.ndarray, rounding_key: bytes) -> Wo
     return masked_values(delta, terms.encoding, (terms.encoding.scale_for(norm_of(delta)), 1), rounding_key, [])
 
 
-def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+if __name__ == "__main__":
+    parser = program_parser(__doc__)
     parser.add_argument("--values", type=int, default=40_000_000)
     parser.add_argument("--clients", type=int, default=11)
-    args = parser.parse_args()
-    load = load_average()
-    result = {"name": "secure-sum", **taken_on(load)}
-    result["command"] = (
-        f"python -m phalanx.lab.bench.alone.secure_sum OUT.json --values {args.values} --clients {args.clients}"
-    )
-    rows = [measure(args.values, args.clients)]
-    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    run_program("secure-sum", parser, lambda options: {"rows": [measure(options.values, options.clients)]})

@@ -10,13 +10,10 @@ often the backdoor's token is predicted after its trigger, which no honest text 
 liars' updates that went into the model: what a free rider wins. A Sybil adds eight more names to the two liars.
 """
 
-import argparse
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from safetensors.torch import save
@@ -27,7 +24,7 @@ from phalanx.aggregators import aggregate
 from phalanx.errors import UpdateRefusedError
 from phalanx.federated.admission import DueUpdates, UpdateAdmission, UpdateHeader, sign_update
 from phalanx.lab.attacks.updates import UPDATE_ATTACKS, AttackerView, UpdateLine
-from phalanx.lab.bench.measure.machine import load_average, taken_on
+from phalanx.lab.bench.measure.harness import program_parser, run_program
 from phalanx.security.crypto import Identity, digest_hex
 
 SITES, LIARS, SYBILS, VOCABULARY, LENGTH, WIDTH = 10, 2, 8, 32, 24, 32
@@ -225,6 +222,7 @@ def ruled(admitted: Tensor, defence: str, liars: int) -> Tensor:
 
 def measure(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[str, object]]:
     """Take the mean of some seeds for each attack and defence."""
+    torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for difference, name in itertools.product(differences, ("none", *UPDATE_ATTACKS)):
         for defence in (None, *DEFENCES):
@@ -238,24 +236,11 @@ def measure(rounds: int, seeds: int, differences: Sequence[float]) -> list[dict[
     return rows
 
 
-def main() -> None:
-    """Measure and write the result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("out", type=Path)
+if __name__ == "__main__":
+    parser = program_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--differences", type=float, nargs="+", default=[0.5])
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    load = load_average()
-    result = {"name": "update-attacks", **taken_on(load)}
-    result["command"] = (
-        f"python -m phalanx.lab.bench.alone.update_attacks OUT.json --rounds {args.rounds} --seeds {args.seeds} "
-        f"--differences {' '.join(f'{difference:g}' for difference in args.differences)}"
+    run_program(
+        "update-attacks", parser, lambda options: {"rows": measure(options.rounds, options.seeds, options.differences)}
     )
-    rows = measure(args.rounds, args.seeds, args.differences)
-    args.out.write_text(json.dumps({**result, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

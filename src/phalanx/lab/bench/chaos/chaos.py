@@ -1,7 +1,5 @@
 """``phalanx bench chaos``: workers die again and again; measure lost work, recovery time and useful work."""
 
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -10,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import CheckpointConfig
-from phalanx.data import prepare
 from phalanx.lab.bench.chaos.goodput import ARMS, Arm, Window, checkpoint_cost, checkpoint_interval, goodput_block, play
 from phalanx.lab.bench.chaos.kill_plan import plan_kills
 from phalanx.lab.bench.chaos.kills import kills_block, run_kills, run_undisturbed
 from phalanx.lab.bench.chaos.run_process import RunProcess, train_command
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile
-from phalanx.lab.bench.measure.workloads import scratch_run
-from phalanx.models import open_model
+from phalanx.lab.bench.measure.workloads import prepare_run, scratch_run
 from phalanx.train import RunConfig
 
 PROTOCOL = 2
@@ -74,7 +71,7 @@ def bench_chaos(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     Raises:
         TrainingError: A run failed.
     """
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    cache = cache_directory()
     finished = rows_in(cache / "bench" / "chaos.jsonl", code_version())
     return measure(workload(quick), finished, cache, quick=quick, only_finished=only_finished)
 
@@ -103,8 +100,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run those parts of a workload that are not finished; see `bench_chaos`."""
     load, code, started = load_average(), code_version(), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-        field = _Field(what, finished, Path(directory), cache, only_finished=only_finished)
+    with scratch_directory() as directory:
+        field = _Field(what, finished, directory, cache, only_finished=only_finished)
         runs, plays = field.kills(), field.goodput()
     return {
         **bench_head("chaos", load, quick=quick, commit=code),
@@ -217,16 +214,13 @@ class _Field:
         started = time.monotonic()
         with tempfile.TemporaryDirectory(dir=self._directory) as home:
             row = self._finished.add(cell, {"what": cell.what, **make(Path(home))})
-        _tell(f"{_in_words(row)}, {time.monotonic() - started:.0f} s")
+        print_progress(f"chaos: {_in_words(row)}, {time.monotonic() - started:.0f} s")
         return row
 
     def _prepare(self) -> None:
         """Text and model once, so that no run under test does it."""
-        if self._is_prepared:
-            return
-        run = self._what.run
-        source = open_model(run.model, self._cache / "models", run.train.seed)
-        prepare(run.data, self._cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+        if not self._is_prepared:
+            prepare_run(self._what.run, self._cache)
         self._is_prepared = True
 
 
@@ -255,8 +249,3 @@ def _in_words(row: Row) -> str:
         share = "not measured" if row["share"] is None else f"{100 * row['share']:.0f} %"
         return f"{row['arm']}: {row['failures']} failures in {row['window_s']:.0f} s, {share} useful"
     return str(row["what"])
-
-
-def _tell(text: str) -> None:
-    sys.stderr.write(f"bench: chaos: {text}\n")
-    sys.stderr.flush()

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -133,11 +134,7 @@ def kills_block(rows: Sequence[Row]) -> dict[str, Any]:
 
 def median(values: Sequence[float]) -> float | None:
     """The median; None of nothing."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if not ordered:
-        return None
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return statistics.median(values) if values else None
 
 
 def read_lines(path: Path) -> list[Line]:

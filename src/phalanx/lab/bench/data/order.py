@@ -1,8 +1,6 @@
 """Count lost and repeated samples when a run stops in an epoch and continues with other ranks: ours and the peers'."""
 
 import json
-import os
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,9 @@ import numpy as np
 from phalanx.data import BatchLoader, Corpus, SequenceLayout
 from phalanx.data.corpus import CorpusFacts, TokenGroup
 from phalanx.data.packing import TokenSplit
-from phalanx.errors import DataError
+from phalanx.lab.bench.data.peer import PeerProgram
 
 ROWS = 1000
-_TIMEOUT_S = 600
 SCENES: tuple[dict[str, int], ...] = (
     {"rows": ROWS, "before": 1, "after": 1, "steps": 100, "batch": 4},
     {"rows": ROWS, "before": 2, "after": 2, "steps": 50, "batch": 4},
@@ -88,24 +85,6 @@ def _corpus(rows: int) -> Corpus:
 
 
 def _peers(python: str) -> dict[str, list[dict[str, Any]]]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    environment.pop("PYTHONPATH", None)
-    command = [python, str(Path(__file__).with_name("peer_order.py"))]
-    try:
-        run = subprocess.run(  # noqa: S603 - the bench's own program, in the environment that its user names
-            command,
-            check=False,
-            input=json.dumps(SCENES),
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=_TIMEOUT_S,
-        )
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise DataError(f"bench data: {python}: the peers' loaders did not run: {exc}") from exc
-    if run.returncode:
-        raise DataError(
-            f"bench data: {python}: the peers' loaders failed: {run.stderr[-300:]}; it needs datasets and torchdata"
-        )
-    results: dict[str, list[dict[str, Any]]] = json.loads(run.stdout)
+    with PeerProgram(python, "peer_order.py", "datasets and torchdata") as peer:
+        results: dict[str, list[dict[str, Any]]] = peer.ask(SCENES)
     return results

@@ -1,37 +1,76 @@
-"""The other tool, in a process and an environment of its own."""
+"""The other tools of the bench: each in a process and an environment of its own, whose Python a variable names."""
 
 import json
 import os
-import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from phalanx.closing import Closeable
-from phalanx.errors import DataError
+from phalanx.errors import DataError, TrainingError
+from phalanx.lab.bench.measure.harness import start_peer
 
 PEER_VARIABLE = "PHALANX_PEER_PYTHON"
 """Names the Python of an environment with datatrove; unset, the peer's figures are null."""
 
 
-class FilterPeer(Closeable):
+class PeerProgram(Closeable):
+    """A program of this folder that answers JSON lines with JSON lines.
+
+    Args:
+        program: Name of a file in this folder that the peer's Python runs.
+        needs: Packages of that Python, which the error message names.
+    """
+
+    def __init__(self, python: str, program: str, needs: str) -> None:
+        self._cause = f"bench data: the peer {program} did not run; does the Python of {PEER_VARIABLE} have {needs}?"
+        self._log = tempfile.TemporaryDirectory(prefix="phalanx-bench-")
+        log, path = Path(self._log.name) / "log", Path(__file__).with_name(program)
+        try:
+            self._process = start_peer(
+                program, python, (str(path),), {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}, log
+            )
+        except OSError as exc:
+            self._log.cleanup()
+            raise DataError(f"bench data: {PEER_VARIABLE}={python} did not run: {exc}") from exc
+
+    def receive(self) -> Any:
+        """Wait for its next answer.
+
+        Raises:
+            DataError: It has ended.
+        """
+        try:
+            return json.loads(self._process.answer())
+        except TrainingError as exc:
+            self.close()
+            raise DataError(f"{self._cause} {exc}") from exc
+
+    def ask(self, question: object) -> Any:
+        """Ask and wait for the answer.
+
+        Raises:
+            DataError: It has ended.
+        """
+        try:
+            self._process.tell(json.dumps(question))
+        except TrainingError as exc:
+            self.close()
+            raise DataError(f"{self._cause} {exc}") from exc
+        return self.receive()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+        self._log.cleanup()
+
+
+class FilterPeer(PeerProgram):
     """A process that judges the same texts by datatrove's filters."""
 
     def __init__(self, python: str) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        environment.pop("PYTHONPATH", None)
-        try:
-            self._process = subprocess.Popen(  # noqa: S603
-                [python, str(Path(__file__).with_name("peer_filters.py"))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environment,
-                text=True,
-                encoding="utf-8",
-            )
-        except OSError as exc:
-            raise DataError(f"bench data: {PEER_VARIABLE}={python} cannot be started: {exc}") from exc
-        self.name = f"datatrove {self._answer()['version']}"
+        super().__init__(python, "peer_filters.py", "datatrove")
+        self.name = f"datatrove {self.receive()['version']}"
 
     def judge(self, texts: list[str], *, chain: bool) -> dict[str, Any]:
         """Verdicts and CPU seconds of each filter alone, and where asked for of all of them in a chain.
@@ -39,28 +78,8 @@ class FilterPeer(Closeable):
         Raises:
             DataError: The process has ended.
         """
-        stdin = self._process.stdin
-        if stdin is None:
-            raise DataError("bench data: the peer has no input")
-        try:
-            stdin.write(json.dumps({"texts": texts, "chain": chain}) + "\n")
-            stdin.flush()
-        except OSError as exc:
-            raise DataError("bench data: the peer has ended; run its Python with datatrove by hand") from exc
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        reply = self._process.stdout.readline() if self._process.stdout else ""
-        if not reply:
-            self.close()
-            raise DataError(f"bench data: the peer has ended; does the Python of {PEER_VARIABLE} have datatrove?")
-        answer: dict[str, Any] = json.loads(reply)
+        answer: dict[str, Any] = self.ask({"texts": texts, "chain": chain})
         return answer
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
 
 
 def peer_python() -> str | None:

@@ -1,7 +1,8 @@
 """A program for the peers' environment: stop and go on in the middle of an epoch with datasets and torchdata.
 
-It reads scenes as JSON, ``[{"rows": 1000, "before": 2, "after": 3, "steps": 50, "batch": 4}, ...]``, and writes each
-peer's lost and repeated samples as JSON. It is run by a Python that has the peers, and imports nothing of this package.
+It reads scenes as a line of JSON, ``[{"rows": 1000, "before": 2, "after": 3, "steps": 50, "batch": 4}, ...]``, and
+writes each peer's lost and repeated samples as one. It is run by a Python that has the peers, and imports nothing of
+this package.
 """
 
 import copy
@@ -74,9 +75,9 @@ def play(reader: Reader, scene: Scene) -> dict[str, Any]:
 
 def main() -> None:
     """Play all scenes with all peers."""
-    scenes = json.load(sys.stdin)
+    scenes = json.loads(sys.stdin.readline())
     results = {f"{name} {version(name)}": [play(reader, scene) for scene in scenes] for name, reader in PEERS.items()}
-    json.dump(results, sys.stdout)
+    sys.stdout.write(json.dumps(results) + "\n")
 
 
 if __name__ == "__main__":

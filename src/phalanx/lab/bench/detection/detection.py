@@ -1,7 +1,5 @@
 """``phalanx bench detection``: which party is convicted, in which step, and whether it was guilty; in one process."""
 
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -25,6 +23,7 @@ from phalanx.lab.bench.detection.simulated_run import (
     sequences,
     undisturbed,
 )
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
 from phalanx.pipeline import keep_freed_memory
@@ -45,8 +44,7 @@ def bench_detection(quick: bool, only_finished: bool = False) -> dict[str, Any]:
         Rows, how many are missing, and the blocks `false_accusations_per_million` and `evidence`; a figure that was
         not measured is None.
     """
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
-    finished = rows_in(cache / "bench" / "detection.jsonl", code_version())
+    finished = rows_in(cache_directory() / "bench" / "detection.jsonl", code_version())
     return measure(cells(quick=quick), finished, quick=quick, only_finished=only_finished)
 
 
@@ -61,9 +59,9 @@ def measure(
     """Play the unfinished cells; see `bench_detection`."""
     load, code = load_average(), code_version()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, deterministic(threads=1):
+    with scratch_directory() as directory, deterministic(threads=1):
         keep_freed_memory()
-        field = _Field([cell for cell in what if finished.find(cell) is None], Path(directory))
+        field = _Field([cell for cell in what if finished.find(cell) is None], directory)
         rows = list(sweep(what, finished, None if only_finished else field.row, _tell))
     return {
         **bench_head("detection", load, quick=quick, commit=code),
@@ -233,8 +231,7 @@ def _besides_run(cell: DetectionCell) -> list[object]:
 
 
 def _tell(place: str, cell: DetectionCell, row: Row) -> None:
-    sys.stderr.write(f"bench: {place}: {_in_words(row)}, {row['wall_s']:.0f} s\n")
-    sys.stderr.flush()
+    print_progress(f"{place}: {_in_words(row)}, {row['wall_s']:.0f} s")
 
 
 def _in_words(row: Row) -> str:

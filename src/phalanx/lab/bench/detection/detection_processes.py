@@ -1,8 +1,6 @@
 """``phalanx bench detection-processes``: a drawn sample of `bench detection`, each company in processes of its own."""
 
-import os
 import random
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from phalanx.lab.bench.detection.detection import PROTOCOL
 from phalanx.lab.bench.detection.drill_plan import DrillRun
 from phalanx.lab.bench.detection.drills import Train, row_of, train_quietly
 from phalanx.lab.bench.detection.simulated_run import lying_early
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, code_version, load_average
 from phalanx.lab.bench.measure.row_file import Row, RowFile, sweep
 from phalanx.pipeline import PRESETS, AttackConfig, GuardConfig
@@ -37,13 +36,13 @@ def bench_detection_processes(quick: bool, only_finished: bool = False) -> dict[
         an honest party blamed and with the bits of the undisturbed run.
     """
     started, load = time.monotonic(), load_average()
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
     code, drawn = code_version(), draw_cells(_SIZE["quick" if quick else "full"])
     finished: RowFile[DetectionCell] = RowFile(
-        cache / "bench" / "detection-processes.jsonl", lambda cell: [PROTOCOL, code, digest(in_processes(cell))]
+        cache_directory() / "bench" / "detection-processes.jsonl",
+        lambda cell: [PROTOCOL, code, digest(in_processes(cell))],
     )
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-        company = Companies(Path(directory), train_quietly)
+    with scratch_directory() as directory:
+        company = Companies(directory, train_quietly)
         rows = list(sweep(drawn, finished, None if only_finished else company.row, _tell))
     return {
         **bench_head("detection-processes", load, quick=quick, commit=code),
@@ -126,8 +125,7 @@ class Companies:
 
 
 def _tell(which: str, cell: DetectionCell, row: Row) -> None:
-    sys.stderr.write(
+    print_progress(
         f"{which}: {row['attack']} K={row['K']} {row['preset']}: blamed {row['blamed']} lost {row['lost']}, "
-        f"bits of the undisturbed run: {row['bit_identical']}\n"
+        f"bits of the undisturbed run: {row['bit_identical']}"
     )
-    sys.stderr.flush()

@@ -1,17 +1,15 @@
 """One arm of this package in a process of its own: an owner with its processes of sites, or the training alone."""
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from pydantic import ValidationError
-
-from phalanx.child import die_with_parent
 from phalanx.config import dump_toml
-from phalanx.errors import ConfigError, PeerLostError
+from phalanx.errors import PeerLostError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.federated.carriers.loopback import LoopbackCarrier
 from phalanx.federated.rounds.coordinator import RoundCoordinator
@@ -19,6 +17,7 @@ from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.site_trainer import SiteSchedule, SiteTrainer
 from phalanx.lab.bench.federated.plan import FederatedSpec, RoundsReport, RoundsRequest, SiteLine
+from phalanx.lab.bench.measure.harness import parse_message, send_message, serve_bench, serve_orders
 from phalanx.models import open_model
 from phalanx.pipeline import keep_freed_memory
 from phalanx.train.batches.site_data import SharedTexts, whole_model
@@ -42,28 +41,25 @@ def main(path: Path, arm: str, orders: IO[str], answers: IO[str]) -> None:
         ConfigError: The file or an order is malformed.
         PhalanxError: As rounds do.
     """
-    die_with_parent()
     keep_freed_memory()
-    spec = FederatedSpec.model_validate_json(path.read_text(encoding="utf-8"))
+    spec = parse_message(FederatedSpec, path.read_text(encoding="utf-8"))
     cache, loaded = Path(os.environ["PHALANX_CACHE"]), set[tuple[str, int]]()
     opened = training_alone(spec.run, cache) if arm == ALONE else rounds_of(spec.run, Path(spec.directory))
     with deterministic(1), opened as (run_round, loads):
-        _say(answers, RoundsReport(version="phalanx"))
-        done = 0
-        for request_line in orders:
-            try:
-                order = RoundsRequest.model_validate_json(request_line)
-            except ValidationError as exc:
-                raise ConfigError(f"bench: a malformed order: {exc}") from exc
+        numbers = itertools.count(1)
+
+        def act(order: RoundsRequest) -> RoundsReport:
             lines: dict[str, list[SiteLine]] = {site: [] for site in spec.sites}
-            for number in range(done + 1, done + order.rounds + 1):
+            for number in itertools.islice(numbers, order.rounds):
                 for site, report in run_round(number).items():
                     lines[site].append(report)
-            done += order.rounds
             for site, process in loads() - loaded:
                 lines[site].append(SiteLine(load=1))
                 loaded.add((site, process))
-            _say(answers, RoundsReport(sites={site: tuple(reports) for site, reports in lines.items()}))
+            return RoundsReport(sites={site: tuple(reports) for site, reports in lines.items()})
+
+        send_message(answers, RoundsReport(version="phalanx"))
+        serve_orders(RoundsRequest, orders, answers, act)
 
 
 @contextlib.contextmanager
@@ -134,12 +130,6 @@ def training_alone(run: RunConfig, cache: Path) -> Iterator[tuple[RoundRunner, L
     yield run_round, set
 
 
-def _say(answers: IO[str], report: RoundsReport) -> None:
-    answers.write(report.model_dump_json() + "\n")
-    answers.flush()
-
-
 if __name__ == "__main__":
-    # what libraries print must not be taken for an answer
-    with contextlib.redirect_stdout(sys.stderr):
-        main(Path(sys.argv[1]), sys.argv[2], sys.stdin, sys.__stdout__ or sys.stdout)
+    with serve_bench() as pipes:
+        main(Path(sys.argv[1]), sys.argv[2], *pipes)

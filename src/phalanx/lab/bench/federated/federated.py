@@ -3,8 +3,6 @@
 import contextlib
 import os
 import secrets
-import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from phalanx.lab.bench.federated.plan import (
     write_spec,
 )
 from phalanx.lab.bench.federated.private_step import private_rows
-from phalanx.lab.bench.measure.line_process import LineProcess, in_environment
+from phalanx.lab.bench.measure.harness import LineProcess, print_progress, scratch_directory, start_peer
 from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.process_clock import marked_cpu_seconds
 
@@ -60,13 +58,12 @@ def measure(plan: FederatedPlan, python: str | None) -> dict[str, Any]:
         python: Python of the peers' environment; None leaves their figures null.
     """
     load = load_average()
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as named:
-        directory = Path(named).resolve()
+    with scratch_directory() as directory:
         cache = Path(os.environ.setdefault("PHALANX_CACHE", str(directory / "cache"))).resolve()
         rows = _measure_rounds(plan, python, cache, directory)
-        _say("a secure sum")
+        print_progress("a secure sum")
         summed = measure_sum(plan.summed_values, plan.summed_clients)
-        _say("differential privacy")
+        print_progress("differential privacy")
         private = private_rows(plan, cache, directory)
     return {
         "name": "federated",
@@ -128,7 +125,7 @@ class _RunningArm:
         environment = {"OMP_NUM_THREADS": "1", key: value}
         if name in PEERS:
             program = str(Path(__file__).with_name("peers") / "fl_peer.py")
-            process = in_environment(name, python or "", (program, str(path), name), environment, log)
+            process = start_peer(name, python or "", (program, str(path), name), environment, log)
         else:
             process = LineProcess(name, ("phalanx.lab.bench.federated.arm", str(path), name), environment, log)
         self._process = stack.enter_context(process)
@@ -138,8 +135,7 @@ class _RunningArm:
         """Let it run some rounds; the first turn is not measured."""
         measured = self.measured
         used, began = marked_cpu_seconds(self._mark), time.perf_counter()
-        self._process.tell(RoundsRequest(rounds=measured.rounds).model_dump_json())
-        report = RoundsReport.model_validate_json(self._process.answer())
+        report = self._process.ask(RoundsRequest(rounds=measured.rounds), RoundsReport)
         if measured.lines:
             measured.wall_s.append(time.perf_counter() - began)
             measured.cpu_s.append(marked_cpu_seconds(self._mark) - used)
@@ -166,12 +162,12 @@ def _measure_rounds(plan: FederatedPlan, python: str | None, cache: Path, direct
 
         for name in NAMES if python else (ALONE, OURS, SECURE):
             attempt(name, None)
-            _say(f"{name}: {'is ready' if name in arms else reasons[name]}")
+            print_progress(f"{name}: {'is ready' if name in arms else reasons[name]}")
         for turn in range(plan.turns + 1):
             # each arm is first in some turn
             for name in list(arms) if turn % 2 else reversed(list(arms)):
                 attempt(name, turn)
-            _say(f"turn {turn + 1} of {plan.turns + 1}")
+            print_progress(f"turn {turn + 1} of {plan.turns + 1}")
         return rows_of({name: arm.measured for name, arm in arms.items()}, reasons)
 
 
@@ -212,8 +208,3 @@ def rows_of(arms: Mapping[str, RoundsArm], reasons: Mapping[str, str]) -> list[d
         row["loads_after_first_turn"] = sum(report.load for turn in arm.lines[1:] for report in turn)
         row["largest_loss_difference"] = max(differences)
     return rows
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

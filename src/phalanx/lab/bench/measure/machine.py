@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 
@@ -31,9 +32,9 @@ def taken_on(load: object, commit: str | None = None) -> dict[str, Any]:
 def describe_machine() -> dict[str, Any]:
     """Return processor, cores, memory and versions; None for facts that this system does not provide."""
     return {
-        "cpu": _line_of(Path("/proc/cpuinfo"), "model name"),
+        "cpu": _processor(),
         "cores": os.cpu_count(),
-        "memory": _line_of(Path("/proc/meminfo"), "MemTotal"),
+        "memory": f"{psutil.virtual_memory().total // 1024} kB",
         "system": f"{platform.system()} {platform.machine()}",
         "torch": torch.__version__,
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -74,9 +75,9 @@ def code_version() -> str:
     return f"{commit or 'no commit'}+{sources.hexdigest()[:16]}"
 
 
-def _line_of(path: Path, name: str) -> str | None:
+def _processor() -> str | None:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
-    return next((row.partition(":")[2].strip() for row in lines if row.startswith(name)), None)
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

@@ -2,12 +2,14 @@
 
 import contextlib
 import ctypes
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import psutil
+
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.resident import resident
 from phalanx.pipeline.processes.fork_server import PROCESS_NAME
 
 _QUIET_WINDOW_S = 0.03
@@ -21,23 +23,25 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     Raises:
         TrainingError: One of them has ended.
 
-    Source: POSIX clock_getcpuclockid; nanoseconds where /proc/PID/stat counts in 10 ms.
+    Source: POSIX clock_getcpuclockid; nanoseconds where /proc/PID/stat, and psutil with it, counts in 10 ms.
     """
     return sum(time.clock_gettime(_clock_of(pid)) for pid in pids)
 
 
 def marked_cpu_seconds(mark: str) -> float:
-    """Return CPU seconds of all processes with this mark in their environment (Linux), and of their ended children.
+    """Return CPU seconds of all processes with this mark in their environment, and of their ended children.
 
     Frameworks start processes that leave their starter, and others that live for a second; 10 ms are told apart.
     """
-    ticks = 0
-    for place in Path("/proc").glob("[0-9]*"):
+    name, _, value = mark.partition("=")
+    seconds = 0.0
+    for process in psutil.process_iter():
         # processes end while they are looked at, and others' may not be
-        with contextlib.suppress(OSError):
-            if mark.encode() in (place / "environ").read_bytes():
-                ticks += sum(map(int, (place / "stat").read_text("utf-8").rpartition(")")[2].split()[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(name) == value:
+                times = process.cpu_times()
+                seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
 
 
 def peak_memory_bytes(pids: Iterable[int]) -> int:
@@ -46,40 +50,35 @@ def peak_memory_bytes(pids: Iterable[int]) -> int:
     Raises:
         TrainingError: One of them has ended, or this system does not tell.
     """
-    return sum(_peak_bytes(pid) for pid in pids)
+    return sum(resident(pid).peak for pid in pids)
 
 
 def process_tree(root: int) -> list[int]:
-    """A process, its children, theirs and so on (Linux), each parent before its children.
+    """A process, its children, theirs and so on, each parent before its children.
 
     Workers are forked from a server, so that they are grandchildren of whatever has them.
     """
-    processes = [root]
-    for parent in processes:
-        children: list[int] = []
-        # a process may end while it is looked at
-        with contextlib.suppress(OSError):
-            for listing in sorted(Path(f"/proc/{parent}/task").glob("*/children")):
-                children += [int(word) for word in listing.read_text(encoding="ascii").split()]
-        processes += sorted(children)
-    return processes
+    try:
+        return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return [root]
 
 
 def worker_name(pid: int) -> str | None:
-    """Return the worker name of a process (Linux): by its file, or by the name that a fork server gave it.
+    """Return the worker name of a process: by its file, or by the name that a fork server gave it.
 
     None: it is no worker, or is gone.
     """
     try:
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").partition(" (")[2].rpartition(") ")
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return None
+        name, command = process.name(), process.cmdline()
+    except psutil.Error:
         return None
-    if rest.startswith(("Z", "X")) or name == PROCESS_NAME:
-        return None
-    if name.startswith("worker-"):
-        return name
-    file = Path(command[-2].decode(errors="replace")) if len(command) > 1 else Path()
+    if name == PROCESS_NAME or name.startswith("worker-"):
+        return None if name == PROCESS_NAME else name
+    file = Path(command[-1]) if command else Path()
     return file.stem if file.suffix == ".toml" else None
 
 
@@ -103,15 +102,6 @@ def wait_until_quiet(pids: list[int], timeout_s: float) -> float:
             return last_busy
         if now > deadline:
             raise TrainingError(f"bench: processes {pids} are still busy {timeout_s:.0f} s after their last step")
-
-
-def _peak_bytes(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-        (kibibytes,) = (int(row.split()[1]) for row in lines if row.startswith("VmHWM:"))
-    except (OSError, ValueError) as exc:
-        raise TrainingError(f"bench: process {pid} has ended, or this system does not tell its memory") from exc
-    return kibibytes * 1024
 
 
 def _clock_of(pid: int) -> int:

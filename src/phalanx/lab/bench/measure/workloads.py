@@ -1,12 +1,17 @@
 """The workloads of `bench pipeline`: two models, as run files would say it, and how long each is measured."""
 
+import sysconfig
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from phalanx.data import DataConfig
+import torch
+from torch import Tensor
+
+from phalanx.data import Corpus, DataConfig, prepare
 from phalanx.data.config import BpeConfig, ModelTokenizerConfig
 from phalanx.data.sources import PythonManualConfig
-from phalanx.models import ModelConfig
+from phalanx.models import ModelConfig, ModelSource, open_model
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.train import RunConfig, TrainConfig
@@ -83,6 +88,19 @@ def scratch_run(width: int = 288) -> RunConfig:
     }
     data = DataConfig(sources=(PythonManualConfig(),), tokenizer=BpeConfig(vocab_size=4096), sequence_length=128)
     return _run(ModelConfig(from_scratch=True, architecture=architecture), data, lr=1e-3, batch_size=32)
+
+
+def standard_library() -> Tensor:
+    """Return the bytes of modules of Python's standard library, as token ids."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    raw = b"".join(path.read_bytes() for path in sorted(library.glob("*.py"))[:60])
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).long()
+
+
+def prepare_run(run: RunConfig, cache: Path) -> tuple[ModelSource, Corpus]:
+    """Open a run's model and prepare its text, both in the cache."""
+    source = open_model(run.model, cache / "models", run.train.seed)
+    return source, prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
 
 
 def _smollm2(batch_size: int) -> RunConfig:

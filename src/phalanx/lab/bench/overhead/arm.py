@@ -1,28 +1,38 @@
-"""One arm of a bench in a process of its own: set up, wait for orders, run so many steps, say what happened."""
+"""One arm of a bench in a process of its own, and the bench's side: start it, let it step, measure it from outside."""
 
 import contextlib
+import os
+import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from phalanx.child import die_with_parent
 from phalanx.config import StrictModel
-from phalanx.data import BatchLoader, prepare
+from phalanx.data import BatchLoader
 from phalanx.engine import UNGUARDED, StepInputs
-from phalanx.errors import ConfigError
+from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.harness import (
+    LineProcess,
+    open_engine,
+    parse_message,
+    send_message,
+    serve_bench,
+    serve_orders,
+)
 from phalanx.lab.bench.measure.plain import PlainTrainer
-from phalanx.lab.bench.overhead.loss import Loss
-from phalanx.models import ModelSource, open_model
+from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet, worker_name
+from phalanx.lab.bench.measure.workloads import prepare_run
+from phalanx.models import ModelSource
 from phalanx.pipeline import PipelineEngine, keep_freed_memory, settle_numerics
 from phalanx.train import RunConfig, step_inputs
-from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.sessions.cluster import company
-from phalanx.train.setup.layout import make_plan
-from phalanx.train.setup.stage_source import StageLibrary
+
+_QUIET_TIMEOUT_S = 120.0
 
 
 class ArmSpec(StrictModel):
@@ -58,6 +68,60 @@ class Report(StrictModel):
     """Steps before the one that was interrupted, which a recovery went back over."""
 
 
+@dataclass(frozen=True)
+class Block:
+    """A few steps of one arm, measured from their start until all its processes are idle again.
+
+    Attributes:
+        cpu_s: CPU seconds of all processes of the arm together.
+        report: Report of the arm itself.
+    """
+
+    steps: int
+    wall_s: float
+    cpu_s: float
+    report: Report
+
+
+class ArmProcess(LineProcess):
+    """One arm's process with its workers; idle between blocks."""
+
+    def __init__(self, spec: ArmSpec, environment: Mapping[str, str]) -> None:
+        directory = Path(spec.directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        path, log = directory.parent / f"{spec.arm}.json", directory.parent / f"{spec.arm}.log"
+        path.write_text(spec.model_dump_json(), encoding="utf-8")
+        super().__init__(f"arm {spec.arm!r}", (_MODULE, str(path)), environment, log)
+        try:
+            self.answer()
+        except TrainingError:
+            self.close()
+            raise
+        self.pids = process_tree(self.pid)
+
+    def run(self, steps: int, threads: int = 1) -> Block:
+        """Run some steps and wait until everything that they started has ended.
+
+        Raises:
+            TrainingError: The arm failed; the message holds the last line of its log.
+        """
+        cpu, started = cpu_seconds(self.pids), time.perf_counter()
+        report = self.ask(StepsRequest(steps=steps, threads=threads), Report)
+        ended = wait_until_quiet(self.pids, _QUIET_TIMEOUT_S)
+        return Block(steps, ended - started, cpu_seconds(self.pids) - cpu, report)
+
+    def lose(self, worker: str) -> Report:
+        """Kill one of the arm's workers, and run a step without it; nothing can be measured from outside afterwards.
+
+        Returns:
+            What happened, with the seconds from the loss to the end of the step.
+
+        Raises:
+            TrainingError: The arm failed.
+        """
+        return self.ask(StepsRequest(steps=1, threads=1, lose=worker), Report)
+
+
 class _Runner(Protocol):
     def __call__(self, step: int, inputs: StepInputs, lose: str | None = None) -> Report: ...
 
@@ -69,25 +133,25 @@ def main(spec_path: Path, orders: IO[str], answers: IO[str]) -> None:
         ConfigError: The file or an order is malformed.
         PhalanxError: As training does.
     """
-    die_with_parent()
-    spec = _parse(ArmSpec, spec_path.read_text(encoding="utf-8"))
-    run = spec.run
+    spec = parse_message(ArmSpec, spec_path.read_text(encoding="utf-8"))
+    run, num_steps = spec.run, 0
     torch.set_num_threads(run.train.threads)
-    source = open_model(run.model, Path(spec.cache) / "models", run.train.seed)
-    corpus = prepare(run.data, Path(spec.cache) / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    source, corpus = prepare_run(run, Path(spec.cache))
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
     with _plain(run, source) if spec.plain else _pipeline(spec, source) as runner:
-        _say(answers, Report())
-        done = 0
-        for request_line in orders:
-            order = _parse(StepsRequest, request_line)
+
+        def act(order: StepsRequest) -> Report:
+            nonlocal num_steps
             torch.set_num_threads(order.threads)
             total = Report()
-            for step in range(done, done + order.steps):
+            for number in range(order.steps):
                 inputs = step_inputs(loader.next(), run.train.microbatches)
-                total = _add(total, runner(step, inputs, order.lose if step == done else None))
-            done += order.steps
-            _say(answers, total)
+                total = _add(total, runner(num_steps, inputs, None if number else order.lose))
+                num_steps += 1
+            return total
+
+        send_message(answers, Report())
+        serve_orders(StepsRequest, orders, answers, act)
 
 
 @contextlib.contextmanager
@@ -100,22 +164,19 @@ def _plain(run: RunConfig, source: ModelSource) -> Iterator[_Runner]:
 
 @contextlib.contextmanager
 def _pipeline(spec: ArmSpec, source: ModelSource) -> Iterator[_Runner]:
-    run = spec.run
-    settle_numerics(run.train.threads)
-    home = RunDirectory(Path(spec.directory), run, resume=False)
-    plan = make_plan(run, source)
-    library = StageLibrary(source, plan, None)
-    with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
-        loss = Loss(engine, home, source, plan)
-        yield lambda step, inputs, lose=None: _pipeline_step(engine, step, inputs, loss, lose)
+    settle_numerics(spec.run.train.threads)
+    with open_engine(spec.run, source, Path(spec.directory)) as (engine, _):
+        yield lambda step, inputs, lose=None: _pipeline_step(engine, step, inputs, lose)
 
 
-def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, loss: Loss, lose: str | None) -> Report:
-    result, recovery_s = (engine.step(step, inputs), None) if lose is None else loss.step(lose, step, inputs)
+def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, lose: str | None) -> Report:
+    started = time.perf_counter()
+    if lose is not None:
+        _kill_worker(lose)
+    result = engine.step(step, inputs)
     guard = result.guard or UNGUARDED
     return Report(
-        recovery_s=recovery_s,
+        recovery_s=None if lose is None else time.perf_counter() - started,
         steps_redone=guard.steps_redone,
         losses=(result.loss,),
         audits=guard.num_audits,
@@ -124,6 +185,14 @@ def _pipeline_step(engine: PipelineEngine, step: int, inputs: StepInputs, loss: 
         bytes_by_link=dict(result.bytes_by_link),
         usage={party: dict(seconds) for party, seconds in engine.usage.items()},
     )
+
+
+def _kill_worker(name: str) -> None:
+    for pid in process_tree(os.getpid())[1:]:
+        if worker_name(pid) == name:
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise TrainingError(f"bench: {name} does not run here; nothing can be lost")
 
 
 def _add(left: Report, right: Report) -> Report:
@@ -142,19 +211,8 @@ def _add(left: Report, right: Report) -> Report:
     )
 
 
-def _parse(model: Any, text: str) -> Any:
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as exc:
-        raise ConfigError(f"bench: a malformed {model.__name__}: {exc}") from exc
-
-
-def _say(answers: IO[str], report: Report) -> None:
-    answers.write(report.model_dump_json() + "\n")
-    answers.flush()
-
+_MODULE = "phalanx.lab.bench.overhead.arm"
 
 if __name__ == "__main__":
-    # what libraries print must not be taken for an answer
-    with contextlib.redirect_stdout(sys.stderr):
-        main(Path(sys.argv[1]), sys.stdin, sys.__stdout__ or sys.stdout)
+    with serve_bench() as pipes:
+        main(Path(sys.argv[1]), *pipes)

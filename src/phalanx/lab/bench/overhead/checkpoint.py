@@ -1,10 +1,7 @@
 """``phalanx bench checkpoint``: the cost of a checkpoint for the training, written at once or beside it, in one run."""
 
 import contextlib
-import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.checkpoint import CheckpointConfig, list_checkpoints
-from phalanx.data import BatchLoader, prepare
+from phalanx.data import BatchLoader
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.harness import cache_directory, open_engine, print_progress, rotate, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.measure.workloads import scratch_run
-from phalanx.models import open_model
+from phalanx.lab.bench.measure.workloads import prepare_run, scratch_run
 from phalanx.pipeline import PipelineEngine, settle_numerics
 from phalanx.train import RunConfig, step_inputs
 from phalanx.train.records.history import RunHistory
@@ -25,9 +22,6 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.records.summary import Figures
 from phalanx.train.saving.savepoint import ModelOrigin, RunProgress, Savepoint
 from phalanx.train.saving.saver import Saver
-from phalanx.train.sessions.cluster import company
-from phalanx.train.setup.layout import make_plan
-from phalanx.train.setup.stage_source import StageLibrary
 
 _ARMS = ("none", "synchronous", "asynchronous")
 
@@ -73,17 +67,12 @@ def bench_checkpoint(quick: bool) -> dict[str, Any]:
 def measure(workload: CheckpointWorkload, *, quick: bool) -> dict[str, Any]:
     """Measure one workload; see `bench_checkpoint`."""
     load = load_average()
-    with (
-        tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory,
-        _session(workload, Path(directory)) as session,
-    ):
+    with scratch_directory() as directory, _session(workload, directory) as session:
         arms = {arm: _Arm() for arm in _ARMS}
         for turn in range(1 + workload.rounds):
-            # every arm is first, second and third in turn: what drifts within a round favours none
-            for position in range(len(_ARMS)):
-                arm = _ARMS[(turn + position) % len(_ARMS)]
+            for arm in rotate(_ARMS, turn):
                 session.block(arm, arms[arm] if turn else _Arm())
-            _say(f"{workload.model}: turn {turn + 1} of {1 + workload.rounds}")
+            print_progress(f"{workload.model}: turn {turn + 1} of {1 + workload.rounds}")
         size_bytes = session.size_bytes()
     return {
         **bench_head("checkpoint", load, quick=quick),
@@ -151,18 +140,11 @@ class _Session:
 def _session(workload: CheckpointWorkload, directory: Path) -> Iterator[_Session]:
     run = workload.run
     settle_numerics(run.train.threads)
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
-    source = open_model(run.model, cache / "models", run.train.seed)
-    corpus = prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path)
+    source, corpus = prepare_run(run, cache_directory())
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
-    home, plan = RunDirectory(directory / "run", run, resume=False), make_plan(run, source)
-    library = StageLibrary(source, plan, None)
-    progress = RunProgress(loader, Figures(), RunningTotals())
-    savepoint = Savepoint(run, home, progress, ModelOrigin(source), RunHistory())
-    with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(company(run, home, plan, library, lambda kind, body: None))
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
-        events: list[tuple[str, dict[str, Any]]] = []
+    progress, events = RunProgress(loader, Figures(), RunningTotals()), list[tuple[str, dict[str, Any]]]()
+    with open_engine(run, source, directory / "run") as (engine, home), contextlib.ExitStack() as stack:
+        savepoint = Savepoint(run, home, progress, ModelOrigin(source), RunHistory())
         saver = Saver(engine, savepoint, lambda kind, body: events.append((kind, body)))
         stack.callback(saver.close)
         session = _Session(run, home, engine, loader, saver)
@@ -188,8 +170,3 @@ def _row(workload: CheckpointWorkload, arm: str, arms: dict[str, _Arm], size_byt
         "stall_share": statistics.median(mine.stall_s) / statistics.median(bare.block_s) if saves else None,
         "write_s": statistics.median(mine.write_s) if saves else None,
     }
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

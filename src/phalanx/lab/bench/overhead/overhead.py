@@ -1,23 +1,20 @@
 """``phalanx bench overhead``: the cost of each guard beside an unguarded run of the same stages and microbatches."""
 
 import contextlib
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.data import prepare
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.measure.process_clock import peak_memory_bytes
-from phalanx.lab.bench.overhead.arm import ArmSpec
-from phalanx.lab.bench.overhead.arm_process import ArmProcess
+from phalanx.lab.bench.measure.workloads import prepare_run
+from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec
 from phalanx.lab.bench.overhead.overhead_arms import InterleavedGuards, shifts
 from phalanx.lab.bench.overhead.overhead_rows import RunShape, extrapolated, overhead_rows
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row
-from phalanx.models import ModelSource, estimate_costs, open_model
+from phalanx.models import ModelSource, estimate_costs
 from phalanx.train.setup.layout import estimate_stages
 
 
@@ -41,8 +38,8 @@ def measure(what: Sequence[InterleavedGuards], *, quick: bool) -> dict[str, Any]
     load = load_average()
     rows: list[Row] = []
     for shift in what:
-        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-            rows += _measure_shift(shift, Path(directory))
+        with scratch_directory() as directory:
+            rows += _measure_shift(shift, directory)
     return {
         **bench_head("overhead", load, quick=quick),
         "extrapolated": extrapolated(),
@@ -60,22 +57,11 @@ def _measure_shift(shift: InterleavedGuards, directory: Path) -> list[Row]:
     return overhead_rows(shift.arms, measured, memory, _layout(shift, source), losses)
 
 
-def run_in_turns(shift: InterleavedGuards, directory: Path) -> dict[str, ArmMeasurement]:
-    """Run every arm of a shift, turn by turn, and return the measurements of each.
-
-    Raises:
-        TrainingError: An arm failed.
-    """
-    with _opened(shift, directory) as (_, crew):
-        return _take_turns(shift, crew)
-
-
 @contextlib.contextmanager
 def _opened(shift: InterleavedGuards, directory: Path) -> Iterator[tuple[ModelSource, dict[str, ArmProcess]]]:
     run = shift.run
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
-    source = open_model(run.model, cache / "models", run.train.seed)
-    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    cache = cache_directory()
+    source, _ = prepare_run(run, cache)
     with contextlib.ExitStack() as stack:
         crew: dict[str, ArmProcess] = {}
         for arm, guard in shift.arms.items():
@@ -87,7 +73,7 @@ def _opened(shift: InterleavedGuards, directory: Path) -> Iterator[tuple[ModelSo
                 cache=str(cache.resolve()),
             )
             crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": "1"}))
-            _say(f"{_name(shift)}: {arm} is ready")
+            print_progress(f"{_name(shift)}: {arm} is ready")
         yield source, crew
 
 
@@ -100,7 +86,7 @@ def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess]) -> dict[s
     started = time.monotonic()
     for turn in range(shift.warm_ups + shift.rounds):
         if turn > shift.warm_ups and time.monotonic() - started > shift.budget_s:
-            _say(f"{name}: the time is up after {turn - shift.warm_ups} rounds")
+            print_progress(f"{name}: the time is up after {turn - shift.warm_ups} rounds")
             break
         for arm, measured in arms.items():
             block = crew[arm].run(shift.steps)
@@ -108,7 +94,7 @@ def _take_turns(shift: InterleavedGuards, crew: dict[str, ArmProcess]) -> dict[s
                 measured.blocks.append(block)
             else:
                 measured.before = block.report.usage
-        _say(f"{name}: turn {turn + 1} of {shift.warm_ups + shift.rounds}")
+        print_progress(f"{name}: turn {turn + 1} of {shift.warm_ups + shift.rounds}")
     return arms
 
 
@@ -125,8 +111,3 @@ def _layout(shift: InterleavedGuards, source: ModelSource) -> RunShape:
         untrusted_share=(last - first + 1) / (source.num_layers + sum(estimate_costs(source.hub_config))),
         trained_untrusted=sum(stage.trainable for stage in watched),
     )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

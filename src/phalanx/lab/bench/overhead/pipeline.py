@@ -1,21 +1,16 @@
 """``phalanx bench pipeline``: the cost of the pipeline and its guard, beside plain training, in one run."""
 
 import contextlib
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.data import prepare
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
-from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, workloads
-from phalanx.lab.bench.overhead.arm import ArmSpec
-from phalanx.lab.bench.overhead.arm_process import ArmProcess, Block
+from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN, Workload, prepare_run, workloads
+from phalanx.lab.bench.overhead.arm import ArmProcess, ArmSpec, Block
 from phalanx.lab.bench.overhead.rows import ArmMeasurement, Row, rows_of
-from phalanx.models import open_model
 from phalanx.train import RunConfig
 
 _PLAIN_THREADS = (1, 2)
@@ -43,8 +38,8 @@ def measure(what: Sequence[Workload], *, quick: bool) -> dict[str, Any]:
     load = load_average()
     rows: list[Row] = []
     for workload in what:
-        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-            rows += _measure_model(workload, Path(directory))
+        with scratch_directory() as directory:
+            rows += _measure_model(workload, directory)
     return {
         **bench_head("pipeline", load, quick=quick),
         "rows": rows,
@@ -53,10 +48,9 @@ def measure(what: Sequence[Workload], *, quick: bool) -> dict[str, Any]:
 
 def _measure_model(workload: Workload, directory: Path) -> list[Row]:
     run = workload.run
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
-    _say(f"{workload.model}: preparing")
-    source = open_model(run.model, cache / "models", run.train.seed)
-    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
+    cache = cache_directory()
+    print_progress(f"{workload.model}: preparing")
+    prepare_run(run, cache)
     tokens = run.train.batch_size * run.data.sequence_length
     rows: dict[str, Row] = {}
     threads = set(_PLAIN_THREADS)
@@ -68,7 +62,7 @@ def _measure_model(workload: Workload, directory: Path) -> list[Row]:
                 # the plain arm may use fewer than it has
                 num_threads = max(_PLAIN_THREADS) if arm == PLAIN else 1
                 crew[arm] = stack.enter_context(ArmProcess(spec, {"OMP_NUM_THREADS": str(num_threads)}))
-                _say(f"{workload.model}: {arm} is ready")
+                print_progress(f"{workload.model}: {arm} is ready")
             if number == 0:
                 threads = _worth_measuring(crew[PLAIN])
             arms, plain = _take_turns(workload, crew, threads)
@@ -97,14 +91,14 @@ def _take_turns(
     for turn in range(workload.warm_ups + workload.rounds):
         is_measured = turn >= workload.warm_ups
         if turn > workload.warm_ups and time.monotonic() - started > workload.budget_s:
-            _say(f"{workload.model}: the time is up after {turn - workload.warm_ups} rounds")
+            print_progress(f"{workload.model}: the time is up after {turn - workload.warm_ups} rounds")
             break
         # the plain arm has had its first steps, with either number of threads
         for threads in sorted(hopeful) if is_measured else ():
             _record(plain[threads], crew[PLAIN].run(workload.steps, threads), is_measured)
         for arm, measured in arms.items():
             _record(measured, crew[arm].run(workload.steps), is_measured)
-        _say(f"{workload.model}: turn {turn + 1} of {workload.warm_ups + workload.rounds}")
+        print_progress(f"{workload.model}: turn {turn + 1} of {workload.warm_ups + workload.rounds}")
     return arms, plain
 
 
@@ -113,7 +107,7 @@ def _worth_measuring(plain: ArmProcess) -> set[int]:
     trial = {threads: plain.run(1, threads).wall_s for threads in _PLAIN_THREADS}
     best = min(trial.values())
     for threads, wall_s in trial.items():
-        _say(f"plain with {threads} threads: {wall_s:.1f} s for the first step")
+        print_progress(f"plain with {threads} threads: {wall_s:.1f} s for the first step")
     return {threads for threads, wall_s in trial.items() if wall_s <= _HOPELESS * best}
 
 
@@ -122,8 +116,3 @@ def _record(measured: ArmMeasurement, block: Block, is_measured: bool) -> None:
         measured.blocks.append(block)
     else:
         measured.before = block.report.usage
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from phalanx.lab.bench.measure.workloads import GUARDS, PLAIN
-from phalanx.lab.bench.overhead.arm_process import Block
+from phalanx.lab.bench.overhead.arm import Block
 
 PHASES = ("compute", "send", "wait", "screen", "audit", "shadow_apply", "state_digest", "commit", "optimizer")
 """Phases of the owner's wall time that have a column; what lies between them is "other"."""

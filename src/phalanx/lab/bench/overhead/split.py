@@ -3,14 +3,13 @@
 import io
 import os
 import statistics
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.overhead.split_runs import SplitArm, arms_of, run_of
 from phalanx.telemetry import read_metrics
@@ -49,13 +48,13 @@ def bench_split(quick: bool) -> dict[str, Any]:
 def measure(arms: Sequence[SplitArm], *, steps: int, turns: int, quick: bool) -> dict[str, Any]:
     """Measure so many turns of each arm; see `bench_split`."""
     load = load_average()
-    os.environ.setdefault("PHALANX_CACHE", str((Path("runs") / ".cache").resolve()))
+    os.environ["PHALANX_CACHE"] = str(cache_directory().resolve())
     results_of_arm: dict[SplitArm, list[Mapping[str, Any]]] = {arm: [] for arm in arms}
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+    with scratch_directory() as directory:
         for turn in range(turns):
             for number, (arm, results) in enumerate(results_of_arm.items()):
-                results.append(_run_once(arm, steps, Path(directory) / f"{number}-{turn}"))
-                _say(f"{arm.label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
+                results.append(_run_once(arm, steps, directory / f"{number}-{turn}"))
+                print_progress(f"{arm.label}, turn {turn + 1} of {turns}: {results[-1]['step_s']:.3f} s a step")
     return {
         **bench_head("split", load, quick=quick),
         "steps": steps,
@@ -108,8 +107,3 @@ def _row(arm: SplitArm, results: Sequence[Mapping[str, Any]], plain_cpu_s: float
 def _median(results: Sequence[Mapping[str, Any]], name: str) -> float:
     value: float = statistics.median(result[name] for result in results)
     return value
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

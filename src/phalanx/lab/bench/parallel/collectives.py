@@ -2,14 +2,12 @@
 
 import itertools
 import os
-import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from phalanx.errors import InputError
-from phalanx.lab.bench.measure.machine import current_commit, describe_machine, load_average
+from phalanx.lab.bench.measure.harness import print_progress, scratch_directory
+from phalanx.lab.bench.measure.machine import bench_head, load_average
 from phalanx.lab.bench.parallel.ranks import RankForkServer
 from phalanx.planner.cluster import links as model
 from phalanx.planner.cluster.links import Link, fit_machine
@@ -55,24 +53,18 @@ def measure(ranks: Sequence[int], sizes: Sequence[int], operations: Sequence[str
     """Measure these; see `bench_collectives`."""
     load = load_average()
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankForkServer(Path(directory)) as host:
+    with scratch_directory() as directory, RankForkServer(directory) as host:
         for world in ranks:
             rows += exchange_rows(host, world, sizes, operations)
-            _say(f"{world} ranks are done")
+            print_progress(f"collectives: {world} ranks are done")
     return summary(rows, load, quick=quick)
 
 
 def summary(rows: Sequence[Row], load: float | None, *, quick: bool) -> dict[str, Any]:
     """What the bench returns about rows that `exchange_rows` gave."""
-    machine = describe_machine()
-    link = _link(rows, machine["cores"])
+    link = _link(rows, os.cpu_count())
     return {
-        "name": "collectives",
-        "quick": quick,
-        "command": f"phalanx bench collectives --json{' --quick' if quick else ''}",
-        "machine": machine,
-        "commit": current_commit(),
-        "load": load,
+        **bench_head("collectives", load, quick=quick),
         "link": None if link is None else link.model_dump(),
         "rows": [{**row, **_beside(row, link)} for row in rows],
     }
@@ -126,8 +118,3 @@ def _beside(row: Row, link: Link | None) -> Row:
         "over_bound": None if bound is None else row["seconds"] / bound,
         "model_s": None if planned is None or link is None else planned(size, ranks, link),
     }
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: collectives: {text}\n")
-    sys.stderr.flush()

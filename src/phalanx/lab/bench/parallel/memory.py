@@ -1,21 +1,19 @@
 """``phalanx bench memory``: the peak memory of each rank of a layout, beside the planner's estimate."""
 
-import os
-import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from phalanx.data import prepare
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import bench_head, load_average
+from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.parallel.arms import ENGINE
 from phalanx.lab.bench.parallel.interleave import train_crew
 from phalanx.lab.bench.parallel.layouts import name_of, small_run
 from phalanx.lab.bench.parallel.parallel_plan import plan_memory
 from phalanx.lab.bench.parallel.ranks import RankForkServer
-from phalanx.models import LoraConfig, open_model
+from phalanx.models import LoraConfig
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
 
@@ -85,17 +83,14 @@ def with_adapters(run: RunConfig) -> RunConfig:
 def measure(cases: Sequence[tuple[RunConfig, ParallelConfig]], *, quick: bool) -> dict[str, Any]:
     """Measure runs, which differ in nothing but adapters, on their layouts; see `bench_memory`."""
     load = load_average()
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
-    run = cases[0][0]
-    source = open_model(run.model, cache / "models", run.train.seed)
-    prepare(run.data, cache / "data", run.train.seed, source.tokenizer_path, lambda *_: None)
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory, RankForkServer(Path(directory)) as host:
+    cache, rows = cache_directory(), list[Row]()
+    prepare_run(cases[0][0], cache)
+    with scratch_directory() as directory, RankForkServer(directory) as host:
         for case_run, config in cases:
             name = name_of(config) + (" with adapters" if case_run.model.adapter is not None else "")
             figures = memory_row(host, ENGINE, case_run, config, cache)
             rows.append({"layout": name, "ranks": config.world, **figures, **_parts(case_run, config)})
-            _say(f"{name}: planned / measured {figures['memory_ratio']:.3f}")
+            print_progress(f"memory: {name}: planned / measured {figures['memory_ratio']:.3f}")
     return {
         **bench_head("memory", load, quick=quick),
         "rows": rows,
@@ -128,8 +123,3 @@ def memory_row(host: RankForkServer, arm: str, run: RunConfig, config: ParallelC
 def _parts(run: RunConfig, config: ParallelConfig) -> Row:
     planned = plan_memory(run, config)
     return {f"planned_{name}": size for name, size in planned.parts().items()}
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: memory: {text}\n")
-    sys.stderr.flush()

@@ -1,17 +1,15 @@
 """``phalanx bench parallel``: layouts of a few ranks beside one plain process, peers and the planner, in one run."""
 
-import os
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.data import prepare
 from phalanx.errors import TrainingError
+from phalanx.lab.bench.measure.harness import cache_directory, print_progress, scratch_directory
 from phalanx.lab.bench.measure.machine import code_version, describe_machine, load_average
 from phalanx.lab.bench.measure.row_file import RowFile
+from phalanx.lab.bench.measure.workloads import prepare_run
 from phalanx.lab.bench.parallel.arms import ALONE, ENGINE
 from phalanx.lab.bench.parallel.interleave import Turns, TurnSpec, take_turns
 from phalanx.lab.bench.parallel.layouts import SHIFTS, InterleavedLayouts, name_of, small_run
@@ -19,7 +17,6 @@ from phalanx.lab.bench.parallel.memory import memory_row
 from phalanx.lab.bench.parallel.own_cluster import Probe, cluster_of, probe_machine
 from phalanx.lab.bench.parallel.parallel_plan import beside, plan_layout
 from phalanx.lab.bench.parallel.ranks import RankForkServer
-from phalanx.models import open_model
 from phalanx.parallel import ParallelConfig
 from phalanx.train import RunConfig
 
@@ -50,7 +47,7 @@ def bench_parallel(quick: bool, only_finished: bool = False) -> dict[str, Any]:
     Raises:
         TrainingError: A layout of the engine failed.
     """
-    cache = Path(os.environ.get("PHALANX_CACHE", Path("runs") / ".cache"))
+    cache = cache_directory()
     what = [shift for shift in SHIFTS if not (quick and shift.lossy)]
     run, code = small_run(), code_version()
     if quick:
@@ -78,8 +75,8 @@ def measure(
     weighed = [replace(shift, memory=True) for shift in what]
     missing = [shift for shift in (*what, *weighed) if finished.find(shift) is None]
     if missing and not only_finished:
-        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-            _Field(run, cache, Path(directory), finished).measure(missing)
+        with scratch_directory() as directory:
+            _Field(run, cache, directory, finished).measure(missing)
     stored_shifts = [row for shift in what if (row := finished.find(shift)) is not None]
     memory = {
         key: figures for shift in weighed for key, figures in (finished.find(shift) or {"memory": {}})["memory"].items()
@@ -114,14 +111,13 @@ class _Field:
         Raises:
             TrainingError: A layout of the engine failed.
         """
-        source = open_model(self._run.model, self._cache / "models", self._run.train.seed)
-        prepare(self._run.data, self._cache / "data", self._run.train.seed, source.tokenizer_path, lambda *_: None)
+        prepare_run(self._run, self._cache)
         with RankForkServer(self._directory / "ranks", PRELOADED) as host:
             probe = None if all(shift.memory for shift in shifts) else probe_machine(host, self._run, self._cache)
             for number, shift in enumerate(shifts, start=1):
                 rows = self._memory(host, shift) if shift.memory or probe is None else self._shift(host, shift, probe)
                 self._finished.add(shift, rows)
-                _say(f"{number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
+                print_progress(f"parallel: {number} of {len(shifts)}: {shift.name}{', memory' * shift.memory} is done")
 
     def _memory(self, host: RankForkServer, shift: InterleavedLayouts) -> Row:
         """What each arm takes, by arm and layout; a peer that does not run has no figure."""
@@ -222,8 +218,3 @@ def _key(arm: str, layout: str) -> str:
 def _difference(mine: Sequence[float], theirs: Sequence[float]) -> float:
     """Largest relative one over the steps that both have made."""
     return max(abs(a - b) / abs(b) for a, b in zip(mine, theirs, strict=False))
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: parallel: {text}\n")
-    sys.stderr.flush()

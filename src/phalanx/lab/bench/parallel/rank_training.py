@@ -13,10 +13,8 @@ from torch import distributed as dist
 from torch import nn
 
 from phalanx.config import StrictModel, digest
-from phalanx.data import BatchLoader, prepare
-from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
-from phalanx.lab.bench.parallel.rank_host import Act
-from phalanx.lab.bench.parallel.resident import (
+from phalanx.data import BatchLoader
+from phalanx.lab.bench.measure.resident import (
     Resident,
     ThreadSample,
     added_at_peak,
@@ -24,7 +22,9 @@ from phalanx.lab.bench.parallel.resident import (
     give_back_freed_memory,
     resident,
 )
-from phalanx.models import open_model
+from phalanx.lab.bench.measure.workloads import prepare_run
+from phalanx.lab.bench.parallel.arms import ARMS, RankArm, RankSetup
+from phalanx.lab.bench.parallel.rank_host import Act
 from phalanx.parallel import RankEnv, join
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
@@ -67,10 +67,8 @@ class _Trainee:
 
     def __init__(self, spec: TrainingSpec, place: RankEnv) -> None:
         self._spec = spec
-        run, cache = spec.run, Path(spec.cache)
-        self._source = open_model(run.model, cache / "models", run.train.seed)
-        corpus = prepare(run.data, cache / "data", run.train.seed, self._source.tokenizer_path, lambda *_: None)
-        self._loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
+        self._source, corpus = prepare_run(spec.run, Path(spec.cache))
+        self._loader = BatchLoader(corpus, spec.run.train.batch_size, spec.run.train.seed)
         self._place = place
         self._arm: RankArm | None = None
         self._num_steps = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.closing import Closeable
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.line_process import LineProcess
+from phalanx.lab.bench.measure.harness import LineProcess
 
 Answer = dict[str, Any]
 

@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from phalanx.child import die_with_parent
 from phalanx.config import StrictModel
 from phalanx.data import Batch
-from phalanx.errors import ConfigError
+from phalanx.lab.bench.measure.harness import open_engine, parse_message, send_message, serve_bench, serve_orders
 from phalanx.lab.bench.posttrain.rows import rows_of_step
 from phalanx.models import ModelConfig, ModelSource, open_model
 from phalanx.objectives import objective_of
@@ -26,10 +24,6 @@ from phalanx.parallel.groups.mesh import open_domain
 from phalanx.parallel.groups.rendezvous import own_device
 from phalanx.pipeline import keep_freed_memory, settle_numerics
 from phalanx.train import RunConfig, step_inputs
-from phalanx.train.records.run_directory import RunDirectory
-from phalanx.train.sessions.cluster import company
-from phalanx.train.setup.layout import make_plan
-from phalanx.train.setup.stage_source import StageLibrary
 
 StepRunner = Callable[[int, Batch], float]
 _ALONE = RankEnv(0, 1, 0, 1)
@@ -89,9 +83,8 @@ def main(path: Path, orders: IO[str], answers: IO[str]) -> None:
         ConfigError: The file is malformed, or as `serve`.
         PhalanxError: As `serve`.
     """
-    die_with_parent()
     settle_numerics(1)
-    serve(_parse(PosttrainSpec, path.read_text(encoding="utf-8")), orders, answers)
+    serve(parse_message(PosttrainSpec, path.read_text(encoding="utf-8")), orders, answers)
 
 
 def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
@@ -109,20 +102,22 @@ def serve(spec: PosttrainSpec, orders: Iterable[str], answers: IO[str]) -> None:
             # what libraries load when they are first used is there before memory is counted
             alone(spec, ModelSource(Path(spec.rehearsal)))(0, _batch(spec, rows, 0))
             gc.collect()
-        _say(answers, TurnReport(version="phalanx"))
         runner: StepRunner | None = None
-        done = 0
-        for request_line in orders:
-            order = _parse(TurnRequest, request_line)
+        num_steps = 0
+
+        def act(order: TurnRequest) -> TurnReport:
+            nonlocal runner, num_steps
             if runner is None:
-                runner = (
-                    alone(spec, ModelSource(Path(spec.model)))
-                    if spec.run is None
-                    else stack.enter_context(guarded(spec, spec.run))
-                )
-            losses = tuple(runner(step, _batch(spec, rows, step)) for step in range(done, done + order.steps))
-            done += order.steps
-            _say(answers, TurnReport(losses=losses))
+                if spec.run is None:
+                    runner = alone(spec, ModelSource(Path(spec.model)))
+                else:
+                    runner = stack.enter_context(guarded(spec, spec.run))
+            steps = range(num_steps, num_steps + order.steps)
+            num_steps += order.steps
+            return TurnReport(losses=tuple(runner(step, _batch(spec, rows, step)) for step in steps))
+
+        send_message(answers, TurnReport(version="phalanx"))
+        serve_orders(TurnRequest, orders, answers, act)
 
 
 def alone(spec: PosttrainSpec, source: ModelSource) -> StepRunner:
@@ -145,12 +140,8 @@ def guarded(spec: PosttrainSpec, run: RunConfig) -> Iterator[StepRunner]:
     """Let a company of workers train, with the guard that its run has."""
     keep_freed_memory()
     source = open_model(ModelConfig(path=spec.model), Path(spec.directory), run.train.seed)
-    home = RunDirectory(Path(spec.directory) / "run", run, resume=False)
-    plan = make_plan(run, source)
-    library = StageLibrary(source, plan, None)
     objective = objective_of(spec.learned)
-    with company(run, home, plan, library, lambda kind, body: None) as engine:
-        engine.start(0, library.digests() if run.guard.enabled else {}, timeout_s=run.pipeline.step_timeout_s)
+    with open_engine(run, source, Path(spec.directory) / "run") as (engine, _):
         yield lambda step, batch: engine.step(step, step_inputs(batch, run.train.microbatches, objective)).loss
 
 
@@ -160,19 +151,6 @@ def _batch(spec: PosttrainSpec, rows: dict[str, Any], step: int) -> Batch:
     return Batch(cut["ids"], cut["labels"], tuple(range(step * spec.batch_size, (step + 1) * spec.batch_size)), extras)
 
 
-def _parse(model: Any, text: str) -> Any:
-    try:
-        return model.model_validate_json(text)
-    except ValidationError as exc:
-        raise ConfigError(f"bench: a malformed {model.__name__}: {exc}") from exc
-
-
-def _say(answers: IO[str], report: TurnReport) -> None:
-    answers.write(report.model_dump_json() + "\n")
-    answers.flush()
-
-
 if __name__ == "__main__":
-    # what libraries print must not be taken for an answer
-    with contextlib.redirect_stdout(sys.stderr):
-        main(Path(sys.argv[1]), sys.stdin, sys.__stdout__ or sys.stdout)
+    with serve_bench() as pipes:
+        main(Path(sys.argv[1]), *pipes)

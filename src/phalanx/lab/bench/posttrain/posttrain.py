@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +14,11 @@ from phalanx.data.chat.settings import PreferencesConfig, PreferenceSource
 from phalanx.data.config import BpeConfig
 from phalanx.data.sources import PythonManualConfig
 from phalanx.errors import TrainingError
-from phalanx.lab.bench.measure.line_process import LineProcess, in_environment
+from phalanx.lab.bench.measure.harness import LineProcess, print_progress, scratch_directory, start_peer
 from phalanx.lab.bench.measure.machine import load_average, taken_on
 from phalanx.lab.bench.measure.process_clock import cpu_seconds, process_tree, wait_until_quiet
+from phalanx.lab.bench.measure.resident import Resident, added_at_peak, forget_peak, resident
 from phalanx.lab.bench.measure.workloads import GUARDS
-from phalanx.lab.bench.parallel.resident import Resident, added_at_peak, forget_peak, resident
 from phalanx.lab.bench.posttrain.arm import PosttrainSpec, TurnReport, TurnRequest
 from phalanx.lab.bench.posttrain.rows import PosttrainPlan, write_rows
 from phalanx.models import ModelConfig
@@ -59,8 +57,8 @@ def measure(plan: PosttrainPlan, python: str | None) -> dict[str, Any]:
     load = load_average()
     rows: list[dict[str, Any]] = []
     for objective in PEERS:
-        with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
-            rows += _measure_objective(plan, objective, python, Path(directory).resolve())
+        with scratch_directory() as directory:
+            rows += _measure_objective(plan, objective, python, directory)
     return {
         "name": "posttrain",
         "command": f"{PEER_VARIABLE}=PYTHON phalanx bench posttrain --json",
@@ -93,8 +91,7 @@ class _Arm:
         """Let it make some steps."""
         used = cpu_seconds(process_tree(self.process.pid)) if is_measured else 0.0
         began = time.perf_counter()
-        self.process.tell(TurnRequest(steps=steps).model_dump_json())
-        self.losses += TurnReport.model_validate_json(self.process.answer()).losses
+        self.losses += self.process.ask(TurnRequest(steps=steps), TurnReport).losses
         took = time.perf_counter() - began
         pids = process_tree(self.process.pid)
         wait_until_quiet(pids, _QUIET_TIMEOUT_S)
@@ -126,12 +123,12 @@ def _measure_objective(
         arms = []
         for name in names:
             arms.append(_started(name, shared, plan, python, stack))
-            _say(f"{objective}: {name} is ready")
+            print_progress(f"{objective}: {name} is ready")
         for turn in range(plan.turns + 1):
             # each side is first in some turn
             for arm in arms if turn % 2 else reversed(arms):
                 arm.take_turn(plan.steps, is_measured=turn > 0)
-            _say(f"{objective}: turn {turn + 1} of {plan.turns + 1}")
+            print_progress(f"{objective}: turn {turn + 1} of {plan.turns + 1}")
         peaks = {arm.name: arm.peak_bytes() for arm in arms}
     return rows_of(objective, {arm.name: arm for arm in arms}, peaks, tokens[plan.steps :])
 
@@ -149,7 +146,7 @@ def _started(
     environment = {"OMP_NUM_THREADS": "1"}
     if name in PEERS[shared.objective]:
         program = str(Path(__file__).with_name("peer.py"))
-        process = in_environment(name, python or "", (program, str(path)), environment, directory / "log")
+        process = start_peer(name, python or "", (program, str(path)), environment, directory / "log")
     else:
         process = LineProcess(name, ("phalanx.lab.bench.posttrain.arm", str(path)), environment, directory / "log")
     arm = _Arm(name, stack.enter_context(process), "", name not in PIPELINES)
@@ -223,8 +220,3 @@ def rows_of(
             base = arms[UNGUARDED].cpu_s
             row["extra_over_unguarded"] = median(a / b for a, b in zip(arm.cpu_s, base, strict=True)) - 1.0
     return rows
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"bench: {text}\n")
-    sys.stderr.flush()

@@ -11,8 +11,9 @@ from phalanx.lab.reproduce.medical.front import NoisyFront
 from phalanx.lab.reproduce.medical.size import NOISE
 from phalanx.models import StageModule
 from phalanx.objectives import Confusion
-from phalanx.split import Front, SplitConfig, SplitScenario, SplitSimulator
+from phalanx.split import Front, SplitConfig
 from phalanx.split.masked import MaskedConfig, MaskingClient, SimulatedWorker, mask_linears, process_pads
+from phalanx.testing import SplitScenario, SplitSimulator
 
 WIRE: Literal["bf16"] = "bf16"
 """The precision in which hidden states leave a client; what never leaves stays float32."""

@@ -2,7 +2,12 @@
 
 from phalanx.planner.model.families.bert import BERT
 from phalanx.planner.model.families.bloom import BLOOM
-from phalanx.planner.model.families.facts import FamilyFacts, Feed, SharedAxis, SlicingRule
+from phalanx.planner.model.families.facts import (
+    FamilyFacts as FamilyFacts,
+    Feed as Feed,
+    SharedAxis as SharedAxis,
+    SlicingRule as SlicingRule,
+)
 from phalanx.planner.model.families.falcon import FALCON
 from phalanx.planner.model.families.gpt2 import GPT2
 from phalanx.planner.model.families.modernbert import MODERNBERT
@@ -24,5 +29,3 @@ FAMILIES: dict[str, FamilyFacts] = {
     **{name: family.facts for name, family in PLANNED.items()},
 }
 """By the hub's ``model_type``."""
-
-__all__ = ["FAMILIES", "FamilyFacts", "Feed", "SharedAxis", "SlicingRule"]

@@ -1,0 +1,1 @@
+"""Verbs of those who serve a model: keys of callers, the gateway."""

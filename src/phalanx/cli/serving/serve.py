@@ -1,0 +1,108 @@
+"""``phalanx serve``: answer requests for text over HTTP."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from phalanx.cli.answers.answer import Answer, for_programs, say_object
+
+_Named = "NAME=DIR"
+
+
+def serve(
+    where: Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")],
+    *,
+    access: Annotated[Path, typer.Option("--access", metavar="DIR", help="Keys, budgets, log.")] = Path("access"),
+    name: Annotated[str | None, typer.Option("--name", help="Id of the model for clients; default its folder.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", metavar=_Named, help="A further model; may be repeated.")
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option("--adapter", metavar=_Named, help="A LoRA adapter of the first model.")
+    ] = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; others than loopback need TLS.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 lets the system choose.")] = 8080,
+    certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="For TLS, PEM.")] = None,
+    private_key: Annotated[Path | None, typer.Option("--private-key", metavar="FILE", help="Its key, PEM.")] = None,
+    client_authority: Annotated[
+        Path | None, typer.Option("--client-authority", metavar="FILE", help="Clients must show a certificate of it.")
+    ] = None,
+    filters: Annotated[
+        Path | None, typer.Option("--filters", metavar="FILE.toml", help="What filters refuse and note.")
+    ] = None,
+    mark_keys: Annotated[
+        Path | None, typer.Option("--mark-keys", metavar="FILE", help="Mark texts by the keys in this file.")
+    ] = None,
+    mark: Annotated[str, typer.Option("--mark", help="on, or required; with --mark-keys.")] = "on",
+    mark_greedy: Annotated[
+        str, typer.Option("--mark-greedy", help="At temperature 0: bias, refuse or plain.")
+    ] = "bias",
+    max_rows: Annotated[int, typer.Option("--max-rows", min=1, max=1024, help="Texts at the same time.")] = 32,
+    max_cache_tokens: Annotated[
+        int, typer.Option("--max-cache-tokens", min=64, help="Room for keys and values, in tokens.")
+    ] = 65536,
+    int8: Annotated[bool, typer.Option("--int8", help="Compute linear layers in 8-bit integers; faster.")] = False,
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="The same bits whatever else is in the batch; slower alone.")
+    ] = False,
+    threads: Annotated[int, typer.Option("--threads", min=0, max=1024, help="Of torch; 0 for its own choice.")] = 0,
+    drain_s: Annotated[int, typer.Option("--drain-s", min=0, max=3600, help="Seconds to end after SIGTERM.")] = 30,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
+) -> Answer:
+    """Serve a model by the protocols of OpenAI and Anthropic; every route needs a key of `phalanx keys create`."""
+    from pydantic import ValidationError
+
+    from phalanx.cli.serving.options import config_error, named_directories, require_server
+    from phalanx.serve.place import check_place
+
+    check_place(where)
+    require_server()
+    further, adapters = named_directories("--model", model), named_directories("--adapter", adapter)
+    for directory in further.values():
+        check_place(directory)
+    from phalanx.config import load_config
+    from phalanx.serve.access import ListenConfig
+    from phalanx.serve.engine import EngineSettings
+    from phalanx.serve.filters import FiltersConfig
+    from phalanx.serve.marks import MarkPolicy
+    from phalanx.serve.server import Listening, ServerPlan, run_server
+
+    try:
+        listen = ListenConfig(
+            host=host,
+            port=port,
+            certificate=certificate,
+            private_key=private_key,
+            client_authority=client_authority,
+        )
+        policy = MarkPolicy.model_validate({"mark": "off" if mark_keys is None else mark, "greedy": mark_greedy})
+        engine = EngineSettings(max_rows=max_rows, max_cache_tokens=max_cache_tokens, reproducible=reproducible)
+    except ValidationError as exc:
+        raise config_error(exc) from exc
+    plan = ServerPlan(
+        models={name or where.resolve().name: where, **further},
+        access=access,
+        adapters=adapters,
+        listen=listen,
+        engine=engine,
+        filters=FiltersConfig() if filters is None else load_config(filters, FiltersConfig),
+        mark=policy,
+        mark_keys=mark_keys,
+        weights="int8" if int8 else "float",
+        drain_s=drain_s,
+        num_threads=threads,
+        own_code=own_code,
+    )
+
+    def announce(listening: Listening) -> None:
+        facts = {"event": "ready", "url": listening.url, "models": {card.id: card.digest for card in listening.cards}}
+        say_object(facts)
+        if not for_programs():
+            names = ", ".join(f"{card.id} ({card.digest[:12]})" for card in listening.cards)
+            typer.echo(f"ready: {listening.url} serves {names}")
+
+    run_server(plan, announce)
+    return Answer({"event": "stopped"})

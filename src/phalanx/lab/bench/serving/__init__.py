@@ -1,0 +1,1 @@
+"""Benches of serving: marks in texts and filters of texts."""

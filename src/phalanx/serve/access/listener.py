@@ -1,0 +1,200 @@
+"""The socket of a server: loopback unless told, TLS elsewhere, slow and many connections bounded."""
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import uvicorn
+from pydantic import Field, model_validator
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from phalanx.config import RefusedKeyError, StrictModel
+from phalanx.errors import ConfigError
+from phalanx.serve.access.refusals import App
+from phalanx.serve.access.request_bounds import RequestBounds
+
+
+class ListenConfig(StrictModel):
+    """Where a server listens.
+
+    Attributes:
+        port: 0 lets the system choose.
+        certificate: TLS certificate with its chain, PEM.
+        private_key: Private key of the certificate, PEM.
+        client_authority: Authority whose certificates clients must show (mutual TLS), PEM.
+        unsafe_plain_http: Serve other machines without TLS: keys and texts can then be read on the way. Only behind a
+            proxy on a network of its own.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    certificate: Path | None = None
+    private_key: Path | None = None
+    client_authority: Path | None = None
+    unsafe_plain_http: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.certificate is None) != (self.private_key is None):
+            raise RefusedKeyError(
+                "certificate and private_key go together",
+                key="listen.certificate",
+                found="one of the two",
+                expected="both or none",
+                do="set both",
+            )
+        if self.client_authority is not None and self.certificate is None:
+            raise RefusedKeyError(
+                "client_authority needs certificate and private_key",
+                key="listen.client_authority",
+                found="no certificate",
+                expected="a server with TLS",
+                do="set certificate and private_key",
+            )
+        if self.certificate is None and not self.unsafe_plain_http and not is_loopback(self.host):
+            raise RefusedKeyError(
+                f"host {self.host!r} can be reached by other machines, and without TLS they could read keys on the "
+                "way; set certificate and private_key, or bind 127.0.0.1",
+                key="listen.host",
+                found=self.host,
+                expected="a loopback address, or TLS",
+                do="set certificate and private_key, or bind 127.0.0.1",
+            )
+        return self
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: int = 30) -> uvicorn.Server:
+    """Return a server that is not started yet.
+
+    Args:
+        drain_s: Seconds that requests may take to end after the server was told to stop.
+
+    Guarantees:
+        Headers such as X-Forwarded-For change no client address: ranges of addresses hold for the connection itself.
+
+    Raises:
+        ConfigError: A certificate or key cannot be read.
+    """
+    config = uvicorn.Config(
+        app,
+        host=listen.host,
+        port=listen.port,
+        # a class, so each server has connections of its own
+        http=type("BoundedProtocol", (_BoundedProtocol,), {"bounds": bounds, "num_of_address": Counter()}),
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=min(30, max(1, int(bounds.header_timeout_s))),
+        timeout_graceful_shutdown=drain_s,
+        h11_max_incomplete_event_size=bounds.max_header_bytes + bounds.max_path_bytes + 1024,
+        ssl_certfile=listen.certificate,
+        ssl_keyfile=listen.private_key,
+        ssl_ca_certs=None if listen.client_authority is None else str(listen.client_authority),
+        ssl_cert_reqs=ssl.CERT_NONE if listen.client_authority is None else ssl.CERT_REQUIRED,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
+    return _DrainingServer(config)
+
+
+def bind_socket(listen: ListenConfig) -> socket.socket:
+    """Return a socket that listens, for `uvicorn.Server.serve`, so that its port is known before the server starts.
+
+    Raises:
+        ConfigError: The address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    # with the protocol named, asyncio turns Nagle's algorithm off: without it each answer takes 40 ms
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((listen.host, listen.port))
+    except OSError as exc:
+        sock.close()
+        raise ConfigError(
+            f"listen: {listen.host} port {listen.port} cannot be had ({exc.strerror}); choose another port"
+        ) from exc
+    return sock
+
+
+class _DrainingServer(uvicorn.Server):
+    """A server after which the process goes on: uvicorn's own would end it by the signal that stopped the server."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+class _BoundedProtocol(H11Protocol):
+    """HTTP of uvicorn with two additions: a time limit for headers, and limits of connections."""
+
+    bounds: RequestBounds
+    num_of_address: Counter[str]
+    _timer: asyncio.TimerHandle | None = None
+    _address = ""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._address = self.client[0] if self.client else ""
+        self.num_of_address[self._address] += 1
+        if (
+            len(self.connections) > self.bounds.max_connections
+            or self.num_of_address[self._address] > self.bounds.max_connections_per_address
+        ):
+            transport.abort()
+            return
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_timer()
+        self.num_of_address[self._address] -= 1
+        if self.num_of_address[self._address] <= 0:
+            del self.num_of_address[self._address]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        cycle = self.cycle
+        super().data_received(data)
+        if self.cycle is not cycle:
+            self._cancel_timer()
+        elif self._timer is None and (cycle is None or cycle.response_complete):
+            # a further request begins on a connection that was kept open
+            self._await_headers()
+
+    def _await_headers(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self.bounds.header_timeout_s, self.transport.abort)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

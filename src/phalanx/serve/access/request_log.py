@@ -1,0 +1,196 @@
+"""One signed, chained line for each request: who, what model, how much, with what verdict; never a word of its text.
+
+ACCESS_DIR/log/requests-NNNNNN.jsonl. A file is a log of its own, of at most so many lines that a server reads it again
+at its start; the first line of each further file names the end of the one before it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from phalanx.closing import Closeable
+from phalanx.config import printable
+from phalanx.errors import AuditLogError
+from phalanx.security.audit import AuditLog, Line, LogHead, verify_log
+from phalanx.security.crypto import Identity, Peer
+from phalanx.serve.access.key_store import Caller
+
+LOG_FOLDER, LOG_RUN = "log", "serve"
+_FILE_NAME = re.compile(r"requests-([0-9]{6})\.jsonl")
+_MAX_LINES = 5000
+_MAX_WORD, _MAX_WORDS = 100, 50
+_CONTINUES, _REQUEST, _REFUSED = "continues", "request", "refused"
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """What the log says of one request.
+
+    Attributes:
+        route: Name of the route, such as ``/v1/chat/completions``.
+        model_digest: Digest of the model's files; where somebody else has them, the model's name.
+        status: HTTP status of the answer.
+        sizes: Counts by name, such as ``prompt_tokens``.
+        verdicts: One word or name for each filter that had something to say.
+        mark: Name of the text's watermark; empty where no text was made.
+    """
+
+    route: str
+    model_digest: str
+    status: int
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    verdicts: Sequence[str] = ()
+    mark: str = ""
+
+
+class RequestLog(Closeable):
+    """The log of one server, open for its one writer.
+
+    Args:
+        directory: Folder of the log files, made where missing.
+        max_lines: Lines of one file, after which the next one begins.
+
+    Raises:
+        AuditLogError: The last file was altered, or another server has it open.
+        DiskError: The disk refuses.
+
+    Guarantees:
+        A line that was written outlives the process, and after `sync` the machine. A line that is changed, taken out
+        or put in is found by `verify_request_log` and by the next start. Against whoever can write the files and has
+        not the server's key. Such a writer can cut off the end of the last file unnoticed.
+    """
+
+    def __init__(self, directory: Path, identity: Identity, max_lines: int = _MAX_LINES) -> None:
+        self._directory, self._identity, self._max_lines = directory, identity, max_lines
+        self._refused: Counter[str] = Counter()
+        files = log_files(directory)
+        self._number = len(files) or 1
+        self._log = self._open_file()
+
+    def record_request(self, caller: Caller, facts: RequestFacts) -> None:
+        """Write one line.
+
+        Raises:
+            DiskError: The disk refuses: an answer that cannot be recorded must not be given.
+        """
+        body = {
+            "key": caller.key_id,
+            "owner": caller.owner,
+            "route": _word(facts.route),
+            "model": _word(facts.model_digest),
+            "status": facts.status,
+            "sizes": {_word(name): int(count) for name, count in list(facts.sizes.items())[:_MAX_WORDS]},
+            "verdicts": [_word(verdict) for verdict in list(facts.verdicts)[:_MAX_WORDS]],
+            "mark": _word(facts.mark),
+        }
+        self._append(_REQUEST, body)
+
+    def record_event(self, kind: str, facts: Mapping[str, str | int]) -> None:
+        """Write a line about the server itself: started, stopped, a model put into service or taken out of it.
+
+        Raises:
+            DiskError: The disk refuses.
+        """
+        self._append(_word(kind), {_word(name): value for name, value in facts.items()})
+
+    def count_refusal(self, address: str) -> None:
+        """Count a request without a valid key; `write_refusals` records them together, so that they fill no disk."""
+        if address in self._refused or len(self._refused) < _MAX_WORDS:
+            self._refused[address] += 1
+        else:
+            self._refused["others"] += 1
+
+    def write_refusals(self) -> None:
+        """Write one line about the requests without a valid key since the last one, by address; none for none.
+
+        Raises:
+            DiskError: The disk refuses.
+        """
+        if self._refused:
+            self._append(_REFUSED, {"by_address": {_word(name): count for name, count in self._refused.items()}})
+            self._refused.clear()
+
+    def sync(self) -> None:
+        """Force all lines to disk.
+
+        Raises:
+            DiskError: The disk refuses.
+        """
+        self._log.sync()
+
+    def close(self) -> None:
+        """Write pending lines, force all to disk and let others open the log; closing twice is harmless."""
+        self.write_refusals()
+        self._log.close()
+
+    def _append(self, kind: str, body: dict[str, object]) -> None:
+        if self._log.head.num_events >= self._max_lines:
+            self._begin_file()
+        self._log.append(kind, body)
+
+    def _begin_file(self) -> None:
+        head, name = self._log.head, _name_of(self._number)
+        self._log.close()
+        self._number += 1
+        self._log = self._open_file()
+        self._log.append(_CONTINUES, {"file": name, "num_events": head.num_events, "digest": head.digest})
+
+    def _open_file(self) -> AuditLog:
+        return AuditLog(self._directory / _name_of(self._number), self._identity, LOG_RUN)
+
+
+def log_files(directory: Path) -> list[Path]:
+    """Return the files of a log in order.
+
+    Raises:
+        AuditLogError: A file between them is missing.
+    """
+    files = sorted(path for path in directory.glob("requests-*.jsonl") if _FILE_NAME.fullmatch(path.name))
+    if [path.name for path in files] != [_name_of(number) for number in range(1, len(files) + 1)]:
+        raise AuditLogError(f"{directory}: expected files {_name_of(1)} and following without a gap; put them back")
+    return files
+
+
+def verify_request_log(
+    directory: Path, server: Peer, visit: Callable[[Line], None] = lambda line: None
+) -> Counter[str]:
+    """Check every line of every file and return the number of lines by kind.
+
+    Args:
+        server: The signer, see ``server.json``.
+        visit: Is told each line that holds, in order.
+
+    Raises:
+        AuditLogError: Names the first file and line that does not hold, or the file that is missing or cut.
+    """
+    kinds: Counter[str] = Counter()
+    head: LogHead | None = None
+    for path in log_files(directory):
+        links: list[Line] = []
+
+        def visit_line(line: Line, links: list[Line] = links) -> None:
+            if line.kind == _CONTINUES:
+                links.append(line)
+            visit(line)
+
+        summary = verify_log(path, server, run=LOG_RUN, visit=visit_line)
+        is_linked = bool(links) and links[0].sequence == 0 and head is not None
+        if head is not None and not (is_linked and _is_end(links[0], head)):
+            raise AuditLogError(f"{path}: does not go on where the file before it ends; put both back as they were")
+        kinds.update(summary.kinds)
+        head = summary.head
+    return kinds
+
+
+def _is_end(link: Line, head: LogHead) -> bool:
+    return (link.body.get("num_events"), link.body.get("digest")) == (head.num_events, head.digest)
+
+
+def _name_of(number: int) -> str:
+    return f"requests-{number:06}.jsonl"
+
+
+def _word(text: str) -> str:
+    return printable(text, _MAX_WORD)

@@ -1,0 +1,280 @@
+"""The routes of the server: one table, in which every protocol is a body and a writer."""
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import anyio
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from phalanx.errors import PhalanxError
+from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
+from phalanx.serve.access.refusals import App
+from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
+from phalanx.serve.api.completions import CompletionBody, CompletionWriter
+from phalanx.serve.api.embeddings import EmbeddingBody
+from phalanx.serve.api.fields import make_id, parse_body
+from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
+from phalanx.serve.api.openapi import describe_routes
+from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
+from phalanx.serve.api.service import ModelReply, Service, refusal_of
+from phalanx.serve.engine import ModelCard, SamplingSettings
+from phalanx.serve.engine.text_assembler import TokenNames
+
+_log = logging.getLogger(__name__)
+_EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class ReplyWriter(Protocol):
+    """Writes a reply in the form of one protocol."""
+
+    async def write_whole(self) -> dict[str, Any]:
+        """Return the whole answer."""
+        ...
+
+    def write_stream(self) -> AsyncGenerator[str, None]:
+        """Yield server-sent events."""
+        ...
+
+
+@dataclass(frozen=True)
+class GenerationRoute:
+    """A protocol that writes texts: its path, its body, and how its answers are written."""
+
+    path: str
+    body: type[ChatBody | CompletionBody | MessagesBody | ResponsesBody]
+    writer: Callable[[Any, ModelReply, TokenNames], ReplyWriter]
+
+
+GENERATION_ROUTES = (
+    GenerationRoute("/v1/chat/completions", ChatBody, ChatReplyWriter),
+    GenerationRoute("/v1/completions", CompletionBody, CompletionWriter),
+    GenerationRoute("/v1/messages", MessagesBody, MessagesWriter),
+    GenerationRoute("/v1/responses", ResponsesBody, ResponsesWriter),
+)
+
+
+_READS = {
+    "/v1/models": "The models that the key may use.",
+    "/v1/models/{model_id}": "One model.",
+    "/health/live": "The process runs.",
+    "/health/ready": "Requests are taken.",
+}
+
+
+class _Routes:
+    """The endpoints."""
+
+    def __init__(self, service: Service, is_ready: Callable[[], bool]) -> None:
+        self._service, self._is_ready = service, is_ready
+
+    def generate_by(self, route: GenerationRoute) -> Callable[[Request], Awaitable[Response]]:
+        """Return the endpoint of a protocol."""
+
+        async def generate(request: Request) -> Response:
+            caller = _caller_of(request)
+            body = parse_body(route.body, await request.body())
+            try:
+                generations = body.translate(caller)
+            except PhalanxError as exc:
+                raise refusal_of(exc) from exc
+            opened = await _unless_left(request, lambda: self._service.open_reply(generations, caller, route.path))
+            if not isinstance(opened, ModelReply):
+                return Response(status_code=499)
+            names = self._service.pool.find_engine(opened.card.id).served.token_names
+            writer = route.writer(body, opened, names)
+            headers = {"x-request-id": make_id("req_")}
+            if body.is_streamed:
+                return _ReplyStream(writer, opened, route.path, headers | _EVENT_STREAM)
+            try:
+                whole = await _unless_left(request, writer.write_whole)
+            except PhalanxError as exc:
+                _log.error("%s: %s", route.path, exc)
+                raise refusal_of(exc) from exc
+            finally:
+                await opened.close()
+            return Response(status_code=499) if whole is None else JSONResponse(whole, headers=headers)
+
+        return generate
+
+    async def embed(self, request: Request) -> Response:
+        """Answer with vectors."""
+        body = parse_body(EmbeddingBody, await request.body())
+        vectors, num_tokens = await self._service.embed_texts(
+            body.model, body.texts(), _caller_of(request), "/v1/embeddings"
+        )
+        return JSONResponse(body.describe(vectors, num_tokens))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer with the number of tokens of a chat."""
+        body, caller = parse_body(CountBody, await request.body()), _caller_of(request)
+        try:
+            self._service.find_card(body.model, caller)
+            generation = body.make_request(caller, 1, (), SamplingSettings())
+            prompt = await self._service.pool.encode_prompt(generation)
+        except PhalanxError as exc:
+            raise refusal_of(exc) from exc
+        return JSONResponse({"input_tokens": len(prompt)})
+
+    async def list_models(self, request: Request) -> Response:
+        """Answer with the models that the key may use, in a form that clients of both protocols read."""
+        cards = self._service.cards_for(_caller_of(request))
+        ids = {"first_id": cards[0].id, "last_id": cards[-1].id} if cards else {"first_id": None, "last_id": None}
+        is_anthropic = "anthropic-version" in request.headers
+        data = [_describe_card(card, is_anthropic) for card in cards]
+        return JSONResponse({"object": "list", "data": data, "has_more": False, **ids})
+
+    async def show_model(self, request: Request) -> Response:
+        """Answer with one model."""
+        try:
+            card = self._service.find_card(request.path_params["model_id"], _caller_of(request))
+        except PhalanxError as exc:
+            raise refusal_of(exc) from exc
+        return JSONResponse(_describe_card(card, "anthropic-version" in request.headers))
+
+    async def refuse(self, request: Request, exc: Exception) -> Response:
+        """Answer with a refusal, or that there is no such path or method; the log has it too."""
+        route = request.url.path if "endpoint" in request.scope else "unknown"
+        if isinstance(exc, HTTPException):
+            code = {404: "not_found", 405: "method_not_allowed"}.get(exc.status_code, "invalid_request")
+            exc = RequestRefused(exc.status_code, code, "There is no such route, or it has another method.")
+        if not isinstance(exc, RequestRefused):
+            _log.error("%s: %s", route, type(exc).__name__)
+            exc = RequestRefused(500, "server_error", "The server failed; its operator finds the reason in its log.")
+        facts = RequestFacts(route=route, model_digest="", status=exc.status, verdicts=[exc.code])
+        self._service.access.request_log.record_request(_caller_of(request), facts)
+        headers = {name.decode(): value.decode() for name, value in exc.headers()}
+        return Response(exc.body(request.url.path), exc.status, headers)
+
+    async def show_openapi(self, _request: Request) -> Response:
+        """Answer with the description of all routes."""
+        bodies: dict[str, type[BaseModel]] = {route.path: route.body for route in GENERATION_ROUTES}
+        bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody}
+        return JSONResponse(describe_routes(bodies, _READS))
+
+    async def show_root(self, _request: Request) -> Response:
+        """Answer a client's probe."""
+        return Response(status_code=200)
+
+    async def show_live(self, _request: Request) -> Response:
+        """Answer that the process runs."""
+        return JSONResponse({"status": "live"})
+
+    async def show_ready(self, _request: Request) -> Response:
+        """Answer whether requests are taken."""
+        is_ready = self._is_ready()
+        return JSONResponse({"status": "ready" if is_ready else "draining"}, status_code=200 if is_ready else 503)
+
+
+def _describe_card(card: ModelCard, is_anthropic: bool) -> dict[str, Any]:
+    if is_anthropic:
+        created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+        return {"id": card.id, "type": "model", "display_name": card.id, "created_at": created}
+    described = {"id": card.id, "object": "model", "created": card.created, "owned_by": "phalanx"}
+    return {**described, "digest": card.digest, "window": card.window, "base": card.base}
+
+
+def _caller_of(request: Request) -> Caller:
+    caller: Caller = request.scope["state"]["caller"]
+    return caller
+
+
+async def _unless_left(request: Request, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the result of some work, or None once the client has left, which cancels it."""
+    results: list[Any] = []
+    faults: list[Exception] = []
+
+    async with anyio.create_task_group() as group:
+
+        async def run() -> None:
+            try:
+                results.append(await work())
+            except (PhalanxError, RequestRefused) as exc:
+                faults.append(exc)
+            group.cancel_scope.cancel()
+
+        async def watch() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(run)
+        group.start_soon(watch)
+    if faults:
+        raise faults[0]
+    return results[0] if results else None
+
+
+class _ReplyStream(StreamingResponse):
+    """The events of an answer; the reply is closed however the response ends, also before its first event."""
+
+    def __init__(self, writer: ReplyWriter, reply: ModelReply, path: str, headers: dict[str, str]) -> None:
+        super().__init__(_guard_stream(writer, path), media_type="text/event-stream", headers=headers)
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._reply.close()
+
+
+async def _guard_stream(writer: ReplyWriter, path: str) -> AsyncGenerator[str, None]:
+    """Yield the events of an answer; what goes wrong becomes an event."""
+    try:
+        async for event in writer.write_stream():
+            yield event
+    except PhalanxError as exc:
+        _log.error("%s: %s", path, exc)
+        refusal = refusal_of(exc)
+        body = error_body(path, refusal.status, refusal.message, refusal.code).decode()
+        yield f"event: error\ndata: {body}\n\n"
+
+
+def make_app(
+    service: Service,
+    bounds: RequestBounds,
+    *,
+    is_ready: Callable[[], bool],
+    lifespan: Callable[[], AbstractAsyncContextManager[None]],
+) -> App:
+    """Return the application behind its one door: no route answers without a valid key.
+
+    Args:
+        is_ready: Whether new requests are taken.
+        lifespan: Runs as long as the server does.
+    """
+    routes = _Routes(service, is_ready)
+
+    @asynccontextmanager
+    async def run_lifespan(_app: Starlette) -> AsyncIterator[None]:
+        async with lifespan():
+            yield
+
+    app = Starlette(
+        routes=[
+            *(Route(route.path, routes.generate_by(route), methods=["POST"]) for route in GENERATION_ROUTES),
+            Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
+            Route("/v1/embeddings", routes.embed, methods=["POST"]),
+            Route("/v1/models", routes.list_models, methods=["GET"]),
+            Route("/v1/models/{model_id:path}", routes.show_model, methods=["GET"]),
+            Route("/health/live", routes.show_live, methods=["GET"]),
+            Route("/health/ready", routes.show_ready, methods=["GET"]),
+            Route("/openapi.json", routes.show_openapi, methods=["GET"]),
+            Route("/", routes.show_root, methods=["GET"]),
+        ],
+        exception_handlers={kind: routes.refuse for kind in (RequestRefused, HTTPException, Exception)},
+        lifespan=run_lifespan,
+    )
+    app.router.redirect_slashes = False
+    access = service.access
+    return KeyGuard(app, access.key_store, bounds, access.request_log.count_refusal)

@@ -1,0 +1,99 @@
+"""All filters of a server."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.serve.filters.characters import find_broken_character
+from phalanx.serve.filters.config import FiltersConfig
+from phalanx.serve.filters.note import FilterNote, TextRefused
+from phalanx.serve.filters.stream import NoteCounts, StreamFilter
+from phalanx.serve.filters.table import make_filters
+from phalanx.serve.marks.wrapper import set_aside
+
+
+@dataclass(frozen=True)
+class AdmittedText:
+    """A text that may go to the model.
+
+    Attributes:
+        text: The client's text, without a provenance wrapper.
+    """
+
+    text: str
+    notes: tuple[FilterNote, ...]
+
+
+class TextFilters:
+    """The filters of both ways; one object serves all requests and keeps nothing of them.
+
+    Args:
+        config: The action of every filter, and their lists.
+        special_tokens: Special tokens of the model that is served.
+
+    Raises:
+        DataError: A list or an index cannot be read.
+    """
+
+    def __init__(self, config: FiltersConfig | None = None, special_tokens: Sequence[str] = ()) -> None:
+        self._config = config or FiltersConfig()
+        self._inputs, self._outputs = make_filters(self._config, special_tokens)
+
+    def admit_input(self, text: str) -> AdmittedText:
+        """Check a client's text; return the text that the model may read.
+
+        A well-formed C2PA wrapper is not in the returned text, and a note reports it. Nothing else is ever taken out.
+
+        Raises:
+            TextRefused: A filter refuses.
+        """
+        broken = find_broken_character(text)
+        if broken is not None:
+            raise TextRefused("utf8", f"{broken.kind} at character {broken.start}")
+        if len(text) > self._config.input.max_characters:
+            raise TextRefused("size", f"{len(text)} characters; at most {self._config.input.max_characters}")
+        plain, wrapper = set_aside(text)
+        counts = NoteCounts()
+        for active in self._inputs:
+            for finding in active.scan.find(plain, False):
+                if active.refuses:
+                    raise TextRefused(active.name, f"{finding.kind} at character {finding.start}")
+                counts.add(active.name, finding.kind, finding.start)
+        notes = counts.notes()
+        if wrapper is not None:
+            note = FilterNote(filter="provenance", kind="c2pa", action="set aside", count=1, first=wrapper.start)
+            notes.append(note)
+        return AdmittedText(plain, tuple(notes))
+
+    def check_input(self, text: str) -> list[FilterNote]:
+        """Check a client's text, for a caller that forwards it unchanged.
+
+        Raises:
+            TextRefused: As `admit_input`.
+        """
+        return list(self.admit_input(text).notes)
+
+    def decode_input(self, content: bytes) -> str:
+        """Return bytes as text.
+
+        Raises:
+            TextRefused: They are no UTF-8.
+        """
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as exc:
+            raise TextRefused("utf8", f"byte {exc.start} is in no UTF-8 text") from exc
+
+    def open_stream(self) -> StreamFilter:
+        """Begin to filter one text of a model."""
+        return StreamFilter(self._outputs)
+
+    def check_output(self, text: str) -> list[FilterNote]:
+        """Check a whole text of a model, with the same verdict as a stream of it.
+
+        Raises:
+            TextRefused: A filter refuses.
+        """
+        stream = self.open_stream()
+        stream.feed(text)
+        stream.close()
+        return stream.notes

@@ -1,0 +1,109 @@
+"""Scans for listed phrases, orders to models and special tokens."""
+
+import bisect
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from phalanx.data.rules.word_files import folded, on_borders, read_entries, search_all
+from phalanx.data.scan.homoglyphs import LOOK_ALIKES
+from phalanx.data.scan.instructions_in_text import InstructionsInText, InstructionsInTextConfig
+from phalanx.errors import DataError
+from phalanx.serve.filters.note import Finding
+
+MAX_PHRASE_CHARACTERS = 256
+_LATIN = str.maketrans(dict(LOOK_ALIKES))
+_WIDE = str.maketrans("＜＞｜［］＿", "<>|[]_")
+_BLANK = re.compile(r"\s")
+_CHAT_MARKUP = re.compile(r"<\|[^|<>\n]{1,48}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>")
+
+
+class Phrases:
+    """Words and phrases of the user's lists: whole words, in any case, with look-alike letters read as Latin ones.
+
+    Args:
+        kind: Kind of the findings, and name of the filter in messages.
+        files: Lists, one entry a line.
+
+    Raises:
+        DataError: A list cannot be read, or has an entry longer than a stream can hold back.
+    """
+
+    trigger = ""
+
+    def __init__(self, kind: str, files: Sequence[Path]) -> None:
+        entries = sorted({_plain(entry) for entry in read_entries(files)})
+        for entry in entries:
+            if len(entry) > MAX_PHRASE_CHARACTERS:
+                raise DataError(
+                    f"{kind}: an entry of {len(entry)} characters; at most {MAX_PHRASE_CHARACTERS}: cut the list"
+                )
+        self._kind, self._entries, self._hits = kind, entries, search_all(entries, kind)
+        self._longest = max(map(len, entries))
+
+    def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
+        """Yield each entry that stands in the text as words of its own."""
+        del is_cut
+        plain = _plain(text)
+        for _, start, end in self._hits(plain):
+            if on_borders(plain, start, end):
+                yield Finding(self._kind, start, end)
+
+    def open_start(self, text: str) -> int:
+        """Return the first place of the last characters from which on the text is the beginning of an entry."""
+        begin = max(0, len(text) - self._longest - 1)
+        plain = _plain(text[begin:])
+        for place in range(len(plain)):
+            # entries begin at the beginning of a word; scripts without spaces have none
+            if place and plain[place - 1].isalnum() and plain[place].isascii():
+                continue
+            rest = plain[place:]
+            index = bisect.bisect_left(self._entries, rest)
+            if index < len(self._entries) and self._entries[index].startswith(rest):
+                return begin + place
+        return len(text)
+
+
+def _plain(text: str) -> str:
+    return _BLANK.sub(" ", folded(text).translate(_LATIN))
+
+
+class Orders:
+    """Orders to a model, in the forms of the data scan ``instructions_in_text``; English."""
+
+    trigger = ""
+
+    def __init__(self) -> None:
+        self._scan = InstructionsInText(InstructionsInTextConfig())
+
+    def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
+        """Name ``order``; an address to a model without an order is none."""
+        del is_cut
+        return (Finding("order", start, end) for kind, start, end in self._scan.find(text) if kind.weight > 1)
+
+    def open_start(self, text: str) -> int:
+        """Only inputs are looked at, which are whole."""
+        return len(text)
+
+
+class SpecialTokens:
+    """Text that a tokenizer or a chat template could read as the border of a turn.
+
+    Args:
+        tokens: Special tokens of the model.
+    """
+
+    trigger = ""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        parts = [re.escape(token.translate(_WIDE)) for token in sorted(set(tokens), key=len, reverse=True) if token]
+        self._pattern = re.compile("|".join([*parts, _CHAT_MARKUP.pattern]))
+
+    def find(self, text: str, is_cut: bool) -> Iterator[Finding]:
+        """Name ``special_token``; full-width brackets and bars count as plain ones."""
+        del is_cut
+        return (Finding("special_token", *match.span()) for match in self._pattern.finditer(text.translate(_WIDE)))
+
+    def open_start(self, text: str) -> int:
+        """Only inputs are looked at, which are whole."""
+        return len(text)

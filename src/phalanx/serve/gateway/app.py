@@ -1,0 +1,283 @@
+"""The gateway: keys, bounds, budgets, filters and log before any engine that speaks the routes of OpenAI."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route as StarletteRoute
+
+from phalanx.errors import DiskError
+from phalanx.security.crypto import Peer
+from phalanx.serve.access import (
+    Access,
+    BudgetExceeded,
+    Caller,
+    KeyGuard,
+    RequestFacts,
+    RequestLog,
+    RequestRefused,
+    Reservation,
+    bind_socket,
+    make_server,
+)
+from phalanx.serve.filters import TextFilters
+from phalanx.serve.gateway.answers import AnswerFacts, check_status, clean_answer, read_whole
+from phalanx.serve.gateway.backends import BackendPool, RemoteEngine
+from phalanx.serve.gateway.config import GatewayConfig
+from phalanx.serve.gateway.requests import ROUTES, ForwardedRequest, Route, read_request
+from phalanx.serve.gateway.streams import AnswerStream, stream_whole_answer
+
+_log = logging.getLogger(__name__)
+_SSE = "text/event-stream"
+_LEFT = 499
+"""Status in the log of a stream that its client has left, or that broke off."""
+_FREE = frozenset({"model_not_found", "sensitive_text", "no_engine", "engine_refused", "context_length_exceeded"})
+"""Refusals after which surely no engine has worked for a request."""
+
+
+class Gateway:
+    """Routes of a gateway, without the door; `make_gateway` puts both together."""
+
+    def __init__(self, config: GatewayConfig, access: Access, filters: TextFilters, pool: BackendPool) -> None:
+        self._config, self._access, self._filters, self._pool = config, access, filters, pool
+
+    def make_app(self) -> Starlette:
+        """Return the routes as an application; a path that is not among them is 404."""
+        forwarded = [
+            StarletteRoute(route.path, self._make_endpoint(route), methods=["POST"], name=route.name)
+            for route in ROUTES
+        ]
+        own = [
+            StarletteRoute("/v1/models", self._list_models, methods=["GET"]),
+            StarletteRoute("/v1/models/{name:path}", self._show_model, methods=["GET"]),
+            StarletteRoute("/health", self._report_health, methods=["GET"]),
+        ]
+        app = Starlette(routes=[*forwarded, *own], exception_handlers=_HANDLERS, lifespan=self._run_upkeep)
+        app.router.redirect_slashes = False
+        return app
+
+    @contextlib.asynccontextmanager
+    async def _run_upkeep(self, app: Starlette) -> AsyncIterator[None]:
+        del app
+        tasks = [
+            asyncio.create_task(self._access.keep_synced()),
+            asyncio.create_task(self._pool.watch_health(self._config.health_every_s)),
+        ]
+        for task in tasks:
+            task.add_done_callback(_stop_after_fault)
+        self._access.request_log.record_event("started", {"models": len(self._pool.model_names())})
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._access.request_log.record_event("stopped", {})
+            await self._pool.close()
+
+    async def _list_models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": self._models_of(request.state.caller)})
+
+    async def _show_model(self, request: Request) -> Response:
+        models = [
+            model for model in self._models_of(request.state.caller) if model["id"] == request.path_params["name"]
+        ]
+        if not models:
+            raise _no_model()
+        return JSONResponse(models[0])
+
+    def _models_of(self, caller: Caller) -> list[dict[str, Any]]:
+        names = [name for name in self._pool.model_names() if caller.allows_model(name)]
+        return [{"id": name, "object": "model", "created": 0, "owned_by": "phalanx"} for name in names]
+
+    async def _report_health(self, request: Request) -> Response:
+        del request
+        is_ready = any(backend.is_healthy for backend in self._pool.backends)
+        return JSONResponse({"status": "ready" if is_ready else "no engine"}, 200 if is_ready else 503)
+
+    def _make_endpoint(self, route: Route) -> Any:
+        async def answer_request(request: Request) -> Response:
+            caller: Caller = request.state.caller
+            try:
+                forwarded = read_request(route, await request.body(), caller.owner, self._config.limits, self._filters)
+                reservation = await self._reserve(caller, forwarded)
+            except RequestRefused as refusal:
+                verdicts = (f"{refusal.param}: refused",) if refusal.code == "text_refused" else (refusal.code,)
+                facts = RequestFacts(route.path, "", refusal.status, verdicts=verdicts)
+                self._access.request_log.record_request(caller, facts)
+                raise
+            return await self._forward(_Entry(self._access.request_log, caller, forwarded, reservation), forwarded)
+
+        return answer_request
+
+    async def _reserve(self, caller: Caller, forwarded: ForwardedRequest) -> Reservation:
+        if not caller.allows_model(forwarded.model):
+            raise _no_model()
+        try:
+            return await self._access.budgets.reserve(
+                caller, forwarded.max_prompt_tokens, forwarded.max_completion_tokens
+            )
+        except BudgetExceeded as exc:
+            message = f"The budget {exc.limit} of this key is used up."
+            raise RequestRefused(429, "budget_exceeded", message, retry_after_s=exc.retry_after_s) from exc
+
+    async def _forward(self, entry: "_Entry", forwarded: ForwardedRequest) -> Response:
+        """Send a request to an engine and return its answer; the entry is closed once, however this ends."""
+        max_bytes = self._config.limits.max_answer_bytes
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(entry)
+            try:
+                backend, answer = await stack.enter_async_context(self._pool.open_answer(forwarded))
+                entry.backend = backend
+                await check_status(answer, forwarded, max_bytes)
+                if forwarded.is_stream and not forwarded.is_collected:
+                    relay = AnswerStream(forwarded, self._filters, entry.facts, max_bytes)
+                    # what is open ends with the stream
+                    return _ClosingStream(relay.relay(answer, entry.finish), stack.pop_all())
+                whole = clean_answer(await read_whole(answer, max_bytes), forwarded, self._filters, entry.facts)
+                entry.facts.is_complete = True
+            except RequestRefused as refusal:
+                entry.refusal = refusal
+                raise
+        if forwarded.is_collected:
+            events = b"".join(stream_whole_answer(whole, forwarded))
+            return Response(events, media_type=_SSE)
+        return JSONResponse(whole)
+
+
+class _Entry(contextlib.AbstractContextManager["_Entry"]):
+    """The end of one forwarded request: its budget is settled and its line written, once."""
+
+    def __init__(
+        self, request_log: RequestLog, caller: Caller, forwarded: ForwardedRequest, reservation: Reservation
+    ) -> None:
+        self._request_log, self._caller, self._forwarded = request_log, caller, forwarded
+        self._reservation = reservation
+        self._is_finished = False
+        self.facts = AnswerFacts(verdicts=dict.fromkeys(forwarded.notes))
+        self.backend: RemoteEngine | None = None
+        self.refusal: RequestRefused | None = None
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
+
+    def finish(self) -> None:
+        """Settle the budget and write the line; a second call does nothing."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        facts, entry = self.facts, self._reservation.entry
+        if self.refusal is not None and self.refusal.code in _FREE:
+            self._reservation.settle(0, 0)
+        else:
+            self._reservation.settle(
+                entry.prompt if facts.prompt_tokens is None else facts.prompt_tokens,
+                entry.completion if facts.completion_tokens is None else facts.completion_tokens,
+            )
+        sizes = {"prompt_tokens": facts.prompt_tokens, "completion_tokens": facts.completion_tokens}
+        self._request_log.record_request(
+            self._caller,
+            RequestFacts(
+                route=self._forwarded.route.path,
+                model_digest=f"{self._forwarded.model} at {self.backend.config.name if self.backend else 'no engine'}",
+                status=self.refusal.status if self.refusal else 200 if facts.is_complete else _LEFT,
+                sizes={**{name: count for name, count in sizes.items() if count is not None}, "bytes": facts.num_bytes},
+                verdicts=tuple(facts.verdicts),
+                mark=", ".join(dict.fromkeys(facts.marks)),
+            ),
+        )
+
+
+class _ClosingStream(StreamingResponse):
+    """A streamed answer that gives back its connection and budget when it ends, also where its client has left."""
+
+    def __init__(self, content: AsyncIterator[bytes], stack: contextlib.AsyncExitStack) -> None:
+        super().__init__(content, media_type=_SSE, headers={"cache-control": "no-store"})
+        self._content, self._stack = content, stack
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if hasattr(self._content, "aclose"):
+                await self._content.aclose()
+            await self._stack.aclose()
+
+
+def _stop_after_fault(task: asyncio.Task[None]) -> None:
+    """Stop a gateway that cannot keep its counts and lines: it would answer what nobody can account for."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.error("the gateway stops: %s", task.exception())
+        signal.raise_signal(signal.SIGTERM)
+
+
+def _no_model() -> RequestRefused:
+    # the same for a model that a key may not use: a key learns of no other models
+    return RequestRefused(404, "model_not_found", "There is no such model on this route.", param="model")
+
+
+async def _answer_refusal(request: Request, exc: Exception) -> Response:
+    if not isinstance(exc, RequestRefused):
+        _log.error("%s: the disk takes no more counts or lines: %s", request.url.path, exc)
+        exc = RequestRefused(503, "unavailable", "The gateway cannot record requests at present.")
+    headers = {name.decode("ascii"): value.decode("ascii") for name, value in exc.headers()}
+    return Response(exc.body(request.url.path), exc.status, headers)
+
+
+async def _answer_unknown(request: Request, exc: Exception) -> Response:
+    status = getattr(exc, "status_code", 500)
+    code, message = _UNKNOWN.get(status, ("internal_error", "The gateway failed."))
+    return await _answer_refusal(request, RequestRefused(status, code, message))
+
+
+_UNKNOWN = {404: ("no_route", "There is no such route."), 405: ("no_route", "This method is not allowed here.")}
+_HANDLERS: Any = {
+    RequestRefused: _answer_refusal,
+    DiskError: _answer_refusal,
+    404: _answer_unknown,
+    405: _answer_unknown,
+    Exception: _answer_unknown,
+}
+
+
+def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
+    """Return the whole gateway as one application, door included.
+
+    Raises:
+        CertificateError: The file of an engine's key cannot be read.
+        ConfigError: The authority of an engine cannot be read.
+        DataError: A list of a filter cannot be read.
+    """
+    pool = BackendPool([RemoteEngine(backend) for backend in config.backends])
+    gateway = Gateway(config, access, TextFilters(config.filters), pool)
+    return KeyGuard(gateway.make_app(), access.key_store, config.bounds, access.request_log.count_refusal)
+
+
+def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> None:
+    """Serve until the process is told to stop; requests that are being answered may end.
+
+    Args:
+        announce: Is told the address once connections are accepted.
+
+    Raises:
+        ConfigError: The address or a certificate cannot be had.
+        KeyFileError, AuditLogError, DiskError, InputError, CertificateError: As `Access.open`.
+    """
+    operator = None if config.operator is None else Peer.from_hex("operator", config.operator)
+    with Access.open(config.access, operator) as access:
+        server = make_server(make_gateway(config, access), config.listen, config.bounds, config.drain_s)
+        sock = bind_socket(config.listen)
+        sock.listen(2048)
+        scheme = "http" if config.listen.certificate is None else "https"
+        host, port = sock.getsockname()[:2]
+        announce(f"{scheme}://{host}:{port}")
+        try:
+            server.run(sockets=[sock])
+        finally:
+            sock.close()

@@ -1,0 +1,212 @@
+"""Answers that an engine sends piece by piece: each is cleaned, filtered and passed on before the next is read."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx2
+
+from phalanx.serve.access.refusals import RequestRefused, error_body
+from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
+from phalanx.serve.gateway.answers import (
+    REFUSED,
+    AnswerFacts,
+    TextPlace,
+    parse_answer,
+    read_pieces,
+    text_places,
+)
+from phalanx.serve.gateway.requests import ForwardedRequest
+
+_MAX_LINE_BYTES = 1024 * 1024
+_DONE = b"[DONE]"
+_END = b"data: [DONE]\n\n"
+
+
+class AnswerStream:
+    """One answer on its way from an engine to a client.
+
+    Memory is bounded by one line of the engine and by the characters that filters hold back.
+    """
+
+    def __init__(self, request: ForwardedRequest, filters: TextFilters, facts: AnswerFacts, max_bytes: int) -> None:
+        self._request, self._filters, self._facts, self._max_bytes = request, filters, facts, max_bytes
+        self._streams: dict[tuple[int, tuple[str, ...]], StreamFilter] = {}
+        self._is_messages = request.route.name == "messages"
+        self._block_type = "text_delta"
+        self._number = 0
+
+    async def relay(self, answer: httpx2.Response, finish: Callable[[], None]) -> AsyncIterator[bytes]:
+        """Yield events for the client; a fault is an event as well, since the status has been sent.
+
+        Args:
+            finish: Counts and records the answer; called before its last event goes out.
+        """
+        try:
+            async for line in self._read_lines(answer):
+                if line == _DONE:
+                    self._facts.is_complete = True
+                    finish()
+                    yield _END
+                    return
+                for part in self._convert_part(parse_answer(line, self._request.model)):
+                    is_last = part.get("type") == "message_stop"
+                    if is_last:
+                        self._facts.is_complete = True
+                        finish()
+                    yield self._encode_part(part)
+                    if is_last:
+                        return
+            raise _broken_off()
+        except TextRefused as exc:
+            self._facts.is_complete = True
+            self._facts.verdicts[f"{exc.filter_name}: refused"] = None
+            for part in self._refusal_parts():
+                yield self._encode_part(part)
+            if not self._is_messages:
+                yield _END
+        except RequestRefused as refusal:
+            body = error_body(self._request.route.path, refusal.status, refusal.message, refusal.code)
+            yield (b"event: error\n" if self._is_messages else b"") + b"data: " + body + b"\n\n"
+        finally:
+            for stream in self._streams.values():
+                self._facts.add_notes(stream)
+
+    async def _read_lines(self, answer: httpx2.Response) -> AsyncIterator[bytes]:
+        """Yield the data of each event."""
+        rest = b""
+        async for piece in read_pieces(answer):
+            self._facts.num_bytes += len(piece)
+            if self._facts.num_bytes > self._max_bytes:
+                raise RequestRefused(502, "answer_too_long", "The engine's answer is too long.")
+            *lines, rest = (rest + piece).split(b"\n")
+            if len(rest) > _MAX_LINE_BYTES:
+                raise RequestRefused(502, "answer_too_long", "The engine's answer is too long.")
+            for line in lines:
+                if line.startswith(b"data:"):
+                    yield line.removeprefix(b"data:").strip()
+
+    def _convert_part(self, part: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if self._is_messages:
+            yield from self._convert_event(part)
+            return
+        self._facts.read_usage(part.get("usage"))
+        choices = part.get("choices")
+        if not choices:
+            # the count of tokens, which is always asked for here and goes on to those who asked for it
+            if self._request.wants_usage:
+                yield part
+            return
+        if not self._request.wants_usage:
+            part.pop("usage", None)
+        origin = part.pop("phalanx", None)
+        for choice in choices:
+            self._filter_choice(choice)
+        if any(choice.get("finish_reason") is not None for choice in choices):
+            part["phalanx"] = self._facts.describe_origin(origin)
+        yield part
+
+    def _filter_choice(self, choice: dict[str, Any]) -> None:
+        index = choice.get("index")
+        number = index if type(index) is int else 0
+        self._feed_places(number, text_places(choice))
+        if choice.get("finish_reason") is not None:
+            for key, rest in self._close_streams(number):
+                _append_text(choice, key, rest)
+
+    def _convert_event(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """As `_convert_part`, for events of ``/v1/messages``."""
+        if event.get("type") == "message_start" and isinstance(event.get("message"), dict):
+            self._facts.read_usage(event["message"].get("usage"))
+        self._facts.read_usage(event.get("usage"))
+        index = event.get("index")
+        number = index if type(index) is int else 0
+        if event.get("type") == "content_block_delta":
+            delta = event.get("delta")
+            if isinstance(delta, dict):
+                self._block_type = str(delta.get("type"))
+            self._feed_places(number, text_places(event))
+        if event.get("type") == "content_block_stop":
+            for (key,), rest in self._close_streams(number):
+                delta = {"type": self._block_type, key: rest}
+                yield {"type": "content_block_delta", "index": number, "delta": delta}
+        if event.get("type") == "message_delta":
+            event["phalanx"] = self._facts.describe_origin(event.get("phalanx"))
+        yield event
+
+    def _feed_places(self, number: int, places: list[TextPlace]) -> None:
+        self._number = number
+        for place in places:
+            if place.stream_key[-1] == "name":
+                # comes whole, and no client can use a part of it
+                self._filters.check_output(place.text)
+                continue
+            stream = self._streams.get((number, place.stream_key))
+            if stream is None:
+                stream = self._streams[number, place.stream_key] = self._filters.open_stream()
+            place.holder[place.key] = stream.feed(place.text)
+
+    def _close_streams(self, number: int) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield the held-back ends of the texts of one choice, by text."""
+        for index, key in [name for name in self._streams if name[0] == number]:
+            stream = self._streams.pop((index, key))
+            rest = stream.close()
+            self._facts.add_notes(stream)
+            if rest:
+                yield key, rest
+
+    def _refusal_parts(self) -> Iterator[dict[str, Any]]:
+        if self._is_messages:
+            yield {"type": "message_delta", "delta": {"stop_reason": "refusal"}, "usage": {"output_tokens": 0}}
+            yield {"type": "message_stop"}
+            return
+        is_chat = self._request.route.name == "chat"
+        choice: dict[str, Any] = {"index": self._number, "finish_reason": REFUSED}
+        choice["delta" if is_chat else "text"] = {} if is_chat else ""
+        kind = "chat.completion.chunk" if is_chat else "text_completion"
+        yield {"id": "refused", "object": kind, "created": 0, "model": self._request.model, "choices": [choice]}
+
+    def _encode_part(self, part: dict[str, Any]) -> bytes:
+        event = f"event: {part['type']}\n".encode() if self._is_messages and "type" in part else b""
+        return event + b"data: " + json.dumps(part).encode() + b"\n\n"
+
+
+def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> Iterator[bytes]:
+    """Yield a whole answer, which has been filtered, as the events of a stream."""
+    usage = answer.pop("usage", None)
+    for choice in answer.get("choices", ()):
+        if request.route.name == "chat":
+            message = choice.pop("message", None) or {}
+            calls = message.get("tool_calls")
+            if isinstance(calls, list):
+                message["tool_calls"] = [{**call, "index": number} for number, call in enumerate(calls)]
+            choice["delta"] = message
+    if request.route.name == "chat":
+        answer["object"] = "chat.completion.chunk"
+    yield b"data: " + json.dumps(answer).encode() + b"\n\n"
+    if request.wants_usage:
+        yield b"data: " + json.dumps({**answer, "choices": [], "usage": usage}).encode() + b"\n\n"
+    yield _END
+
+
+def _append_text(choice: dict[str, Any], key: tuple[str, ...], rest: str) -> None:
+    """Add held-back text to the last part of a choice."""
+    if key == ("text",):
+        choice["text"] = choice.get("text", "") + rest
+        return
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        delta = choice["delta"] = {}
+    if key[0] != "tool":
+        delta[key[0]] = (delta.get(key[0]) or "") + rest
+        return
+    calls = delta.setdefault("tool_calls", [])
+    for number, call in enumerate(calls):
+        if str(call.get("index", number)) == key[1] and isinstance(call.get("function"), dict):
+            call["function"][key[2]] = call["function"].get(key[2], "") + rest
+            return
+    calls.append({"index": int(key[1]), "function": {key[2]: rest}})
+
+
+def _broken_off() -> RequestRefused:
+    return RequestRefused(502, "engine_failed", "The engine's answer broke off.")

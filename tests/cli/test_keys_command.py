@@ -1,0 +1,161 @@
+"""``phalanx keys``: made once, shown once, taken back, counted."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli import run
+from phalanx.serve.access import Access, KeyStore, RequestFacts
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Path:
+    return tmp_path / "access"
+
+
+def ask(capsys, *words) -> tuple[int, dict]:
+    code = run(["keys", *map(str, words), "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def make(capsys, access, *words, owner="alice") -> dict:
+    code, facts = ask(capsys, "create", "--owner", owner, "--access", access, *words)
+    assert code == 0, facts
+    return facts
+
+
+def test_a_secret_is_printed_once_and_held_nowhere(capsys, access):
+    assert run(["keys", "create", "--owner", "alice", "--access", str(access)]) == 0
+    printed = capsys.readouterr()
+    (secret,) = re.findall(r"phx_[a-z2-7]{12}_[a-z2-7]{52}", printed.out)
+
+    assert secret not in printed.err
+    assert KeyStore.open(access).find_caller(secret, "127.0.0.1").owner == "alice"
+    assert not any(secret[20:].encode() in path.read_bytes() for path in access.rglob("*") if path.is_file())
+    for words in (["list"], ["usage"]):
+        assert run(["keys", *words, "--access", str(access)]) == 0
+        assert secret[20:40] not in capsys.readouterr().out
+
+
+def test_json_has_the_secret_and_stderr_has_not(capsys, access):
+    code = run(["keys", "create", "--owner", "alice", "--access", str(access), "--json"])
+    printed = capsys.readouterr()
+
+    assert code == 0
+    assert json.loads(printed.out)["secret"].startswith("phx_")
+    assert "phx_" not in printed.err
+
+
+def test_a_secret_goes_into_a_new_file_of_its_owner(capsys, access, tmp_path):
+    file = tmp_path / "alice.key"
+    facts = make(capsys, access, "--secret-file", file)
+
+    assert "secret" not in facts
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert KeyStore.open(access).find_caller(file.read_text().strip(), "")
+    code, facts = ask(capsys, "create", "--owner", "bob", "--access", access, "--secret-file", file)
+    assert code == 5
+    assert "exists already" in facts["error"]["message"]
+
+
+def test_terms_are_those_of_the_options(capsys, access):
+    words = ["--role", "operator", "--model", "a", "--model", "b", "--network", "10.0.0.0/8", "--days", "2"]
+    make(capsys, access, *words, "--tokens-per-month", "5", "--concurrency", "0", "--may-skip-mark")
+
+    (row,) = ask(capsys, "list", "--access", access)[1]["keys"]
+    assert (row["role"], row["models"], row["networks"], row["state"]) == (
+        "operator",
+        ["a", "b"],
+        ["10.0.0.0/8"],
+        "active",
+    )
+    assert (row["limits"]["tokens_per_month"], row["limits"]["concurrency"], row["limits"]["requests_per_minute"]) == (
+        5,
+        0,
+        60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--network", "10.0.0.1/8"], "networks.0"),
+        (["--network", "here"], "networks.0"),
+        (["--role", "root"], "role"),
+        (["--model", "a\x1b[2J"], "models"),
+        (["--tokens-per-month", str(2**60)], "limits.tokens_per_month"),
+    ],
+)
+def test_a_mistake_names_the_option_and_makes_no_key(capsys, access, words, key):
+    code, facts = ask(capsys, "create", "--owner", "alice", "--access", access, *words)
+
+    assert code == 2
+    assert key in facts["error"]["message"]
+    assert not access.exists()
+
+
+def test_a_revoked_key_stays_on_the_list(capsys, access):
+    facts = make(capsys, access)
+
+    code, answer = ask(capsys, "revoke", facts["key"], "--access", access)
+    assert (code, answer["owner"]) == (0, "alice")
+    assert ask(capsys, "list", "--access", access)[1]["keys"][0]["state"] == "revoked"
+    assert KeyStore.open(access).find_caller(facts["secret"], "") is None
+    code, answer = ask(capsys, "revoke", "a" * 12, "--access", access)
+    assert (code, answer["error"]["code"]) == (5, "PHX-V150")
+
+
+def test_a_changed_file_is_refused_by_every_verb(capsys, access):
+    facts = make(capsys, access)
+    path = access / "keys.json"
+    path.write_bytes(path.read_bytes().replace(b"alice", b"mallo"))
+
+    for words in (["list"], ["usage"], ["revoke", facts["key"]], ["create", "--owner", "x"]):
+        code, answer = ask(capsys, *words, "--access", access)
+        assert (code, answer["error"]["code"]) == (5, "PHX-V150"), words
+
+
+def test_a_directory_without_keys_is_named(capsys, access):
+    code, answer = ask(capsys, "list", "--access", access)
+
+    assert code == 5
+    assert "operator.json" in answer["error"]["message"]
+
+
+def test_the_operators_key_can_live_elsewhere(capsys, access, tmp_path):
+    home = tmp_path / "stick"
+    make(capsys, access, "--operator-home", home)
+
+    assert not (access / "operator").exists()
+    code, answer = ask(capsys, "create", "--owner", "bob", "--access", access)
+    assert (code, "signing.key" in answer["error"]["message"]) == (5, True)
+    make(capsys, access, "--operator-home", home, owner="bob")
+
+
+def test_usage_is_shown_by_key_and_day_and_the_log_is_checked_while_a_server_runs(capsys, access):
+    facts = make(capsys, access)
+    make(capsys, access, owner="bob")
+    with Access.open(access) as server:
+        caller = server.key_store.find_caller(facts["secret"], "")
+        asyncio.run(server.budgets.reserve(caller, 10, 20)).settle(3, 4)
+        server.request_log.record_request(caller, RequestFacts("/v1/completions", "", 200))
+
+        code, answer = ask(capsys, "usage", "--access", access)
+        (row,) = answer["usage"]
+        assert (code, row["owner"], row["requests"], row["prompt_tokens"], row["completion_tokens"]) == (
+            0,
+            "alice",
+            1,
+            3,
+            4,
+        )
+        assert ask(capsys, "usage", "--access", access, "--key", "a" * 12)[1]["usage"] == []
+        assert ask(capsys, "log", "--access", access)[1]["kinds"] == {"request": 1}
+
+    path = access / "log" / "requests-000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"status":200', b'"status":201'))
+    code, answer = ask(capsys, "log", "--access", access)
+    assert (code, "line 1" in answer["error"]["message"]) == (5, True)

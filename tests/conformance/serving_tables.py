@@ -1,0 +1,138 @@
+"""How the tables and sentences of the pages on marks and filters are made from their raw results."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from phalanx.serve.filters.config import InputFilters, OutputFilters
+from phalanx.serve.filters.table import INPUTS, OUTPUTS
+
+MARKS, FILTERS = "marks-cpu-2cores-busy.json", "filters-cpu-2cores-busy.json"
+MARKS_PAGE, FILTERS_PAGE = "docs/marked_text.md", "docs/filters.md"
+ALARM_SENTENCE = (
+    "{:,} documents, each judged by one of 32 keys; {:,} were too short for a verdict. Of the others {} had a p-value "
+    "of at most .01, {:.2f} %, where at most 1 % may."
+)
+COST_SENTENCE = (
+    "A draw over 49,152 tokens took {:.2f} ms of CPU with a mark, {:.2f} ms by a seed alone and {:.2f} ms by torch's "
+    "softmax and multinomial; at eight rows {:.2f}, {:.2f} and {:.2f} ms a token. The model took {:.0f} ms for a token "
+    "of one text: beside a seeded draw the mark costs {:.2f} % of that, beside torch's {:.2f} %."
+)
+ATTACK_SENTENCE = "Of {} texts that a model recited from its index, {} were stopped, with at most {} characters out."
+DOCUMENT_SENTENCE = "on {:,} documents of WikiText-2 and MedQuAD"
+Result = dict[str, Any]
+
+
+def line(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def part(result: Result, name: str) -> list[Result]:
+    return [row for row in result["rows"] if row["part"] == name]
+
+
+def marginal(result: Result) -> Iterator[str]:
+    for row in part(result, "marginal"):
+        p_value = f"{row['p_value']:.2f}" if row["p_value"] > 1e-3 else "below 1e-3"
+        yield line(
+            row["what"],
+            f"{row['temperature']:g}",
+            f"{row['keys']:,}",
+            row["cells"],
+            f"{row['chi_square']:.1f}",
+            p_value,
+        )
+
+
+def alarms(result: Result) -> Iterator[str]:
+    for row in part(result, "false alarms"):
+        if row["way"] != "too short":
+            counts = [row[f"at_{limit}"] for limit in ("0.01", "0.001", "1e-06")]
+            share = f"{counts[0]} ({100 * counts[0] / row['documents']:.2f} %)"
+            yield line(row["kind"], row["way"], f"{row['documents']:,}", share, *counts[1:])
+
+
+def needed(result: Result) -> Iterator[str]:
+    for row in part(result, "tokens needed"):
+        yield line(f"{row['nats']:g}", row["texts"], row["median"], row["of_90_percent"], row["not_found"])
+
+
+def quality(result: Result) -> Iterator[str]:
+    for row in part(result, "quality"):
+        gap = "-" if row["arm"].startswith("plain") else f"{row['gap']:+.2f} ± {row['gap_error']:.2f}"
+        share = f"{100 * row['repeated']:.1f} %"
+        yield line(
+            row["arm"],
+            row["texts"],
+            f"{row['nats']:.2f}",
+            gap,
+            share,
+            row["found"],
+            f"{row['median_log10_p']:.1f}",
+            row["same_tokens"],
+        )
+
+
+def edits(result: Result) -> Iterator[str]:
+    for row in part(result, "robustness"):
+        yield line(row["edit"], row["texts"], row["found"], row["at_0.01"], f"{row['median_log10_p']:.1f}")
+
+
+def alarm_sentence(result: Result) -> Sequence[object]:
+    rows = part(result, "false alarms")
+    (judged,) = [row for row in rows if (row["kind"], row["way"]) == ("all", "deduplicated")]
+    short = sum(row["documents"] for row in rows if row["way"] == "too short")
+    hits = judged["at_0.01"]
+    return [judged["documents"] + short, short, hits, 100 * hits / judged["documents"]]
+
+
+def cost_sentence(result: Result) -> Sequence[object]:
+    one, eight = part(result, "cost")
+    (model,) = part(result, "model")
+    times = [row[f"{way}_ms"] for row in (one, eight) for way in ("marked", "seeded", "torch")]
+    shares = [100 * (one["marked_ms"] - one[f"{way}_ms"]) / model["ms_per_token"] for way in ("seeded", "torch")]
+    return [*times, model["ms_per_token"], *shares]
+
+
+def inputs(result: Result) -> Iterator[str]:
+    defaults = InputFilters().model_dump()
+    for row in result["rows"]:
+        if row["way"] == "input":
+            name = row["filter"]
+            told = (f"`{name}`", defaults[name], INPUTS[name].attack) if name in INPUTS else ("all", "", "")
+            yield line(*told, f"{row['mb_per_cpu_s']:.0f}", row["touched"])
+
+
+def outputs(result: Result) -> Iterator[str]:
+    defaults = OutputFilters().model_dump()
+    for row in result["rows"]:
+        if row["way"] == "output":
+            name = row["filter"]
+            told = (f"`{name}`", defaults[name], OUTPUTS[name].attack) if name in OUTPUTS else ("all", "", "")
+            speeds = f"{row['mb_per_cpu_s']:.1f}", row["touched"], f"{row['us_per_piece']:.1f}"
+            yield line(*told, *speeds, f"{row['held_characters']:.2f}")
+
+
+def attack_sentence(result: Result) -> Sequence[object]:
+    (row,) = [row for row in result["rows"] if row["way"] == "attack"]
+    return [row["documents"], row["stopped"], row["max_out"]]
+
+
+def document_sentence(result: Result) -> Sequence[object]:
+    return [result["rows"][0]["documents"]]
+
+
+SENTENCES = (
+    (MARKS_PAGE, MARKS, ALARM_SENTENCE, alarm_sentence),
+    (MARKS_PAGE, MARKS, COST_SENTENCE, cost_sentence),
+    (FILTERS_PAGE, FILTERS, ATTACK_SENTENCE, attack_sentence),
+    (FILTERS_PAGE, FILTERS, DOCUMENT_SENTENCE, document_sentence),
+)
+ROWS = (
+    (MARKS_PAGE, MARKS, marginal),
+    (MARKS_PAGE, MARKS, alarms),
+    (MARKS_PAGE, MARKS, needed),
+    (MARKS_PAGE, MARKS, quality),
+    (MARKS_PAGE, MARKS, edits),
+    (FILTERS_PAGE, FILTERS, inputs),
+    (FILTERS_PAGE, FILTERS, outputs),
+)

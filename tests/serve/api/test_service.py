@@ -1,0 +1,182 @@
+"""What stands between a route and the engine: filters, budgets, revoked keys and marks."""
+
+import json
+
+import httpx2
+import pytest
+
+from phalanx.serve.access import BUDGETS_FILE, LOG_FOLDER, KeyStore, read_usage_by_day
+from phalanx.serve.engine import EngineSettings
+from phalanx.serve.filters import FiltersConfig
+from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark, detect_mark
+from tiny_served import NO_FILTERS, OPEN_LIMITS, add_key, running_server, serve_model, write_model
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "the"}], "max_tokens": 8, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def served(directory):
+    return serve_model(directory)
+
+
+def open_client(url, secret):
+    return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {secret}"}, trust_env=False, timeout=60)
+
+
+def forced_text(text):
+    """A form that makes the model write one text."""
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"const": text}}}}
+
+
+def test_a_refused_output_ends_its_choice_and_shows_neither_text_nor_scores(served, tmp_path):
+    _, secret = add_key(tmp_path / "access")
+    topics = tmp_path / "topics.txt"
+    topics.write_text("forbidden topic\n")
+    output = {**NO_FILTERS.output.model_dump(), "topic_files": (topics,)}
+    filters = FiltersConfig.model_validate({"output": output})
+    body = {**BODY, **forced_text("harmless words, then the forbidden topic and more"), "max_tokens": 200}
+    body |= {"logprobs": True}
+
+    with (
+        running_server([served], tmp_path / "access", filters=filters) as (url, _),
+        open_client(url, secret) as http,
+    ):
+        whole = http.post(CHAT, json=body).json()
+        stream = http.post(CHAT, json={**body, "stream": True}).text
+        message = http.post(
+            "/v1/messages", json={"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+        )
+
+    choice = whole["choices"][0]
+    assert choice["finish_reason"] == "content_filter"
+    assert whole["phalanx"]["refused_by"] == ["denied_topics"]
+    assert message.status_code == 200
+    events = [json.loads(block.removeprefix("data: ")) for block in stream.strip().split("\n\n")[:-1]]
+    parts = [part for event in events for part in event["choices"]]
+    texts = [choice["message"]["content"], "".join(part["delta"].get("content", "") for part in parts)]
+    scores = [choice["logprobs"]["content"]]
+    scores.append([score for part in parts if part["logprobs"] for score in part["logprobs"]["content"]])
+    texts += ["".join(score["token"] for score in listed) for listed in scores]
+    assert all("harmless" in text and "forbidden" not in text for text in texts)
+    assert '"finish_reason": "content_filter"' in stream
+
+
+def test_a_refused_input_is_400_and_names_the_filter(served, tmp_path):
+    _, secret = add_key(tmp_path / "access")
+    body = {**BODY, "messages": [{"role": "user", "content": "a\U000e0041\U000e0042b"}]}
+
+    with running_server([served], tmp_path / "access") as (url, _), open_client(url, secret) as http:
+        answer = http.post(CHAT, json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "content_filter"
+    assert "hidden_characters" in answer.json()["error"]["message"]
+
+
+def test_budgets_count_what_was_used_and_refuse_beyond(served, tmp_path):
+    limits = OPEN_LIMITS.model_copy(update={"tokens_per_month": 60})
+    key_id, secret = add_key(tmp_path / "access", limits=limits)
+
+    with running_server([served], tmp_path / "access") as (url, _), open_client(url, secret) as http:
+        first = http.post(CHAT, json=BODY).json()["usage"]
+        refused = http.post(CHAT, json={**BODY, "max_tokens": 60})
+        wrong = http.post(CHAT, json={**BODY, "temperature": 9})
+        list(http.post(CHAT, json={**BODY, "stream": True}).iter_lines())
+
+    assert (refused.status_code, wrong.status_code) == (429, 400)
+    assert int(refused.headers["retry-after"]) >= 1
+    (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+    # what is refused costs nothing, and a stream costs the same as a whole answer
+    assert usage.requests == 2
+    assert usage.prompt_tokens == 2 * first["prompt_tokens"]
+    assert usage.completion_tokens == 2 * first["completion_tokens"]
+    log = "".join(path.read_text() for path in (tmp_path / "access" / LOG_FOLDER).glob("*.jsonl"))
+    assert sum(key_id in line for line in log.splitlines()) == 4
+
+
+def test_a_client_that_leaves_pays_for_what_was_written(served, tmp_path):
+    _, secret = add_key(tmp_path / "access", limits=OPEN_LIMITS.model_copy(update={"concurrency": 1}))
+    body = {**BODY, "max_tokens": 900, "stream": True, "logit_bias": {"65": 100}}
+
+    with running_server([served], tmp_path / "access") as (url, pool), open_client(url, secret) as http:
+        with http.stream("POST", CHAT, json=body) as answer:
+            next(answer.iter_lines())
+        while pool.engines[0].num_running:
+            pool.engines[0].served.token_names.text_of(0)
+        status = 429
+        while status == 429:
+            # the one place of this key is given up a moment after the client has left
+            status = http.post(CHAT, json=BODY).status_code
+
+    assert status == 200
+    (usage,) = read_usage_by_day(tmp_path / "access" / BUDGETS_FILE).values()
+    assert usage.completion_tokens < 900
+
+
+def test_a_key_that_is_revoked_loses_its_stream(served, tmp_path):
+    key_id, secret = add_key(tmp_path / "access")
+    body = {**BODY, "max_tokens": 900, "stream": True, "logit_bias": {"65": 100}}
+
+    with running_server([served], tmp_path / "access") as (url, pool), open_client(url, secret) as http:
+        with pytest.raises(httpx2.RemoteProtocolError), http.stream("POST", CHAT, json=body) as answer:
+            for number, _ in enumerate(answer.iter_lines()):
+                if number == 0:
+                    KeyStore.open(tmp_path / "access").revoke_key(key_id)
+        assert http.post(CHAT, json=BODY).status_code == 401
+        while pool.engines[0].num_running:
+            pool.engines[0].served.token_names.text_of(0)
+
+
+def test_texts_are_marked_and_an_answer_says_how(served, tmp_path):
+    ring = MarkKeyRing.create(tmp_path / "marks" / "ring.json")
+    _, secret = add_key(tmp_path / "access")
+    _, trusted = add_key(tmp_path / "access", "trusted", may_skip_mark=True)
+    mark = TokenMark(MarkPolicy(mark="on"), ring.newest)
+    body = {**BODY, "max_tokens": 400, "temperature": 1.5}
+
+    with running_server([served], tmp_path / "access", mark=mark) as (url, pool):
+        with open_client(url, secret) as http:
+            marked = http.post(CHAT, json={**body, "logprobs": True}).json()
+            greedy = http.post(CHAT, json=BODY).json()
+            refused = http.post(CHAT, json={**body, "mark": False})
+        with open_client(url, trusted) as http:
+            plain = http.post(CHAT, json={**body, "mark": False}).json()
+        names = pool.engines[0].served.token_names
+        ids = {names.bytes_of(token): token for token in range(pool.engines[0].served.vocab_size)}
+    # random weights write bytes that are no text: the tokens are read from the scores
+    tokens = [ids[bytes(score["bytes"])] for score in marked["choices"][0]["logprobs"]["content"]]
+
+    assert [answer["phalanx"]["marked"] for answer in (marked, greedy, plain)] == [
+        ["gumbel"],
+        ["bias"],
+        ["no (caller)"],
+    ]
+    assert refused.status_code == 403
+    assert detect_mark(tokens, ring.keys).verdict == "marked"
+
+
+def test_a_full_queue_is_503_with_a_time(served, tmp_path):
+    _, secret = add_key(tmp_path / "access")
+    settings = EngineSettings(max_rows=1, max_waiting=1)
+    long = {**BODY, "max_tokens": 900, "stream": True, "logit_bias": {"65": 100}}
+
+    with (
+        running_server([served], tmp_path / "access", engine=settings) as (url, _),
+        open_client(url, secret) as http,
+        http.stream("POST", CHAT, json=long) as running,
+    ):
+        next(running.iter_lines())
+        answer = http.post(
+            "/v1/completions",
+            json={"model": "tiny", "prompt": ["a", "b", "c"], "max_tokens": 500, "logit_bias": {"65": 100}},
+        )
+
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == "overloaded"

@@ -1,0 +1,491 @@
+"""Texts of one batch are those of transformers, one by one; owners, seeds, adapters and faults stay apart."""
+
+import asyncio
+import dataclasses
+import json
+import math
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from phalanx.errors import ModelError
+from phalanx.serve import TextModel
+from phalanx.serve.engine import (
+    BadRequestError,
+    BatchingEngine,
+    ChoiceEnd,
+    EngineBusyError,
+    EngineSettings,
+    GenerationRequest,
+    Grammar,
+    HostedModel,
+    PromptRead,
+    SamplingSettings,
+    TextPiece,
+    Tool,
+    collect_events,
+)
+from phalanx.serve.engine.int8 import Int8Linear
+from phalanx.serve.engine.row_cache import CHUNK, PrefixStore, RowCache
+from tiny_served import END, UNMARKED, serve_model, write_model
+
+PROMPTS = ["the", "in the end", "a" * 70, "é and é", "x", "the " * 60, "and in", "?!", "b" * 130, "end the day and"]
+WIDE = "start: " + " | ".join(f'"x" r{number}' for number in range(1500)) + "\n"
+WIDE += "\n".join(f'r{number}: "x{number}"' for number in range(1500))
+"""Alternatives that all begin alike: more than a parser may hold at one place."""
+GREEDY = SamplingSettings(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def served(directory):
+    return serve_model(directory)
+
+
+@pytest.fixture(scope="module")
+def engine(served):
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    yield engine
+    engine.close()
+
+
+def ask(text, **changes):
+    settings = {"sampling": GREEDY, "max_tokens": 24, "owner": "alice"} | changes
+    return GenerationRequest(model="tiny", text=text, **settings)
+
+
+async def answer(engine, request, adapter=""):
+    prompt = engine.served.encode_prompt(request)
+    return await collect_events(await engine.open_events(request, prompt, adapter))
+
+
+def answers(engine, requests):
+    async def run():
+        return await asyncio.gather(*(answer(engine, request) for request in requests))
+
+    return asyncio.run(run())
+
+
+def text_of(events, choice=0):
+    return "".join(event.text for event in events if isinstance(event, TextPiece) and event.choice == choice)
+
+
+def scores_of(events):
+    return [score for event in events if isinstance(event, TextPiece) for score in event.scores]
+
+
+def greedy_of_transformers(directory, served, prompt, max_tokens=24):
+    """The text, with the tokens up to and with its end."""
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    ids = torch.tensor([list(prompt)])
+    ends = sorted(served.ends)
+    with torch.no_grad():
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=ends,
+            pad_token_id=ends[0],
+        )
+    tokens = output[0, ids.shape[1] :].tolist()
+    return served.backend.decode(tokens, skip_special_tokens=True), len(tokens)
+
+
+def test_greedy_texts_of_a_batch_are_those_of_transformers(directory, served, engine):
+    requests = [ask(prompt, owner=f"owner {number}") for number, prompt in enumerate(PROMPTS)]
+    # each twice, so that a batch has rows of every length, that begin at different steps
+    results = answers(engine, [*requests, *requests])
+
+    for request, events in zip([*requests, *requests], results, strict=True):
+        expected = greedy_of_transformers(directory, served, served.encode_prompt(request))
+        assert (text_of(events), events[-1].num_tokens) == expected
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "qwen3", "mistral", "gpt_neox", "olmo2"])
+def test_other_families_write_as_transformers_does(tmp_path, model_type):
+    layout = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 272}
+    config = {"model_type": model_type, **layout, "max_position_embeddings": 512, "initializer_range": 0.3}
+    changes = {"head_dim": 8, "sliding_window": 48} if model_type in ("qwen3", "mistral") else {}
+    directory = write_model(tmp_path, **(config | changes))
+    served = serve_model(directory)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    try:
+        requests = [ask(prompt) for prompt in PROMPTS]
+        for request, events in zip(requests, answers(engine, requests), strict=True):
+            expected = greedy_of_transformers(directory, served, served.encode_prompt(request))
+            assert (text_of(events), events[-1].num_tokens) == expected
+    finally:
+        engine.close()
+
+
+def test_a_reproducible_engine_writes_the_same_bits_in_any_company(served):
+    engine = BatchingEngine(served, EngineSettings(reproducible=True), UNMARKED)
+    drawn = SamplingSettings(temperature=1.0, seed=5)
+    request = ask("the " * 80, logprobs=2, sampling=drawn)
+    try:
+        (alone,) = answers(engine, [request])
+        others = [ask(prompt, sampling=SamplingSettings(seed=n), owner=f"{n}") for n, prompt in enumerate(PROMPTS)]
+        company = answers(engine, [*others[:5], request, *others[5:]])[5]
+    finally:
+        engine.close()
+
+    # floats are compared bit for bit; the second time the prompt was in the owner's cache
+    assert scores_of(company) == scores_of(alone)
+    assert (alone[0].reused_tokens, company[0].reused_tokens) == (0, 64)
+
+
+def test_a_seed_decides_a_text_and_choices_differ(engine):
+    drawn = SamplingSettings(temperature=1.0, seed=3)
+    first, again, other = answers(
+        engine, [ask("in", sampling=drawn, n=3), ask("in", sampling=drawn, n=3), ask("in", sampling=SamplingSettings())]
+    )
+
+    texts = [text_of(first, choice) for choice in range(3)]
+    assert texts == [text_of(again, choice) for choice in range(3)]
+    assert len({*texts, text_of(other)}) == 4
+    assert sum(isinstance(event, ChoiceEnd) for event in first) == 3
+
+
+def test_a_stop_sequence_may_reach_over_tokens_and_is_not_in_the_text(engine):
+    (whole,) = answers(engine, [ask("the", max_tokens=40)])
+    text = text_of(whole)
+    stop = text[5:8]
+
+    (cut,) = answers(engine, [ask("the", max_tokens=40, stop=("zzzz", stop), logprobs=0)])
+
+    assert text_of(cut) == text[: text.index(stop)]
+    assert (cut[-1].finish, cut[-1].stop) == ("stop_sequence", stop)
+    # the scores are of those tokens that lie before the stop sequence
+    tokens = [score.token for score in scores_of(cut)]
+    assert text_of(cut).startswith(engine.served.backend.decode(tokens).rstrip("\ufffd"))
+    assert len(tokens) < cut[-1].num_tokens
+
+
+def test_the_end_of_text_ends_it(served, engine):
+    end = served.backend.token_to_id(END)
+
+    (events,) = answers(engine, [ask("the", sampling=SamplingSettings(temperature=0.0, logit_bias={end: 100.0}))])
+
+    assert [type(event) for event in events] == [PromptRead, ChoiceEnd]
+    assert (events[-1].finish, events[-1].num_tokens) == ("stop", 1)
+
+
+def test_echoed_scores_are_those_of_the_model(directory, served, engine):
+    (events,) = answers(engine, [ask("and in the " * 20, echo=True, logprobs=1, max_tokens=0)])
+
+    prompt = served.encode_prompt(ask("and in the " * 20))
+    with torch.no_grad():
+        logprobs = AutoModelForCausalLM.from_pretrained(directory)(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    scores = events[0].scores
+    assert scores[0] is None
+    assert [score.token for score in scores[1:]] == list(prompt[1:])
+    expected = [float(logprobs[place, token]) for place, token in enumerate(prompt[1:])]
+    assert [score.logprob for score in scores[1:]] == pytest.approx(expected, abs=1e-4)
+    assert all(score.top[0][1] >= score.logprob for score in scores[1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": 1024}, "more than the window"),
+        ({"n": 8, "max_tokens": 900}, "room for"),
+        ({"grammar": Grammar(kind="regex", source="(")}, "grammar is refused"),
+        ({"grammar": Grammar(kind="json_schema", source='{"type": "nothing"}')}, "grammar is refused"),
+        ({"grammar": Grammar(kind="json_schema", source='{"x-guidance": {"lenient": true}}')}, "x-guidance"),
+        ({"grammar": Grammar(kind="json_schema", source=json.dumps({"enum": ["a"] * 3000}))}, "2048 nodes"),
+        ({"grammar": Grammar(kind="lark", source=WIDE)}, "the grammar"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_the_engine_goes_on(served, changes, message):
+    engine = BatchingEngine(served, EngineSettings(max_cache_tokens=4096), UNMARKED)
+    try:
+        with pytest.raises(BadRequestError, match=message):
+            answers(engine, [ask("the", **changes)])
+        assert text_of(answers(engine, [ask("the")])[0])
+    finally:
+        engine.close()
+
+
+def test_a_full_queue_refuses_and_who_leaves_makes_room(served):
+    engine = BatchingEngine(served, EngineSettings(max_rows=1, max_waiting=1), UNMARKED)
+
+    async def run():
+        requests = [ask("in", max_tokens=900, sampling=SamplingSettings(temperature=0.0, logit_bias={65: 100.0}))] * 3
+        prompt = served.encode_prompt(requests[0])
+        running = await engine.open_events(requests[0], prompt, "")
+        await anext(running)
+        waiting = await engine.open_events(requests[1], prompt, "")
+        assert engine.num_waiting == 1
+        with pytest.raises(EngineBusyError, match="wait already"):
+            await engine.open_events(requests[2], prompt, "")
+        await running.aclose()
+        assert isinstance(await anext(waiting), PromptRead)
+        assert engine.num_running == 1
+
+    try:
+        asyncio.run(run())
+    finally:
+        engine.close()
+
+
+def test_an_engine_that_ends_tells_those_who_wait(served):
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+
+    async def run():
+        request = ask("in", max_tokens=900, sampling=SamplingSettings(temperature=0.0, logit_bias={65: 100.0}))
+        stream = await engine.open_events(request, served.encode_prompt(request), "")
+        await anext(stream)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineBusyError):
+            await collect_events(stream)
+        with pytest.raises(EngineBusyError, match="about to end"):
+            await answer(engine, request)
+
+    asyncio.run(run())
+
+
+def test_prefixes_are_reused_inside_one_owner_alone(engine):
+    request = ask("and the " * 50, owner="carol")
+
+    first, again, other = (
+        answers(engine, [ask])[0] for ask in (request, request, request.model_copy(update={"owner": "dave"}))
+    )
+
+    assert [events[0].reused_tokens for events in (first, again, other)] == [0, 128, 0]
+    assert text_of(first) == text_of(again) == text_of(other)
+
+
+def test_a_chat_goes_on_from_what_was_written(served, engine):
+    (first,) = answers(engine, [ask("the day " * 20, owner="erin", max_tokens=60)])
+    longer = "the day " * 20 + text_of(first)
+
+    (second,) = answers(engine, [ask(longer, owner="erin")])
+
+    assert second[0].reused_tokens >= CHUNK
+
+
+def make_cache(length):
+    cache = RowCache(1)
+    cache.reserve_room(length)
+    cache.write_layer(0, 0, torch.ones(1, length, 2), torch.ones(1, length, 2))
+    cache.length = length
+    return cache
+
+
+def test_an_owner_evicts_its_own_prefixes_alone():
+    store = PrefixStore(max_tokens=2 * CHUNK)
+    texts = [[number] * CHUNK for number in range(4)]
+    store.put_prefix("alice", "", texts[0], make_cache(CHUNK))
+    for text in texts:
+        store.put_prefix("mallory", "", text, make_cache(CHUNK))
+
+    held = {
+        owner: [store.find_prefix(owner, "", [*text, 9]) is not None for text in texts]
+        for owner in ("alice", "mallory", "bob")
+    }
+
+    assert held == {
+        "alice": [True, False, False, False],
+        "mallory": [False, False, True, True],
+        "bob": [False] * 4,
+    }
+    assert store.find_prefix("alice", "another adapter", [*texts[0], 9]) is None
+
+
+def test_an_idle_owner_gives_its_place_up_and_a_busy_one_does_not():
+    now = 0.0
+    store = PrefixStore(max_tokens=CHUNK, read_clock=lambda: now)
+    text = [1] * CHUNK
+    for number in range(300):
+        store.put_prefix(str(number), "", text, make_cache(CHUNK))
+    has_place = [store.find_prefix(str(number), "", [*text, 2]) is not None for number in range(300)]
+    now = 601.0
+    store.put_prefix("late", "", text, make_cache(CHUNK))
+
+    assert has_place == [True] * 256 + [False] * 44
+    assert store.find_prefix("late", "", [*text, 2]) is not None
+    assert store.find_prefix("0", "", [*text, 2]) is None
+
+
+def test_a_schema_holds_and_its_end_ends_the_text(engine):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    grammar = Grammar(kind="json_schema", source=json.dumps(schema))
+    drawn = [SamplingSettings(temperature=1.0, seed=seed) for seed in range(6)]
+
+    results = answers(engine, [ask("x", grammar=grammar, sampling=rule, max_tokens=200) for rule in drawn])
+
+    values = [json.loads(text_of(events)) for events in results]
+    assert all(set(value) == {"name", "age"} and value["age"] <= 99 for value in values)
+    assert {events[-1].finish for events in results} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "texts"),
+    [
+        (Grammar(kind="regex", source="(yes|no)"), {"yes", "no"}),
+        (Grammar(kind="lark", source='start: "a" | "b"'), {"a", "b"}),
+        (Grammar(kind="json_schema", source='{"enum": ["é", "b"]}'), {'"é"', '"b"'}),
+    ],
+)
+def test_other_grammars_hold(engine, grammar, texts):
+    assert text_of(answers(engine, [ask("x", grammar=grammar)])[0]) in texts
+
+
+def test_a_required_call_is_one_of_the_templates_form(served, engine):
+    parameters = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 9}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    tools = (Tool(name="add", parameters=parameters), Tool(name="drop", parameters=parameters))
+    tool_format = served.tool_format
+
+    (events,) = answers(engine, [ask("x", grammar=tool_format.grammar_of(tools), max_tokens=200)])
+
+    assert (tool_format.before, tool_format.after) == ("<tool_call>", "</tool_call>")
+    text = text_of(events)
+    call = tool_format.read_call(text.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+    assert call.name in ("add", "drop")
+    assert call.arguments["n"] <= 9
+
+
+@pytest.fixture(scope="module")
+def adapters(directory, tmp_path_factory):
+    """Two LoRA adapters with weights that change texts."""
+    directories = {}
+    for seed, name in enumerate(("first", "second")):
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+        model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(directory), config)
+        directories[name] = tmp_path_factory.mktemp("adapters") / name
+        model.save_pretrained(directories[name])
+    return directories
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_adapters_and_their_base_share_a_batch(directory, adapters):
+    served = serve_model(directory, adapters=adapters)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+
+    async def run():
+        names = ["", "first", "second", "", "second", "first"]
+        requests = [ask(prompt) for prompt in PROMPTS[: len(names)]]
+        return names, requests, await asyncio.gather(*map(answer, [engine] * len(names), requests, names))
+
+    try:
+        names, requests, results = asyncio.run(run())
+    finally:
+        engine.close()
+    for name, request, events in zip(names, requests, results, strict=True):
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        if name:
+            model = peft.PeftModel.from_pretrained(model, adapters[name]).merge_and_unload()
+        ids = torch.tensor([served.encode_prompt(request)])
+        output = model.generate(
+            ids, max_new_tokens=24, do_sample=False, eos_token_id=sorted(served.ends), pad_token_id=0
+        )
+        expected = served.backend.decode(output[0, ids.shape[1] :].tolist(), skip_special_tokens=True)
+        assert text_of(events) == expected
+    assert len({card.digest for card in served.cards}) == 3
+    assert [card.base for card in served.cards] == [None, "tiny", "tiny"]
+
+
+def test_damaged_weights_fail_the_request_and_not_the_thread(directory, tmp_path):
+    served = serve_model(directory)
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    weight = served.module.lm_head.weight
+    whole = weight.data.clone()
+    try:
+        weight.data[7] = math.nan
+        with pytest.raises(ModelError, match="no finite number"):
+            answers(engine, [ask("the")])
+        weight.data.copy_(whole)
+        assert text_of(answers(engine, [ask("the")])[0])
+    finally:
+        engine.close()
+
+
+def test_embeddings_are_means_of_last_states_of_length_one(directory, served, engine):
+    texts = [(1, 2, 3), (7,)]
+
+    vectors = asyncio.run(engine.embed_texts(texts, ""))
+
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    for text, vector in zip(texts, vectors, strict=True):
+        with torch.no_grad():
+            mean = model.model(torch.tensor([text])).last_hidden_state[0].mean(dim=0)
+        assert vector == pytest.approx((mean / mean.norm()).tolist(), abs=1e-5)
+
+
+def test_penalties_make_written_tokens_less_likely(engine):
+    plain, punished = answers(
+        engine,
+        [
+            ask("the", sampling=SamplingSettings(temperature=0.0), logprobs=0, max_tokens=40),
+            ask(
+                "the",
+                sampling=SamplingSettings(
+                    temperature=0.0, frequency_penalty=2.0, presence_penalty=2.0, repetition_penalty=5.0
+                ),
+                logprobs=0,
+                max_tokens=40,
+            ),
+        ],
+    )
+
+    assert len({score.token for score in scores_of(punished)}) > len({score.token for score in scores_of(plain)})
+
+
+def test_events_say_how_many_tokens_there_are(engine):
+    (events,) = answers(engine, [ask("the", max_tokens=7)])
+
+    assert dataclasses.astuple(events[-1])[:3] == (0, "length", 7)
+    assert events[0].num_tokens == 1
+
+
+def test_integer_weights_write_the_same_bits_in_any_company(directory):
+    served = HostedModel("tiny", TextModel(directory), 0, weights="int8")
+    engine = BatchingEngine(served, EngineSettings(), UNMARKED)
+    request = ask("the end", logprobs=1)
+    others = [ask(prompt, owner="other") for prompt in PROMPTS]
+    try:
+        (alone,) = answers(engine, [request])
+        (company, *_) = answers(engine, [request, *others])
+    finally:
+        engine.close()
+
+    assert scores_of(company) == scores_of(alone)
+    assert served.cards[0].digest != serve_model(directory).cards[0].digest
+
+
+def test_integer_sums_are_those_of_float_numbers_within_rounding():
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 64, generator=generator), torch.randn(24, generator=generator)
+    inputs = torch.randn(3, 5, 64, generator=generator)
+    inputs[0, 0] = 0.0
+
+    output = Int8Linear(weight, bias)(inputs)
+
+    expected = torch.nn.functional.linear(inputs, weight, bias)
+    assert output.shape == expected.shape
+    assert torch.equal(output[0, 0], bias)
+    assert float((output - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_integer_weights_take_no_adapter(directory, adapters):
+    with pytest.raises(ModelError, match="float weights alone"):
+        HostedModel("tiny", TextModel(directory), 0, adapters, "int8")
