@@ -387,4 +387,4 @@ def writing_cure(exc: OSError) -> str:
         return "free space, or give another path"
     if exc.errno in _BROKEN:
         return "give a path on another disk"
-    return "allow writing there, or give another path" if exc.errno in _CLOSED else "give another path"
+    return "change its permissions, or give another path" if exc.errno in _CLOSED else "give another path"

@@ -108,7 +108,7 @@ def test_a_model_that_says_nothing_keeps_its_answer_and_a_silent_answer_is_left_
     told = revised(FakeWriter(mute), prompts, tmp_path / "out.jsonl")
 
     assert (told["rows"], told["silent"], told["changed"]) == (6, 1, 0)
-    with pytest.raises(DataError, match="no row is of use"):
+    with pytest.raises(DataError, match="no usable row"):
         revised(FakeWriter(lambda *_: ""), prompts, tmp_path / "none.jsonl")
 
 

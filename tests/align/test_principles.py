@@ -55,7 +55,7 @@ def test_a_draw_is_a_function_of_seed_and_place_and_keeps_to_the_weights(tmp_pat
         ("", "principle: missing; add it"),
         ("principle = []", "at least 1 item"),
         (TWO + "rank = 1\n", "principle.1.rank: unknown key"),
-        (TWO.replace("kind", "short"), "'short' is there twice"),
+        (TWO.replace("kind", "short"), "'short' appears twice"),
         (TWO.replace('revise = "Shorten it."', ""), "critique and revise belong together"),
         (TWO.replace("Shorten it.", " "), "white space alone"),
         ('[[principle]]\nname = "void"\n', "void: says nothing"),

@@ -85,7 +85,7 @@ def test_a_server_says_a_or_b(judge):
 
 @pytest.mark.parametrize("said", ["A or B", "both", "", "break", "odd", "page"])
 def test_anything_else_is_refused_with_what_to_do(judge, said):
-    with pytest.raises(RewardError, match="finished rows are kept") as caught:
+    with pytest.raises(RewardError, match="finished rows are reused") as caught:
         ServerJudge(judge).decide(said)
 
     assert caught.value.facts["code"] == "PHX-R042"

@@ -23,9 +23,9 @@ def test_the_newest_one_of_the_log_is_accepted(certified):
     ("step", "manifest", "said"),
     [
         (20, "digest-20", "rolled back: the newest is of step 20, the audit log has one of step 30"),
-        (None, None, "rolled back: none is there, the audit log has one of step 30"),
+        (None, None, "rolled back: none exists, the audit log has one of step 30"),
         (30, "digest-of-an-earlier-attempt", "swapped: the manifest of step 30"),
-        (40, "digest-40", "foreign: the audit log knows of no checkpoint of step 40"),
+        (40, "digest-40", "foreign: the audit log lists no checkpoint of step 40"),
     ],
 )
 def test_anything_else_is_refused_by_name(certified, step, manifest, said):

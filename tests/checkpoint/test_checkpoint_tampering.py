@@ -142,9 +142,9 @@ def test_a_signature_for_another_purpose_is_refused(path, owner):
 @pytest.mark.parametrize(
     ("expected", "found"),
     [
-        ({"run": "other"}, "foreign: it is of run 'demo', expected 'other'"),
+        ({"run": "other"}, "foreign: it belongs to run 'demo', expected 'other'"),
         ({"config_digest": "cd" * 32}, "foreign: config digest abababababab.*run file"),
-        ({"at_least_step": 51}, "rolled back: it is of step 50, expected step 51 or later"),
+        ({"at_least_step": 51}, "rolled back: it is from step 50, expected step 51 or later"),
     ],
 )
 def test_another_run_config_or_an_older_step_is_refused(path, owner, expected, found):

@@ -152,7 +152,7 @@ MISTAKES = (
         "--unset of what is not there",
         FROM_SCRATCH,
         "--unset guard.mode: run.toml does not write it",
-        "leave the option out",
+        "remove the option",
         more="--unset guard.mode",
     ),
     of_run(
@@ -240,7 +240,7 @@ MISTAKES = (
         "a chat",
         '{"messages": [{"role": "user", "content": "hold"}]}\n',
         "field 'messages' holds a JSON list, expected text",
-        'a chat is read by kind = "dialogue"',
+        'use kind = "dialogue"',
         text=OWN_TEXT.replace('"text" }', '"text", field = "messages" }'),
     ),
     of_text(
@@ -331,9 +331,9 @@ MISTAKES = (
     ),
     # the run directory
     of_run(
-        "a run that is there already",
+        "an existing run",
         FROM_SCRATCH,
-        "old: holds a run already; add --resume",
+        "old: already has a run; add --resume",
         "another --run-dir",
         more="--run-dir old",
         old__run_dot_json="{}",
@@ -473,6 +473,6 @@ MISTAKES = (
         ("old/owner.pem: cannot be read", "give --certificate FILE"),
         {"old": None},
     ),
-    Mistake("a plan of nothing", "plan", 2, ("plan: give either a run file or --model",), {}),
+    Mistake("a plan of nothing", "plan", 2, ("plan: expected either a run file or --model",), {}),
     Mistake("a plan for an unknown cluster", "plan --model llama-2-7b --cluster moon", 2, ("moon", "choices"), {}),
 )

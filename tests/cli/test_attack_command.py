@@ -77,7 +77,7 @@ def test_an_attacked_run_that_broke_off_is_told(drills, capsys: pytest.CaptureFi
 
     assert run(["attack", "run.toml"]) == 5
 
-    assert "drift broke off  PeerLostError: all are gone" in capsys.readouterr().out
+    assert "drift did not finish  PeerLostError: all are gone" in capsys.readouterr().out
 
 
 def test_a_guard_that_did_not_hold_is_exit_code_5(drills, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +97,7 @@ def test_the_list_trains_nothing(drills, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [([], "no run file"), (["run.toml", "--stages", "one"], "expected numbers of stages such as 1,2")],
+    [([], "the run file is missing"), (["run.toml", "--stages", "one"], "expected stage numbers such as 1,2")],
 )
 def test_what_cannot_be_meant_is_refused(arguments, message, drills, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["attack", *arguments]) == 2

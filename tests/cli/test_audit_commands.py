@@ -46,7 +46,7 @@ def test_the_log_of_an_unfinished_run_holds_as_far_as_it_goes_and_no_further(
 
     shown = capsys.readouterr()
     assert "every line is signed, in order and unchanged" in shown.out
-    assert "cannot be shown: the log's end: the last session was stopped" in shown.err
+    assert "not proven: the log's end: the last session was stopped" in shown.err
 
 
 def test_a_conviction_that_was_cut_off_is_not_passed_over_without_the_summary(
@@ -67,7 +67,7 @@ def test_an_empty_log_shows_nothing(run_dir: Path, capsys: pytest.CaptureFixture
 
     assert run(["audit", "verify", str(run_dir)]) == 5
 
-    assert "no session of a run has begun" in capsys.readouterr().err
+    assert "no session of a run has started" in capsys.readouterr().err
 
 
 def test_an_altered_line_is_named(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def test_what_is_no_refusal_of_a_file_stays_a_bug(code, name):
 def test_a_permission_is_not_told_as_a_full_disk():
     cures = {code: writing_cure(OSError(code, "")) for code in (errno.EACCES, errno.ENOSPC, errno.EROFS, errno.ENOTDIR)}
 
-    assert "allow writing there" in cures[errno.EACCES] and "free" not in cures[errno.EACCES]
+    assert "change its permissions" in cures[errno.EACCES] and "free" not in cures[errno.EACCES]
     assert "free space" in cures[errno.ENOSPC] and "allow" not in cures[errno.ENOSPC]
     assert "free" not in cures[errno.EROFS] + cures[errno.ENOTDIR]
 

@@ -209,7 +209,7 @@ def test_the_help_documents_the_exit_codes(capsys: pytest.CaptureFixture[str]) -
     run(["--help"])
 
     text = " ".join(capsys.readouterr().out.split())
-    assert "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line" in text
+    assert "Exit codes: 0 success, 1 a bug in Phalanx, 2 wrong command line" in text
     assert "130 interrupted" in text
 
 

@@ -65,7 +65,7 @@ def test_a_build_that_is_interrupted_says_how_to_go_on_and_does(home, tmp_path, 
     with monkeypatch.context() as patch:
         patch.setattr(BuildEnding, "finish", interrupted)
         assert run(words) == 130
-    assert f"{tmp_path / 'out'}: interrupted; finished pieces are kept: the same command goes on" in (
+    assert f"{tmp_path / 'out'}: interrupted; repeat the same command to continue" in (
         " ".join(capsys.readouterr().err.split())
     )
 
@@ -108,7 +108,7 @@ def test_inspect_says_what_became_of_a_document(home, capsys):
 
     assert (found["fate"], found["step"], found["value"], found["limit"]) == ("dropped", "length", 12, 40)
     answer = asked(capsys, "inspect", home / "out", "--document", "no such name", code=3)
-    assert "no document is called 'no such name'" in answer["error"]["message"]
+    assert "found no document 'no such name'" in answer["error"]["message"]
 
 
 def test_inspect_lists_sources_groups_and_the_quarantine(home, capsys):
@@ -201,7 +201,7 @@ def test_report_is_one_page_that_fetches_nothing_and_shows_the_account(home, cap
         ("tokenizer.vocab_sise=9", "did you mean 'vocab_size'?", 2),
         ('sources=[{kind="text",path="nowhere"}]', "nowhere: not found", 3),
         ("tokenizer.vocab_size=30000", "lower vocab_size", 3),
-        ('steps=[{kind="length",least=100000}]', "nothing is left of what the sources hold", 3),
+        ('steps=[{kind="length",least=100000}]', "no document of the sources is left", 3),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(home, capsys, override, message, code):

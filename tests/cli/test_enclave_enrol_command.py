@@ -58,7 +58,7 @@ def test_a_clients_tpm_is_enrolled_for_the_run_file(tpm, tmp_path, capsys):
     )
 
     assert code == 0
-    assert "the owner puts it into the run file" in capsys.readouterr().out
+    assert "the owner adds it to the run file" in capsys.readouterr().out
     section = tomllib.loads(out.read_text())["split"]["client_policies"]["north"]
     policy = build_policy(PolicyConfig.model_validate_json(json.dumps(section)), tmp_path)
     with open_tpm(tpm.address) as device, TpmAttester(device) as attester:

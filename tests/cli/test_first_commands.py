@@ -62,7 +62,7 @@ def test_init_says_of_an_empty_file_that_it_is_empty(name, tmp_path, capsys):
 def test_init_for_remote_parties_says_how_to_make_their_keys(tmp_path, capsys):
     run(["init", str(tmp_path / "far.toml"), "--kind", "remote", "--workers", "ann, ben"])
 
-    assert "--name ben  # prints what to run on each machine" in capsys.readouterr().out
+    assert "--name ben  # prints the command for each machine" in capsys.readouterr().out
 
 
 def test_init_replaces_no_file_unless_told_to(tmp_path, capsys):
@@ -70,14 +70,14 @@ def test_init_replaces_no_file_unless_told_to(tmp_path, capsys):
     path.write_text("mine")
 
     assert run(["init", str(path), "--kind", "scratch"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert path.read_text() == "mine"
     assert run(["init", str(path), "--kind", "scratch", "--force"]) == 0
 
 
 def test_init_asks_nobody_where_nobody_can_answer(tmp_path, capsys):
     assert run(["init", str(tmp_path / "first.toml")]) == 2
-    assert "nobody can be asked; choose one of scratch, finetune" in capsys.readouterr().err
+    assert "--kind is missing; choose one of scratch, finetune" in capsys.readouterr().err
 
 
 def test_a_machine_is_looked_at_from_every_side(tmp_path):

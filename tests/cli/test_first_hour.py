@@ -65,7 +65,7 @@ def test_a_path_that_is_nowhere_is_told_with_the_place_where_it_was_looked_for(p
     assert command_line(["train", "run.toml", "--dry-run"]) == 3
 
     told = " ".join(capfd.readouterr().err.split())
-    assert f"chats.jsonl: not found; give the path of a file or a directory; relative paths begin in {place}" in told
+    assert f"chats.jsonl: not found; give the path of a file or a directory; relative paths start at {place}" in told
 
 
 def shown(run):
@@ -132,12 +132,15 @@ DRILL = {
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["of 1 step with a lie the guard found 1", "worker-1 at stage 1 in step 41", "no lie is left"]),
-        ({"steps_redone": 0}, ["its lie was thrown away", "no lie is left"]),
-        ({"in_doubt": True, "attacks_injected": 3}, ["of 3 steps", "are left in the weights"]),
+        (
+            {},
+            ["of 1 step with a lie the guard detected 1", "worker-1 at stage 1 in step 41", "no lie is in the weights"],
+        ),
+        ({"steps_redone": 0}, ["the lie was discarded", "no lie is in the weights"]),
+        ({"in_doubt": True, "attacks_injected": 3}, ["of 3 steps", "are in the weights"]),
         ({"verdicts": [], "detections": 0}, ["a party lied in 1 step, and no party was named"]),
-        ({"guard": "off", "verdicts": []}, ["without a guard nobody noticed"]),
-        ({"false_accusations": 1}, ["1 of the verdicts are against a party that did not lie"]),
+        ({"guard": "off", "verdicts": []}, ["without a guard the lie was not detected"]),
+        ({"false_accusations": 1}, ["1 of the verdicts are against honest parties"]),
     ],
 )
 def test_a_drill_ends_with_what_it_has_shown(changes, words):

@@ -62,7 +62,7 @@ def test_a_file_is_completed_line_by_line(model, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", "yes", "--chat"], "three ways"),
+        (["--prompt", "yes", "--chat"], "exclude each other"),
         (["--input", "x.jsonl"], "belong together"),
         (["--prompt", "yes", "--top-p", "0"], "--top-p"),
     ],

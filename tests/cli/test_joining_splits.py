@@ -103,7 +103,7 @@ def test_a_client_with_a_policy_is_told_that_it_must_bring_evidence(tmp_path):
 
     *_, terms = invited_to(tmp_path / "run.toml", ["north"], None, no_pipeline)
 
-    assert any(line.startswith("as north: bring evidence of your machine") for line in terms.asks)
+    assert any(line.startswith("as north: give evidence of your machine") for line in terms.asks)
 
 
 def test_an_enclave_joins_without_texts_and_again_with_the_keys_that_it_has(owner, tmp_path, capfd):
@@ -111,7 +111,7 @@ def test_an_enclave_joins_without_texts_and_again_with_the_keys_that_it_has(owne
 
     assert [join(tmp_path, token), join(tmp_path, token)] == [0, 0]
 
-    assert "has keys, certificate and run file already" in capfd.readouterr().out
+    assert "already has keys, certificate and run file" in capfd.readouterr().out
     assert load_identity(tmp_path / "site").name == ENCLAVE == ROLE
     assert not (tmp_path / "site" / "client.toml").exists()
 
@@ -141,7 +141,7 @@ def test_a_client_that_names_no_texts_is_told_so_and_one_that_trusts_no_simulati
     token = owner("north")
 
     assert join(tmp_path, token, "--train", str(tmp_path / "train.jsonl")) == 2
-    assert "names its own texts, of both kinds" in capfd.readouterr().err
+    assert "a client needs both files of its own texts" in capfd.readouterr().err
     assert not (tmp_path / "site").exists()
     assert join(tmp_path, token, *texts(tmp_path)[:-1]) == 2
     assert "proves nothing to this client" in capfd.readouterr().err
@@ -159,7 +159,7 @@ def test_a_run_file_that_names_code_is_not_taken_from_an_owner(tmp_path, capfd):
         token = invitations.invite("enclave", f"127.0.0.1:{server.port}", timedelta(hours=1)).line()
         assert join(tmp_path, token) == 2
 
-    assert "names code (mine.py:Notes), which an invitation never brings" in capfd.readouterr().err
+    assert "names code (mine.py:Notes), which an invitation never transfers" in capfd.readouterr().err
     assert not (tmp_path / "site" / "run.toml").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_run_file_that_names_code_is_not_taken_from_an_owner(tmp_path, capfd):
     ("names", "change", "why"),
     [
         (["mallory"], {}, "split.remote_clients with mallory"),
-        (["north"], {"# end": "# " + "x" * 13_000}, "no invitation takes"),
+        (["north"], {"# end": "# " + "x" * 13_000}, "above the limit of invitations"),
     ],
 )
 def test_what_cannot_be_invited_is_refused_at_the_owners(tmp_path, names, change, why):
@@ -265,14 +265,14 @@ def test_a_token_for_a_second_run_brings_its_run_file_and_keeps_the_first_one(ow
 def test_a_directory_of_another_party_or_another_owner_is_not_taken_for_this_one(owner, tmp_path, capfd):
     assert join(tmp_path, owner("north"), *texts(tmp_path)) == 0
     assert join(tmp_path, owner("south"), *texts(tmp_path)) == 2
-    assert "has the keys of 'north', and the token is for 'south'; give another --dir" in capfd.readouterr().err
+    assert "holds the keys of 'north', but the token is for 'south'; give another --dir" in capfd.readouterr().err
     create_authority(tmp_path / "others")
     issue(tmp_path / "others", "owner")
     foreign = Invitations(tmp_path / "others").invite("north", "127.0.0.1:1", timedelta(hours=1)).line()
 
     assert join(tmp_path, foreign, *texts(tmp_path)) == 2
 
-    assert "so it is of another owner's run; give another --dir" in capfd.readouterr().err
+    assert "for the run of another owner; give another --dir" in capfd.readouterr().err
 
 
 def test_no_secret_of_a_token_is_kept(owner, tmp_path):

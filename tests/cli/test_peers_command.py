@@ -104,7 +104,7 @@ def test_before_the_first_session_the_authority_tells(keys):
     result = shown(keys)
 
     assert result.exit_code == 0, result.output
-    assert "no session has begun" in result.output
+    assert "no session has started" in result.output
     assert re.search(r"alice +certified", result.output)
 
 
@@ -158,7 +158,7 @@ def test_an_invitation_is_taken_back(keys):
     result = shown(keys, "--revoke", "carol", "--json")
 
     assert result.exit_code == 0, result.output
-    assert "the invitation of carol is taken back" in result.stderr
+    assert "the invitation of carol is revoked" in result.stderr
     assert "carol" not in [row["name"] for row in json.loads(result.stdout)["parties"]]
 
 

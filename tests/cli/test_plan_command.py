@@ -126,7 +126,7 @@ def test_a_party_of_several_ranks_is_refused_by_name_and_planned_without_them(
 
     assert run([*question, "--out", str(tmp_path / "best.toml")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert f"pipeline.{key}: phalanx plan has no figures for a party of several ranks" in said
+    assert f"pipeline.{key}: phalanx plan cannot estimate a party of several ranks" in said
     assert f"--unset pipeline.{key}" in said
     assert not (tmp_path / "best.toml").exists()
 
@@ -182,7 +182,7 @@ def test_a_model_that_fits_nowhere_exits_2_and_still_leaves_its_page(
 
     assert code == 2
     assert "GiB are usable" in capsys.readouterr().err
-    assert "No layout can be used" in page.read_text(encoding="utf-8")
+    assert "No usable layout" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a_run_file_with_a_split_is_planned_as_one_and_says_so(
 
     out, err = capsys.readouterr()
     assert json.loads(out)["name"] == "split-plan"
-    assert "has [split]: what is planned is its cut" in err
+    assert "has [split]: the plan is for its cut" in err
 
 
 @pytest.mark.parametrize(
@@ -320,9 +320,12 @@ def test_an_option_of_layouts_is_refused_where_a_cut_is_planned(
     run_file.write_text(SPLIT_RUN)
 
     assert run(["plan", str(run_file), *option]) == 2
-    assert f"plan: {option[0]}: layouts of ranks have it, and {run_file} has [split]; leave" in capsys.readouterr().err
+    assert (
+        f"plan: {option[0]}: only valid for layouts of ranks, but {run_file} has [split]; remove"
+        in capsys.readouterr().err
+    )
     assert run([*split, *option]) == 2
-    assert "and --split is given" in capsys.readouterr().err
+    assert "but --split is given" in capsys.readouterr().err
 
 
 def test_where_no_layout_works_every_cause_is_named_with_its_number(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def test_a_mistake_leaves_no_run_directory_that_the_next_start_would_trip_over(h
         run(mistake.command.split())
     said = capfd.readouterr().err
 
-    assert "holds a run already" not in said
+    assert "already has a run" not in said
 
 
 def test_the_page_of_mistakes_has_each_of_them_with_its_exit_code():

@@ -224,9 +224,7 @@ def test_a_key_or_a_section_is_taken_out_before_another_is_set(tmp_path: Path) -
 def test_a_key_that_is_not_written_cannot_be_taken_out(tmp_path: Path, override: str, written: str) -> None:
     message = refused(tmp_path, "[train]\nsteps = 3\n", override)
 
-    assert (
-        message == f"--unset {override[:-1]}: {tmp_path / 'run.toml'} does not write it{written}; leave the option out"
-    )
+    assert message == f"--unset {override[:-1]}: {tmp_path / 'run.toml'} does not write it{written}; remove the option"
 
 
 @given(st.text())

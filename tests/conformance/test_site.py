@@ -201,7 +201,7 @@ def test_the_hospital_tutorial_runs_as_it_stands(tmp_path):
     assert (summary["status"], summary["split"]["tier"]) == ("completed", "process")
     assert summary["classification"]["accuracy"] > summary["classification"]["accuracy_first"]
     assert all((tmp_path / name / "keys" / "state" / "transcript.json").is_file() for name in ("north", "south"))
-    assert logs.count("the owner has ended the run") == 3
+    assert logs.count("the owner ended the run") == 3
 
 
 @pytest.mark.slow
@@ -217,8 +217,8 @@ def test_the_tutorial_on_three_machines_runs_as_it_stands_and_leads_from_a_token
     for name in ("alice", "bob"):
         told = (tmp_path / name / "terminal.txt").read_text()
         for words in (
-            "the owner has reached this machine",
-            "you are asked to: see hidden states",
+            "the owner can reach this machine",
+            "your task: see hidden states",
             "serves stage",
             "is complete",
         ):

@@ -88,7 +88,7 @@ def test_rows_that_cannot_be_shared_equally_are_refused(corpus, count):
 
 def test_a_sequence_that_does_not_exist_is_refused(corpus):
     for index in (-1, corpus.num_train_sequences):
-        with pytest.raises(DataError, match=f"sequence {index} was asked for"):
+        with pytest.raises(DataError, match=f"sequence {index} is out of range"):
             corpus.train_batch([index])
     with pytest.raises(DataError, match="this split has 0 to 3"):
         corpus.validation_batch([4])
@@ -133,7 +133,7 @@ def test_a_state_of_another_run_is_refused(corpus, place):
         (BatchLoader(corpus, 2, seed=2).state(), "seed is 2, this run has 1"),
         (BatchLoader(other, 2, seed=1).state(), "resume with the data"),
         (good | {"corpus": 1}, "corpus is 1"),
-        (good | {"corpus_digest": good["corpus_digest"][:-1] + "x"}, "is of the corpus"),
+        (good | {"corpus_digest": good["corpus_digest"][:-1] + "x"}, "belongs to the corpus"),
         (good | {"num_samples": -1}, "num_samples is -1"),
         (good | {"num_samples": True}, "num_samples is True"),
         (good | {"num_samples": 1.5}, "num_samples is 1.5"),

@@ -49,7 +49,7 @@ def test_all_training_tokens_are_batched_and_none_that_is_held_out(made, tmp_pat
     assert corpus.vocab_size == 300
     assert corpus.num_validation_sequences == sum(len(one.labels) for one in validation_batches(corpus, 3))
     assert 1 < unigram_perplexity(corpus) < 300
-    assert "which nobody named" in corpus.trust
+    assert "not verified" in corpus.trust
 
 
 def test_a_field_of_documents_orders_a_phase(made, tmp_path):
@@ -78,11 +78,11 @@ def test_groups_and_weights_are_those_of_the_run_file(made, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": {"groups": ["mail"]}}, 'no group "mail".*the dataset code, web'),
-        ({"dataset": {"weights": {"mail": 1.0}}}, 'no group "mail"'),
-        ({"repeats": {"mail": 1.0}}, 'no group "mail"'),
-        ({"phases": [{"weights": {"mail": 1.0}}]}, 'no group "mail"'),
-        ({"dataset": {"groups": ["web"]}, "phases": [{"weights": {"code": 1.0}}]}, 'no group "code"'),
+        ({"dataset": {"groups": ["mail"]}}, 'unknown group "mail".*the dataset code, web'),
+        ({"dataset": {"weights": {"mail": 1.0}}}, 'unknown group "mail"'),
+        ({"repeats": {"mail": 1.0}}, 'unknown group "mail"'),
+        ({"phases": [{"weights": {"mail": 1.0}}]}, 'unknown group "mail"'),
+        ({"dataset": {"groups": ["web"]}, "phases": [{"weights": {"code": 1.0}}]}, 'unknown group "code"'),
     ],
 )
 def test_a_group_that_the_dataset_has_not_is_refused_by_name(made, tmp_path, changes, message):
@@ -119,12 +119,12 @@ def test_a_tokenizer_with_other_ids_is_refused_and_an_equal_one_is_not(made, tmp
     equal = prepare(config(home, tokenizer={"kind": "file", "path": str(tmp_path / "equal.json")}), tmp_path, seed=1)
 
     assert equal.vocab_size == 300
-    with pytest.raises(DataError, match=r"data\.tokenizer: is another one than .* 280 tokens"):
+    with pytest.raises(DataError, match=r"data\.tokenizer: differs from .* 280 tokens"):
         prepare(config(home, tokenizer={"kind": "file", "path": str(tmp_path / "other.json")}), tmp_path, seed=1)
     model = tmp_path / "model"
     model.mkdir()
     (model / "tokenizer.json").write_bytes(other.to_json())
-    with pytest.raises(DataError, match=r"data\.tokenizer: is another one"):
+    with pytest.raises(DataError, match=r"data\.tokenizer: differs from"):
         prepare(
             config(home, tokenizer={"kind": "model", "eos_token": "<|endoftext|>"}), tmp_path, 1, tokenizer_path=model
         )

@@ -161,7 +161,7 @@ def test_another_package_of_that_name_is_refused(installed):
     (installed / "simple_icd_10_cm.py").write_text("")
     importlib.invalidate_caches()
 
-    with pytest.raises(DataError, match="is not as expected"):
+    with pytest.raises(DataError, match="is not the expected package"):
         TASKS["icd10"].load(None)
 
 

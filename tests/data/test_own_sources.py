@@ -62,7 +62,7 @@ def test_the_cache_is_found_by_code_options_and_content(tmp_path):
             r"without documents\(\) and fingerprint\(\); expected a data source",
         ),
         (GOOD.replace("def documents", "def texts"), r"found a Chats without documents\(\)"),
-        ("Chats = 3\n", "found a int; expected a class or function that makes a data source"),
+        ("Chats = 3\n", "found a int; expected a class or function that returns a data source"),
         (GOOD.replace('"two chats"', "None"), r"found None from fingerprint\(\)"),
     ],
 )

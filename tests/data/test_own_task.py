@@ -47,16 +47,16 @@ def test_a_whole_number_may_stand_for_a_class_and_rows_are_not_thrown_away(tmp_p
         ("a.jsonl", '{"note": "x", "diagnosis": "plague"}\n', ["line 1", "'plague'", "'flu', 'cold', '2'"]),
         ("a.jsonl", '{"note": "x", "diagnosis": true}\n', ["line 1", "'True'"]),
         ("a.jsonl", '{"note": "x", "diagnosis": null}\n', ["line 1", "'None'"]),
-        ("a.jsonl", '{"note": " ", "diagnosis": "flu"}\n', ["line 1", "'note' holds no text"]),
-        ("a.jsonl", '{"note": ["x"], "diagnosis": "flu"}\n', ["line 1", "'note' holds no text"]),
+        ("a.jsonl", '{"note": " ", "diagnosis": "flu"}\n', ["line 1", "'note' has no text"]),
+        ("a.jsonl", '{"note": ["x"], "diagnosis": "flu"}\n', ["line 1", "'note' has no text"]),
         ("a.jsonl", '\n["x"]\n', ["line 2", "JSON list"]),
         ("a.jsonl", "{\n", ["line 1", "is not JSON"]),
-        ("a.jsonl", "\n", ["holds no text"]),
-        ("a.csv", "note,diagnosis\nx,flu\ny\n", ["line 3", "as many fields"]),
-        ("a.csv", "note,diagnosis\nx,flu,z\n", ["line 2", "as many fields"]),
-        ("a.csv", 'note,diagnosis\n"x"y,flu\n', ["line 2", "is no row of a table"]),
+        ("a.jsonl", "\n", ["has no text"]),
+        ("a.csv", "note,diagnosis\nx,flu\ny\n", ["line 3", "another number of fields"]),
+        ("a.csv", "note,diagnosis\nx,flu,z\n", ["line 2", "another number of fields"]),
+        ("a.csv", 'note,diagnosis\n"x"y,flu\n', ["line 2", "is not a row of a table"]),
         ("a.csv", "text,label\nx,flu\n", ["line 2", "'note'", "label, text"]),
-        ("a.csv", "note,diagnosis\n", ["holds no text"]),
+        ("a.csv", "note,diagnosis\n", ["has no text"]),
         ("a.txt", "x", [".csv, .tsv, .jsonl"]),
     ],
 )
@@ -72,7 +72,7 @@ def test_what_is_wrong_is_named_with_its_file_and_line(tmp_path, name, text, nam
 def test_a_missing_file_and_bytes_that_are_no_text_are_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"note,diagnosis\n\xff,flu\n")
 
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         read_examples(tmp_path / "b.csv", COLUMNS)
     with pytest.raises(DataError, match="is not utf-8"):
         read_examples(tmp_path / "a.csv", COLUMNS)
@@ -83,7 +83,7 @@ def test_a_held_out_text_that_is_learned_from_is_refused_with_both_places(tmp_pa
     test = write(tmp_path / "test.csv", "note,diagnosis\nz,flu\nx y,cold\n")
 
     with pytest.raises(
-        DataError, match=r"test\.csv, line 3: this text is a training text too \(.*train\.csv, line 2\)"
+        DataError, match=r"test\.csv, line 3: this text is also a training text \(.*train\.csv, line 2\)"
     ):
         load_own(train, test, COLUMNS)
 
@@ -112,7 +112,7 @@ def test_a_task_that_contradicts_itself_is_refused(task, named):
 
 def test_keys_of_shared_out_tasks_are_refused_beside_own_files_and_not_written():
     own = {"classes": ["a", "b"], "train": "x", "test": "y"}
-    with pytest.raises(ValueError, match="alpha, texts_per_client: for tasks by name"):
+    with pytest.raises(ValueError, match="alpha, texts_per_client: only for built-in tasks"):
         LabelledConfig.model_validate_json(json.dumps({"task": own, "texts_per_client": 32, "alpha": 0.5}))
 
     config = LabelledConfig.model_validate_json(json.dumps({"task": own}))

@@ -83,7 +83,7 @@ def test_loaders_that_share_groups_have_each_sequence_once_an_epoch_and_their_ow
 
 
 def test_a_group_without_a_sequence_for_every_share_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r'training sequences of group "code" cannot be shared by 7'):
+    with pytest.raises(ConfigError, match=r'training sequences of group "code" cannot be divided among 7'):
         BatchLoader(corpus([group("web", 10, 1000), group("code", 6, 2000)]), 1, 0, (6, 7))
 
 
@@ -151,8 +151,8 @@ def test_a_new_group_joins_in_the_middle_and_the_old_ones_go_on_where_they_were(
     ("groups", "phases", "message"),
     [
         (GROUPS, (phase(None, web=0.75, code=0.25),), 'group "code": it gave 6 of the first 12 .* have given 3'),
-        ([GROUPS[0], group("code", 6, 2000, "2")], (phase(None, web=1.0, code=1.0),), 'group "code".* is another one'),
-        ([GROUPS[0], group("code", 7, 2000)], (phase(None, web=1.0, code=1.0),), 'group "code".* is another one'),
+        ([GROUPS[0], group("code", 6, 2000, "2")], (phase(None, web=1.0, code=1.0),), 'group "code".* has changed'),
+        ([GROUPS[0], group("code", 7, 2000)], (phase(None, web=1.0, code=1.0),), 'group "code".* has changed'),
         ([GROUPS[0], group("mail", 6, 2000)], (phase(None, web=1.0, mail=1.0),), 'group "code": it gave 6'),
         (
             GROUPS,
@@ -216,7 +216,7 @@ def test_limits_of_repeats_end_the_data_by_name():
     "layout", [{"weights": {"mail": 1.0}}, {"repeats": {"mail": 1.0}}, {"phases": (phase(mail=1.0),)}]
 )
 def test_a_group_that_is_not_there_is_refused_by_name(layout):
-    with pytest.raises(ConfigError, match='there is no group "mail"; the dataset has web, code'):
+    with pytest.raises(ConfigError, match='unknown group "mail"; the dataset has web, code'):
         BatchLoader(corpus(**layout), 4, seed=1)
 
 
@@ -237,21 +237,21 @@ def data_config(**changes: object) -> DataConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"phases": [{}, {}]}, r"phases\.0: has no end: give until"),
-        ({"phases": [{"until": {"steps": 3}}]}, r"phases\.0: is the last one"),
-        ({"phases": [{"until": {"steps": 3, "tokens": 9}}, {}]}, "give one of steps, samples and tokens"),
+        ({"phases": [{}, {}]}, r"phases\.0: has no end: set until"),
+        ({"phases": [{"until": {"steps": 3}}]}, r"phases\.0: is the last phase"),
+        ({"phases": [{"until": {"steps": 3, "tokens": 9}}, {}]}, "set one of steps, samples and tokens"),
         ({"phases": [{"weights": {"web": 0.0}}]}, "all are 0"),
         ({"phases": [{"sequence_length": 4}]}, 'set data.attention = "document"'),
         ({"phases": [{"sequence_length": 3}], "attention": "document"}, "does not divide"),
         ({"skip": [[3, 3]]}, r"skip: \[3, 3\] is empty"),
-        ({"skip": [[3, 9], [8, 10]]}, r"skip: \[8, 10\] is empty, or begins before"),
+        ({"skip": [[3, 9], [8, 10]]}, r"skip: \[8, 10\] is empty, or overlaps"),
         ({"sources": [{"kind": "python_manual"}]}, "expected either sources, labelled, dataset"),
         ({"validation_share": 0.2}, "a dataset was split when it was built"),
         ({"tokenizer": {"kind": "bpe"}}, "a dataset has its own"),
         ({"dataset": None}, "expected either"),
         (
             {"dataset": None, "sources": [{"kind": "python_manual"}]},
-            "only a dataset brings its own",
+            "only a dataset has its own tokenizer",
         ),
         (
             {
@@ -263,7 +263,7 @@ def data_config(**changes: object) -> DataConfig:
             "sources are one group",
         ),
         ({"dataset": {"path": "shards", "groups": ["a"], "weights": {"b": 1.0}}}, '"b" is not among groups a'),
-        ({"dataset": {"path": "shards", "groups": ["a", "a"]}}, "one is named twice"),
+        ({"dataset": {"path": "shards", "groups": ["a", "a"]}}, "a name appears twice"),
     ],
 )
 def test_a_run_file_that_cannot_be_meant_is_refused(changes, message):

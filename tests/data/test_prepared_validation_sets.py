@@ -93,7 +93,7 @@ def test_a_name_that_is_taken_or_none_is_refused(tmp_path, name):
 def test_two_sets_of_one_name_are_refused(tmp_path):
     two = [ValidationSetConfig(name="a", sources=(TextConfig(path=tmp_path),))] * 2
 
-    with pytest.raises(ValidationError, match='the name "a" is taken'):
+    with pytest.raises(ValidationError, match='the name "a" appears twice'):
         DataConfig(
             sources=(TextConfig(path=tmp_path),),
             tokenizer=made_config(tmp_path / "text").tokenizer,

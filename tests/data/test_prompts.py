@@ -58,7 +58,10 @@ def test_a_changed_answer_is_another_set(tmp_path):
         ('{"text": "a"}', 'line 2: has no "prompt"'),
         ('{"prompt": ""}', 'line 2: has no "prompt"'),
         ('{"prompt": 3}', 'line 2: has no "prompt"'),
-        ({"prompt": "x" * 57}, r"line 2: the prompt has 57 tokens, and data.sequence_length leaves 56"),
+        (
+            {"prompt": "x" * 57},
+            r"line 2: the prompt has 57 tokens, but data.sequence_length minus max_new_tokens leaves 56",
+        ),
         ({"prompt": "<|endoftext|>"}, None),
     ],
 )
@@ -93,7 +96,7 @@ def test_messages_are_rendered_up_to_where_the_assistant_begins_and_its_turn_end
         ([{"role": "judge", "content": "hi"}], "turn 1: has the role 'judge'"),
         ([*ASKED, {"role": "assistant", "content": "2"}], "its last message is the assistant's"),
         ([{"role": "user", "content": "<|im_end|>"}], "special token"),
-        ([{"role": "user", "content": "x" * 200}], "tokens, and data.sequence_length leaves 120"),
+        ([{"role": "user", "content": "x" * 200}], "tokens, but data.sequence_length minus max_new_tokens leaves 120"),
     ],
 )
 def test_messages_that_are_no_prompt_are_named(tmp_path, messages, said):
@@ -102,7 +105,7 @@ def test_messages_that_are_no_prompt_are_named(tmp_path, messages, said):
 
 
 def test_a_tokenizer_without_the_special_tokens_of_the_template_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"line 1: .*is no token of the tokenizer"):
+    with pytest.raises(DataError, match=r"line 1: .*is not a token of the tokenizer"):
         prepared(tmp_path, [{"prompt": ASKED}], seq=128, share=0.0)
 
 

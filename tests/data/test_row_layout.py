@@ -126,7 +126,7 @@ def test_a_conversation_that_is_read_as_text_is_told_with_the_cure(tmp_path, kin
     (line,) = chats_read_as_text([source(kind=kind, path=path)], "data.sources")
 
     assert line.startswith(f"WARNING: data.sources.0: {path} holds conversations and is read as text")
-    assert "data.conversations in place of data.sources" in line
+    assert "data.conversations instead of data.sources" in line
     assert "--kind chat" in line
 
 

@@ -42,10 +42,10 @@ REASONS = {
 }
 REFUSALS = {
     "special token of the model": "f",
-    "does not come out of chat template": "l",
-    "says nothing": "a",
+    "is not written by chat template": "l",
+    "is empty": "a",
     "is an empty conversation": "a",
-    "what the assistant writes cannot be told": "d",
+    "the assistant's text cannot be located": "d",
 }
 
 

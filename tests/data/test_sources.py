@@ -64,7 +64,7 @@ def test_a_module_that_cannot_be_parsed_is_named(tmp_path):
 
 
 def test_a_library_without_sources_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"holds no \.py files"):
+    with pytest.raises(DataError, match=r"has no \.py files"):
         PythonDocstrings(PythonDocstringsConfig(), tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_pages_without_the_extra_name_it(tmp_path, monkeypatch):
         (b'{"text": 5}', "line 2: field 'text' holds a JSON int, expected text$"),
         (
             b'{"text": [{"role": "user"}]}',
-            "line 2: field 'text' holds a JSON list, expected text; a chat is read by kind",
+            "line 2: field 'text' holds a JSON list, expected text; use kind",
         ),
         (b'{"text": "\xff"}', r"line 2: byte 10 \(0xff\) is not utf-8"),
     ],

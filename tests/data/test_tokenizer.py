@@ -94,7 +94,7 @@ def test_a_model_tokenizer_without_what_it_needs_is_refused(trained, tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         load_tokenizer(ModelTokenizerConfig(), tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(trained.to_json())
-    with pytest.raises(DataError, match="names no end-of-text token"):
+    with pytest.raises(DataError, match="has no end-of-text token"):
         load_tokenizer(ModelTokenizerConfig(), tmp_path)
     with pytest.raises(DataError, match="'<nope>' is not in the vocabulary"):
         load_tokenizer(ModelTokenizerConfig(eos_token="<nope>"), tmp_path)

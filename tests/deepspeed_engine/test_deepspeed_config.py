@@ -70,13 +70,13 @@ def test_a_section_that_contradicts_itself_is_refused(keys, words):
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ("[deepspeed]\n", r"there are none; add \[parallel\]"),
-        ("[parallel]\ndp = 2\ntp = 2\n[deepspeed]\n", "parallel.tp = 2: its ranks are data parallel copies only"),
+        ("[deepspeed]\n", r"needs the ranks of \[parallel\]; add \[parallel\]"),
+        ("[parallel]\ndp = 2\ntp = 2\n[deepspeed]\n", "parallel.tp = 2: its ranks are data-parallel copies only"),
         ("[parallel]\npp = 2\n[deepspeed]\n", "parallel.pp = 2"),
         ("[parallel]\ncp = 2\n[deepspeed]\n", "parallel.cp = 2"),
         (
             "[parallel]\ndp = 2\nzero = 3\n[deepspeed]\n",
-            "parallel.zero = 3: deepspeed.zero says what is shared; leave it out",
+            "parallel.zero = 3: deepspeed.zero configures the sharding; remove it",
         ),
         ("[parallel]\ndp = 2\ngradient_compression = 'fp16'\n[deepspeed]\n", "gradient_compression"),
         ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 2\n[deepspeed]\n", "parallel.outer"),
@@ -93,7 +93,10 @@ def test_sections_that_contradict_each_other_are_refused(make_run, sections, wor
 
 @pytest.mark.parametrize(
     ("override", "words"),
-    [("optimizer.kind=sgd", 'for adamw alone; take "adamw"'), ("train.precision=fp16", 'take "bf16" or "fp32"')],
+    [
+        ("optimizer.kind=sgd", 'supports adamw only; set it to "adamw"'),
+        ("train.precision=fp16", 'set it to "bf16" or "fp32"'),
+    ],
 )
 def test_what_deepspeed_has_not_here_is_refused(make_run, override, words):
     with pytest.raises(ConfigError, match=words):

@@ -76,5 +76,5 @@ def test_bytes_that_would_not_be_the_same_everywhere_are_refused(key):
     changed = getattr(run, section).model_copy(update={name: value})
 
     _check_few_bits(run)
-    with pytest.raises(ConfigError, match=rf'optimizer.kind = "adamw8bit" with {key}.*or take "adamw"'):
+    with pytest.raises(ConfigError, match=rf'optimizer.kind = "adamw8bit" with {key}.*or use "adamw"'):
         _check_few_bits(run.model_copy(update={section: changed}))

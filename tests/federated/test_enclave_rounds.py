@@ -207,7 +207,7 @@ def test_evidence_is_good_for_the_nonce_that_was_asked_for_once_and_for_its_key_
     public, evidence = scene.aggregator.evidence(site.nonce())
 
     assert site.key(public + evidence) == public
-    with pytest.raises(AggregationError, match="nobody asked"):
+    with pytest.raises(AggregationError, match="unexpected evidence"):
         site.key(public + evidence)
     site.nonce()
     with pytest.raises(AggregationError, match="nonce"):
@@ -331,14 +331,14 @@ def test_an_aggregator_in_a_sandboxed_process_gives_the_same_weights(tmp_path):
     ("changed", "words"),
     [
         ({"secure": False}, "set secure = true"),
-        ({"sums": "masked"}, "enclave is the aggregator's"),
+        ({"sums": "masked"}, "enclave configures the aggregator"),
         ({"keepers": ["a", "b"]}, "keepers open homomorphic sums"),
-        ({"bucket": 3}, "bucket: does not go with"),
-        ({"privacy": {"epsilon": 1.0, "delta": 1e-3}}, "privacy: does not go with"),
+        ({"bucket": 3}, "bucket: excludes"),
+        ({"privacy": {"epsilon": 1.0, "delta": 1e-3}}, "privacy: excludes"),
         ({"enclave": {"tier": "sim"}}, "NOT SECURE"),
         ({"enclave": {"tier": "process", "allow_insecure_sim": True}}, "NOT SECURE"),
-        ({"enclave": {"tier": "tpm"}}, "policy names"),
-        ({"min_cohort": 2}, "hides none of them"),
+        ({"enclave": {"tier": "tpm"}}, "set policy"),
+        ({"min_cohort": 2}, "sites to hide one"),
         ({"algorithm": {"kind": "scaffold"}}, "scaffold"),
         ({"aggregator": "krum", "min_cohort": 5}, "numbers that 1 of them sent"),
         ({"aggregator": "median", "byzantine": 1, "min_cohort": 5}, "numbers that 1 of them sent"),

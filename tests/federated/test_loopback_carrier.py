@@ -72,7 +72,7 @@ def test_a_process_that_ends_is_dropped_and_its_successor_rejoins(scene, place):
 
     assert first.left_out == {"north": "gone"} and sorted(first.shares) == sorted(SITES[1:])
     assert sorted(second.shares) == sorted(SITES)
-    assert "north.2: is in the owner's session" in made.said
+    assert "north.2: joined the owner's session" in made.said
 
 
 class _Ends:
@@ -123,7 +123,7 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
     assert isinstance(made.ended["stranger"], PeerRefusedError)
     assert all(isinstance(made.ended[name], TransportError) for name in ("south", "west"))
     assert isinstance(made.ended["north"], FrameError)
-    assert any("stranger is of no site of this run" in line for line in made.said)
+    assert any("stranger belongs to no site of this run" in line for line in made.said)
 
 
 def test_a_site_with_a_certificate_that_is_revoked_is_parted_from_and_does_not_come_back(scene):

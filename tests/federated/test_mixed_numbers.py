@@ -99,5 +99,5 @@ def test_the_aggregator_itself_refuses_where_its_host_took_such_a_rule(tmp_path,
     monkeypatch.setattr(FederatedConfig, "_check_mixed", lambda own: None)
     scene = AdversaryScene(tmp_path, "enclave", aggregator="krum", byzantine=1)
 
-    with pytest.raises(FailedRoundError, match="krum may return numbers that 1 sites sent"):
+    with pytest.raises(FailedRoundError, match="krum may return the numbers of 1 sites"):
         scene.owner.round(1, 0.5)

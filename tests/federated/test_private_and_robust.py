@@ -42,7 +42,9 @@ def test_a_lying_site_spoils_one_bucket_and_the_rule_leaves_it_out(rule):
 
 
 def test_more_liars_than_a_rule_stands_of_the_buckets_are_refused():
-    with pytest.raises(ConfigError, match="5 buckets: multi_krum stands 1 spoiled ones at most, 2 sites may lie"):
+    with pytest.raises(
+        ConfigError, match="5 buckets: multi_krum tolerates at most 1 spoiled buckets, but 2 sites may lie"
+    ):
         robust_over_buckets(sums_of(honest(15), 3), "multi_krum", 2)
 
 

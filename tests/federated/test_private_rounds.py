@@ -256,14 +256,14 @@ def test_the_least_noise_that_keeps_rounds_within_a_budget_is_found():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"secure": False}, "without secure = true the owner sees each"),
-        ({"weights": "samples"}, "a weight would raise what one site counts for"),
+        ({"secure": False}, "so that the owner sees no single update"),
+        ({"weights": "samples"}, "a weight would raise the influence of a site"),
         ({"min_cohort": 3, "sites": [f"s{n}" for n in range(13)]}, "4 may collude"),
         ({"privacy": {"epsilon": 8.0, "delta": 0.09}, "sites": [f"s{n}" for n in range(12)]}, "drawn at random"),
         ({"algorithm": {"kind": "fedbuff", "buffer": 3}}, 'algorithm.kind = "fedbuff"'),
         ({"algorithm": {"kind": "scaffold"}}, 'algorithm.kind = "scaffold"'),
         ({"exchange": "product"}, 'exchange = "product" needs the factors of each site'),
-        ({"aggregator": "median", "byzantine": 1}, "looks at single updates"),
+        ({"aggregator": "median", "byzantine": 1}, "needs single updates"),
     ],
 )
 def test_what_noise_in_sums_does_not_cover_is_refused_by_name(changed, words):
@@ -296,8 +296,8 @@ def test_a_site_sees_in_its_own_log_each_round_its_loss_and_what_its_sums_have_s
     lines = told_by(scene, "site-0", lambda: [scene.owner.round(number, 1.0) for number in (1, 2)])
 
     spent = [f"{SUMS.epsilon(number, DELTA):.3f}" for number in (1, 2)]
-    assert [line for line in lines if "brings noise" in line] == [
-        f"round {number}/10: brings noise to sum {number}  epsilon {spent[number - 1]} of "
+    assert [line for line in lines if "adds noise" in line] == [
+        f"round {number}/10: adds noise to sum {number}  epsilon {spent[number - 1]} of "
         f"{scene.config.privacy.epsilon:g} spent of this site"
         for number in (1, 2)
     ]

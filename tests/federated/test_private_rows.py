@@ -369,7 +369,7 @@ def test_an_epsilon_is_not_taken_where_no_rows_are_private(tmp_path):
 
 
 def test_epsilon_and_rounds_are_told_together():
-    with pytest.raises(ValueError, match="is told with the rounds that are left"):
+    with pytest.raises(ValueError, match="expected together with the number of rounds left"):
         m.TrainedReply(ticket=1, loss=None, num_targets=0, samples=1, scaled=1.0, train_s=0.0, epsilon=1.0)
 
 

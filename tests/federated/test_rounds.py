@@ -121,7 +121,7 @@ def test_a_site_that_was_shut_out_after_its_update_came_keeps_no_owner_from_goin
     scene.owner.round(1, 0.5)
     weights = scene.w.clone()
     scene.owner.round(2, 0.5)
-    scene.owner._exclude_site("site-4", "broke a sum")
+    scene.owner._exclude_site("site-4", "spoiled a sum")
 
     scene.begin_owner(weights)
     scene.owner.recall(1)

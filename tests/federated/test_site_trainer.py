@@ -195,7 +195,7 @@ def test_a_site_that_begins_anew_goes_on_with_its_personal_weights_and_a_round_t
 @pytest.mark.parametrize(
     ("patterns", "words"),
     [
-        (("head.*",), '"head.*" matches no trained weight; there are transformer.h.0'),
+        (("head.*",), '"head.*" matches no trained weight; weights: transformer.h.0'),
         (("*",), "sites would share none"),
     ],
 )
@@ -205,5 +205,5 @@ def test_patterns_that_mean_nothing_or_everything_are_refused(source, patterns, 
 
 
 def test_personal_weights_without_a_place_are_refused(source):
-    with pytest.raises(ConfigError, match="no directory of its own"):
+    with pytest.raises(ConfigError, match="no directory for its personal weights"):
         trainer_of(personal_model(source), "site-0", (0, 3), 4)

@@ -110,7 +110,7 @@ def test_a_second_update_a_copy_and_a_replay_are_refused():
 
     with pytest.raises(UpdateRefusedError, match="second_update"):
         door.admit_update("north", *update(tensors(1)), DUE)
-    with pytest.raises(UpdateRefusedError, match="other_bringer: south: handed in an update of north"):
+    with pytest.raises(UpdateRefusedError, match="other_bringer: south: delivered an update of north"):
         door.admit_update("south", *update(tensors(3)), DUE)
     later = DueUpdates("1" * 64, 4, "2" * 64, SHAPES, torch.float32, 2.0, 100)
     with pytest.raises(UpdateRefusedError, match="other_round"):

@@ -62,8 +62,8 @@ def test_machines_that_come_and_go_start_as_many_ranks_each(tmp_path):
         (Nodes("2"), (), "add --rdzv-endpoint"),
         (Nodes("2", "8.8.8.8:29400"), (), "not the address of a private network"),
         (Nodes("two", "127.0.0.1:29400"), (), "expected a number"),
-        (Nodes("3", "127.0.0.1:29400"), (), "2 ranks cannot be shared out equally among 3 machines"),
-        (Nodes("2:3", "127.0.0.1:29400"), ("parallel.max_dp=4",), "4 ranks cannot be shared out equally"),
+        (Nodes("3", "127.0.0.1:29400"), (), "2 ranks cannot be divided equally among 3 machines"),
+        (Nodes("2:3", "127.0.0.1:29400"), ("parallel.max_dp=4",), "4 ranks cannot be divided equally"),
     ],
 )
 def test_machines_that_could_not_train_together_are_refused(tmp_path, nodes, overrides, words):
@@ -83,7 +83,7 @@ def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     begun(tmp_path)
 
     domain(tmp_path, resume=True).check()
-    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+    with pytest.raises(ConfigError, match="already has a run; add --resume"):
         domain(tmp_path).check()
 
 
@@ -257,4 +257,4 @@ def test_a_dry_run_prints_what_would_be_run(tmp_path, capsys, engine):
 def test_options_for_parties_are_refused_for_a_domain(capsys):
     assert run(["launch", str(RUN_FILE), "--party", "alice"]) == 2
 
-    assert "--party is for runs whose stages are in different hands" in capsys.readouterr().err
+    assert "--party needs a run with [pipeline]" in capsys.readouterr().err

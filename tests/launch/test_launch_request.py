@@ -59,8 +59,8 @@ def test_on_a_shared_disk_the_parties_are_chosen_by_name(keys):
 @pytest.mark.parametrize(
     ("have", "options", "words"),
     [
-        ((), {}, "has no keys of owner, alice, bob, alice-2, bob-2"),
-        (("owner",), {"chosen": ("alice",)}, "has no keys of alice"),
+        ((), {}, "lacks the keys of owner, alice, bob, alice-2, bob-2"),
+        (("owner",), {"chosen": ("alice",)}, "lacks the keys of alice"),
         (("owner",), {"chosen": ("carol",)}, "--party carol: .*knows owner, alice, bob, alice-2, bob-2"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_run_that_is_there_already_is_not_begun_again(keys):
     (directory / "run" / "metrics.jsonl").write_text('{"step": 0}\n')
 
     launch(directory, resume=True).check()
-    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+    with pytest.raises(ConfigError, match="already has a run; add --resume"):
         launch(directory).check()
 
 
@@ -126,8 +126,12 @@ def test_on_one_machine_torchrun_opens_no_port(keys):
     ("nodes", "overrides", "words"),
     [
         (Nodes("2"), (), "add --rdzv-endpoint"),
-        (Nodes("2", "head:29400"), (), "heard on its own machine only"),
-        (Nodes("2", "head:29400"), ("pipeline.transport.bind='0.0.0.0'",), "say with --party who runs on this machine"),
+        (Nodes("2", "head:29400"), (), "reachable from its own machine only"),
+        (
+            Nodes("2", "head:29400"),
+            ("pipeline.transport.bind='0.0.0.0'",),
+            "name the parties of this machine with --party",
+        ),
     ],
 )
 def test_several_machines_must_be_able_to_meet(keys, nodes, overrides, words):
@@ -151,11 +155,9 @@ def test_ray_is_asked_for_what_each_worker_needs(keys):
     here = describe_ray(launch(directory, "train.threads=3"), None)
     there = describe_ray(launch(directory, "train.device='cuda:1'"), "auto")
 
-    assert here[0] == (
-        "ray: a cluster of its own on this machine; placement group SPREAD of [{'CPU': 3.0}, {'CPU': 3.0}]"
-    )
+    assert here[0] == ("ray: a new cluster on this machine; placement group SPREAD of [{'CPU': 3.0}, {'CPU': 3.0}]")
     assert here[1] == f"actor: alice: keys in {directory / 'alice'}, wherever it is placed"
-    assert here[3] == "in the place of the dead: alice-2, bob-2"
+    assert here[3] == "replacements: alice-2, bob-2"
     assert "the cluster at auto" in there[0]
     assert "{'CPU': 1.0, 'GPU': 1.0}" in there[0]
 

@@ -69,7 +69,7 @@ def test_weights_that_were_changed_since_are_not_taken_back(cache, tmp_path, cap
 def test_virtual_tokens_are_no_weights_and_an_old_directory_stays(cache, tmp_path):
     source, _ = exported(cache, "llama", "ptuning", tmp_path / "adapter")
 
-    with pytest.raises(CheckpointError, match="virtual tokens are no weights"):
+    with pytest.raises(CheckpointError, match="virtual tokens are not weights"):
         merge_adapter(source.directory, tmp_path / "adapter", tmp_path / "merged")
     exported(cache, "llama", "lora", tmp_path / "lora")
     with pytest.raises(CheckpointError, match="exists already"):

@@ -102,7 +102,7 @@ def test_virtual_tokens_are_exported_for_peft(cache, name, tmp_path):
     adapted = peft.PeftModel.from_pretrained(whole_model(source), str(tmp_path / "adapter")).eval()
     with torch.no_grad():
         torch.testing.assert_close(adapted(ids).logits, chain(stages, ids), rtol=1e-4, atol=1e-5)
-    with pytest.raises(CheckpointError, match="virtual tokens are no weights"):
+    with pytest.raises(CheckpointError, match="virtual tokens are not weights"):
         export_model(Held(stages), source, tmp_path / "merged", adapter=FIVE, merge=True)
 
 

@@ -111,7 +111,7 @@ def test_files_load_in_peft_and_are_a_start_here_with_equal_logits(cache, family
     with torch.no_grad():
         torch.testing.assert_close(adapted(ids).logits[:, 5:], chain(stages, ids), rtol=1e-5, atol=1e-6)
         assert torch.equal(chain(build_all(source, 2, adapter=start), ids), chain(stages, ids))
-    with pytest.raises(CheckpointError, match="virtual tokens are no weights"):
+    with pytest.raises(CheckpointError, match="virtual tokens are not weights"):
         export_model(Held(stages), source, tmp_path / "merged", adapter=KINDS[kind], merge=True)
 
 

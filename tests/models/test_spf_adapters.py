@@ -121,7 +121,7 @@ def test_differences_alone_are_not_exported_and_of_another_model_refused(cache, 
     source, other = tiny_source("gpt2", cache), tiny_source("llama", cache)
     held = Held(disturbed(build_all(source, 2, adapter=HALF), 0.1))
 
-    with pytest.raises(CheckpointError, match="peft knows no spf; give --merge"):
+    with pytest.raises(CheckpointError, match="peft does not support spf; use --merge"):
         export_model(held, source, tmp_path / "out", adapter=HALF)
     with pytest.raises(CheckpointError, match="has no counterpart"):
         export_model(held, other, tmp_path / "out", adapter=HALF, merge=True)

@@ -123,7 +123,7 @@ def test_a_liar_that_was_evicted_before_the_owner_died_is_in_no_bit_of_what_goes
 
     assert summary["resumed_from"] >= 5
     assert summary["evicted"] == ["worker-1"]
-    assert "worker-1 was evicted earlier and stays out" in place.processes[-1].text
+    assert "worker-1 was evicted earlier and stays excluded" in place.processes[-1].text
     assert (place.path / "run" / "workers" / "worker-1.log").stat().st_mtime_ns == log.st_mtime_ns
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     assert not (place.path / "run" / "journal").exists()
@@ -206,7 +206,7 @@ def test_a_crash_between_eviction_and_checkpoint_lets_nobody_back_in(place, clea
 
     summary = place.finish(*FORWARD_LIAR, resume=True)
 
-    assert "worker-1 was evicted earlier and stays out" in place.processes[-1].text
+    assert "worker-1 was evicted earlier and stays excluded" in place.processes[-1].text
     assert (place.path / "run" / "workers" / "worker-1.log").stat().st_mtime_ns == log.st_mtime_ns
     found = events(place, "run_resumed", "party_joined")
     resumed = [kind for kind, _ in found].index("run_resumed")
@@ -272,7 +272,7 @@ def test_ctrl_c_and_then_a_full_disk_and_then_a_good_end(place, clean):
     process = place.train(resume=True, restriction="no_large_files")
     assert process.wait() == 3, process.text
     # one checkpoint less is no reason to stop; without the last one there is no result
-    assert "no checkpoint of step 6, training goes on" in process.text
+    assert "no checkpoint of step 6, training continues" in process.text
     assert "step 8 cannot be saved" in process.text
     assert "Traceback" not in process.text
     assert (place.summary()["status"], place.summary()["steps"]) == ("failed", 8)

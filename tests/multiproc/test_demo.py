@@ -27,5 +27,7 @@ def test_the_demo_names_its_liar_undoes_its_work_and_says_so_last(place):
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     (verdict,) = summary["verdicts"]
     last = process.text.rstrip().splitlines()[-1]
-    assert last.startswith("What this run shows: of 1 step with a lie the guard found 1 and named worker-1 at stage 1")
-    assert f"in step {verdict['step']};" in last and "no lie is left in the weights" in last
+    assert last.startswith(
+        "What this run shows: of 1 step with a lie the guard detected 1 and named worker-1 at stage 1"
+    )
+    assert f"in step {verdict['step']};" in last and "no lie is in the weights" in last

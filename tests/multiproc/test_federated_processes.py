@@ -62,7 +62,7 @@ def test_an_owner_that_is_killed_in_a_round_resumes_it_and_ends_with_the_same_bi
     assert [row["round"] for row in rounds_of(place)] == [1, 2, 3, 4, 5, 6]
     logs = [(tmp_path / "run" / "sites" / f"{name}.log").read_text() for name in ("north", "south")]
     # one process a session, which stays for all rounds
-    assert [log.count("is in the owner's session") for log in logs] == [2, 2]
+    assert [log.count("joined the owner's session") for log in logs] == [2, 2]
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_a_remote_worker_that_wakes_after_it_was_replaced_ends_by_itself_and_may
     place.wait_for(owner, lambda: place.has_line("events.jsonl", '"kind":"lost"'))
     workers[NORTH].popen.send_signal(signal.SIGCONT)
     assert workers[NORTH].wait() == 4, workers[NORTH].text
-    assert "goes on without this worker" in workers[NORTH].text
+    assert "continues without this worker" in workers[NORTH].text
     assert "Traceback" not in workers[NORTH].text
     owner.popen.send_signal(signal.SIGINT)
     assert (owner.wait(), workers[SOUTH].wait()) == (130, 4), owner.text

@@ -28,7 +28,7 @@ def invited(place, *names):
     """The endpoint of an owner that has invited parties, and the tokens that it printed."""
     chosen = [word for name in names for word in ("--name", name)]
     owner = place.start("invite", str(place.run_file), *chosen, "--host", "127.0.0.1", anew=True)
-    place.wait_for(owner, lambda: "waiting for them" in owner.text)
+    place.wait_for(owner, lambda: "waiting for all to join" in owner.text)
     return owner, re.findall(r"phalanx join (\S+)", owner.text)
 
 
@@ -40,7 +40,7 @@ def test_a_killed_owner_that_is_resumed_finds_its_workers_back_though_nobody_tou
     for command, name in zip(commands, names, strict=True):
         prepared = place.start(*command, "--port", "0", "--no-serve", anew=True)
         assert prepared.wait() == 0, prepared.text
-        assert "you are asked to: serve or shadow some of 4 stages" in prepared.text
+        assert "your task: serve or shadow some of 4 stages" in prepared.text
         with (place.path / name / "worker.toml").open("a") as file:
             file.write(HASTY)
     assert owner.wait() == 0, owner.text
@@ -78,7 +78,7 @@ def test_who_joins_with_a_token_that_was_used_by_another_is_told_so_and_may_be_t
     assert "a caller at 127.0.0.1 is refused: the token of north was used already" in owner.text
     os.kill(thief.popen.pid, signal.SIGTERM)
     assert thief.wait() == 0, thief.text
-    assert "left while no run was under way" in thief.text
+    assert "stopped while no run was under way" in thief.text
 
 
 def told_of(place):

@@ -81,7 +81,7 @@ def test_a_log_of_which_half_was_cut_away_everywhere_is_missed_by_machines_elsew
     said = " ".join(owner.text.split())
     assert f"the audit log has {len(public)} of the " in said
     assert "lines about sessions, steps and evictions that" in said
-    assert "put the whole run directory back" in said
+    assert "restore the whole run directory" in said
     assert "Traceback" not in owner.text
     # not a byte of the owner's records was touched, so that what belongs there can be put back
     after = snapshot(place.path / "run")

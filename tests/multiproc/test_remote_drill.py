@@ -69,7 +69,7 @@ def test_a_worker_that_joined_with_stay_serves_every_run_of_a_drill_and_leaves_w
     invited = place.start(
         *("invite", str(place.run_file), "--name", "north", "--name", "south", "--host", "127.0.0.1"), anew=True
     )
-    place.wait_for(invited, lambda: "waiting for them" in invited.text)
+    place.wait_for(invited, lambda: "waiting for all to join" in invited.text)
     of_north, of_south = re.findall(r"phalanx join (\S+)", invited.text)
     north = place.start("join", of_north, "--dir", str(place.path / "north"), "--port", "0", "--stay", anew=True)
     joined = ("join", of_south, "--dir", str(place.path / "south"), "--port", "0")
@@ -91,7 +91,7 @@ def test_a_worker_that_joined_with_stay_serves_every_run_of_a_drill_and_leaves_w
     clean, attacked = json.loads(owner.text[owner.text.rindex('{"run"') :])["rows"]
     assert (clean["attack"], clean["false_accusations"]) == ("none", 0)
     assert (attacked["blamed"], attacked["detected"], attacked["bit_identical"]) == (["south"], True, True)
-    waiting = "waiting for the next run of this owner; Ctrl-C leaves"
+    waiting = "waiting for the next run of this owner; Ctrl-C stops"
     place.wait_for(north, lambda: north.text.count(waiting) == 2)
     os.kill(north.popen.pid, signal.SIGTERM)
     assert north.wait() == 0, north.text

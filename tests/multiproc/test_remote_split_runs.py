@@ -219,7 +219,7 @@ def test_an_enclave_and_two_clients_join_by_one_command_each_and_train_to_the_en
             probe.bind(("127.0.0.1", 0))
             where = ("--host", "127.0.0.1", "--port", str(probe.getsockname()[1]))
         inviting = parties.start("owner", "invite", str(tmp_path / "run.toml"), *chosen, *where)
-        parties.wait_for(inviting, lambda: "waiting for them" in parties.log("owner"))
+        parties.wait_for(inviting, lambda: "waiting for all to join" in parties.log("owner"))
         tokens = dict(zip(names, re.findall(r"phalanx join (\S+)", parties.log("owner")), strict=True))
         texts = ("--train", "train.jsonl", "--test", "test.jsonl", "--allow-insecure-sim")
 
@@ -250,7 +250,7 @@ def test_the_parties_of_a_split_take_part_in_a_second_run_of_their_owner_by_one_
                 where = ("--host", "127.0.0.1", "--port", str(probe.getsockname()[1]))
             before = len(parties.log("owner")) if (tmp_path / "owner" / "log.txt").exists() else 0
             inviting = parties.start("owner", "invite", str(tmp_path / "run.toml"), *chosen, *where)
-            parties.wait_for(inviting, lambda: "waiting for them" in parties.log("owner")[before:])
+            parties.wait_for(inviting, lambda: "waiting for all to join" in parties.log("owner")[before:])
             tokens = re.findall(r"phalanx join (\S+)", parties.log("owner")[before:])
             serving = [
                 parties.start(name, "join", token, "--dir", "keys", *(() if name == "enclave" else texts))

@@ -115,7 +115,7 @@ def test_a_run_without_memory_for_its_stages_is_refused_before_its_first_step(pl
     owner = place.train(*wide, *remote(keys, port))
 
     assert owner.wait() == 2, owner.text
-    assert "memory: the stages fit nowhere" in owner.text
+    assert "memory: the stages do not fit" in owner.text
     assert "north has 2.0 MiB for stages and needs" in owner.text
     assert not place.has_line("metrics.jsonl", '"step"')
     for worker in workers:

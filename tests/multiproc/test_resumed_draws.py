@@ -38,7 +38,7 @@ def test_each_session_logs_a_nonce_of_its_own_under_one_commitment_and_says_so(p
     ]
     # alike by chance once in 4^24 runs
     assert [one.microbatches(**where) for where in places] != [two.microbatches(**where) for where in places]
-    assert "audits are drawn anew from here on" in resumed.text
+    assert "audits are drawn from a new key from here on" in resumed.text
 
 
 def test_an_unguarded_run_has_no_nonce(place):

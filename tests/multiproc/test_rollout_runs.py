@@ -293,7 +293,7 @@ def test_a_run_whose_reward_was_mended_loses_nothing(tmp_path):
             continue
         process = place.train(reward)
         assert process.wait() == 6, process.text
-        assert "go on with --resume; with a function that was changed" in " ".join(process.text.split())
+        assert "continue with --resume; with a function that was changed" in " ".join(process.text.split())
         if name == "mended":
             (place.path / "mended").touch()
             found[name] = place.finish(reward, "rewards.timeout_s=20.0", resume=True)["final_weights_digest"]

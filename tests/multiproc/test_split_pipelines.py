@@ -95,12 +95,12 @@ def test_losses_are_those_of_the_enclave_alone_and_no_party_is_blamed(undisturbe
 def test_what_workers_see_is_said_in_terminal_summary_and_report_and_both_logs_hold(undisturbed):
     summary, text = undisturbed.summary(), undisturbed.processes[0].text
 
-    said = "text can be rebuilt from these"
+    said = "text can be reconstructed from these"
     assert said in " ".join(text.split())
     assert said in summary["split"]["workers_see"]
     assert said in (undisturbed.path / "run" / "report.html").read_text()
     assert summary["world"] == {"processes": 4, "stages": 5, "clients": 2}
-    proves = {"run": "signs a log of its own", "run/middle": "14 of 14 steps: each drawn audit was drawn again"}
+    proves = {"run": "signs its own log", "run/middle": "14 of 14 steps: each drawn audit was drawn again"}
     for log, words in proves.items():
         process = undisturbed.start("audit", "verify", str(undisturbed.path / log))
         assert process.wait() == 0, process.text

@@ -86,7 +86,7 @@ def test_a_client_with_swapped_labels_is_refused_and_the_run_completes(gather, a
     shut_out = parties.events("client_excluded")
     assert [(body["client"], body["reason"]) for _, body in shut_out] == [("west", reason)]
     assert list(parties.summary()["split"]["admission"]["excluded"]) == ["west"]
-    assert "is shut out" in parties.log("owner")
+    assert "is excluded" in parties.log("owner")
 
 
 def test_the_same_client_wins_where_the_run_has_no_admission(gather):

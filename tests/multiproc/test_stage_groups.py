@@ -13,7 +13,7 @@ from phalanx.pipeline.evidence.explain import explain_evidence
 ANY_CLASS = ("guard.audit_rate=1.0", "guard.classes='mixed'", "pipeline.transport.keepalive_s=1.0")
 
 
-PROVED = "holds: north signed a message that its signed inputs do not give"
+PROVED = "holds: north signed a message that does not follow from its signed inputs"
 ALIKE = ("dp = 2, zero = 2", "dp = 2, zero = 2")
 
 

@@ -67,5 +67,5 @@ def test_an_objective_without_extra_rows_refuses_them():
     logits, labels, weights = made()
 
     assert torch.equal(OBJECTIVES["causal_lm"](logits, labels)[0], causal_lm(logits, labels)[0])
-    with pytest.raises(DataError, match=r"extras\.weights: the objective does not read them; leave them out"):
+    with pytest.raises(DataError, match=r"extras\.weights: the objective does not read them; remove them"):
         OBJECTIVES["causal_lm"](logits, labels, {"weights": weights})

@@ -68,5 +68,5 @@ def test_a_family_without_such_attention_is_refused_before_the_first_step(make_c
     bloom = {"model_type": "bloom", "n_layer": 4, "hidden_size": 16, "n_head": 2, "vocab_size": 64}
     model = run.model.model_copy(update={"architecture": bloom})
 
-    with pytest.raises(ConfigError, match="transformers has no such attention for bloom"):
+    with pytest.raises(ConfigError, match="transformers does not support it for bloom"):
         make_company(run.model_copy(update={"model": model}))

@@ -60,5 +60,5 @@ def test_a_liar_among_experts_is_named_and_no_bit_is_lost(make_company, honest_d
 
 
 def test_experts_are_refused_where_honest_parties_may_round_otherwise(make_company):
-    with pytest.raises(ConfigError, match="parties that round otherwise may ask others"):
+    with pytest.raises(ConfigError, match="another rounding may choose other experts"):
         make_company(mixture_run(GuardConfig(classes="mixed")))

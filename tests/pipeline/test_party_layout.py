@@ -21,15 +21,15 @@ def test_every_word_of_parallel_is_carried_or_refused_with_a_reason():
 
 @pytest.mark.parametrize("word", NOT_FOR_PARTIES)
 def test_a_word_that_is_not_for_parties_is_refused_even_with_its_default(word):
-    with pytest.raises(ValidationError, match=f"{word} is not for the ranks of one party"):
+    with pytest.raises(ValidationError, match=f"{word} is not allowed for the ranks of one party"):
         PartyLayout.model_validate({word: ParallelConfig.model_fields[word].default})
 
 
 @pytest.mark.parametrize(
     ("layout", "reason"),
     [
-        ({"dp": 2, "zero": 3}, "rank 0 of a party has all of them"),
-        ({"tp": 2, "zero": 1}, "and there is one; raise dp"),
+        ({"dp": 2, "zero": 3}, "rank 0 of a party needs all of them"),
+        ({"tp": 2, "zero": 1}, "but there is one copy; raise dp"),
         ({"sequence_parallel": True}, "needs tensor parallel ranks"),
         ({"dp": 0}, "greater than or equal to 1"),
     ],

@@ -72,13 +72,13 @@ def test_an_unknown_preset_is_refused():
 REMOVED = {
     "keep_steps = 64": "set guard.keep_states",
     "third_party_audit_rate = 0.5": "raise guard.owner_audit_rate",
-    'recovery = "restart"': "leave it out",
-    'recovery = "skip_layer"': "leave it out",
-    "snapshot_every = 8": "leave it out",
-    'shadow = "update"': 'write shadow = "gradient"',
-    'shadow = "snapshot"': 'write shadow = "gradient"',
-    'mode = "paper"': 'write shadow = "lockstep"',
-    'mode = "statistics"': "leave it out",
+    'recovery = "restart"': "remove it",
+    'recovery = "skip_layer"': "remove it",
+    "snapshot_every = 8": "remove it",
+    'shadow = "update"': 'set shadow = "gradient"',
+    'shadow = "snapshot"': 'set shadow = "gradient"',
+    'mode = "paper"': 'set shadow = "lockstep"',
+    'mode = "statistics"': "remove it",
 }
 
 

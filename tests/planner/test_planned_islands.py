@@ -174,7 +174,7 @@ def test_islands_are_parts_of_every_layout_of_such_a_run(tiny: ModelShape, apart
     ("outer", "layout", "reason"),
     [
         (None, Layout(dp=4, islands=2), r"islands=2: nothing says when they are joined; plan a run file with \[paral"),
-        (Outer(EVERY, islands=2), Layout(dp=4, islands=4), "islands=4: the run file has 2; leave it out"),
+        (Outer(EVERY, islands=2), Layout(dp=4, islands=4), "islands=4: the run file has 2; remove it"),
     ],
 )
 def test_islands_that_are_not_those_of_the_run_are_refused(

@@ -143,7 +143,7 @@ def events():
                 "microbatch": 3,
                 "direction": "forward",
                 "party": "worker-1",
-                "reason": "norm is off its moving average by a factor of 4.1",
+                "reason": "norm differs from its moving average by a factor of 4.1",
             },
         ),
         (113, "alarm", {"step": 104, "microbatch": 3, "stage": 1, "accuser": "worker-2"}),

@@ -95,7 +95,7 @@ def test_events_are_told_in_sentences_and_stages_end_with_whoever_took_over(run_
     page = page_of(run_dir)
 
     assert "stage 1 is now served by worker-2, before by worker-1" in page.text
-    assert "step 104: worker-2 got another result than stage 1 sent" in page.text
+    assert "step 104: the result of worker-2 differs from that of stage 1" in page.text
     assert "2 times, last: after 100 steps" in page.text
     assert "1 2 to 3 1 574 912 worker-1 worker-2 worker-2" in page.text.replace("\u2009", " ")
 
@@ -116,7 +116,7 @@ def test_bytes_between_workers_are_shown_as_claims(run_dir):
 
     assert "worker-1 → worker-2 (claimed)" in page
     assert "worker-2 → worker-1 (claimed)" not in page
-    assert "its sender alone says" in page
+    assert "Claims are from their senders only" in page
 
 
 @pytest.mark.parametrize("claimed", [None, 3, "worker-1>worker-2", [{}], {"worker-1>worker-2": 1}])
@@ -138,7 +138,7 @@ def test_a_value_with_braces_is_never_filled_in(run_dir):
     lines = [event(0, 0, "lost", {"party": "{reason}", "reason": "secret"})]
     write_lines(run_dir / "events.jsonl", lines)
 
-    assert "{reason} is gone" in page_of(run_dir).text
+    assert "{reason} is lost" in page_of(run_dir).text
 
 
 @pytest.mark.parametrize(
@@ -383,10 +383,10 @@ def test_what_was_checked_and_what_is_in_doubt_is_drawn_and_said(run_dir):
     assert "Checks" in page.pieces
     assert "102 steps in doubt" in page.text
     assert "102 steps: 1 to 40, 42 to 103" in page.text
-    assert "No checkpoint of before them is left" in page.text
+    assert "No earlier checkpoint is left" in page.text
     assert "160 (3 in all)" in page.text
     assert "stage 1 recomputed in full: 50" in page.text
-    assert "stage 1 on the word of its party: 48" in page.text
+    assert "stage 1 on its party's word: 48" in page.text
     assert "worker-2 2 forward 9 31" in page.text
     assert page.tags.count("svg") == 5
 

@@ -354,7 +354,7 @@ def test_a_stranger_is_not_made_the_owner_unasked(keys, tmp_path):
     refused = invoke("sign", keys, tmp_path / "mallory" / "request.csr")
     meant = invoke("sign", keys, tmp_path / "mallory" / "request.csr", "--name", "owner")
 
-    assert "wants to be the owner of your runs" in str(refused.exception)
+    assert "asks for the role of the owner of your runs" in str(refused.exception)
     assert meant.exit_code == 0
 
 

@@ -135,7 +135,7 @@ def test_a_chat_is_rendered_by_the_models_template(model):
     ("template", "error", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", DataError, "roles must alternate"),
-        ("{% for m in %}", ModelError, "is no template that can be used"),
+        ("{% for m in %}", ModelError, "is not a usable template"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", ModelError, "what no template may"),
     ],
     ids=["refuses the messages", "is broken", "attacks the sandbox"],

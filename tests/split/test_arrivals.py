@@ -19,10 +19,10 @@ def test_a_stranger_is_refused_and_said_once():
     arrivals = Arrivals(("owner", "north"), said.append)
 
     for _ in range(3):
-        with pytest.raises(PeerRefusedError, match="is no party of this run"):
+        with pytest.raises(PeerRefusedError, match="is not a party of this run"):
             arrivals.name_of("mallory", True)
 
-    assert said == ["a caller is refused: mallory is no party of this run"]
+    assert said == ["refused a caller: mallory is not a party of this run"]
 
 
 def test_a_process_that_begins_anew_ends_the_session_and_one_that_looks_does_not():
@@ -136,7 +136,7 @@ def test_frames_reach_a_sandbox_by_way_of_the_relay_and_answers_come_back():
 
             # another party's frame under the name of one that has another key
             refused = relay.inward(b"nonsense", "mallory")
-            assert b"is no party of this run" in refused
+            assert b"is not a party of this run" in refused
     finally:
         outer.close()
         inner.close()

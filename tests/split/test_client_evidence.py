@@ -149,7 +149,7 @@ def test_a_client_that_was_let_in_and_then_brings_worse_evidence_is_let_out(sour
         session.server._turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
         ids, labels = Texts(1).drawn(0)[0]
         taker._end.send("train", 0, 1, ids, labels)
-        with pytest.raises(RefusedEvidenceError, match="must bring evidence"):
+        with pytest.raises(RefusedEvidenceError, match="must send accepted evidence"):
             south.line.hear(say.Reply)
 
         assert session.server._trainer.num_learned == 0
@@ -179,7 +179,7 @@ def test_a_client_that_does_not_bring_new_evidence_in_time_is_refused(source, tm
         owner.line.hear(ask.TurnTotal)
         owner.line.say(ask.ClientTurn(what="train", step=1, draw=1))
 
-        with pytest.raises(RefusedEvidenceError, match="must bring evidence"):
+        with pytest.raises(RefusedEvidenceError, match="must send accepted evidence"):
             taker._take(south.line.hear(ask.ClientTurn)[0])
 
         assert session.server._trainer.num_steps == 1

@@ -143,5 +143,5 @@ def test_books_of_another_run_are_refused(books):
 
 @pytest.mark.parametrize("given", [{"rule": "median"}, {"byzantine": 1}])
 def test_a_rule_and_how_many_lie_come_together(given):
-    with pytest.raises(ValueError, match="a mean stands no client that lies"):
+    with pytest.raises(ValueError, match="a mean tolerates no lying client"):
         ClientAdmissionConfig(**given)

@@ -73,13 +73,14 @@ def test_a_session_is_ready_when_every_client_is_and_its_commitments_are_in_the_
 def test_a_client_is_bound_to_its_first_word(turns):
     turns.ready("north", word())
 
-    with pytest.raises(FrameError, match="has said before that it is ready"):
+    with pytest.raises(FrameError, match="already reported ready"):
         turns.ready("north", word("33" * 32))
     assert turns.commitments["north"] == "11" * 32
 
 
 @pytest.mark.parametrize(
-    ("change", "said"), [({"model": "ee" * 32}, "other model files"), ({"tokenizer": "ee" * 32}, "another tokenizer")]
+    ("change", "said"),
+    [({"model": "ee" * 32}, "its model files differ"), ({"tokenizer": "ee" * 32}, "its tokenizer differs")],
 )
 def test_a_client_with_another_model_or_tokenizer_is_not_ready(turns, change, said):
     turns.ready("north", word())

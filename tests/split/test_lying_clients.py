@@ -311,5 +311,5 @@ def test_a_rule_that_does_not_stand_so_many_liars_is_refused_before_anything_sta
 
 
 def test_admission_and_middle_stages_in_other_hands_exclude_each_other():
-    with pytest.raises(ValueError, match="looks at the gradients of the whole back part"):
+    with pytest.raises(ValueError, match="needs the gradients of the whole back part"):
         SplitConfig(cut=1, allow_insecure_sim=True, workers_see_hidden_states=True, admission={})

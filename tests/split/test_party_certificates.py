@@ -134,7 +134,7 @@ def test_a_certified_party_that_the_run_file_does_not_name_is_refused(listen, ke
         enclave.call(identity_of(keys / "own", "south"))
 
     assert enclave.came == set()
-    assert enclave.said == ["a caller is refused: south is no party of this run"]
+    assert enclave.said == ["refused a caller: south is not a party of this run"]
 
 
 @pytest.mark.parametrize("stands", ["foreign", "expired", "future", "south"])
@@ -158,7 +158,7 @@ def test_the_owner_takes_no_other_key_for_the_enclaves_than_it_has_signed(listen
         (keys / "foreign" / ENCLAVE / "certificate.pem").read_bytes(), load_pem(keys, "foreign")
     )
 
-    with pytest.raises(PeerRefusedError, match="another key than the enclave's certificate here"):
+    with pytest.raises(PeerRefusedError, match="its key differs from the enclave's certificate here"):
         listen().call(identity_of(keys / "own", OWNER), expected=signed)
 
 

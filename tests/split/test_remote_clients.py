@@ -147,13 +147,13 @@ def test_an_owner_cannot_send_what_clients_send_and_clients_cannot_ask_for_turns
         for message in (session.ready(), ask.TurnDone(step=0), ask.ClientLeft(reason="data"), ask.ConcludeReply()):
             with pytest.raises(PeerRefusedError, match="is no client of another owner"):
                 owner.line.ask(message, ask.TurnTotal)
-        with pytest.raises(PeerRefusedError, match="is no client"):
+        with pytest.raises(PeerRefusedError, match="is not a client"):
             owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), ask.TurnTotal, (b"x",))
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         _, party = session.client("north")
         for message in (ask.ClientTurn(what="train", step=0, draw=0), ask.Conclude()):
-            with pytest.raises(PeerRefusedError, match=f"only {OWNER} may ask"):
+            with pytest.raises(PeerRefusedError, match=f"only {OWNER} may request"):
                 party.line.ask(message, ask.ClientTurn)
 
 
@@ -200,12 +200,12 @@ def test_a_client_under_another_ones_name_is_refused(source, tmp_path):
 
         answer = mallory.deliver(ENCLAVE, frames[-1], 1.0)
 
-        assert b"is no party of this run" in answer
+        assert b"is not a party of this run" in answer
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"model": "00" * 32}, "other model files"), ({"tokenizer": "00" * 32}, "another tokenizer")],
+    [({"model": "00" * 32}, "its model files differ"), ({"tokenizer": "00" * 32}, "its tokenizer differs")],
 )
 def test_a_client_with_another_model_or_tokenizer_does_not_take_part(source, tmp_path, changes, named):
     with RemoteHouse(source, tmp_path).open() as session:
@@ -256,7 +256,7 @@ def test_a_client_that_is_ready_twice_neither_confuses_the_owner_nor_takes_other
         south.line.say(session.ready())
         lead = session.lead()
 
-        with pytest.raises(FrameError, match="south: has said before"):
+        with pytest.raises(FrameError, match="south: already reported ready"):
             south.line.ask(session.ready(data="ee" * 32), ask.ClientTurn)
 
         assert session.server._turns.commitments["south"] == "cd" * 32

@@ -23,7 +23,7 @@ from phalanx.transport import TransportConfig
         ({"allow_insecure_sim": True, "masked": MaskedConfig(rows=7)}, ["split.masked", "remove it"]),
         ({"allow_insecure_sim": True, "masked": MaskedConfig()}, ["split.masked", "remove it"]),
         ({"allow_insecure_sim": True, "masked": MaskedConfig(pads="aes", reserve=2)}, ["split.masked", "remove it"]),
-        ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "leave it out"]),
+        ({"insecure": True, "allow_insecure_sim": True}, ["insecure = true", "remove it"]),
         ({}, ['tier = "sim"', "NOT SECURE", "allow_insecure_sim = true"]),
         ({"tier": "tpm", "allow_insecure_sim": True}, ["allow_insecure_sim", "tpm"]),
         ({"cut": 0, "allow_insecure_sim": True}, ["cut"]),

@@ -123,7 +123,7 @@ def test_a_token_is_good_for_the_client_and_the_evidence_that_it_is_about():
 def test_who_is_no_client_is_given_no_evidence_and_a_nonce_has_its_length():
     enclave_side = Pair().enclave_side
 
-    with pytest.raises(PeerRefusedError, match="no client"):
+    with pytest.raises(PeerRefusedError, match="not a client"):
         enclave_side.evidence("stranger", b"\x07" * 32)
     with pytest.raises(PeerRefusedError, match="nonce of 5 bytes"):
         enclave_side.evidence(CLIENT.name, b"short")

@@ -52,7 +52,7 @@ def test_ranks_share_a_plain_model(plan):
         (
             PartyLayout(dp=2),
             {"adapter": PromptEncoderConfig(kind="prompt_encoder")},
-            'kind = "prompt_encoder": the stages behind the first have nothing to train.* one process',
+            'kind = "prompt_encoder": later stages have nothing to train.* one process',
         ),
         (PartyLayout(dp=2), {"adapter": LoraConfig(quantize="nf4")}, 'quantize = "nf4": packed matrices'),
         (PartyLayout(dp=2), {"adapter": LoraConfig(dropout=0.1)}, r"adapter\.dropout = 0\.1: .* set it to 0"),

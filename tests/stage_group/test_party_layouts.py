@@ -121,7 +121,7 @@ def behaves_as_a_plain_copy(plan, group):
     assert (shared.step, shared.digest()) == (4, plain.digest())
     assert torch.equal(step_of(shared, plan, 4)[0]["y1"], sent["y1"])
     shared.runner.abandon()
-    with pytest.raises(StaleReplicaError, match="asked for the state of step 2"):
+    with pytest.raises(StaleReplicaError, match="the state of step 2 is not saved"):
         shared.rewind(2)
     assert shared.digest() == plain.digest()
     return plain, shared

@@ -53,7 +53,7 @@ def test_a_run_is_trained_longer_where_another_one_ended(make_run, quietly, trai
     summary = quietly(make_run("train.steps=9", "checkpoint.keep=9"), tmp_path / "new", from_run=old)
 
     assert (shorter["steps"], summary["resumed_from"], summary["steps"]) == (6, 6, 9)
-    assert "train.steps: 6 -> 9. Steps before 6 stay as they were trained." in summary["shown"]
+    assert "train.steps: 6 -> 9. Steps before 6 stay unchanged." in summary["shown"]
     past = PastRun(tmp_path / "new")
     after = tensors(past.open(6))
     assert after.keys() == before.keys()
@@ -181,7 +181,7 @@ def test_an_adoption_that_was_interrupted_does_not_begin_from_nothing(
 
 
 def test_from_another_run_and_resume_exclude_each_other(make_run, quietly, tmp_path):
-    with pytest.raises(ConfigError, match="leave one of them out"):
+    with pytest.raises(ConfigError, match="remove one of them"):
         quietly(make_run(), tmp_path / "new", from_run=tmp_path / "old", resume=True)
 
 
@@ -233,7 +233,7 @@ def test_an_export_is_compared_with_the_digest_that_the_run_signed(trained_once,
     tensors[name].view(-1)[0] += 1e-3
     save_file(tensors, home / "model.safetensors", {"format": "pt"})
     assert command_line(["model", "verify", str(home), str(run_dir)]) == 5
-    assert "they were changed, or are of another step or run" in capsys.readouterr().err
+    assert "they were changed, or belong to another step or run" in capsys.readouterr().err
 
 
 def test_a_run_that_has_not_ended_has_no_digest_to_compare_with(stopped, tmp_path, capsys):
@@ -289,7 +289,7 @@ def test_a_checkpoint_is_verified_from_outside_and_what_is_wrong_is_named(stoppe
     home = stopped()
 
     assert command_line(["checkpoint", "verify", str(home)]) == 0
-    assert "signed, whole, unchanged, and the one that the audit log knows" in capsys.readouterr().out
+    assert "signed, complete, unchanged, equal to the audit log's entry" in capsys.readouterr().out
     shard = home / "checkpoints" / "step-00000004" / "stage-1.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert command_line(["checkpoint", "verify", str(home)]) == 3

@@ -63,7 +63,7 @@ def test_without_the_enclaves_word_on_every_client_with_a_policy_nothing_is_trai
     for one in words:
         clients.aside(one)
 
-    with pytest.raises(FrameError, match="north: is ready, and the enclave has not told"):
+    with pytest.raises(FrameError, match="north: is ready, but the enclave reported no evidence"):
         clients.check()
 
 
@@ -87,5 +87,5 @@ def test_a_refusal_is_recorded_with_its_reason():
     assert clients.aside(ask.ClientEvidenceRefused(client="north", reason="missing_evidence"))
 
     assert seen == [(EVIDENCE_REFUSED, {"client": "north", "reason": "missing_evidence"})]
-    assert "takes nothing of north" in in_words(*seen[0])[1]
+    assert "ignores north" in in_words(*seen[0])[1]
     assert not clients.aside(ask.Conclude())

@@ -130,7 +130,7 @@ def test_doubt_without_a_conviction_outlives_a_return_to_an_older_checkpoint_and
 
     assert in_doubt(record) == [{0, 1, 2}]
     lines = say_trust(trust_figures(record, Drifts(), (), guarded=True))
-    assert "the work of worker-1, who was replaced for what it did, without a conviction." in lines[0]
+    assert "were computed by worker-1, which was replaced after a fault, without a conviction." in lines[0]
     record.observe("rolled_back", {"step": 3, "to": 0})
     assert record.doubts() == []
 
@@ -171,7 +171,7 @@ def test_the_console_says_what_to_do(checkpoints, advice):
 
     said = say_trust(figures)
 
-    assert "steps 3 to 4 of stage 1 are the work of worker-1, who was convicted in step 6" in said[0]
+    assert "steps 3 to 4 of stage 1 were computed by worker-1, which was convicted in step 6" in said[0]
     assert advice in said[1]
     assert figures["in_doubt"] is True
 
@@ -194,7 +194,7 @@ def test_drifts_are_rows_by_stage_party_and_direction():
         **{"stage": 1, "party": "worker-1", "direction": "forward"},
         **{"first_step": 4, "last_step": 9, "times": 2, "bias_sigmas": -7.5},
     }
-    assert "worker-1 leant to one side at stage 1 (forward), first seen in step 4" in say_trust({"drifts": [row]})[0]
+    assert "worker-1 drifted to one side at stage 1 (forward), first seen in step 4" in say_trust({"drifts": [row]})[0]
 
 
 def test_ranges_are_said_shortly():

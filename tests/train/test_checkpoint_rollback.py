@@ -9,7 +9,7 @@ from phalanx.pipeline import GuardConfig
 from phalanx.train.saving import checkpoint_rollback
 from phalanx.train.saving.checkpoint_rollback import Fallback
 
-REASON = NoHolderError("stage 1: worker-1 is gone and nobody shadowed it")
+REASON = NoHolderError("stage 1: worker-1 is lost and had no shadow")
 DIGESTS = {1: "the state of stage 1"}
 
 

@@ -90,7 +90,7 @@ def texts(make):
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["train.objective='causal_lm'"], ["data.labelled is for", "classification"]),
+        (["train.objective='causal_lm'"], ["data.labelled needs", "classification"]),
         (["data.sources=[{kind='python_manual'}]"], ["either sources, labelled, dataset"]),
         (["data.max_documents=3"], ["max_documents is for sources"]),
         (["data.validation_share=0.3"], ["validation_share is for sources", "test_texts"]),
@@ -108,9 +108,9 @@ def test_what_a_classification_excludes_is_named(make, overrides, named):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({'objective = "classification"': ""}, "data.labelled is for"),
+        ({'objective = "classification"': ""}, "data.labelled needs"),
         ({"[data.labelled]": "[[data.sources]]", 'task = "medquad"': 'kind = "python_manual"',
-          "texts_per_client = 16\ntest_texts = 24\n": ""}, "have no labels"),
+          "texts_per_client = 16\ntest_texts = 24\n": ""}, "which data.sources lack"),
         ({"[split]\ncut = 1\nclients = 3\nallow_insecure_sim = true\n": ""}, r"has no train\.objective .*split"),
     ],
 )  # fmt: skip

@@ -130,7 +130,7 @@ def test_clients_with_other_templates_have_no_common_digest(make, tmp_path):
 @pytest.mark.parametrize(
     ("train", "test", "named"),
     [
-        (range(6), range(5, 9), "1 of its conversations are training ones too"),
+        (range(6), range(5, 9), "1 of its conversations are also training conversations"),
         (range(6), [], r"test\.jsonl: holds no conversation"),
         ([1, "no JSON"], range(6, 9), r"train\.jsonl"),
         ([1, '{"messages": [{"role": "user", "content": "?"}]}'], range(6, 9), r"train\.jsonl"),
@@ -146,15 +146,15 @@ def test_texts_that_are_wrong_are_named_before_anything_is_called(make, train, t
     [
         (
             {'conversations = { template = "plain" }': 'conversations = { sources = [{ path = "x.jsonl" }] }'},
-            "remote clients name theirs in their client files",
+            "remote clients set these files in their client files",
         ),
-        ({"sequence_length = 64": 'sequence_length = 64\nattention = "document"'}, "has a row of its own"),
+        ({"sequence_length = 64": 'sequence_length = 64\nattention = "document"'}, "is a separate row"),
         ({'{ kind = "file", path = "HOME/tokenizer.json" }': '{ kind = "bpe", vocab_size = 260 }'}, "conversations"),
         (
             {
                 'remote_clients = ["north", "south"]\nremote_enclave = "localhost:7071"\npki = "HOME/keys"\n': "",
             },
-            "data.conversations.sources: missing; give some",
+            "data.conversations.sources: missing; add at least one",
         ),
     ],
 )

@@ -54,8 +54,8 @@ def test_lies_that_were_accepted_are_among_the_steps_that_the_summary_names_and_
     }
     assert summary["checks"]["1"]["whole_step"] == {"steps": 3, "last": 4}
     assert summary["steps_believed"] == {"1": 3, "2": 6}
-    assert "IN DOUBT: steps 2 to 3 of stage 1 are the work of worker-1" in summary["shown"]
-    assert "--from-step 2 goes back to before them" in " ".join(summary["shown"].split())
+    assert "IN DOUBT: steps 2 to 3 of stage 1 were computed by worker-1" in summary["shown"]
+    assert "--from-step 2 returns to a checkpoint before them" in " ".join(summary["shown"].split())
     assert events(tmp_path / "run", "in_doubt") == [doubt]
 
     honest = quietly(make_run("pipeline.stages=4", *NO_COIN), tmp_path / "honest")
@@ -116,7 +116,7 @@ def test_with_every_preset_nothing_is_left_in_doubt(make_run, quietly, audit_who
 
     assert (summary["evicted"], summary["steps_redone"]) == (["worker-1"], 4)
     assert (summary["in_doubt"], summary["steps_in_doubt"]) == (False, [])
-    assert "the run goes back from step 4 to step 0" in summary["shown"]
+    assert "the run returns from step 4 to step 0" in summary["shown"]
     honest = quietly(make_run("pipeline.stages=4", *NO_COIN), tmp_path / "honest")
     assert summary["final_weights_digest"] == honest["final_weights_digest"]
     assert command_line(["audit", "verify", str(tmp_path / "run")]) == 0

@@ -238,10 +238,13 @@ def test_a_best_checkpoint_of_steps_that_are_undone_is_the_best_no_more(session_
     ("overrides", "said"),
     [
         (["train.validate_every=0", PATIENT], "early_stopping decides after a validation"),
-        (["train.validate_every=0", "checkpoint.best='validation'"], "checkpoint.best keeps the best of several"),
+        (["train.validate_every=0", "checkpoint.best='validation'"], "checkpoint.best compares several"),
         (["train.early_stopping={patience=0}"], "patience"),
-        (["train.early_stopping={patience=1,on='wiki'}"], "is no validation set of .data.; expected one of validation"),
-        (["checkpoint.best='wiki'"], 'checkpoint.best = "wiki" is no validation set'),
+        (
+            ["train.early_stopping={patience=1,on='wiki'}"],
+            "is not a validation set of .data.; expected one of validation",
+        ),
+        (["checkpoint.best='wiki'"], 'checkpoint.best = "wiki" is not a validation set'),
         (["checkpoint.best='validation'", "data.validation_share=0.0"], "expected one of none"),
     ],
 )

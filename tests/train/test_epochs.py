@@ -83,7 +83,7 @@ def test_a_run_has_one_length(make_run, overrides, said):
 def test_a_warm_up_that_leaves_nothing_is_refused_when_the_steps_are_known(by_epochs, cache):
     run = by_epochs("0.3", "optimizer.warmup_steps=100000")
 
-    with pytest.raises(ConfigError, match=r"train.epochs = 0.3 comes to train.steps = .*warmup_steps"):
+    with pytest.raises(ConfigError, match=r"train.epochs = 0.3 is train.steps = .*warmup_steps"):
         settle_steps(run, cache)
 
 

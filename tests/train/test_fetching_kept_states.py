@@ -18,7 +18,7 @@ def joined():
 
 
 def test_who_has_not_come_back_is_named(joined):
-    with pytest.raises(CheckpointError, match="stage 2: south, who kept its state, has not come back"):
+    with pytest.raises(CheckpointError, match="stage 2: south, which has its state, did not come back"):
         joined.fetch_kept("south", 2, 7, {})
 
 

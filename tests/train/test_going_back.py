@@ -59,7 +59,7 @@ def test_steps_without_a_state_are_told_and_counted(
     summary = quietly(make_run(*settings), tmp_path / "run", resume=True)
 
     assert (summary["resumed_from"], summary["steps_lost"]) == (to, 3 - to)
-    assert f"goes back from step 3 to step {to}" in summary["shown"]
+    assert f"returns from step 3 to step {to}" in summary["shown"]
     assert [(body["from_step"], body["to_step"], body["steps_lost"]) for body in losses(tmp_path / "run")] == [
         (3, to, 3 - to)
     ]
@@ -79,7 +79,7 @@ def test_what_two_stops_have_cost_is_added_up(stop_at, make_run, quietly, tmp_pa
 def test_a_cure_is_told_where_there_is_one(stop_at, make_run, quietly, tmp_path):
     stop_at(3, "checkpoint.every=0")
 
-    assert "checkpoint.journal = true loses none" in quietly(
+    assert "checkpoint.journal = true loses no steps" in quietly(
         make_run("checkpoint.every=0"), tmp_path / "run", resume=True
     )["shown"].replace("\n", " ")
 
@@ -89,7 +89,7 @@ def test_steps_that_the_user_gives_up_are_told_and_are_not_lost(make_run, quietl
 
     summary = quietly(make_run("train.steps=5", "checkpoint.keep=9"), tmp_path / "run", resume=True, from_step=2)
 
-    assert "goes back from step 5 to step 2, as --from-step says" in summary["shown"]
+    assert "returns from step 5 to step 2, by --from-step" in summary["shown"]
     assert (summary["steps_lost"], losses(tmp_path / "run")) == (0, [])
 
 
@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_where_it_was_says_nothing(make_run, quietly, tmp_pat
 
     summary = quietly(make_run("train.steps=6"), tmp_path / "run", resume=True)
 
-    assert "goes back" not in summary["shown"]
+    assert "returns" not in summary["shown"]
     assert summary["steps_lost"] == 0
 
 

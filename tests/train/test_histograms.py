@@ -82,7 +82,7 @@ def test_a_run_that_asks_for_none_collects_no_state(load, quietly, tmp_path, mon
 
 
 def test_an_enclave_is_asked_for_none(load):
-    with pytest.raises(ConfigError, match=r"train\.histograms: .*an enclave hands its state out sealed alone"):
+    with pytest.raises(ConfigError, match=r"train\.histograms: .*an enclave gives out its state only sealed"):
         load(
             "[split]\nclients = 2\ncut = 1\nallow_insecure_sim = true\n",
             "model.adapter={kind='lora', rank=2}",

@@ -52,7 +52,7 @@ def test_it_goes_on_at_the_step_where_it_died(journaled, quietly, died, undistur
     assert (summary["status"], summary["resumed_from"], summary["steps"]) == ("completed", 4, 6)
     assert summary["final_weights_digest"] == undisturbed
     assert [line["step"] for line in read_metrics(died / "metrics.jsonl")] == [0, 1, 2, 3, 4, 5]
-    assert "goes on where it died, at step 4" in summary["shown"]
+    assert "continues where it ended, at step 4" in summary["shown"]
 
 
 @pytest.mark.parametrize("num_steps", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (2, 3, 5))])
@@ -130,7 +130,7 @@ def test_what_is_not_as_it_was_noted_is_not_gone_on_from(journaled, quietly, die
     summary = quietly(journaled(), died, resume=True)
 
     assert "journal: " in summary["shown"]
-    assert "goes on from its last checkpoint" in " ".join(summary["shown"].split())
+    assert "continues from its last checkpoint" in " ".join(summary["shown"].split())
     assert summary["resumed_from"] == 0
     assert summary["final_weights_digest"] == undisturbed
 
@@ -142,7 +142,7 @@ def test_a_state_that_was_undone_after_it_was_noted_is_not_gone_on_from(journale
 
     summary = quietly(journaled(), died, resume=True)
 
-    assert "of steps that were undone since" in " ".join(summary["shown"].split())
+    assert "its steps were undone since" in " ".join(summary["shown"].split())
     assert (summary["resumed_from"], summary["final_weights_digest"]) == (0, undisturbed)
 
 
@@ -204,7 +204,7 @@ def test_a_machine_that_sends_another_state_than_was_verified_is_named_and_not_g
     entry, library = noted
     fetch = north_keeps(died / "journal", lambda state: next(iter(state.values())).view(-1)[0].add_(1e-6))
 
-    with pytest.raises(CheckpointError, match="stage 1, kept by north: is not the state that was verified"):
+    with pytest.raises(CheckpointError, match="stage 1, kept by north: differs from the verified state"):
         list(collect(died / "journal", entry, library, fetch))
 
 

@@ -250,7 +250,7 @@ def test_a_note_of_the_step_before_the_first_is_nothing_newer_than_the_beginning
 def test_a_note_of_another_run_or_config_is_foreign(desk, change):
     desk.note(**change)
 
-    with pytest.raises(CheckpointError, match="foreign: of another run or another config"):
+    with pytest.raises(CheckpointError, match="it belongs to another run or config"):
         desk.newer()
 
 
@@ -267,7 +267,7 @@ def test_a_note_of_before_the_last_undoing_is_not_gone_on_from(noted, undone_at,
     if stands:
         assert noted.newer().step == STEP
     else:
-        with pytest.raises(CheckpointError, match="of steps that were undone since"):
+        with pytest.raises(CheckpointError, match="its steps were undone since"):
             noted.newer()
 
 
@@ -276,7 +276,7 @@ def test_a_note_that_knows_more_of_the_log_than_is_there_is_refused(noted, owner
         log.append("run_started", {})
         noted.log = log
 
-        with pytest.raises(CheckpointError, match="knows lines of the audit log that are not there"):
+        with pytest.raises(CheckpointError, match="the audit log lacks lines that it names"):
             noted.newer()
 
 
@@ -322,7 +322,7 @@ def test_a_state_that_is_not_the_verified_one_is_named(noted, spoil):
 def test_a_stage_that_the_note_leaves_out_is_named(noted):
     entry = noted.read()
 
-    with pytest.raises(CheckpointError, match="says nothing of stage 1"):
+    with pytest.raises(CheckpointError, match="has no entry for stage 1"):
         noted.collect(entry.model_copy(update={"stages": {"0": entry.stages["0"]}}))
 
 
@@ -345,7 +345,7 @@ def test_another_party_is_asked_for_what_it_kept_and_the_owner_for_nothing(noted
 
 
 def test_another_state_than_the_verified_one_is_refused_and_its_party_named(noted):
-    with pytest.raises(CheckpointError, match="stage 1, kept by north: is not the state that was verified"):
+    with pytest.raises(CheckpointError, match="stage 1, kept by north: differs from the verified state"):
         noted.collect(elsewhere(noted), lambda *about: weights(0))
 
 
@@ -353,7 +353,7 @@ def test_what_no_party_verified_is_not_even_asked_for(noted):
     def fetch(*about):
         raise AssertionError("asked")
 
-    with pytest.raises(CheckpointError, match="stage 1, kept by north: what it should be was not verified"):
+    with pytest.raises(CheckpointError, match="stage 1, kept by north: the state was not verified"):
         noted.collect(elsewhere(noted, digest=False), fetch)
 
 

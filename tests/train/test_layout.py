@@ -48,7 +48,7 @@ def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_be
     long, short = (make_run(adapter, f"data.sequence_length={n}") for n in (13, 12))
     source = open_source(long)
 
-    said = r"model\.adapter\.tokens = 4: .* data\.sequence_length = 13 leaves 3 of the 16 .*; lower one of the two"
+    said = r"model\.adapter\.tokens = 4: .* data\.sequence_length = 13 leaves 3 of the model's 16; lower one of the two"
     with pytest.raises(ConfigError, match=said):
         make_plan(long, source)
     with pytest.raises(ConfigError, match=said):
@@ -60,7 +60,7 @@ def test_virtual_tokens_that_a_table_of_positions_has_no_room_for_are_refused_be
 def test_virtual_tokens_before_rows_that_are_not_causal_are_refused_before_a_step(make_run, open_source, kind):
     run = make_run(f"model.adapter={{kind='{kind}', tokens=4}}", "data.attention='document'", "data.sequence_length=12")
 
-    with pytest.raises(ConfigError, match=f'kind = "{kind}": virtual tokens come before causal rows alone'):
+    with pytest.raises(ConfigError, match=f'kind = "{kind}": virtual tokens need causal rows'):
         make_plan(run, open_source(run))
 
 
@@ -69,7 +69,7 @@ def test_noise_on_virtual_tokens_of_a_prompt_is_refused(make_run, open_source):
         "model.adapter={kind='prompt_encoder', tokens=4}", "train.neftune_alpha=5.0", "data.sequence_length=12"
     )
 
-    with pytest.raises(ConfigError, match=r"train\.neftune_alpha: noise is of the tokens of a text"):
+    with pytest.raises(ConfigError, match=r"train\.neftune_alpha: the noise applies to tokens of a text"):
         make_plan(run, open_source(run))
 
 

@@ -182,7 +182,7 @@ def test_a_stopped_run_ends_where_its_signed_summary_says_and_nowhere_without_it
 
     (stopped / "summary.json").unlink()
 
-    assert "no line comes after" in verify_run(stopped).unproven[0]
+    assert "no line follows" in verify_run(stopped).unproven[0]
 
 
 def test_a_summary_whose_head_was_written_by_somebody_else_shows_no_end(stopped):
@@ -198,7 +198,7 @@ def test_a_summary_whose_head_was_written_by_somebody_else_shows_no_end(stopped)
     summary["audit_log_head_signed"] |= forged
     (stopped / "summary.json").write_text(json.dumps(summary))
 
-    assert "no line comes after" in verify_run(stopped).unproven[0]
+    assert "no line follows" in verify_run(stopped).unproven[0]
 
 
 def test_every_checkpoint_has_the_head_of_its_log(stopped):
@@ -238,7 +238,7 @@ def test_an_owner_that_takes_a_conviction_back_is_found_out_by_what_a_worker_kep
     # the owner signs anew whatever knows the end, so the directory by itself is that of a run without an eviction
     assert verify_run(stopped).unproven == ()
 
-    with pytest.raises(AuditLogError, match=r"lines about sessions, steps and evictions .* has been cut or replaced"):
+    with pytest.raises(AuditLogError, match=r"lines about sessions, steps and evictions .* was truncated or replaced"):
         verify_run(stopped, heads=[keep("ab" * 32)])
 
 
@@ -251,11 +251,11 @@ def test_a_log_that_reaches_as_far_as_a_worker_knows_holds(stopped, keep):
 def test_what_a_crash_of_the_owners_machine_may_have_taken_is_not_called_a_lie(stopped, keep):
     (found,) = verify_run(stopped, heads=[keep("ab" * 32, forced=False)]).unproven
 
-    assert "only a crash of the owner's machine can take that honestly" in found
+    assert "the only honest cause is a crash of the owner's machine" in found
 
 
 def test_a_workers_head_that_proves_nothing_is_refused(stopped, keep):
-    with pytest.raises(AuditLogError, match="is about the log of run 0000"):
+    with pytest.raises(AuditLogError, match="belongs to the log of run 0000"):
         verify_run(stopped, heads=[keep(run="0" * 32)])
     with pytest.raises(SignatureError):
         verify_run(stopped, heads=[keep(signer=Identity.without_certificate("owner"))])

@@ -71,7 +71,7 @@ def test_a_resumed_run_has_the_code_that_it_began_with(own_run, quietly, tmp_pat
         assert quietly(own_run(), tmp_path / "run")["status"] == "interrupted"
     run_file.with_name("mine.py").write_text(CODE.replace("/ 2", "/ 3"))
 
-    with pytest.raises(ConfigError, match=r"mine\.py has changed: found SHA-256 .*, expected .*; put it back .*--from"):
+    with pytest.raises(ConfigError, match=r"mine\.py has changed: found SHA-256 .*, expected .*; restore it .*--from"):
         quietly(own_run(), tmp_path / "run", resume=True)
 
     # the resolved run file names the code by digest, and its directory has a copy
@@ -221,7 +221,7 @@ def test_a_layout_that_an_own_family_does_not_name_is_refused_by_name(cwm, quiet
 def test_a_family_for_another_model_is_refused(cwm, quietly, tmp_path):
     run = cwm("model.architecture.model_type='llama'")
 
-    with pytest.raises(ConfigError, match=r"model\.family is for model_type 'cwm', the model's is 'llama'"):
+    with pytest.raises(ConfigError, match=r"model\.family supports model_type 'cwm', but the model has 'llama'"):
         quietly(run, tmp_path / "run")
 
 

@@ -126,7 +126,7 @@ def test_a_client_measures_its_own_held_out_texts_and_no_batch_has_rows_of_two(t
 @pytest.mark.parametrize(
     ("override", "error", "named"),
     [
-        ("split.clients=3", ConfigError, r"names 2 files, and split\.clients = 3"),
+        ("split.clients=3", ConfigError, r"names 2 files, but split\.clients = 3"),
         ("data.labelled.task.train=['x.csv','y.csv']", DataError, r"x\.csv: is no file"),
         ("data.labelled.task.classes=['flu','fever']", DataError, r"line 2: label 'cold' is none of the classes"),
     ],

@@ -196,7 +196,7 @@ def test_an_older_checkpoint_in_the_place_of_the_newest_is_refused_unless_it_is_
 
     with pytest.raises(CheckpointError, match=r"rolled back: the newest is of step 2, the audit log has one of step 4"):
         quietly(make_run(), stopped, resume=True)
-    with pytest.raises(CheckpointError, match=r"step-00000003: missing; there are checkpoints of steps \[2\]"):
+    with pytest.raises(CheckpointError, match=r"step-00000003: missing; existing checkpoints: steps \[2\]"):
         quietly(make_run(), stopped, resume=True, from_step=3)
     resumed = quietly(make_run(), stopped, resume=True, from_step=2)
 

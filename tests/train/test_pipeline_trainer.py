@@ -128,7 +128,7 @@ def test_a_state_that_comes_when_the_stages_are_at_work_is_refused(make_trainer)
     state = {name: tensor.clone() for name, tensor in trainer.state().items()}
     take(trainer, owned.company, 0)
 
-    with pytest.raises(CheckpointError, match="the pipeline is at work"):
+    with pytest.raises(CheckpointError, match="the pipeline is running"):
         trainer.load_state(state, 0)
 
 
@@ -149,7 +149,7 @@ def test_a_batch_without_a_target_fails_is_reported_and_is_forgotten(make_traine
     for hidden, labels in microbatches(owned.company, 0):
         trainer.learn(hidden, torch.full_like(labels, IGNORE))
 
-    with pytest.raises(FailedBatchError, match="no label of the batch counts"):
+    with pytest.raises(FailedBatchError, match="the batch has no label to learn"):
         trainer.step()
 
     assert (owned.reports, trainer.num_learned, trainer.num_steps) == ([UNGUARDED], 0, 0)

@@ -125,7 +125,7 @@ def test_a_run_that_is_ended_while_it_computes_its_reference_goes_on_there(make,
     assert len(list((tmp_path / "run/reference.parts").iterdir())) == 2
     resumed = quietly(run, tmp_path / "run", resume=True)
 
-    assert "once, from where an earlier session ended" in resumed["shown"]
+    assert "once, continuing an earlier session" in resumed["shown"]
     assert resumed["final_weights_digest"] == whole["final_weights_digest"]
     assert not (tmp_path / "run/reference.parts").exists()
 
@@ -148,11 +148,14 @@ def forged(path):
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (lambda path: path.unlink(), "is missing, and a run that goes on does not compute its reference again"),
-        (lambda path: path.write_bytes(b"junk"), "cannot be read as what this run has stored"),
-        (lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}), "is of another model or of other pairs"),
-        (altered, "holds other numbers than were written"),
-        (forged, "loader state: is of the corpus"),
+        (lambda path: path.unlink(), "is missing, and a resumed run does not compute its reference again"),
+        (lambda path: path.write_bytes(b"junk"), "is not a reference file of this run"),
+        (
+            lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}),
+            "belongs to another model or to other pairs",
+        ),
+        (altered, "its numbers differ from those written"),
+        (forged, "loader state: belongs to the corpus"),
     ],
     ids=["missing", "junk", "foreign", "altered", "forged"],
 )
@@ -218,8 +221,8 @@ def test_the_pipeline_learns_what_one_process_learns(make, quietly, tmp_path, ki
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("train.objective='causal_lm'",), "and data.preferences go together, and the objective reads none"),
-        (("train.batch_size=6", "train.microbatches=2"), "rows are pairs, and 2 microbatches cannot have whole ones"),
+        (("train.objective='causal_lm'",), "and data.preferences belong together, but the objective reads none"),
+        (("train.batch_size=6", "train.microbatches=2"), "rows are pairs, which 2 microbatches would split"),
         (("data.packing='best_fit'",), "is for text; an answer with its prompt is one row"),
         (("train.objective={kind='dpo', beta=0.0}",), "greater than 0"),
     ],

@@ -240,7 +240,7 @@ def test_an_interrupted_preparation_says_what_is_kept(make_run, tmp_path, monkey
 
     assert summary["status"] == "interrupted"
     told = console.export_text()
-    assert "interrupted before the first step; what was prepared whole lies in" in told
+    assert "interrupted before the first step; finished preparations are in" in told
     assert "--resume" not in told and f"'{tmp_path}/my cache'" in told
     # the same command begins again
     assert train(run, tmp_path / "run", console=Console(file=io.StringIO()))["status"] == "completed"
@@ -256,5 +256,5 @@ def test_an_interrupted_count_of_epochs_says_what_is_kept(make_run, tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         train(make_run("train.steps=1"), tmp_path / "run", console=console)
 
-    assert "interrupted while preparing; what was prepared whole lies in" in console.export_text()
+    assert "interrupted while preparing; finished preparations are in" in console.export_text()
     assert not (tmp_path / "run").exists()

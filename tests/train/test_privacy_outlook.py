@@ -55,7 +55,7 @@ def test_rounds_that_the_budget_does_not_pay_for_are_said():
     outlook = sums_outlook(config, 100, 60)
 
     assert outlook.paid_rounds < 100
-    assert f"the budget pays for {outlook.paid_rounds} of 100 rounds" in "\n".join(outlook.lines())
+    assert f"the budget allows {outlook.paid_rounds} of 100 rounds" in "\n".join(outlook.lines())
 
 
 def test_a_ratio_above_one_warns_and_one_below_does_not():
@@ -99,8 +99,8 @@ def test_the_dry_run_says_what_is_protected_the_ratio_and_the_rounds_paid_for(tm
 
     told = " ".join(text.getvalue().split())
     assert f"privacy: protects {whose}" in told
-    assert "the budget pays for 4 of 4 rounds" in told
-    assert "privacy: noise beside the largest update: ratio " in told
+    assert "the budget allows 4 of 4 rounds" in told
+    assert "privacy: noise relative to the largest update: ratio " in told
     assert ("WARNING: privacy" in told) is (sections == SUMS)
     assert all(len(line) <= width for line in text.getvalue().splitlines())
     # names of sites are whole at every width

@@ -148,19 +148,22 @@ def test_a_worker_process_that_leaves_its_noise_out_is_evicted_before_that_step_
     ("overrides", "words"),
     [
         (("train.microbatches=12",), "stages clip single rows, so each microbatch is one"),
-        (("guard.shadow=gradient",), "a step whose noise was left out could be published before it is found out"),
-        (("guard.mode=off",), "a step whose noise was left out could be published"),
-        (("guard.keep_states=10",), "guard.keep_states = 10: a step that was published could be done again"),
-        (("pipeline.layout={tp=2}",), "ranks of a worker each see a part of a row's gradient"),
-        (("privacy.clipping=hooks",), "privacy.clipping: a stage has the gradient of each row"),
+        (("guard.shadow=gradient",), "a step without noise could be published before its detection"),
+        (("guard.mode=off",), "a step without noise could be published"),
+        (("guard.keep_states=10",), "guard.keep_states = 10: a published step could be repeated"),
+        (("pipeline.layout={tp=2}",), "each rank of a worker sees a part of a row's gradient"),
+        (
+            ("privacy.clipping=hooks",),
+            "privacy.clipping: with one row a microbatch, a stage has the gradient of each row",
+        ),
         (("privacy.mean_rows=25",), "privacy.mean_rows = 25 with room for train.batch_size = 24"),
         (("privacy.mean_rows=4", "privacy.sampling=order"), 'privacy.mean_rows with sampling = "order"'),
-        (("train.steps=0", "train.epochs=1"), "train.epochs: a step draws another number of rows"),
-        (("train.device=cuda",), "noise and clipping of stages are not tried there"),
-        (("model.adapter={rank=2,dropout=0.1}",), "auditors draw it by the place of a microbatch"),
-        (("train.neftune_alpha=5.0",), "a row's place among those that were drawn"),
-        (("train.precision=bf16",), "does not bound what is added"),
-        (("train.objective=span_corruption",), "is not known to be a sum over rows"),
+        (("train.steps=0", "train.epochs=1"), "train.epochs: the number of rows of a step varies"),
+        (("train.device=cuda",), "noise and clipping of stages are not supported there"),
+        (("model.adapter={rank=2,dropout=0.1}",), "auditors draw it by the index of a microbatch"),
+        (("train.neftune_alpha=5.0",), "a row's place in the draw"),
+        (("train.precision=bf16",), "do not bound a row's contribution"),
+        (("train.objective=span_corruption",), "may not be a sum over rows"),
     ],
 )
 def test_what_a_bound_of_stages_would_not_cover_is_refused_by_name(private, overrides, words):
@@ -176,7 +179,7 @@ def test_a_split_has_no_noise_yet(private):
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("model.architecture.tie_word_embeddings=true",), "no tied weights that are trained whole"),
+        (("model.architecture.tie_word_embeddings=true",), "excludes tied weights without an adapter"),
         (("model.architecture.resid_pdrop=0.1",), "the model has resid_pdrop = 0.1"),
         ((f"model.architecture={EXPERTS}",), "qwen3_moe balances them over the rows that are there"),
     ],

@@ -165,7 +165,7 @@ def test_a_log_of_a_guard_that_this_version_has_not_is_refused_whole(make_compan
     run_dir = write_log(company)
     monkeypatch.undo()
 
-    with pytest.raises(AuditLogError, match=f"has a guard of another version: .*{next(iter(removed))}"):
+    with pytest.raises(AuditLogError, match=f"its guard is from another version: .*{next(iter(removed))}"):
         verify_run(run_dir)
 
 
@@ -191,7 +191,7 @@ def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_o
     proof, second = verify_run(run_dir), verify(run_dir, certificate)
 
     assert (proof.steps, proof.proven, proof.unproven) == (4, 4, ())
-    assert "proves the rounds that it has" in " ".join(proof.remarks)
+    assert "proves its rounds" in " ".join(proof.remarks)
     assert (second.proven, second.doubts) == ({0, 1, 4, 5}, [])
     # without the word of a round that began, its steps follow a gap
     for kept, opening in (
@@ -217,6 +217,6 @@ def test_a_log_with_work_of_a_convicted_party_in_doubt_is_not_called_proven(make
     clean = verify_run(write_log(company))
 
     (sentence,) = told.in_doubt
-    assert sentence.startswith("steps 0 to 3 of stage 1 are the work of worker-1, who was convicted")
+    assert sentence.startswith("steps 0 to 3 of stage 1 were computed by worker-1, which was convicted")
     assert "NOT that they are right: steps 0 to 3" in told.conclusion
     assert (clean.in_doubt, "NOT" in clean.conclusion) == ((), False)

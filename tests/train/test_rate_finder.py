@@ -38,14 +38,14 @@ def test_the_suggestion_lies_below_the_rate_with_the_lowest_smoothed_loss():
     assert advice.has_end
     assert 0.45 < advice.lowest_at < 0.65
     assert advice.suggested == advice.lowest_at / 3
-    assert f"begin with optimizer.lr = {advice.suggested:.2g}" in advice.in_words()
+    assert f"start with optimizer.lr = {advice.suggested:.2g}" in advice.in_words()
 
 
 def test_a_loss_that_falls_to_the_end_asks_for_a_higher_rate():
     advice = advice_of(rows([10.0 - 0.1 * step for step in range(50)]))
 
     assert not advice.has_end
-    assert "look again with a larger --to" in advice.in_words()
+    assert "try a larger --to" in advice.in_words()
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, None])
@@ -61,8 +61,8 @@ def test_without_a_finite_loss_nothing_is_suggested(tmp_path):
     advice = advice_of(rows([math.nan]), broke_off=True)
 
     assert (advice.suggested, advice.lowest_at) == (None, None)
-    assert "no rate is suggested" in advice.in_words()
-    with pytest.raises(InputError, match="no finite loss"):
+    assert "no learning rate to suggest" in advice.in_words()
+    with pytest.raises(InputError, match="no loss was finite"):
         write_rate_svg([(0.1, None, None)], None, tmp_path / "lr.svg")
 
 
@@ -92,7 +92,7 @@ def test_prepared_text_is_shared_with_the_runs_and_the_steps_directory_is_remove
 def test_remote_workers_are_not_kept_waiting(make_run):
     run = make_run("pipeline.stages=4", "pipeline.remote_workers=['east','west']", "pipeline.pki='pki'")
 
-    with pytest.raises(ConfigError, match="look for a rate with local workers"):
+    with pytest.raises(ConfigError, match="use local workers"):
         find_rate(run, None, 10, Console(file=io.StringIO()))
 
 

@@ -106,10 +106,13 @@ def flipped(path):
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (flipped, r"train-16-32.safetensors: holds other numbers than were written"),
-        (lambda path: path.write_bytes(b""), "train-16-32.safetensors: cannot be read as what this run has stored"),
-        (lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}), "is of another model or of other pairs"),
-        (lambda path: path.write_bytes((path.parent / "train-0-16.safetensors").read_bytes()), "holds other numbers"),
+        (flipped, r"train-16-32.safetensors: its numbers differ from those written"),
+        (lambda path: path.write_bytes(b""), "train-16-32.safetensors: is not a reference file of this run"),
+        (
+            lambda path: save_file(load_file(path), path, {"made_of": "0" * 64}),
+            "belongs to another model or to other pairs",
+        ),
+        (lambda path: path.write_bytes((path.parent / "train-0-16.safetensors").read_bytes()), "its numbers differ"),
     ],
     ids=["altered", "cut off", "foreign", "of other rows"],
 )
@@ -121,7 +124,7 @@ def test_a_part_that_is_not_what_was_written_is_refused_by_name(killed, model, h
 
 
 def test_parts_of_other_pairs_are_refused(killed, model):
-    with pytest.raises(CheckpointError, match="is of another model or of other pairs"):
+    with pytest.raises(CheckpointError, match="belongs to another model or to other pairs"):
         compute(killed, model, corpus=pairs(seed=2))
 
 
@@ -129,5 +132,5 @@ def test_a_finished_file_that_was_altered_is_refused_before_the_log_names_it(mod
     compute(tmp_path, model)
     flipped(tmp_path / "reference.safetensors")
 
-    with pytest.raises(CheckpointError, match="holds other numbers than were written"):
+    with pytest.raises(CheckpointError, match="its numbers differ from those written"):
         compute(tmp_path, model)

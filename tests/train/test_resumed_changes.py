@@ -71,7 +71,7 @@ def test_the_new_schedule_is_told_on_the_terminal_and_in_the_signed_log(make_run
         "step": 6,
         "learning_rate": [was, now],
     }
-    assert "train.steps: 6 -> 12; Steps before 6 stay as they were trained." in longer["shown"]
+    assert "train.steps: 6 -> 12; Steps before 6 stay unchanged." in longer["shown"]
     assert f"schedule of 12 steps: {now:.3g}, where the old length had {was:.3g}" in longer["shown"]
     rates = [row["lr"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert rates == [learning_rate(optimizer, step, 6 if step < 6 else 12) for step in range(12)]
@@ -252,5 +252,5 @@ def test_a_config_that_no_session_had_opens_no_checkpoint(session_of, tmp_path):
     path = tmp_path / "run" / "config.toml"
     path.write_text(path.read_text().replace("steps = 6", "steps = 60"))
 
-    with pytest.raises(CheckpointError, match=r"config\.toml: has config digest .*no session of the run had that"):
+    with pytest.raises(CheckpointError, match=r"config\.toml: has config digest .*which no session of the run had"):
         PastRun(tmp_path / "run").open()

@@ -72,16 +72,16 @@ def test_a_malformed_state_is_refused(change):
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"rewards": None}, r"learns from what the model writes and needs \[rewards\]; add it"),
+        ({"rewards": None}, r"learns from texts of the model and needs \[rewards\]; add it"),
         ({"train": {"objective": "causal_lm"}}, "has no use for data.prompts; remove it"),
-        ({"train": {"batch_size": 6}}, "no whole groups of train.objective.group = 4"),
-        ({"train": {"steps": 0, "epochs": 1.0}}, "give train.steps"),
-        ({"model": {"adapter": {"rank": 2}}}, "model.adapter: texts are written by whole weights"),
+        ({"train": {"batch_size": 6}}, "is not a multiple of train.objective.group = 4"),
+        ({"train": {"steps": 0, "epochs": 1.0}}, "set train.steps"),
+        ({"model": {"adapter": {"rank": 2}}}, "model.adapter: texts are generated without adapters"),
         (
             {"parallel": {"cp": 2}, "train": {"objective": {"kind": "rloo", "group": 4, "max_new_tokens": 4}}},
-            'parallel.cp = 2 cuts rows, and train.objective = "rloo" weighs whole ones',
+            'parallel.cp = 2 divides rows, but train.objective = "rloo" needs whole rows',
         ),
-        ({"guard": {"commit_lag": 1}}, "guard.commit_lag = 1: texts are written by verified weights alone"),
+        ({"guard": {"commit_lag": 1}}, "guard.commit_lag = 1: texts are generated with verified weights only"),
     ],
 )
 def test_what_does_not_go_with_rollouts_is_refused_by_name(sections, said):

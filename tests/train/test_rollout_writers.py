@@ -35,7 +35,7 @@ def test_a_run_without_the_section_has_the_digest_that_it_had():
     ("overrides", "words"),
     [
         (("rollouts.workers=0",), "rollouts.workers"),
-        (("rollouts.workers=2", "train.precision='bf16'"), "are checked in fp32 alone"),
+        (("rollouts.workers=2", "train.precision='bf16'"), "are checked in fp32 only"),
     ],
 )
 def test_what_cannot_be_checked_is_refused(overrides, words):

@@ -25,7 +25,7 @@ def test_a_longer_run_is_told_with_both_rates(changed, make_run):
     was, now = (learning_rate(run.optimizer, 6, steps) for steps in (6, 12))
     assert (found.steps, found.rates(run, 6)) == ((6, 12), (was, now))
     said = found.told(run, 6)
-    assert said.startswith("train.steps: 6 -> 12; Steps before 6 stay as they were trained. From step 6 on")
+    assert said.startswith("train.steps: 6 -> 12; Steps before 6 stay unchanged. From step 6 on")
     assert f"schedule of 12 steps: {now:.3g}, where the old length had {was:.3g}" in said
 
 

@@ -30,10 +30,13 @@ from phalanx.errors import ConfigError
             ["pipeline.layout gives worker-1 several ranks: model.adapter.dropout = 0.1", "set it to 0"],
         ),
         (["pipeline.stages=4", "pipeline.layouts={worker-3={dp=2}}"], ["layouts has 'worker-3'", "worker-1, worker-2"]),
-        (["pipeline.stages=4", "pipeline.layout={pp=2}"], ["pp is not for the ranks of one party", "pipeline.stages"]),
+        (
+            ["pipeline.stages=4", "pipeline.layout={pp=2}"],
+            ["pp is not allowed for the ranks of one party", "pipeline.stages"],
+        ),
         (
             ["pipeline.stages=3", "pipeline.remote_workers=['a']", "pipeline.pki='x'", "pipeline.layout={dp=2}"],
-            ["layout and layouts are of local workers", "[parallel]"],
+            ["layout and layouts apply to local workers", "[parallel]"],
         ),
         (["model.adapter={rank=4,targets=['']}"], ["model.adapter", "targets"]),
         (["guard.shadow='adapters'"], ["guard.shadow", "adapters", "model.adapter"]),

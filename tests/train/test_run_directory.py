@@ -53,7 +53,7 @@ def test_a_start_without_a_finished_step_is_begun_anew_by_the_corrected_run_file
     first.audit_key()
     first.close()
 
-    with pytest.raises(ConfigError, match=r"has not finished a step.* without --resume, and it is begun anew"):
+    with pytest.raises(ConfigError, match=r"its run finished no step.* without --resume to begin again"):
         RunDirectory(first.path, make_run("train.seed=9"), resume=True)
     again = RunDirectory(first.path, make_run("train.steps=9"), resume=False)
 
@@ -92,7 +92,7 @@ def test_a_run_with_a_step_a_checkpoint_or_a_decision_is_never_overwritten(make_
     first.close()
     before = {path: path.read_bytes() for path in first.path.rglob("*") if path.is_file()}
 
-    with pytest.raises(ConfigError, match="holds a run already; add --resume"):
+    with pytest.raises(ConfigError, match="already has a run; add --resume"):
         RunDirectory(first.path, make_run("train.steps=9"), resume=False)
     with pytest.raises(ConfigError, match="holds another run"):
         RunDirectory(first.path, make_run("train.seed=9"), resume=True)
@@ -103,13 +103,13 @@ def test_a_run_with_a_step_a_checkpoint_or_a_decision_is_never_overwritten(make_
 
 def test_a_run_that_another_process_begins_or_drives_is_left_alone(make_run, tmp_path):
     first = RunDirectory(tmp_path / "run", make_run(), resume=False)
-    with pytest.raises(ConfigError, match="another process runs here"):
+    with pytest.raises(ConfigError, match="another process uses it"):
         RunDirectory(first.path, make_run(), resume=False)
     first.close()
 
     with (
         AuditLog(first.path / "events.jsonl", first.owner, first.run_id),
-        pytest.raises(ConfigError, match="another process runs here"),
+        pytest.raises(ConfigError, match="another process uses it"),
     ):
         RunDirectory(first.path, make_run(), resume=False)
 

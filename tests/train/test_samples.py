@@ -116,7 +116,7 @@ def test_an_engine_that_shows_no_logits_is_refused_by_name(run_file, section):
 
     run_file.write_text(tiny_run_file(section))
 
-    with pytest.raises(ConfigError, match=r"\[parallel\] has no train\.samples: ranks answer with losses"):
+    with pytest.raises(ConfigError, match=r"\[parallel\] excludes train\.samples: ranks return losses"):
         load_run(run_file, [SAMPLES])
 
 

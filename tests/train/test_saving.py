@@ -141,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_written_is_said_and_the_run_goes_on(
     assert failed["step"] == 4
     assert "File too large" in failed["reason"]
     assert "earlier checkpoints are untouched" in failed["reason"]
-    assert "no checkpoint of step 4, training goes on" in summary["shown"]
+    assert "no checkpoint of step 4, training continues" in summary["shown"]
     assert opened(tmp_path / "run").step == 6
 
 
@@ -345,7 +345,7 @@ def test_a_remote_store_that_refuses_is_said_and_the_run_goes_on(make_run, quiet
 
     assert summary["final_weights_digest"] == clean["final_weights_digest"]
     assert [body["step"] for body in events(tmp_path / "run", "checkpoint_not_copied")] == [2, 4, 6]
-    assert "the checkpoint of step 2 is on this disk only" in summary["shown"]
+    assert "the checkpoint of step 2 exists on this disk only" in summary["shown"]
 
 
 # stores of objects have quick tests in tests/checkpoint

@@ -263,7 +263,9 @@ def test_steps_of_rounds_have_numbers_and_epochs_that_no_other_round_has(make_si
 def test_another_learning_rate_than_that_of_the_run_file_is_refused(make_site):
     site = make_site(run_of())
 
-    with pytest.raises(ConfigError, match=r"round 1: the owner asks for the learning rate 0.5, the run file has 0.01"):
+    with pytest.raises(
+        ConfigError, match=r"round 1: the owner requested the learning rate 0.5, but but the run file has 0.01"
+    ):
         site.trainer.train(1, site.first, 0.5, PlainRule(None, site.first))
 
     assert site.stages.begun == []

@@ -260,7 +260,9 @@ def test_preferences_are_learned_by_the_objective_of_their_shape(begun, model, t
 @pytest.mark.parametrize("way", ["chat", "preferences", "finetune"])
 def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tmp_path, way):
     wrong = {"chat": PAIR, "preferences": CHAT, "finetune": PAIR}[way]
-    says = {"chat": "holds preferences", "preferences": "holds conversations", "finetune": "--kind preferences"}[way]
+    says = {"chat": "holds preferences", "preferences": "a table of conversations", "finetune": "--kind preferences"}[
+        way
+    ]
 
     with pytest.raises(ConfigError, match=says):
         run_file(way, Answers((rows(tmp_path / "rows.jsonl", wrong),), model))
@@ -272,14 +274,14 @@ def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tm
 
 
 def test_conversations_beside_text_are_refused(model, texts, tmp_path):
-    with pytest.raises(ConfigError, match="one run learns from rows of one kind"):
+    with pytest.raises(ConfigError, match="a run learns from rows of one kind"):
         run_file("finetune", Answers((rows(tmp_path / "chats.jsonl", CHAT), texts), model))
 
 
 def test_conversations_in_a_table_are_refused_with_what_to_do(model, tmp_path):
     (tmp_path / "chats.csv").write_text("prompt,completion\na,b\n")
 
-    with pytest.raises(DataError, match="these are read from JSON lines"):
+    with pytest.raises(DataError, match="convert it to JSON lines"):
         run_file("finetune", Answers((tmp_path / "chats.csv",), model))
 
 
@@ -331,10 +333,10 @@ def test_a_few_files_are_cut_into_paragraphs_so_that_some_can_be_held_out(begun,
     ("name", "content", "message"),
     [
         ("chat.jsonl", '{"messages": []}', "no field with text"),
-        ("empty.csv", "only,names\n", "no table with a row of names"),
-        ("torn.parquet", "PAR1", "is no Parquet file"),
+        ("empty.csv", "only,names\n", "not a table with a row of names"),
+        ("torn.parquet", "PAR1", "not a Parquet file"),
         ("list.jsonl", "[1]", "no field with text"),
-        ("torn.jsonl", "{", "line 1: is no JSON"),
+        ("torn.jsonl", "{", "line 1: not JSON"),
         ("picture.png", "x", r"no text found; expected files that end in \.jsonl"),
     ],
 )
@@ -356,9 +358,9 @@ def test_data_that_no_source_reads_is_refused(tmp_path, name, content, message):
         ("finetune", Answers(), "give its directory with --model"),
         ("chat", Answers(), "give its directory with --model"),
         ("preferences", Answers(), "give its directory with --model"),
-        ("federated", Answers((Path("one"),)), "give --data once for each of two or more sites"),
+        ("federated", Answers((Path("one"),)), "give --data once for each of at least two sites"),
         ("federated", Answers(task="x-rays"), "found 'x-rays'; expected one of"),
-        ("remote", Answers(workers=()), "name one at least"),
+        ("remote", Answers(workers=()), "name at least one"),
         ("split", Answers(task="x-rays"), "found 'x-rays'; expected one of"),
     ],
 )
@@ -425,12 +427,12 @@ def test_a_folder_of_a_folder_for_each_class_is_labelled_text(begun, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
-        ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "has one class alone"),
+        ([{"text": "a", "label": "x"}, {"text": "b", "label": "x"}], "has one class only"),
         (
             [{"a": "one", "b": "two"}, {"a": "three", "b": "four"}],
-            "no column is surely the label; its columns are a, b",
+            "cannot tell the column of the label; its columns are a, b",
         ),
-        ([{"text": "a", "label": "x"}, {"text": "b", "label": "y"}], "no class has 5 texts"),
+        ([{"text": "a", "label": "x"}, {"text": "b", "label": "y"}], "every class has fewer than 5 texts"),
     ],
 )
 def test_labelled_texts_that_nothing_can_be_learned_from_are_refused_and_leave_nothing(tmp_path, rows, why):

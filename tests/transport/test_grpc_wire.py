@@ -306,11 +306,11 @@ def test_who_joins_learns_what_it_is_called_and_waits_until_that_is_known(owner,
 
 def test_who_may_not_come_back_is_told_so(owner, identities):
     def name_of(certified, begins):
-        raise PeerRefusedError("worker was shut out and does not come back")
+        raise PeerRefusedError("worker was excluded and may not come back")
 
     owner.wire.name_of = name_of
 
-    with pytest.raises(PeerRefusedError, match="does not come back"):
+    with pytest.raises(PeerRefusedError, match="may not come back"):
         describe(identities["worker"], "owner", owner.wire.address, config=LIMITS)
 
 

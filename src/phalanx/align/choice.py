@@ -89,7 +89,7 @@ class PairChoice:
         check_prompts(writer, prompts)
         for prompt in prompts if choose is None else ():
             if not isinstance(prompt.record.get(DEMONSTRATION), str) or not prompt.record[DEMONSTRATION].strip():
-                raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or leave the line out')
+                raise DataError(f'{prompt.where}: has no text "{DEMONSTRATION}"; add it, or remove the line')
 
     @property
     def lineage(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class PairChoice:
             return {**row, "chosen": first, "rejected": second}
         verdict = self._choose(prompt, first, second, number)
         if not math.isfinite(verdict["preference"]):
-            raise DataError(f"{prompt.where}: the judge's preference is no finite number; see to the judge")
+            raise DataError(f"{prompt.where}: the judge's preference is not a finite number; check the judge")
         if is_tie(verdict):
             return {**row, **verdict, "left_out": "tie"}
         better, worse = (first, second) if verdict["preference"] > 0.5 else (second, first)

@@ -92,7 +92,7 @@ class ServerJudge:
 
 
 def _refusal_error(why: str) -> RewardError:
-    do = "see to the judge, then give the same command again: finished rows are kept"
+    do = "repair the judge, then repeat the command: finished rows are reused"
     return RewardError(f"{why}; {do}").about(code="PHX-R042", do=do)
 
 

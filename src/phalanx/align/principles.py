@@ -48,7 +48,7 @@ class Principle(StrictModel):
         if (self.critique is None) != (self.revise is None):
             raise ValueError(f"{self.name}: critique and revise belong together; give both or none")
         if self.critique is None and self.choose is None:
-            raise ValueError(f"{self.name}: says nothing; give critique and revise, or choose, or all three")
+            raise ValueError(f"{self.name}: is empty; give critique and revise, or choose, or all three")
         if any(text is not None and not text.strip() for text in (self.critique, self.revise, self.choose)):
             raise ValueError(f"{self.name}: a text is white space alone; write words")
         return self
@@ -78,7 +78,7 @@ class Constitution(StrictModel):
         names = [principle.name for principle in self.principle]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"principle: {twice!r} is there twice; give each principle a name of its own")
+            raise ValueError(f"principle: {twice!r} appears twice; give each principle its own name")
         return self
 
     @property
@@ -97,7 +97,7 @@ class Constitution(StrictModel):
         matching = tuple(principle for principle in self.principle if principle.name == name)
         if not matching:
             names = ", ".join(principle.name for principle in self.principle)
-            raise ConfigError(f"--principle {name}: there is none; choices: {names}")
+            raise ConfigError(f"--principle {name}: unknown principle; choices: {names}")
         return self.model_copy(update={"principle": matching})
 
     def with_texts(self, *texts: str) -> "Constitution":
@@ -110,7 +110,7 @@ class Constitution(StrictModel):
             principle for principle in self.principle if all(getattr(principle, text) is not None for text in texts)
         )
         if not complete:
-            raise ConfigError(f"principles: none has {' and '.join(texts)}, which this command asks; write it")
+            raise ConfigError(f"principles: none has {' and '.join(texts)}, which this command needs; add it")
         return self.model_copy(update={"principle": complete})
 
     def draw(self, seed: int, *place: object) -> Principle:

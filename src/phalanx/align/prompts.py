@@ -54,7 +54,7 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
         raise DataError(f"{where}: expected either prompt or messages").about(code="PHX-I014", file=where)
     if prompt is not None:
         if not isinstance(prompt, str) or not prompt.strip():
-            raise DataError(f"{where}: the prompt is empty; write words, or leave the line out")
+            raise DataError(f"{where}: the prompt is empty; write words, or remove the line")
         return AskedPrompt(where, (asked(prompt),), record)
     try:
         found = conversation_of({**record, "messages": messages}, "messages")
@@ -62,11 +62,11 @@ def prompt_of(record: Mapping[str, Any], where: str) -> AskedPrompt:
         raise DataError(f"{where}: {exc}") from exc
     chat = found.messages
     if found.tools:
-        raise DataError(f"{where}: has tools, and models are asked without; take them out, or the line").about(
+        raise DataError(f"{where}: has tools, which are not supported; remove them, or the line").about(
             code="PHX-I014", file=where
         )
     if chat[-1].role == "assistant":
-        raise DataError(f"{where}: ends with the assistant's message, and the answer is to follow; leave that out")
+        raise DataError(f"{where}: ends with the assistant's message, but the answer must follow; remove that message")
     return AskedPrompt(where, chat, record)
 
 
@@ -88,7 +88,7 @@ def read_records(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         lines = path.read_bytes().splitlines()
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); name a file of JSON lines").about(
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").about(
             code="PHX-I011", file=str(path)
         ) from exc
     places = [(f"{path}, line {number}", text) for number, text in enumerate(lines, start=1) if text.strip()]

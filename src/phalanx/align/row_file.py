@@ -71,7 +71,7 @@ class ResumableRows:
             DataError: No row is of use; or the disk does not take it.
         """
         if not rows:
-            raise DataError(f"{self._path}: no row is of use, so there is nothing to write: {json.dumps(figures)}")
+            raise DataError(f"{self._path}: no usable row to write: {json.dumps(figures)}")
         content = b"".join(canonical_json(row) + b"\n" for row in rows)
         sha256 = hashlib.sha256(content).hexdigest()
         lineage = {"made_of": self._lineage, **figures, "rows": len(rows), "sha256": sha256}
@@ -97,7 +97,7 @@ class ResumableRows:
             record = json.loads(self._about.read_bytes())
             content = self._path.read_bytes()
         except (OSError, ValueError, RecursionError) as exc:
-            raise DataError(f"{self._path}: is there already, and no lineage beside it; give another name") from exc
+            raise DataError(f"{self._path}: already exists without a lineage beside it; give another name") from exc
         made_of = record.get("made_of") if isinstance(record, dict) else None
         if made_of != self._lineage:
             raise self._foreign_error(self._path, made_of)
@@ -117,7 +117,7 @@ class ResumableRows:
         try:
             objects = [json.loads(text) for text in complete.splitlines()]
         except (ValueError, RecursionError) as exc:
-            raise DataError(f"{self._unfinished}: holds no rows of ours ({exc}); remove it") from exc
+            raise DataError(f"{self._unfinished}: is not an unfinished row file ({exc}); remove it") from exc
         if objects and objects[0] != self._lineage:
             raise self._foreign_error(self._unfinished, objects[0])
         return objects[1:]
@@ -125,4 +125,4 @@ class ResumableRows:
     def _foreign_error(self, path: Path, told: object) -> DataError:
         entries = told if isinstance(told, dict) else {}
         other = [f"another value of {name}" for name, value in self._lineage.items() if entries.get(name) != value]
-        return DataError(f"{path}: is of {', '.join(other)}; give another name, or remove it")
+        return DataError(f"{path}: belongs to {', '.join(other)}; give another name, or remove it")

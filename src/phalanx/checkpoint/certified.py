@@ -90,17 +90,17 @@ class CertifiedCheckpoints:
         """
         newest = self.newest
         if newest is not None and (step is None or step < newest):
-            state = "none is there" if step is None else f"the newest is of step {step}"
+            state = "none exists" if step is None else f"the newest is of step {step}"
             raise CheckpointError(
-                f"{where}: rolled back: {state}, the audit log has one of step {newest}; put it back, or go back "
-                "on purpose with --resume --from-step STEP"
+                f"{where}: rolled back: {state}, the audit log has one of step {newest}; restore it, or return to "
+                "the older one with --resume --from-step STEP"
             ).about(code="PHX-I053")
         if step is None:
             return
         self.check_writing(step, manifest, where)
         if newest is not None and step > newest and step not in self._announced:
             raise CheckpointError(
-                f"{where}: foreign: the audit log knows of no checkpoint of step {step}; remove it"
+                f"{where}: foreign: the audit log lists no checkpoint of step {step}; remove it"
             ).about(code="PHX-I053")
 
     def check_writing(self, step: int, manifest: str | None, where: str) -> None:
@@ -112,7 +112,7 @@ class CertifiedCheckpoints:
         if step in self.saved and manifest != self.saved[step]:
             raise CheckpointError(
                 f"{where}: swapped: the manifest of step {step} has digest {manifest!s:.12}..., the audit log says "
-                f"{self.saved[step]:.12}...; an earlier writing of this step was put in its place"
+                f"{self.saved[step]:.12}...; an earlier version of this step replaced it"
             ).about(code="PHX-I053")
 
     def _forget_after(self, step: int) -> None:

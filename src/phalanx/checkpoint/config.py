@@ -44,7 +44,7 @@ class CheckpointConfig(StrictModel):
         # the value is not repeated: it may be the key itself
         if value is not None and _KEY.fullmatch(value) is None:
             raise ValueError(
-                'says where the key is, "file:PATH", "env:NAME" or "command:PROGRAM"; never the key itself'
+                'is the location of the key, "file:PATH", "env:NAME" or "command:PROGRAM"; never the key itself'
             )
         return value
 
@@ -64,7 +64,6 @@ class CheckpointConfig(StrictModel):
     def _check(self) -> Self:
         if self.encrypt != (self.key is not None):
             raise ValueError(
-                "encrypt = true and key belong together: the one needs the other; "
-                "`phalanx checkpoint new-key FILE` makes a key file"
+                "encrypt = true and key belong together; `phalanx checkpoint new-key FILE` makes a key file"
             )
         return self

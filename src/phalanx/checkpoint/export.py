@@ -81,8 +81,8 @@ def export_model(
         ModelError: A tensor of the model is missing.
     """
     if out.exists():
-        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
-            code="PHX-I056", file=str(out), do="choose another place"
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").about(
+            code="PHX-I056", file=str(out), do="choose another path"
         )
     if tokenizer is not None:
         checkpoint.check_vocabulary(vocabulary_digest(open_tokenizer(tokenizer.file, tokenizer.eos_id)))
@@ -121,7 +121,7 @@ def write_model(
     if set(weights) != expected:
         differing = sorted(expected ^ set(weights))
         raise CheckpointError(
-            f"{target.parent}: {differing[:3]} differ from the model's parameters; give the run's own"
+            f"{target.parent}: {differing[:3]} differ from the model's parameters; use the run's own model"
         )
     config = {**with_older_keys(source.hub_config_dict), "dtype": "float32"}
     # servers and converters tell the kind of model by it

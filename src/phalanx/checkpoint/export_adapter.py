@@ -34,7 +34,7 @@ def peft_files(
         CheckpointError: peft knows no such adapter, or a part of it is missing.
     """
     if isinstance(adapter, SpfConfig):
-        raise CheckpointError("model.adapter: peft knows no spf; give --merge for a whole model")
+        raise CheckpointError("model.adapter: peft does not support spf; use --merge for a whole model")
     config: dict[str, Any] = {
         "task_type": "SEQ_CLS" if source.head == "score" else "CAUSAL_LM",
         # a name, for where the model lies is private
@@ -73,7 +73,7 @@ def merged(
         ModelError: A tensor of the model is missing.
     """
     if isinstance(adapter, PrefixConfig | PromptEncoderConfig):
-        raise CheckpointError("model.adapter: virtual tokens are no weights of the model; leave out --merge")
+        raise CheckpointError("model.adapter: virtual tokens are not weights of the model; remove --merge")
     weights = read_weights(source)
     if isinstance(adapter, LoraConfig):
         add_updates(weights, lora_updates(trained, source, adapter), source)
@@ -112,7 +112,7 @@ def lora_updates(trained: Mapping[str, Tensor], source: ModelSource, adapter: Lo
 
 def _require_tensor(is_there: bool, name: str) -> None:
     if not is_there:
-        raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it is of another model")
+        raise CheckpointError(f"{name}: has no counterpart in checkpoint or model; it belongs to another model")
 
 
 def _prompt_config(source: ModelSource, adapter: PromptEncoderConfig) -> dict[str, Any]:

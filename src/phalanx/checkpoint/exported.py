@@ -28,19 +28,19 @@ def verify_export(directory: Path, final_digest: str | None, *, trains_adapter: 
         VerificationError: The weights differ from the weights at the run's end.
     """
     if final_digest is None:
-        raise CheckpointError("the run's log has no digest of final weights: it has not ended; export names its step")
+        raise CheckpointError("the run's log has no digest of final weights: it has not ended; export prints its step")
     is_adapter = (directory / _ADAPTER).is_file()
     if is_adapter != trains_adapter:
         what = "an adapter" if trains_adapter else "a whole model"
         raise CheckpointError(
-            f"{directory}: the run trained {what}, and this is something else; a merged model has other weights than "
-            "both: export without --merge to verify"
+            f"{directory}: the run trained {what}, but this is something else; a merged model differs from both: "
+            "export without --merge to verify"
         )
     digest = weights_digest(_adapter_tensors(directory / _ADAPTER) if is_adapter else _model_tensors(directory))
     if digest != final_digest:
         raise VerificationError(
-            f"{directory}: weights have digest {digest}; the run ended with {final_digest}: they were changed, or are "
-            "of another step or run"
+            f"{directory}: weights have digest {digest}; but the run ended with {final_digest}: they were changed, "
+            "or belong to another step or run"
         )
     return digest
 

@@ -97,7 +97,7 @@ def check_kept(run_dir: Path, state: Mapping[str, Any]) -> bool:
     digests = kept_files(run_dir)
     if digests != signed:
         name = min(name for name in {*digests, *signed} if digests.get(name) != signed.get(name))
-        path, do = run_dir / KEPT_MODEL / name, f"put {run_dir / KEPT_MODEL} back as the run wrote it"
+        path, do = run_dir / KEPT_MODEL / name, f"restore {run_dir / KEPT_MODEL} from a copy of the run"
         was, now = str(signed.get(name, "no file")), digests.get(name, "no file")
         raise CheckpointError(
             f"{path}: altered: found SHA-256 {now:.16}, the checkpoint of step {state['step']} has signed {was:.16}; "
@@ -122,7 +122,7 @@ def open_kept(run_dir: Path, key: KeyHolder | None, run: str) -> Iterator[tuple[
         yield _open_home(home)
         return
     if key is None:
-        raise CheckpointError(f"{home}: is encrypted, and the config of the run names no key; put its config back")
+        raise CheckpointError(f"{home}: is encrypted, but the config of the run names no key; restore the config")
     data_key = unwrap_for(key, _read_file(home / KEY_FILE), run, 0, home / KEY_FILE)
     plain = FileSealer(data_key).open(FilePlace(run, 0, _PACK), _read_file(home / _PACK), str(home / _PACK))
     with tempfile.TemporaryDirectory(prefix="phalanx-kept-") as opened:
@@ -163,7 +163,9 @@ def _open_home(home: Path) -> tuple[ModelSource, RunTokenizer]:
             end_of_turn=facts.get("end_of_turn"),
         )
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        raise CheckpointError(f"{home / _FACTS}: is of another version of Phalanx ({exc}); export with that") from exc
+        raise CheckpointError(
+            f"{home / _FACTS}: is from another version of Phalanx ({exc}); export with that version"
+        ) from exc
     return ModelSource(home, weightless=True), tokenizer
 
 
@@ -171,7 +173,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as exc:
-        raise CheckpointError(f"{path}: cannot be read ({exc.strerror}); put it back as the run wrote it") from exc
+        raise CheckpointError(f"{path}: cannot be read ({exc.strerror}); restore it") from exc
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

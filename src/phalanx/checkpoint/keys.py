@@ -63,7 +63,7 @@ class LocalKey:
             return self._cipher.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], about)
         except (InvalidTag, ValueError) as exc:
             raise CheckpointError(
-                f"{KEY_FILE}: does not open with key {self.name}: altered, or of another run or step"
+                f"{KEY_FILE}: does not open with key {self.name}: it was altered or belongs to another run or step"
             ) from exc
 
     def __repr__(self) -> str:
@@ -199,8 +199,8 @@ def unwrap_for(holder: KeyHolder, data: bytes, run: str, step: int, where: Path)
         raise CheckpointError(f"{where}: is of version {version!r:.20}, expected 1; use the Phalanx that wrote it")
     if name != holder.name:
         raise CheckpointError(
-            f"{where}: was wrapped with key {name!s:.80}, checkpoint.key is {holder.name}; give that key, or "
-            "`phalanx checkpoint rotate` with both"
+            f"{where}: was wrapped with key {name!s:.80}, but checkpoint.key is {holder.name}; give the former key, "
+            "or `phalanx checkpoint rotate` with both"
         ).about(code="PHX-I054", key="checkpoint.key")
     try:
         data_key = holder.unwrap(wrapped, _associated_data(run, step))

@@ -63,8 +63,8 @@ def open_checkpoint(
     _check_belonging(path, manifest, run, config_digest)
     if manifest.step < at_least_step:
         raise CheckpointError(
-            f"{place}: rolled back: it is of step {manifest.step}, expected step {at_least_step} or later; put the "
-            "newer one back, or name the step to go back to"
+            f"{place}: rolled back: it is from step {manifest.step}, expected step {at_least_step} or later; "
+            "restore the newer one, or name the step to return to"
         ).about(code="PHX-I053")
     _check_listing(path, manifest)
     for name, entry in sorted(manifest.files.items()):
@@ -109,8 +109,8 @@ class Checkpoint:
         saved = self.state.get("base", digest)
         if saved != digest:
             raise CheckpointError(
-                f"{self.path}: foreign: its adapter belongs to a model whose files have digest {saved!s:.12}..., those "
-                f"in [model] have {digest:.12}...; give that model"
+                f"{self.path}: foreign: its adapter belongs to a model whose files have digest {saved!s:.12}..., "
+                f"but those in [model] have {digest:.12}...; use the former model"
             ).about(code="PHX-I053", file=str(self.path), key="model", found=digest, expected=str(saved))
 
     def check_vocabulary(self, digest: str) -> None:
@@ -126,8 +126,8 @@ class Checkpoint:
         saved = self.state.get("vocabulary", digest)
         if saved != digest:
             raise CheckpointError(
-                f"{self.path}: foreign: was trained with the vocabulary {saved!s:.16}..., that of data.tokenizer is "
-                f"{digest:.16}...; give the tokenizer and the text of the run"
+                f"{self.path}: foreign: was trained with the vocabulary {saved!s:.16}..., but that of "
+                f"data.tokenizer is {digest:.16}...; use the tokenizer and the text of the run"
             ).about(code="PHX-I057", file=str(self.path), key="data.tokenizer", found=digest, expected=str(saved))
 
     def tensors(self, stage: int) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class Checkpoint:
         except SafetensorError as exc:
             raise CheckpointError(f"{path}: is not a safetensors file: {exc}") from exc
         if tuple(sorted(tensors)) != entry.tensors:
-            raise CheckpointError(f"{path}: its tensors are not those that the manifest names")
+            raise CheckpointError(f"{path}: its tensors differ from the manifest")
         return tensors
 
     def shard(self, stage: int) -> Shard:
@@ -174,7 +174,7 @@ class Checkpoint:
         """
         stage = self.names().get(name)
         if stage is None:
-            raise CheckpointError(f"{self.path}: no stage holds {name!r:.200}; names() lists what there is")
+            raise CheckpointError(f"{self.path}: no stage holds {name!r:.200}; names() lists the tensors")
         if self._cached is None or self._cached.stage != stage:
             self._cached = None
             self._cached = self.shard(stage)
@@ -209,13 +209,13 @@ def _open_sealer(path: Path, manifest: CheckpointManifest, key: KeyHolder | None
         return None
     place = path / KEY_FILE
     if key is None:
-        raise CheckpointError(
-            f"{path}: is encrypted; say where its key is, as checkpoint.key in the run file does"
-        ).about(code="PHX-I054", file=str(path), key="checkpoint.key")
+        raise CheckpointError(f"{path}: is encrypted; give its key, as checkpoint.key in the run file does").about(
+            code="PHX-I054", file=str(path), key="checkpoint.key"
+        )
     data_key = unwrap_for(key, _read_bytes(place, _MAX_KEY_BYTES), manifest.run, manifest.step, place)
     sealer = FileSealer(data_key)
     if sealer.commitment(manifest.run, manifest.step) != manifest.encryption.commitment:
-        raise CheckpointError(f"{place}: swapped: it holds another data key than the signed manifest commits to")
+        raise CheckpointError(f"{place}: swapped: its data key differs from the signed manifest")
     return sealer
 
 
@@ -224,7 +224,7 @@ def _check_belonging(
 ) -> None:
     place = path / MANIFEST_FILE
     if run is not None and manifest.run != run:
-        raise CheckpointError(f"{place}: foreign: it is of run {manifest.run!r:.80}, expected {run!r:.80}").about(
+        raise CheckpointError(f"{place}: foreign: it belongs to run {manifest.run!r:.80}, expected {run!r:.80}").about(
             code="PHX-I053"
         )
     allowed = {config_digest} if isinstance(config_digest, str) else set(config_digest or ())
@@ -236,7 +236,7 @@ def _check_belonging(
         ).about(code="PHX-I053")
     named = step_of(path.name)
     if named is not None and named != manifest.step:
-        raise CheckpointError(f"{place}: swapped: it is of step {manifest.step}, its directory is {path.name}")
+        raise CheckpointError(f"{place}: swapped: it belongs to step {manifest.step}, but its directory is {path.name}")
 
 
 def _check_listing(path: Path, manifest: CheckpointManifest) -> None:

@@ -99,13 +99,13 @@ def _read_updates(adapter: Path, source: ModelSource) -> tuple[dict[str, Tensor]
     """Return the tensors of an adapter, and what they add to each weight."""
     keys = read_adapter_keys(adapter, to_merge=True)
     if keys["peft_type"] != "LORA":
-        raise CheckpointError(f"{adapter}: {keys['peft_type']}: virtual tokens are no weights of the model; load both")
+        raise CheckpointError(f"{adapter}: {keys['peft_type']}: virtual tokens are not weights of the model; load both")
     tensors = read_tensors(adapter)
     for name in [name for name in tensors if name.endswith(_BASE)]:
         # of a head or an embedding peft saves the model's own weight beside the adapter
         weight = f"{name.removesuffix(_BASE)}.weight"
         if not torch.equal(tensors.pop(name), source.read(weight)):
-            raise ModelError(f"{adapter}: brings a {weight} of its own, which differs from that of {source.directory}")
+            raise ModelError(f"{adapter}: has its own {weight}, which differs from that of {source.directory}")
     turned = source.family.fan_in_fan_out
     return tensors, updates_of(tensors, keys, parameter_shapes(source.hub_config), adapter, is_turned=turned)
 
@@ -132,17 +132,17 @@ def _read_kept(directory: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         return {"base": record["base"], "merged": record["merged"]}, matrices
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as exc:
         raise CheckpointError(
-            f"{home}: found nothing to go back by ({exc}); expected what `phalanx model merge` keeps: subtracting an "
-            "adapter leaves the rounding of the sum in the weights; take the base model itself"
-        ).about(code="PHX-I059", file=str(home), do="take the base model itself") from exc
+            f"{home}: cannot restore the base ({exc}); expected the matrices that `phalanx model merge` saves: "
+            "subtracting an adapter leaves the rounding of the sum in the weights; use the base model itself"
+        ).about(code="PHX-I059", file=str(home), do="use the base model itself") from exc
 
 
 def _expect_digest(where: Path, what: str, found: str, expected: object) -> None:
     if found != expected:
         raise CheckpointError(
             f"{where}: {what}: found digest {found:.16}, expected {expected!s:.16}; they were changed since the "
-            "merge; take the base model itself"
-        ).about(code="PHX-I059", file=str(where), found=found, expected=str(expected), do="take the base model itself")
+            "merge; use the base model itself"
+        ).about(code="PHX-I059", file=str(where), found=found, expected=str(expected), do="use the base model itself")
 
 
 def _copy_companions(directory: Path, target: Path) -> None:
@@ -156,8 +156,8 @@ def _copy_companions(directory: Path, target: Path) -> None:
 def _write_at_once(out: Path, write: Callable[[Path], None]) -> None:
     """Fill a directory that appears in one go."""
     if out.exists():
-        raise CheckpointError(f"{out}: exists already and is not overwritten; choose another place").about(
-            code="PHX-I056", file=str(out), do="choose another place"
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").about(
+            code="PHX-I056", file=str(out), do="choose another path"
         )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

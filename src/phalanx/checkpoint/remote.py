@@ -187,7 +187,7 @@ class RemoteStore:
             raise CheckpointError(f"checkpoint.remote: {self._address} cannot {what}: it is not there") from exc
         except client_errors() as exc:
             raise CheckpointError(
-                f"checkpoint.remote: {self._address} cannot {what} ({reason_of(exc)}); look at network, credentials "
+                f"checkpoint.remote: {self._address} cannot {what} ({reason_of(exc)}); check network, credentials "
                 "and space"
             ).about(code="PHX-I055", key="checkpoint.remote") from exc
 

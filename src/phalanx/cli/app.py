@@ -67,7 +67,8 @@ def phalanx(
 
 
 app.command(
-    epilog="Example: phalanx doctor --identity pki/alice\n\nExit codes: 0 fit, 2 the command line is wrong, 3 not fit."
+    epilog="Example: phalanx doctor --identity pki/alice\n\nExit codes: 0 all checks pass, 2 wrong command line, 3 a "
+    "check fails."
 )(doctor)
 app.command(epilog="Example: phalanx explain PHX-C005")(explain)
 app.command(

@@ -15,14 +15,15 @@ SHOWN = ("attack", "detected", "blamed", "steps_to_detection", "evicted", "bit_i
 
 
 def attack(
-    run_file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The run file.")] = None,
+    run_file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="Run file.")] = None,
     *,
     kinds: Annotated[
         str | None,
         typer.Option(
             "--kinds",
             metavar="A,B",
-            help="Attacks, each in a run of its own; default as in [attack], or forward_sign_flip,backward_gaussian.",
+            help="Attacks, one run for each; default: [attack] of the run file, or "
+            "forward_sign_flip,backward_gaussian.",
         ),
     ] = None,
     together: Annotated[
@@ -30,27 +31,29 @@ def attack(
         typer.Option(
             "--attack",
             metavar="KIND:KEY=VALUE:...",
-            help="An attacker, such as scale:stages=[2]:strength=3; repeated, all of them act in one run.",
+            help="An attacker, such as scale:stages=[2]:strength=3; repeat for several attackers in one run.",
         ),
     ] = None,
     rate: Annotated[float | None, typer.Option("--rate", min=0.0, max=1.0, help="Share of steps with lies.")] = None,
-    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps of each run; lies begin at a quarter.")] = 16,
+    steps: Annotated[
+        int, typer.Option("--steps", min=2, help="Steps of each run; the lies begin after a quarter of them.")
+    ] = 16,
     from_step: Annotated[int | None, typer.Option("--from-step", min=0, help="First step with lies.")] = None,
     stages: Annotated[
         str | None,
-        typer.Option("--stages", metavar="1,2", help="Where the attackers are; default the first middle stage."),
+        typer.Option("--stages", metavar="1,2", help="Stages of the attackers; default: the first middle stage."),
     ] = None,
     sets: Sets = None,
     unsets: Unsets = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="Keep the run directories here.")
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Directory for the run directories.")
     ] = None,
-    list_them: Annotated[bool, typer.Option("--list", help="Print the table of attacks; train nothing.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="Print the table of attacks and stop.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
 ) -> Answer:
     """Train a shortened run once undisturbed and once with each attacker, in real processes.
 
-    What [attack] of the run file says holds; options override it. With remote workers it says what to put into theirs.
+    [attack] of the run file applies; options override it. With remote workers it prints the keys for their files.
 
     Exits with 5 when an attack went undetected or never took place, an innocent party was blamed, or a run failed.
     """
@@ -66,7 +69,9 @@ def attack(
         say_rows(listed)
         return Answer({"attacks": listed})
     if run is None:
-        raise ConfigError("attack: no run file; give one, or --list for the table of attacks").about(code="PHX-C002")
+        raise ConfigError("attack: the run file is missing; give one, or --list for the table of attacks").about(
+            code="PHX-C002"
+        )
     drill = Drill(
         kinds=None if kinds is None else tuple(filter(None, kinds.split(","))),
         together=tuple(together or ()),
@@ -79,7 +84,7 @@ def attack(
     if out is not None:
         write_json(out, result)
     say_rows([{key.replace("_", " "): row.get(key) for key in SHOWN} for row in result["rows"]])
-    say_figures({f"{row['attack']} broke off": row["error"] for row in result["rows"] if row.get("error")})
+    say_figures({f"{row['attack']} did not finish": row["error"] for row in result["rows"] if row.get("error")})
     return Answer(result, 0 if result["passed"] else NOT_HELD)
 
 
@@ -87,6 +92,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in text.split(","))
     except ValueError as exc:
-        raise ConfigError(f"attack: --stages {text!r}: expected numbers of stages such as 1,2").about(
+        raise ConfigError(f"attack: --stages {text!r}: expected stage numbers such as 1,2").about(
             code="PHX-C002", key="--stages", found=text
         ) from exc

@@ -24,17 +24,17 @@ audit_app = typer.Typer(no_args_is_help=True, help="Check an audit log, or expla
     "Example: phalanx audit verify runs/first --head worker/log_heads/RUN-KEY.json"
 )
 def verify(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, finished or not.")],
     certificate: Annotated[
         Path | None,
-        typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you."),
+        typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate that you keep."),
     ] = None,
     head: Annotated[
         list[Path] | None,
-        typer.Option("--head", metavar="FILE", help="What a worker has kept of the log's head; may be repeated."),
+        typer.Option("--head", metavar="FILE", help="Log head that a worker saved; may be repeated."),
     ] = None,
 ) -> Answer:
-    """Check every line of events.jsonl, draw the audits of every step again, and see that they were done.
+    """Check every line of events.jsonl, draw the audits of every step again, and check that all were done.
 
     Without --certificate the owner's key is the one in the run directory: the check then finds every change except
     one that replaced log, leaves, summary and key together. With --head the log must reach as far as a worker
@@ -57,7 +57,7 @@ def verify(
             **{f"  {name}": rate for name, rate in proof.rates.items()},
             "  audits, signed by both": proof.audits,
             "  audits, owner's word": proof.owners_audits,
-            "  audits, unlike classes": proof.unlike_audits,
+            "  audits, unequal classes": proof.unlike_audits,
             **{f"  remark {n}": remark for n, remark in enumerate(proof.remarks, 1)},
             "run": log.run,
             "signed by": f"{proof.owner.name} {proof.owner.public_key.hex()}",
@@ -68,7 +68,7 @@ def verify(
             **{f"  {kind}": number for kind, number in sorted(log.kinds.items())},
         }
     )
-    unproven = AuditLogError(f"{run_dir}: cannot be shown: {'; '.join(proof.unproven)}") if proof.unproven else None
+    unproven = AuditLogError(f"{run_dir}: not proven: {'; '.join(proof.unproven)}") if proof.unproven else None
     return Answer(_facts(proof), error=unproven)
 
 
@@ -85,13 +85,11 @@ def _facts(proof: "RunProof") -> dict[str, Any]:
     "Example: phalanx audit explain runs/aligned/evidence/rollouts-00000003-writer-1.json --authority pki/authority.pem"
 )
 def explain(
-    evidence_file: Annotated[Path, typer.Argument(metavar="FILE", help="The evidence of one verdict.")],
+    evidence_file: Annotated[Path, typer.Argument(metavar="FILE", help="Evidence file of one verdict.")],
     authority: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The authority's certificate, kept by you.")
+        Path | None, typer.Option(metavar="FILE", help="Copy of the authority's certificate that you keep.")
     ] = None,
-    session: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The session's name, as the audit log has it.")
-    ] = None,
+    session: Annotated[str | None, typer.Option(metavar="NAME", help="Session name in the audit log.")] = None,
 ) -> Answer:
     """Check the evidence of one verdict, offline, and name the guilty party and its lie.
 

@@ -11,12 +11,12 @@ from phalanx.errors import ConfigError
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which bench; a wrong name lists them all.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
-    finished: Annotated[bool, typer.Option("--finished", help="Measure nothing; show what is finished.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the bench; an unknown name lists them.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: at most 10 minutes on 2 cores.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Measure nothing; print finished rows.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page; with collectives.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page; only for collectives.")
     ] = None,
 ) -> Answer:
     """Run one bench and print its rows."""
@@ -27,11 +27,11 @@ def bench(
             code="PHX-C002", key="NAME", found=name, expected=", ".join(sorted(BENCHES))
         )
     if finished and name not in KEEPING_ROWS:
-        raise ConfigError(
-            f"bench: {name} keeps no rows; leave --finished out, or choose {', '.join(KEEPING_ROWS)}"
-        ).about(code="PHX-C002", key="--finished")
+        raise ConfigError(f"bench: {name} saves no rows; remove --finished, or choose {', '.join(KEEPING_ROWS)}").about(
+            code="PHX-C002", key="--finished"
+        )
     if html is not None and name != "collectives":
-        raise ConfigError(f"bench: {name} has no page; leave --html out").about(code="PHX-C002", key="--html")
+        raise ConfigError(f"bench: {name} has no HTML page; remove --html").about(code="PHX-C002", key="--html")
     result = KEEPING_ROWS[name](quick, True) if finished else BENCHES[name](quick)
     if out is not None:
         write_json(out, result)

@@ -14,11 +14,11 @@ OPERATORS = ("attention", "mlp", "linear", "norm")
 
 
 def calibrate(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
     sets: Sets = None,
     unsets: Unsets = None,
-    quick: Annotated[bool, typer.Option("--quick", help="128 messages instead of 512; nothing compiled.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="128 messages instead of 512; no torch.compile.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
 ) -> Answer:
     """Measure how far honest recomputations differ on this machine, and suggest guard.tolerance.
 

@@ -11,16 +11,16 @@ NOT_FIT = 3
 
 
 def doctor(
-    directory: Annotated[Path, typer.Option("--run-dir", metavar="DIR", help="Where runs would be written.")] = Path(
-        "runs"
-    ),
+    directory: Annotated[
+        Path, typer.Option("--run-dir", metavar="DIR", help="Directory for runs, to check its disk.")
+    ] = Path("runs"),
     *,
     identity: Annotated[
         list[Path] | None,
-        typer.Option("--identity", metavar="DIR", help="Keys and certificate to look at as well; repeatable."),
+        typer.Option("--identity", metavar="DIR", help="Also check these keys and certificates; may be repeated."),
     ] = None,
 ) -> Answer:
-    """Look at this machine: devices, memory, disk, extras, ports, clock, trusted hardware, certificates."""
+    """Check this machine: devices, memory, disk, extras, ports, clock, trusted hardware, certificates."""
     from phalanx.launch import check_machine
 
     findings = check_machine(directory, identity or ())

@@ -17,19 +17,23 @@ from phalanx.errors import ConfigError
 if TYPE_CHECKING:
     from phalanx.security.tee import Evidence
 
-enclave_app = typer.Typer(no_args_is_help=True, help="Evidence of trusted hardware: ask for it, appraise it offline.")
-_EVIDENCE = typer.Argument(metavar="EVIDENCE", help="An envelope, as pack writes it.")
+enclave_app = typer.Typer(no_args_is_help=True, help="Evidence of trusted hardware: produce it, appraise it offline.")
+_EVIDENCE = typer.Argument(metavar="EVIDENCE", help="Evidence file, as written by pack.")
 
 
 @enclave_app.command(
-    epilog="Example: phalanx enclave appraise evidence.json --policy policy.toml\n\n"
-    "Example: phalanx enclave appraise old.json --policy policy.toml --at 2025-06-20T00:00:00Z --json\n\n"
-    "Exit codes: 0 accepted, 2 the policy is wrong, 3 a file cannot be read, 5 refused."
+    epilog="Example: phalanx enclave appraise evidence.json --policy policy.toml\n"
+    "\nExample: phalanx enclave appraise old.json --policy policy.toml --at 2025-06-20T00:00:00Z --json\n"
+    "\nExit codes: 0 accepted, 2 wrong policy, 3 unreadable file, 5 refused."
 )
 def appraise(
     evidence: Annotated[Path, _EVIDENCE],
-    policy: Annotated[Path, typer.Option(metavar="POLICY.toml", help="Reference values, roots, nonce and key.")],
-    at: Annotated[str | None, typer.Option(metavar="TIME", help="The clock, in ISO 8601; now if left out.")] = None,
+    policy: Annotated[
+        Path, typer.Option(metavar="POLICY.toml", help="Policy: reference values, roots, nonce and key.")
+    ],
+    at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time of the appraisal in ISO 8601; default: now.")
+    ] = None,
 ) -> Answer:
     """Accept evidence or refuse it with one reason; the policy's [expect] names its required binding."""
     from phalanx.cli.console import say_figures
@@ -39,7 +43,9 @@ def appraise(
 
     rules, config = load_policy(policy)
     if config.expect is None:
-        raise ConfigError(f"{policy}: [expect] is missing: without nonce and key old evidence would pass; add it")
+        raise ConfigError(
+            f"{policy}: [expect] is missing; add it, because without nonce and key old evidence would be accepted"
+        )
     expected, now = config.expect.expected(), _moment(at)
     try:
         result = appraise_evidence(_load(evidence), rules, expected, now).to_json()
@@ -57,7 +63,7 @@ def measure(evidence: Annotated[Path, _EVIDENCE]) -> Answer:
 
     parsed_evidence = _load(evidence)
     measured = inspect_evidence(parsed_evidence)
-    typer.echo("# read and not appraised: compare each value with one that you computed yourself")
+    typer.echo("# read but not appraised: compare each value with one that you computed yourself")
     typer.echo(f"[{parsed_evidence.kind.replace('-', '_')}.measurements]")
     for name, value in measured.items():
         say_line(f'"{name}" = ["{value}"]')

@@ -11,33 +11,29 @@ from phalanx.cli.files import read_file, write_file
 from phalanx.errors import ConfigError
 
 ATTEST_EXAMPLES = (
-    "Example: phalanx enclave attest --nonce 64HEX --key tls.pem --run 64HEX --out evidence.json\n\n"
-    "Example: phalanx enclave attest --kind tpm --tpm swtpm:path=/run/tpm/socket --pcrs 0,7 --nonce 64HEX "
-    "--key 64HEX --run 64HEX --out evidence.json\n\n"
-    "Exit codes: 0 written, 2 the command line is wrong, 3 this machine gives no such evidence, 5 its TPM refuses."
+    "Example: phalanx enclave attest --nonce 64HEX --key tls.pem --run 64HEX --out evidence.json\n"
+    "\nExample: phalanx enclave attest --kind tpm --tpm swtpm:path=/run/tpm/socket --pcrs 0,7 --nonce 64HEX "
+    "--key 64HEX --run 64HEX --out evidence.json\n\nExit codes: 0 written, 2 wrong command line, 3 no such "
+    "evidence on this machine, 5 refused by its TPM."
 )
 _DIGEST_DIGITS = 64
 
 
 def attest(
     *,
-    nonce: Annotated[str, typer.Option(metavar="HEX", help="32 bytes that the verifier drew.")],
-    key: Annotated[
-        str, typer.Option(metavar="PEM|HEX", help="The TLS key: a certificate, a public key or its digest.")
-    ],
+    nonce: Annotated[str, typer.Option(metavar="HEX", help="Nonce of the verifier, 32 bytes.")],
+    key: Annotated[str, typer.Option(metavar="PEM|HEX", help="TLS key: a certificate, a public key or its digest.")],
     run: Annotated[str, typer.Option(metavar="HEX", help="Digest of the run's config.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
-    role: Annotated[str, typer.Option(help="What this machine is in the run.")] = "server",
-    kind: Annotated[
-        str | None, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu; what is there if left out.")
-    ] = None,
-    add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
+    role: Annotated[str, typer.Option(help="Role of this machine in the run.")] = "server",
+    kind: Annotated[str | None, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu; default: detected.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Endorsement; may be repeated.")] = None,
     tpm: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Of the TPM, as tpm2-tools write it.")
+        str, typer.Option(metavar="ADDRESS", help="TPM, in the notation of tpm2-tools.")
     ] = "device:/dev/tpmrm0",
-    pcrs: Annotated[str, typer.Option(help="What a TPM quotes.")] = "0,1,2,3,4,5,6,7",
+    pcrs: Annotated[str, typer.Option(help="PCRs that the TPM quotes.")] = "0,1,2,3,4,5,6,7",
 ) -> Answer:
-    """Write evidence of this machine, bound to a nonce, a key, a run and a role; say what its tier is worth."""
+    """Write evidence of this machine, bound to a nonce, a key, a run and a role; print what its tier proves."""
     from phalanx.cli.console import say_figures
     from phalanx.security.tee import TIERS, Binding, find_kind, inspect_evidence, open_attester
 
@@ -71,7 +67,7 @@ def _key_digest(text: str) -> bytes:
     try:
         return read_tls_key_digest(read_file(Path(text)))
     except ValueError as exc:
-        raise ConfigError(f"--key {text}: holds no certificate and no public key in PEM").about(
+        raise ConfigError(f"--key {text}: expected a certificate or a public key in PEM").about(
             code="PHX-C002", key="--key"
         ) from exc
 

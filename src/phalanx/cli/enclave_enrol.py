@@ -14,35 +14,35 @@ if TYPE_CHECKING:
     from phalanx.security.tee import Evidence, TpmAttester
 
 ENROL_EXAMPLES = (
-    "Example: phalanx enclave enrol --root vendor-root.pem --chain vendor-intermediate.pem --out policy.toml\n\n"
-    "Example: phalanx enclave enrol --tpm swtpm:path=/run/tpm/socket --unsafe-accept-any-ek --out policy.toml\n\n"
-    "Example: phalanx enclave enrol --root vendor-root.pem --client north --out north.toml\n\n"
-    "Exit codes: 0 written, 2 the command line is wrong, 3 a file or the TPM cannot be read, 5 the TPM is no vendor's."
+    "Example: phalanx enclave enrol --root vendor-root.pem --chain vendor-intermediate.pem --out policy.toml\n"
+    "\nExample: phalanx enclave enrol --tpm swtpm:path=/run/tpm/socket --unsafe-accept-any-ek --out policy.toml\n"
+    "\nExample: phalanx enclave enrol --root vendor-root.pem --client north --out north.toml\n"
+    "\nExit codes: 0 written, 2 wrong command line, 3 unreadable file or TPM, 5 no vendor certified the TPM."
 )
 
 
 def enrol(
     *,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The policy file; it must not be there yet.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="New policy file.")],
     tpm: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Of the TPM, as tpm2-tools write it.")
+        str, typer.Option(metavar="ADDRESS", help="TPM, in the notation of tpm2-tools.")
     ] = "device:/dev/tpmrm0",
-    pcrs: Annotated[str, typer.Option(help="What is pinned; an enclave quotes 0 to 7.")] = "0,1,2,3,4,5,6,7",
-    root: Annotated[Path | None, typer.Option(metavar="PEM", help="Roots of the TPM's vendor.")] = None,
+    pcrs: Annotated[str, typer.Option(help="PCRs to pin; an enclave quotes 0 to 7.")] = "0,1,2,3,4,5,6,7",
+    root: Annotated[Path | None, typer.Option(metavar="PEM", help="Root certificates of the TPM's vendor.")] = None,
     chain: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="The vendor's certificates between root and TPM.")
+        Path | None, typer.Option(metavar="PEM", help="Certificates between the vendor's root and the TPM.")
     ] = None,
     ek: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The EK's certificate, where the TPM does not keep it.")
+        Path | None, typer.Option(metavar="FILE", help="EK certificate, if the TPM does not store it.")
     ] = None,
     unsafe_accept_any_ek: Annotated[
-        bool, typer.Option("--unsafe-accept-any-ek", help="Believe a TPM that no vendor vouches for, such as swtpm.")
+        bool, typer.Option("--unsafe-accept-any-ek", help="Accept a TPM that no vendor certified, such as swtpm.")
     ] = False,
     client: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Write it for the run file, as the policy of this client.")
+        str | None, typer.Option(metavar="NAME", help="Write a run-file section: the policy of this client.")
     ] = None,
 ) -> Answer:
-    """Pin this TPM's attestation key and the state that the machine is in NOW, for the clients of a split.
+    """Pin this TPM's attestation key and the CURRENT state of the machine, for the clients of a split.
 
     With --root the key is shown to live in the TPM that the vendor certified. Run it on a machine that is in the state
     that you mean to accept, and carry the file to every client over a way that you trust.
@@ -51,10 +51,10 @@ def enrol(
     from phalanx.security.tee.tpm.structures import parse_public
 
     if (root is None) != unsafe_accept_any_ek:
-        raise ConfigError("enrol: give either --root, or --unsafe-accept-any-ek for a TPM that no vendor vouches for")
+        raise ConfigError("enrol: expected either --root, or --unsafe-accept-any-ek for a TPM that no vendor certified")
     if out.exists():
-        raise ConfigError(f"{out}: is there already; it may be in use, so name another file").about(
-            code="PHX-C021", file=str(out), do="name another file"
+        raise ConfigError(f"{out}: already exists and may be in use; give another name").about(
+            code="PHX-C021", file=str(out), do="give another name"
         )
     with open_tpm(tpm) as device, TpmAttester(device, read_numbers(pcrs)) as attester:
         if root is not None:
@@ -64,10 +64,10 @@ def enrol(
         evidence = attester.evidence(Binding(bytes(32), bytes(32), bytes(32)))
     section = "tpm" if client is None else f"split.client_policies.{client}.tpm"
     write_text(out, _policy(name, evidence, section, certified=root is not None))
-    goes_to = "take it to every client" if client is None else "the owner puts it into the run file"
+    goes_to = "copy it to every client" if client is None else "the owner adds it to the run file"
     typer.echo(f"{out}: key {name[:20]}... and {len(read_numbers(pcrs))} PCRs; {goes_to}")
     if root is None:
-        typer.echo("UNSAFE: nothing shows that this key lives in a TPM that its host cannot read or turn back")
+        typer.echo("UNSAFE: no proof that this key is in a TPM that its host cannot read or reset")
     return Answer({"policy": out, "ak_name": name, "certified": root is not None})
 
 
@@ -89,7 +89,7 @@ def _policy(name: str, evidence: "Evidence", section: str, *, certified: bool) -
 
     vouched = "an endorsement key that its vendor certified" if certified else "NO vendor: it may be software"
     lines = [
-        f"# a TPM as it was when it was enrolled; it is vouched for by {vouched}",
+        f"# state of the TPM at its enrolment; certified by {vouched}",
         f"[{section}]",
         f'ak_names = ["{name}"]',
     ]

@@ -19,13 +19,13 @@ class Encoding(StrEnum):
 
 
 def pack(
-    report: Annotated[Path, typer.Argument(metavar="REPORT", help="What the vendor's tool wrote.")],
+    report: Annotated[Path, typer.Argument(metavar="REPORT", help="Report, as the vendor's tool wrote it.")],
     kind: Annotated[str, typer.Option(help="snp, tdx, sgx, nitro, tpm, nv-gpu, az-snp-vtpm.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The envelope.")],
-    add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="An endorsement; may be repeated.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NAME=FILE", help="Endorsement; may be repeated.")] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of REPORT.")] = Encoding.RAW,
 ) -> Answer:
-    """Put evidence and the certificates that it needs into one envelope."""
+    """Pack evidence and its certificates into one envelope."""
     from phalanx.security.tee import BACKENDS, Evidence
 
     if kind not in BACKENDS:
@@ -37,7 +37,7 @@ def pack(
         try:
             data = bytes.fromhex(data.decode("ascii"))
         except ValueError as exc:
-            raise InputError(f"{report}: is not hex; leave --encoding out for a binary file") from exc
+            raise InputError(f"{report}: is not hex; remove --encoding for a binary file") from exc
     envelope = Evidence(kind, data, read_endorsements(add))
     write_file(out, envelope.to_bytes())
     typer.echo(f"{out}: {kind} evidence of {len(data)} bytes, {len(envelope.endorsements)} endorsements")

@@ -9,25 +9,23 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_line
 
 SERVE_EXAMPLES = (
-    "Example: phalanx enclave serve run.toml --identity enclave --dir enclave-state\n\n"
-    "Exit codes: 0 the owner has ended the run, 2 the run file is wrong, 3 the model is, 4 it cannot listen, 5 keys, "
-    "tier or sandbox are."
+    "Example: phalanx enclave serve run.toml --identity enclave --dir enclave-state\n"
+    "\nExit codes: 0 the owner ended the run, 2 wrong run file, 3 wrong model, 4 cannot listen, 5 wrong keys, tier or "
+    "sandbox."
 )
-_FILE = typer.Argument(metavar="ENCLAVE.toml", help="As a run writes it.")
+_FILE = typer.Argument(metavar="ENCLAVE.toml", help="The run's config file.")
 
 
 def serve(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, as all parties have it.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file, the same for all parties.")],
     identity: Annotated[Path, typer.Option(help="Directory of the enclave's keys and certificate.")] = Path("enclave"),
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where it keeps the key of its sealed states; another one for each run.")
+        Path, typer.Option("--dir", help="Directory for the key of sealed states; a new one for each run.")
     ] = Path("enclave-state"),
-    bind: Annotated[
-        str | None, typer.Option(help="Address to listen on; left out, as split.remote_enclave says.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; left out, that of split.remote_enclave.")] = None,
+    bind: Annotated[str | None, typer.Option(help="Address to listen on; default: split.remote_enclave.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: split.remote_enclave.")] = None,
 ) -> Answer:
-    """Be the enclave of a run with [split] and remote clients, until its owner ends it."""
+    """Serve as the enclave of a run with [split] and remote clients, until its owner ends the run."""
     from phalanx.train.parties.enclave_process import EnclaveStart, read_enclave_run, serve_enclave
 
     start = EnclaveStart(identity, directory, bind, port)
@@ -36,7 +34,7 @@ def serve(
 
 
 def local(enclave_file: Annotated[Path, _FILE]) -> None:
-    """Be the enclave of a run with [split] on this machine: a run starts it itself, and it ends with that run."""
+    """Serve as the enclave of a local run with [split]; the run starts and ends this command."""
     from phalanx.child import die_with_parent
     from phalanx.config import load_config
     from phalanx.split.processes.local_enclave import EnclaveConfig
@@ -47,7 +45,7 @@ def local(enclave_file: Annotated[Path, _FILE]) -> None:
 
 
 def own(enclave_file: Annotated[Path, _FILE]) -> None:
-    """Be the enclave of a run with [split] and [pipeline]: a run starts it itself, and it ends with that run."""
+    """Serve as the enclave of a run with [split] and [pipeline]; the run starts and ends this command."""
     from phalanx.child import die_with_parent
     from phalanx.config import load_config
     from phalanx.train.sessions.enclave_owner import EnclaveOwnerConfig, serve_owner

@@ -69,12 +69,12 @@ def explain(
         str | None,
         typer.Argument(
             metavar="CODE|TERM",
-            help="A code as an error ends with, or a word such as shadow; left out: list all.",
+            help="An error code, or a term such as shadow; default: list all.",
             autocompletion=_completions,
         ),
     ] = None,
 ) -> Answer:
-    """Say what an error's code means (its cause, where to look, its cure), or a word of terminal and reports."""
+    """Explain an error code (cause, where to look, cure), or a term of the terminal and the reports."""
     if word is None:
         return _list_all()
     if _CODE.fullmatch(word.strip()):
@@ -83,8 +83,8 @@ def explain(
     entry = terms.get(key) or terms.get(key.removesuffix("s"))
     if entry is None:
         near = ", ".join(terms[word].term for word in _near(key, terms))
-        do = f"did you mean {near}?" if near else "`phalanx explain` lists what there is"
-        raise ConfigError(f"explain: no term {word[:40]!r} in the glossary; {do}").about(
+        do = f"did you mean {near}?" if near else "`phalanx explain` lists all terms"
+        raise ConfigError(f"explain: unknown term {word[:40]!r}; {do}").about(
             code="PHX-C002", key="TERM", found=word[:40], do=do
         )
     typer.echo(f"{entry.term}: {entry.meaning}\n\nIn the code: {entry.name}, in phalanx/{entry.file}")
@@ -95,7 +95,7 @@ def _explain_code(code: str) -> Answer:
     pages, page_code = error_pages(), code.strip().strip("[]").upper()
     page_code = page_code if page_code.startswith("PHX-") else f"PHX-{page_code}"
     if page_code not in pages:
-        raise ConfigError(f"explain: no error has the code {code[:40]!r}; `phalanx explain` lists them").about(
+        raise ConfigError(f"explain: unknown code {code[:40]!r}; `phalanx explain` lists all codes").about(
             code="PHX-C002", key="CODE", found=code[:40], do="phalanx explain"
         )
     page = pages[page_code]

@@ -20,7 +20,7 @@ def write_file(path: Path, data: bytes) -> None:
     except OSError as exc:
         kind, do = DiskError if is_disk_fault(exc) else InputError, writing_cure(exc)
         raise kind(f"{path}: cannot be written ({exc.strerror}); {do}").about(
-            file=str(path), found=exc.strerror or "", expected="room to write", do=do
+            file=str(path), found=exc.strerror or "", expected="the file", do=do
         ) from exc
 
 

@@ -13,13 +13,13 @@ from phalanx.cli.files import write_text
 
 
 def init(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file to write.")] = Path("run.toml"),
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file to write.")] = Path("run.toml"),
     *,
     kind: Annotated[
         str | None,
         typer.Option(
             "--kind",
-            help="scratch, finetune, chat, preferences, remote, cluster, split or federated; asked for if left out.",
+            help="scratch, finetune, chat, preferences, remote, cluster, split or federated; default: ask.",
         ),
     ] = None,
     data: Annotated[
@@ -27,44 +27,45 @@ def init(
         typer.Option(
             "--data",
             metavar="PATH",
-            help="Text, conversations, preferences or a dataset; of split and federated labelled texts, one a client.",
+            help="Texts, conversations, preferences or a dataset; for split and federated: labelled texts, one file "
+            "for each client.",
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="DIR", help="A model in the hub's layout, to fine-tune.")
+        Path | None, typer.Option("--model", metavar="DIR", help="Model directory in the hub's layout, to fine-tune.")
     ] = None,
     workers: Annotated[
-        str, typer.Option("--workers", metavar="A,B", help="Names of the remote parties; for kind remote.")
+        str, typer.Option("--workers", metavar="A,B", help="With kind remote: names of the remote parties.")
     ] = "alice,bob",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that train together; for kind cluster.")] = 2,
-    task: Annotated[str, typer.Option("--task", help="Which labelled texts to classify; for kind split.")] = "icd10",
-    force: Annotated[bool, typer.Option("--force", help="Replace a run file that is there.")] = False,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="With kind cluster: number of processes.")] = 2,
+    task: Annotated[str, typer.Option("--task", help="With kind split: the labelled texts to classify.")] = "icd10",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing run file.")] = False,
 ) -> Answer:
-    """Write a commented run file as a start; in a terminal, ask for options that are missing."""
+    """Write a commented run file; in a terminal, ask for missing options."""
     from phalanx.errors import ConfigError
     from phalanx.train import load_run, text_warnings
     from phalanx.train.starter import STARTERS, Answers
     from phalanx.train.starter import run_file as text_of
 
     if run_file.exists() and not force:
-        raise ConfigError(f"{run_file}: is there already; give another name, or --force to replace it").about(
+        raise ConfigError(f"{run_file}: already exists; give another name, or --force to overwrite it").about(
             code="PHX-C021", file=str(run_file), do="give another name, or --force"
         )
     asks = sys.stdin.isatty() and kind is None
     if kind is None and not asks:
-        raise ConfigError(f"--kind: left out, and nobody can be asked; choose one of {', '.join(STARTERS)}").about(
+        raise ConfigError(f"--kind is missing; choose one of {', '.join(STARTERS)}").about(
             code="PHX-C002", key="--kind"
         )
     if kind is None:
         for name, starter in STARTERS.items():
             typer.echo(f"  {name:<11} {starter.purpose}")
-        kind = typer.prompt("What do you begin with", default="scratch")
+        kind = typer.prompt("Kind of run", default="scratch")
     if asks and not data:
         what = _ASKED.get(kind, "text (empty: Python's documentation)")
         path_text = typer.prompt(f"A file or directory of {what}", default="")
         data = [Path(path_text)] if path_text else None
     if asks and kind in ("finetune", "chat", "preferences") and model is None:
-        model = Path(typer.prompt("The model's directory"))
+        model = Path(typer.prompt("Model directory"))
     names = [name for name in (part.strip() for part in workers.split(",")) if name]
     texts_directory = run_file.parent / f"{run_file.stem}-texts"
     text = text_of(kind, Answers(tuple(data or ()), model, names, ranks, task, texts_directory)).replace(
@@ -92,7 +93,7 @@ _ASKED = {
 def _next(kind: str, run_file: Path, workers: list[str]) -> list[str]:
     """Return the commands that come next, to be copied."""
     file, chosen = shlex.quote(str(run_file)), " ".join(f"--name {name}" for name in workers)
-    before = [f"phalanx invite {file} {chosen}  # prints what to run on each machine"]
+    before = [f"phalanx invite {file} {chosen}  # prints the command for each machine"]
     return [
         *(before if kind == "remote" else ()),
         f"phalanx train {file} --dry-run",

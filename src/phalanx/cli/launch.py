@@ -11,46 +11,49 @@ from phalanx.cli.report import summary_of
 
 
 def launch(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file, the same as for train.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file, the same as for train.")],
     *,
     engine: Annotated[
-        Literal["torchrun", "ray"], typer.Option(help="What starts and restarts the processes.")
+        Literal["torchrun", "ray"], typer.Option(help="Launcher that starts and restarts the processes.")
     ] = "torchrun",
     sets: Sets = None,
     unsets: Unsets = None,
     run_dir: Annotated[
-        Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the owner writes; default runs/NAME.")
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory of the owner; default runs/NAME.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the run directory, if there is one.")
+        bool, typer.Option("--resume", help="Resume the run in the run directory, if there is one.")
     ] = False,
     parties: Annotated[
         list[str] | None,
-        typer.Option("--party", metavar="NAME", help="Who runs here; default: all whose keys are in pipeline.pki."),
+        typer.Option("--party", metavar="NAME", help="Parties to start here; default: all with keys in pipeline.pki."),
     ] = None,
     owner: Annotated[
         str | None,
-        typer.Option("--owner", metavar="HOST:PORT", help="Where an owner listens that is started elsewhere."),
+        typer.Option("--owner", metavar="HOST:PORT", help="Address of an owner that was started elsewhere."),
     ] = None,
     advertise: Annotated[
-        str | None, typer.Option("--advertise", metavar="HOST", help="How other machines reach this one.")
+        str | None, typer.Option("--advertise", metavar="HOST", help="Address of this machine for the others.")
     ] = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option("--max-restarts", min=0, help="How often the owner, or all, may start again; default 3."),
+        typer.Option("--max-restarts", min=0, help="Maximum restarts of the owner, or of all; default 3."),
     ] = None,
     nnodes: Annotated[
-        str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="torchrun: machines of one operator.")
+        str, typer.Option("--nnodes", metavar="N|MIN:MAX", help="torchrun: number of machines, all of one operator.")
     ] = "1",
     rendezvous: Annotated[
-        str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: where they meet.")
+        str | None, typer.Option("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun: address of the rendezvous.")
     ] = None,
     address: Annotated[
-        str | None, typer.Option("--address", metavar="ADDRESS", help="Ray: a running cluster; default a new one here.")
+        str | None,
+        typer.Option(
+            "--address", metavar="ADDRESS", help="Ray: address of a running cluster; default: start one here."
+        ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be run; start nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the processes; start nothing.")] = False,
 ) -> Answer:
-    """Start a run's owner and workers, or the ranks of its domain, on torchrun or Ray, and again when they die."""
+    """Start a run's owner and workers, or the ranks of its domain, on torchrun or Ray; restart them when they die."""
     from phalanx.train import load_run
 
     # a mistake in the file is said before torch is imported

@@ -15,16 +15,16 @@ _SHOWN = 20
 
 
 def lr(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
     sets: Sets = None,
     unsets: Unsets = None,
     to: Annotated[
-        float | None, typer.Option("--to", metavar="RATE", help="The highest rate; else ten times optimizer.lr.")
+        float | None, typer.Option("--to", metavar="RATE", help="Highest rate; default: ten times optimizer.lr.")
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", min=10, max=10_000, help="How many steps.")] = 100,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the picture goes.")] = Path("lr.svg"),
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=10, max=10_000, help="Number of steps.")] = 100,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file of the chart.")] = Path("lr.svg"),
 ) -> Answer:
-    """Find a learning rate: train some steps while it rises, and look where the loss is lowest.
+    """Suggest a learning rate: raise it while training some steps, and find the lowest loss.
 
     The steps are trained in a directory of their own, which is removed: no run directory is touched.
     """

@@ -12,10 +12,10 @@ Sets = Annotated[
 ]
 Unsets = Annotated[
     list[str] | None,
-    typer.Option("--unset", metavar="A.B", help="Take one key or section out of the run file; may be repeated."),
+    typer.Option("--unset", metavar="A.B", help="Remove one key or section of the run file; may be repeated."),
 ]
 
-RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Where to write; default runs/NAME.")]
+RunDir = Annotated[Path | None, typer.Option("--run-dir", metavar="DIR", help="Output directory; default runs/NAME.")]
 
 
 def overrides_of(sets: Sequence[str] | None, unsets: Sequence[str] | None) -> list[str]:

@@ -11,46 +11,57 @@ from phalanx.errors import ConfigError
 
 
 def plan(
-    run_file: Annotated[
-        Path | None, typer.Argument(metavar="RUN.toml", help="A run file; or give --model instead.")
-    ] = None,
+    run_file: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="Run file; alternative: --model.")] = None,
     *,
     model: Annotated[
-        str | None, typer.Option("--model", metavar="CONFIG.json", help="A hub config, or a known model by name.")
+        str | None, typer.Option("--model", metavar="CONFIG.json", help="Hub config, or a known model by name.")
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option("--cluster", metavar="CLUSTER.toml", help="A cluster file or a known cluster; else this machine."),
+        typer.Option(
+            "--cluster", metavar="CLUSTER.toml", help="Cluster file or a known cluster; default: this machine."
+        ),
     ] = None,
     gpus: Annotated[
         list[int] | None,
-        typer.Option("--gpus", metavar="N", help="How many of its devices; may be repeated; else all."),
+        typer.Option("--gpus", metavar="N", help="Number of its devices; may be repeated; default: all."),
     ] = None,
     sets: Sets = None,
     unsets: Unsets = None,
-    tokens: Annotated[float | None, typer.Option("--tokens", help="Of the whole training, such as 2e12.")] = None,
-    sequences: Annotated[int, typer.Option("--sequences", help="Sequences a step, with --model.")] = 512,
-    sequence_length: Annotated[int, typer.Option("--sequence-length", help="Tokens of each, with --model.")] = 2048,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, bf16, fp16 or autocast, with --model.")] = "bf16",
-    offload: Annotated[str, typer.Option("--offload", help="none, optimizer or all, with --model.")] = "none",
-    layout: Annotated[str | None, typer.Option("--layout", metavar="dp=2,tp=2", help="Judge this layout only.")] = None,
-    probe: Annotated[
-        Path | None, typer.Option("--probe", metavar="FILE", help="JSON of phalanx bench collectives: both links.")
+    tokens: Annotated[
+        float | None, typer.Option("--tokens", help="Tokens of the whole training, such as 2e12.")
     ] = None,
-    split: Annotated[bool, typer.Option("--split", help="Propose the cut of a split, as a [split] has it.")] = False,
+    sequences: Annotated[int, typer.Option("--sequences", help="With --model: sequences a step.")] = 512,
+    sequence_length: Annotated[int, typer.Option("--sequence-length", help="With --model: tokens a sequence.")] = 2048,
+    precision: Annotated[str, typer.Option("--precision", help="With --model: fp32, bf16, fp16 or autocast.")] = "bf16",
+    offload: Annotated[str, typer.Option("--offload", help="With --model: none, optimizer or all.")] = "none",
+    layout: Annotated[str | None, typer.Option("--layout", metavar="dp=2,tp=2", help="Judge only this layout.")] = None,
+    probe: Annotated[
+        Path | None,
+        typer.Option(
+            "--probe", metavar="FILE", help="JSON of phalanx bench collectives with the figures of both links."
+        ),
+    ] = None,
+    split: Annotated[bool, typer.Option("--split", help="Propose the cut of a split, as [split] takes it.")] = False,
     parties: Annotated[
         Path | None,
-        typer.Option("--parties", metavar="PARTIES.toml", help="With --split: who takes part; else this machine."),
+        typer.Option(
+            "--parties",
+            metavar="PARTIES.toml",
+            help="With --split: the machines that take part; default: this machine.",
+        ),
     ] = None,
-    cut: Annotated[int | None, typer.Option("--cut", metavar="N", help="With --split: judge this cut only.")] = None,
+    cut: Annotated[int | None, typer.Option("--cut", metavar="N", help="With --split: judge only this cut.")] = None,
     leaks: Annotated[
         Path | None, typer.Option("--leaks", metavar="FILE", help="With --split: JSON of phalanx reproduce leaks.")
     ] = None,
-    by: Annotated[str, typer.Option("--by", help="What counts as best: speed or cost.")] = "speed",
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="RUN.toml", help="Write the best as a run file.")] = None,
+    by: Annotated[str, typer.Option("--by", help="Criterion of the ranking: speed or cost.")] = "speed",
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RUN.toml", help="Write the best layout as a run file.")
+    ] = None,
 ) -> Answer:
-    """Rank every layout of a cluster, say why the others cannot be used, and write the best down.
+    """Rank every usable layout of a cluster, give the reasons against the others, and write the best as a run file.
 
     Nothing is started. Every figure is an estimate; --json and --html name its assumptions.
     """
@@ -64,7 +75,7 @@ def plan(
 
     overrides = overrides_of(sets, unsets)
     if (run_file is None) == (model is None):
-        raise ConfigError("plan: give either a run file or --model").about(
+        raise ConfigError("plan: expected either a run file or --model").about(
             code="PHX-C002",
             key="RUN.toml",
             found="neither" if model is None else "both",

@@ -48,7 +48,7 @@ def say_plan(answer: PlanAnswer, html: Path | None, out: Path | None, guarded: P
     )
     typer.echo("\n".join(refusal_causes(answer.ranking.refused)))
     typer.echo(
-        f"Estimates; --json and --html name what they rest on. Within {100 * ERROR:.0f} % none is the faster: of such "
+        f"Estimates; --json and --html list the assumptions. Within {100 * ERROR:.0f} % none is the faster: of such "
         "layouts the common one stands first."
     )
     say_guard(guarded)

@@ -68,8 +68,8 @@ def _require_plain_parties(pipeline: Any, run_file: Path) -> None:
         value = getattr(pipeline, key)
         if value is not None:
             raise ConfigError(
-                f"{run_file}: pipeline.{key}: phalanx plan has no figures for a party of several ranks, whose memory "
-                f"and times are not those of one process; plan for parties of one process each: --unset pipeline.{key}"
+                f"{run_file}: pipeline.{key}: phalanx plan cannot estimate a party of several ranks; plan with one "
+                f"process for each party: --unset pipeline.{key}"
             ).about(
                 code="PHX-C002",
                 file=str(run_file),

@@ -46,16 +46,16 @@ def is_of_split(
     has_split = run_file is not None and isinstance(load_run(run_file, overrides), SplitRun)
     if not is_split and not has_split:
         if any(value is not None for value in of_split.values()):
-            raise ConfigError("plan: --parties, --cut and --leaks belong to --split; add it").about(code="PHX-C002")
+            raise ConfigError("plan: --parties, --cut and --leaks need --split; add it").about(code="PHX-C002")
         return False
     stray = [name for name, value in of_layouts.items() if value is not None]
     if stray:
         why = "--split is given" if is_split else f"{run_file} has [split]"
-        raise ConfigError(f"plan: {', '.join(stray)}: layouts of ranks have it, and {why}; leave it out").about(
+        raise ConfigError(f"plan: {', '.join(stray)}: only valid for layouts of ranks, but {why}; remove it").about(
             code="PHX-C002"
         )
     if not is_split:
-        typer.echo(f"{run_file} has [split]: what is planned is its cut between clients and enclave", err=True)
+        typer.echo(f"{run_file} has [split]: the plan is for its cut between clients and enclave", err=True)
     return True
 
 
@@ -70,7 +70,7 @@ def propose_cut(asked: Question, parties: Path | None, cut: int | None, leaks: P
     rows = [best] if cut is not None else answer.usable[:_SHOWN]
     say_rows([_row(cut_row.row()) for cut_row in rows])
     say_figures(_figures(answer, best.depth))
-    typer.echo("Estimates; the leaks were measured on the model named above. --json has what all of it rests on.")
+    typer.echo("Estimates; the leaks were measured on the model named above. --json lists the assumptions.")
     return Answer(answer.as_json())
 
 

@@ -54,7 +54,7 @@ _WHERE_THERE_IS_ONE = ("worse_than_before", "excluded", "evicted", "replaced", "
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, finished or not.")],
 ) -> Answer:
     """Write report.html into a run directory and print its path."""
     from phalanx.report import check_run

@@ -12,7 +12,7 @@ from phalanx.errors import ConfigError
 _LATER = BACKDOOR, LEAKS, MEDICAL = "backdoor", "leaks", "medical"
 _LEGENDS = {
     BACKDOOR: "held-out text; success: mean (least-most) over the seeds of the target following the trigger",
-    LEAKS: "what the host of a split recovers from what crosses the cut",
+    LEAKS: "what the host of a split recovers from the messages that cross the cut",
     MEDICAL: "accuracy and macro-F1 on test texts, mean ± half of the 95 % interval over the seeds",
     "": "perplexity on held-out text, best epoch / last epoch; below: least-most over the seeds",
 }
@@ -20,16 +20,18 @@ _LEGENDS = {
 
 def reproduce(
     table: Annotated[str, typer.Argument(metavar="TABLE", help="vulnerability, defence, medical, leaks or backdoor.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Ends within 10 minutes on 2 cores.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: at most 10 minutes on 2 cores.")] = False,
     small: Annotated[bool, typer.Option("--small", help="All cells, with less text, width and steps.")] = False,
-    finished: Annotated[bool, typer.Option("--finished", help="Train nothing; show what is finished.")] = False,
+    finished: Annotated[bool, typer.Option("--finished", help="Train nothing; print finished cells.")] = False,
     *,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the JSON.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", metavar="DIR", help="Folder of data files (medical).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write JSON to this file.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Directory of data files (medical).")
+    ] = None,
 ) -> Answer:
-    """Train or measure a table and print it; call it again after an interruption, and it goes on."""
+    """Train or measure a table and print it; repeat the command to continue after an interruption."""
     if quick and small:
-        raise ConfigError("reproduce: --quick and --small are two sizes; choose one").about(code="PHX-C002")
+        raise ConfigError("reproduce: --quick and --small exclude each other; choose one").about(code="PHX-C002")
     size = "quick" if quick else "small" if small else "full"
     if data is not None and table != MEDICAL:
         raise ConfigError(f"reproduce: {table} reads no data files; --data is for {MEDICAL}")
@@ -71,7 +73,7 @@ def _medical(size: str, finished: bool, data: Path | None) -> tuple[dict[str, An
     from phalanx.lab.reproduce.medical import SIZES, as_tables, reproduce_medical
 
     if size not in SIZES:
-        raise ConfigError(f"reproduce: {MEDICAL} has no size {size!r}; choose --quick or leave it out")
+        raise ConfigError(f"reproduce: {MEDICAL} has no size {size!r}; use --quick or neither")
     result = reproduce_medical(size=size, only_finished=finished, home=data)
     return result, as_tables(result["summary"])
 
@@ -95,5 +97,5 @@ def _backdoor(size: str, finished: bool) -> tuple[dict[str, Any], dict[str, Any]
     from phalanx.lab.reproduce.backdoor import as_tables, reproduce_backdoor
 
     if size == "small":
-        raise ConfigError(f"reproduce: {BACKDOOR} has no size {size!r}; choose --quick or leave it out")
+        raise ConfigError(f"reproduce: {BACKDOOR} has no size {size!r}; use --quick or neither")
     return (result := reproduce_backdoor(size=size, only_finished=finished)), as_tables(result["summary"])

@@ -18,25 +18,27 @@ EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
 
 def train(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="Run file.")],
     *,
     sets: Sets = None,
     unsets: Unsets = None,
     run_dir: RunDir = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last good checkpoint of the run directory.")
+        bool, typer.Option("--resume", help="Resume from the last good checkpoint of the run directory.")
     ] = False,
     from_step: Annotated[
         int | None,
-        typer.Option("--from-step", metavar="STEP", help="With --resume: give up the checkpoints of later steps."),
+        typer.Option("--from-step", metavar="STEP", help="With --resume: discard the checkpoints of later steps."),
     ] = None,
     from_run: Annotated[
         Path | None,
-        typer.Option("--from", metavar="RUN_DIR", help="Begin where another run is; stages and guard may be others."),
+        typer.Option(
+            "--from", metavar="RUN_DIR", help="Start from the weights of another run; stages and guard may differ."
+        ),
     ] = None,
     ranks: Annotated[
         int | None,
-        typer.Option("--ranks", metavar="N", min=1, help="Ranks of [parallel] to start, within min_dp and max_dp."),
+        typer.Option("--ranks", metavar="N", min=1, help="Ranks of [parallel] to start, between min_dp and max_dp."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config, stages and memory; train nothing.")] = False,
 ) -> Answer:

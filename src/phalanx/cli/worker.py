@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def worker(
-    worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The worker file.")],
+    worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="Worker file.")],
 ) -> Answer:
-    """Join a run as a worker; it ends when the owner ends the run."""
+    """Join a run as a worker, until the owner ends the run."""
     from phalanx.pipeline.processes.fork_server import FORK_SERVER
     from phalanx.pipeline.worker.worker_file import read_worker
 
@@ -90,9 +90,11 @@ def _serve_together(config: "WorkerConfig", file: Path, story: "Narration") -> "
 
 
 def masked_worker(
-    worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The masked worker's file.")],
+    worker_file: Annotated[
+        Path, typer.Argument(metavar="WORKER.toml", help="Configuration file of the masked worker.")
+    ],
 ) -> Answer:
-    """Multiply masked numbers for a trusted side; it ends when that side ends the run."""
+    """Multiply masked numbers for a trusted party, until that party ends the run."""
     from phalanx.config import load_config
     from phalanx.split.masked import MaskedWorkerConfig, run_masked_worker
 

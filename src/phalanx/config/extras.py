@@ -28,7 +28,7 @@ def require_bitsandbytes(key: str) -> None:
     """
     if not has_bitsandbytes():
         raise ConfigError(
-            f"{key}: needs {_BITSANDBYTES}, which is not installed; install phalanx-train[quant], or leave it out"
+            f"{key}: needs {_BITSANDBYTES}, which is not installed; install phalanx-train[quant], or remove it"
         )
 
 
@@ -42,7 +42,7 @@ def require_tenseal(key: str) -> None:
         ConfigError: It is not installed.
     """
     if importlib.util.find_spec("tenseal") is None:
-        raise ConfigError(f"{key}: needs tenseal, which is not installed; install phalanx-train[he], or leave it out")
+        raise ConfigError(f"{key}: needs tenseal, which is not installed; install phalanx-train[he], or remove it")
 
 
 def import_bitsandbytes() -> None:

@@ -60,7 +60,7 @@ def load_config(
         ) from exc
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, bad UTF-8, and an integer of thousands of digits
-        do = "mend that line: key = value, text in quotes"
+        do = "correct that line: key = value, text in quotes"
         raise ConfigError(f"{path}: is not valid TOML: {exc}; {do}").about(
             code="PHX-C004", file=str(path), found=str(exc), expected="TOML", do=do
         ) from exc
@@ -157,13 +157,13 @@ def _remove(data: dict[str, Any], name: str, path: Path) -> None:
         data = inner if isinstance(inner, dict) else {}
     if last not in data:
         written = f"; written there: {', '.join(data)}" if data else ""
-        raise ConfigError(f"--unset {name}: {path} does not write it{written}; leave the option out").about(
+        raise ConfigError(f"--unset {name}: {path} does not write it{written}; remove the option").about(
             code="PHX-C008",
             file=str(path),
             key=f"--unset {name}",
             found="no such key",
             expected="a key that the file writes",
-            do="leave the option out",
+            do="remove the option",
         )
     del data[last]
 

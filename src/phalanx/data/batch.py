@@ -62,8 +62,8 @@ class Batch:
         rows = len(self.indices)
         if num_microbatches < 1 or rows % num_microbatches:
             raise ConfigError(
-                f"a batch of {rows} sequences cannot be cut into {num_microbatches} equal microbatches; "
-                "make train.batch_size a multiple of train.microbatches"
+                f"a batch of {rows} sequences cannot be divided into {num_microbatches} equal microbatches; make "
+                "train.batch_size a multiple of train.microbatches"
             )
         size = rows // num_microbatches
         return [

@@ -93,7 +93,7 @@ class ChatCorpus(Corpus):
         lines = [f"{learned}, by the chat template {self.manifest.template}"]
         if dropped:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items()))
-            lines.append(f"conversations left out: {counts}; for example {'; '.join(self.manifest.examples)}")
+            lines.append(f"conversations dropped: {counts}; for example {'; '.join(self.manifest.examples)}")
         return tuple(lines)
 
 
@@ -110,7 +110,7 @@ def open_conversations(home: Path, layout: SequenceLayout, signer: str | None = 
     try:
         manifest = ChatManifest.model_validate_json((home / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError) as exc:
-        raise DataError(f"{home}: is no corpus of conversations ({exc}); delete it to have it made again") from exc
+        raise DataError(f"{home}: is not a corpus of conversations ({exc}); delete it to make it again") from exc
     return ChatCorpus(shards, manifest, layout)
 
 

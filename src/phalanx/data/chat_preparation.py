@@ -129,7 +129,7 @@ class _ChatBuild:
         broken = self._broken()
         if not spool.train.documents:
             detail = f"; the first broken line is {broken[0].name}: {broken[0].reason}" if broken else ""
-            raise DataError(f"data.conversations: no conversation is left for training{detail}").about(code="PHX-I012")
+            raise DataError(f"data.conversations: no training conversation is left{detail}").about(code="PHX-I012")
         tokenizer = self._tokenizer(spool)
         (directory / TOKENIZER_FILE).write_bytes(tokenizer.to_json())
         (directory / TEMPLATE_FILE).write_text(self._template.source, encoding="utf-8", newline="")
@@ -233,7 +233,7 @@ class _ChatBuild:
                 self._drop(text, "too long", why, keeps=self._wanted.too_long == "drop")
                 continue
             if not (encoded.weights[1:] > 0).any():
-                why = "nothing that the assistant says is among its tokens"
+                why = "no token of the assistant's text fits into the row"
                 self._drop(text, "nothing learned", why, keeps=self._wanted.too_long == "cut")
                 continue
             yield document, encoded
@@ -277,10 +277,12 @@ class _ChatBuild:
         left_out = ", ".join(f"{count} {reason}" for reason, count in sorted(self._dropped.items()))
         suffix = f" ({left_out})" if left_out else ""
         if not train.conversations:
-            raise DataError(f"data.conversations: none is left for training{suffix}; add some").about(code="PHX-I012")
+            raise DataError(f"data.conversations: no training conversation is left{suffix}; add some").about(
+                code="PHX-I012"
+            )
         if self._config.validation_share > 0 and not held_out.conversations:
             do = "raise data.validation_share, or add conversations"
-            raise DataError(f"data.conversations: none is held out{suffix}; {do}").about(code="PHX-I012", do=do)
+            raise DataError(f"data.conversations: no held-out conversation{suffix}; {do}").about(code="PHX-I012", do=do)
 
 
 def _template(config: DataConfig, wanted: ConversationsConfig, job: ChatJob) -> ChatTemplate:

@@ -42,7 +42,7 @@ class BpeConfig(StrictModel):
     def _check(self) -> Self:
         odd = [token for token in self.special_tokens if token != token.strip() or self.special_tokens.count(token) > 1]
         if odd:
-            raise ValueError(f"special_tokens: {odd[0]!r} is there twice, or has white space around it; name each once")
+            raise ValueError(f"special_tokens: {odd[0]!r} appears twice, or has white space around it; list each once")
         return self
 
     @model_serializer(mode="wrap")
@@ -129,13 +129,13 @@ class OwnTaskConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if any(name != name.strip() for name in self.classes) or len(set(self.classes)) < len(self.classes):
-            raise ValueError("classes: a name is there twice, or has white space around it; name each class once")
+            raise ValueError("classes: a name appears twice, or has white space around it; list each class once")
         if self.text == self.label:
             raise ValueError(f"text and label are both {self.text!r}; name two columns")
         if len(self.train) != len(self.test):
             raise ValueError(
                 f"train names {len(self.train)} files, test {len(self.test)}; give one of each for every client, in "
-                "the order of their turns"
+                "the order of the clients"
             )
         return self
 
@@ -175,7 +175,9 @@ class LabelledConfig(StrictModel):
     def _check(self) -> Self:
         written = sorted(self.model_fields_set - {"task"})
         if self.own is not None and written:
-            raise ValueError(f"{', '.join(written)}: for tasks by name; of own files all texts are used: leave it out")
+            raise ValueError(
+                f"{', '.join(written)}: only for built-in tasks; with your own files all texts are used: remove it"
+            )
         return self
 
     @model_serializer(mode="wrap")
@@ -277,13 +279,13 @@ class DataConfig(StrictModel):
         others = (self.labelled, self.dataset, self.conversations, self.preferences)
         if [bool(self.sources), bool(self.prompts), *(section is not None for section in others)].count(True) != 1:
             choices = "sources, labelled, dataset, conversations, preferences or prompts"
-            raise ValueError(f"expected either {choices}; give one of them")
+            raise ValueError(f"expected either {choices}; set one of them")
         names = [entry.name for entry in self.validation]
         twice = [name for name in names if names.count(name) > 1 or name == HELD_OUT]
         if twice:
             raise ValueError(
-                f'validation: the name "{twice[0]}" is taken, "{HELD_OUT}" being that of the held-out share; choose '
-                "another one"
+                f'validation: the name "{twice[0]}" appears twice or is "{HELD_OUT}", the name of the held-out '
+                "share; choose another one"
             )
         if self.labelled is not None:
             self._refuse(_OF_SOURCES, "is for sources; labelled texts have labelled.test_texts")
@@ -300,9 +302,9 @@ class DataConfig(StrictModel):
             why = 'is for text; conversations are packed by attention = "document"'
             self._refuse(_NOT_OF_CONVERSATIONS, why)
         if self.dataset is None and isinstance(self.tokenizer, DatasetTokenizerConfig):
-            raise ValueError('tokenizer: only a dataset brings its own; give kind = "bpe", "model" or "file"')
+            raise ValueError('tokenizer: only a dataset has its own tokenizer; set kind = "bpe", "model" or "file"')
         if self.dataset is not None and isinstance(self.tokenizer, BpeConfig):
-            raise ValueError('tokenizer: kind = "bpe" is trained on sources; a dataset has its own: leave it out')
+            raise ValueError('tokenizer: kind = "bpe" is trained on sources; a dataset has its own: remove it')
         return self
 
     @model_validator(mode="after")
@@ -310,13 +312,13 @@ class DataConfig(StrictModel):
         check_phases(self.phases, self.sequence_length, self.attention)
         check_skipped(self.skip)
         if self.dataset is None and (self.repeats or any(phase.weights for phase in self.phases)):
-            raise ValueError("repeats and phases.weights name groups of a dataset; sources are one group: give dataset")
+            raise ValueError("repeats and phases.weights name groups of a dataset; sources are one group: use dataset")
         return self
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
             if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} {why}: leave it out")
+                raise ValueError(f"{name} {why}: remove it")
 
     @model_serializer(mode="wrap")
     def _without_defaults(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -123,8 +123,8 @@ class Corpus:
         for group, rows in zip(groups, self._train.parts, strict=True):
             if group.name and not rows.num_rows:
                 raise DataError(
-                    f'data: group "{group.name}" has {len(group.train.tokens)} tokens, one sequence needs '
-                    f"{layout.sequence_length + 1}; leave the group out, or lower data.sequence_length"
+                    f'data: group "{group.name}" has {len(group.train.tokens)} tokens, but one sequence needs '
+                    f"{layout.sequence_length + 1}; remove the group, or lower data.sequence_length"
                 )
 
     @property
@@ -141,8 +141,11 @@ class Corpus:
         named = tokenizer.beginning
         tokens = self._groups[0].train.tokens
         if np.asarray(tokens[: len(first)]).tolist() == first:
-            return f"documents begin with {named}, as the tokenizer begins texts"
-        return f"documents lack {named}, with which the tokenizer begins texts; a model that knows it misses it"
+            return f"documents begin with {named}, as the tokenizer's texts do"
+        return (
+            f"documents lack {named}, with which the tokenizer begins texts; a model that was trained with it may "
+            "perform worse"
+        )
 
     @cached_property
     def vocabulary_digest(self) -> str:
@@ -176,9 +179,7 @@ class Corpus:
         for name, size in zip(group_names, sizes, strict=True):
             if not size:
                 of_group = f' of group "{name}"' if name else ""
-                raise ConfigError(
-                    f"data: the training sequences{of_group} cannot be shared by {shares}; give more text"
-                )
+                raise ConfigError(f"data: the training sequences{of_group} cannot be divided among {shares}; add text")
         default = layout.weights or dict(zip(group_names, map(float, sizes), strict=True))
         phases = [
             Phase(
@@ -305,10 +306,10 @@ def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:
 def _check_numbers(indices: Sequence[int], size: int) -> None:
     for index in indices:
         if not 0 <= index < size:
-            raise DataError(f"sequence {index} was asked for; this split has 0 to {size - 1}")
+            raise DataError(f"sequence {index} is out of range; this split has 0 to {size - 1}")
 
 
 def _check_names(named: Sequence[Mapping[str, float]], known: Sequence[str]) -> None:
     stray = sorted({name for group in named for name in group} - set(known))
     if stray:
-        raise ConfigError(f'data: there is no group "{stray[0]}"; the dataset has {", ".join(known)}: name one of them')
+        raise ConfigError(f'data: unknown group "{stray[0]}"; the dataset has {", ".join(known)}: name one of them')

@@ -51,8 +51,8 @@ def open_shards(
     corpus = Corpus(facts, groups, layout)
     if not (corpus.num_validation_sequences or config.validation):
         raise DataError(
-            f"{dataset.path}: its validation split has no sequence of {config.sequence_length} tokens; build it with a "
-            "larger output.validation_share or of more documents, or give the run file a data.validation with a text"
+            f"{dataset.path}: its validation split has no sequence of {config.sequence_length} tokens; build it "
+            "with a larger output.validation_share or from more documents, or set data.validation in the run file"
         ).about(code="PHX-I012", file=str(dataset.path), do="build it with a larger output.validation_share")
     return corpus
 

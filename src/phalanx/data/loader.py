@@ -1,4 +1,4 @@
-"""Batches of a run in their one order, the few integers that a checkpoint keeps of it, and the yardstick of a run."""
+"""Batches of a run in one order, the few integers that a checkpoint keeps of it, and the held-out batches."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -112,7 +112,7 @@ class BatchLoader:
         self._share = share
         if not len(self._own):
             raise ConfigError(
-                f"data: {corpus.num_train_sequences} training sequences cannot be shared by {share[1]}; give more text"
+                f"data: {corpus.num_train_sequences} training sequences cannot be divided among {share[1]}; add text"
             )
         self._corpus = corpus
         self._batch_size = batch_size
@@ -175,8 +175,8 @@ class BatchLoader:
         # states from before it was written have its first bits alone; groups are compared one by one
         if not self._is_mixed and state.get(_WHOLE, digest) != digest:
             raise CheckpointError(
-                f"loader state: is of the corpus {state[_WHOLE]!s:.80}, this run has {digest}; resume with the data of "
-                "the run that was saved"
+                f"loader state: belongs to the corpus {state[_WHOLE]!s:.80}, but this run has {digest}; resume with "
+                "the data of the run that was saved"
             )
         state = {name: value for name, value in state.items() if name != _WHOLE}
         if self._is_mixed and "groups" not in state:
@@ -187,8 +187,8 @@ class BatchLoader:
         for name, value in identity.items():
             if state[name] != value:
                 raise CheckpointError(
-                    f"loader state: {name} is {state[name]}, this run has {value}; "
-                    "resume with the data and the seed of the run that was saved"
+                    f"loader state: {name} is {state[name]}, but this run has {value}; resume with the data and the "
+                    "seed of the run that was saved"
                 )
         num_samples = state["num_samples"]
         if type(num_samples) is not int or num_samples < 0:
@@ -262,20 +262,20 @@ def _check_history(found: object, expected: Mapping[str, Mapping[str, Any]], num
         raise CheckpointError(f"loader state: groups is {found!r:.80}, expected an object")
     for name, saved in found.items():
         if not isinstance(saved, dict) or set(saved) != {"identity", "samples", "curricula"}:
-            raise CheckpointError(f"loader state: group {name!r:.80} is {saved!r:.80}, expected what a loader writes")
+            raise CheckpointError(f"loader state: group {name!r:.80} is {saved!r:.80}, expected a loader's state")
     for name in sorted({*found, *expected}):
         saved, here = found.get(name), expected.get(name)
         if saved == here:
             continue
         had, has = (0 if state_of_group is None else state_of_group["samples"] for state_of_group in (saved, here))
         if had != has:
-            why = f"it gave {had} of the first {num_samples} samples, and by these phases it would have given {has}"
+            why = f"it gave {had} of the first {num_samples} samples, but by these phases it would have given {has}"
         elif saved is not None and here is not None and saved["identity"] != here["identity"]:
-            why = f"it gave {had} samples, and is another one now: {saved['identity']} there, {here['identity']} here"
+            why = f"it gave {had} samples, but has changed: {saved['identity']} there, {here['identity']} here"
         else:
             why = "its samples so far came in the order of another curriculum"
         raise CheckpointError(
-            f'loader state: group "{name}": {why}; what is over stays as it was: leave earlier phases as they are and '
+            f'loader state: group "{name}": {why}; finished phases cannot change: restore the earlier phases and '
             "add one that begins here"
         )
 
@@ -291,8 +291,7 @@ def validation_batches(corpus: HeldOut, batch_size: int) -> Iterator[Batch]:
         raise ConfigError(f"validation batch size {batch_size}: expected at least 1")
     if corpus.num_validation_sequences == 0:
         raise DataError(
-            "data: no validation sequence is held out; set data.validation_share above 0, or name a set in "
-            "data.validation"
+            "data: no held-out sequence; set data.validation_share above 0, or name a set in data.validation"
         )
     for start in range(0, corpus.num_validation_sequences, batch_size):
         stop = min(start + batch_size, corpus.num_validation_sequences)

@@ -82,7 +82,7 @@ def parse_manifest(content: bytes, where: str) -> CorpusManifest:
     except ValidationError as exc:
         first = exc.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "(whole file)"
-        raise DataError(f"{where}: {key}: {first['msg']}; delete the directory to have it made again") from exc
+        raise DataError(f"{where}: {key}: {first['msg']}; delete the directory to make it again") from exc
     _check_sums(manifest, where)
     return manifest
 
@@ -102,6 +102,6 @@ def _check_sums(manifest: CorpusManifest, where: str) -> None:
     for name, expected, actual in sums:
         if expected != actual:
             raise DataError(
-                f"{where}: {name} do not add up: expected {expected}, found {actual}; "
-                "delete the directory to have it made again"
+                f"{where}: {name} do not add up: expected {expected}, found {actual}; delete the directory to make "
+                "it again"
             )

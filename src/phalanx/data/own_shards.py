@@ -114,7 +114,7 @@ def open_own_shards(home: Path, signer: str | None) -> Dataset:
         for name in shards.manifest.files:
             shards.check_beside(name)
     except DataError as exc:
-        raise DataError(f"{exc}; delete {home} to have the data made again").about(
+        raise DataError(f"{exc}; delete {home} to make the data again").about(
             code="PHX-I018", file=str(home), do="delete it"
         ) from exc
     return shards

@@ -44,7 +44,7 @@ class DatasetConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.groups)) < len(self.groups):
-            raise ValueError("groups: one is named twice; name each once")
+            raise ValueError("groups: a name appears twice; list each once")
         check_weights(self.weights, "weights")
         stray = sorted(set(self.weights) - set(self.groups)) if self.groups else []
         if stray:
@@ -55,7 +55,7 @@ class DatasetConfig(StrictModel):
 def check_weights(weights: Weights, where: str) -> None:
     """Return where there are no weights, or at least one above 0."""
     if weights and not any(weights.values()):
-        raise ValueError(f"{where}: all are 0, so there is nothing to draw from; give one group a weight above 0")
+        raise ValueError(f"{where}: all are 0, so no sample can be drawn; give one group a weight above 0")
 
 
 class UntilConfig(StrictModel):
@@ -72,7 +72,7 @@ class UntilConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len([limit for limit in (self.steps, self.samples, self.tokens) if limit is not None]) != 1:
-            raise ValueError("until: give one of steps, samples and tokens")
+            raise ValueError("until: set one of steps, samples and tokens")
         return self
 
     def in_samples(self, batch_size: int, sequence_length: int) -> int:
@@ -135,20 +135,20 @@ def check_phases(phases: tuple[PhaseConfig, ...], sequence_length: int, attentio
     for number, phase in enumerate(phases):
         is_last = number == len(phases) - 1
         if is_last != (phase.until is None):
-            what = "is the last one, which has no end: leave until out" if is_last else "has no end: give until"
+            what = "is the last phase, which has no end: remove until" if is_last else "has no end: set until"
             raise ValueError(f"phases.{number}: {what}")
         short = phase.sequence_length
         if short is None:
             continue
         if attention != "document":
             raise ValueError(
-                f"phases.{number}.sequence_length = {short}: rows keep their shape in all engines, and are cut by "
-                'attention; set data.attention = "document"'
+                f"phases.{number}.sequence_length = {short}: shorter rows need attention within documents; set "
+                'data.attention = "document"'
             )
         if short > sequence_length or sequence_length % short:
             raise ValueError(
-                f"phases.{number}.sequence_length = {short} does not divide data.sequence_length = {sequence_length}; "
-                "take a divisor"
+                f"phases.{number}.sequence_length = {short} does not divide data.sequence_length = "
+                f"{sequence_length}; use a divisor"
             )
 
 
@@ -162,7 +162,7 @@ def check_skipped(skip: tuple[SkippedRange, ...]) -> None:
     for start, stop in skip:
         if start >= stop or start < behind:
             raise ValueError(
-                f"skip: [{start}, {stop}] is empty, or begins before the end of the range before it; give ascending "
-                "ranges, the first batch and the one behind the last"
+                f"skip: [{start}, {stop}] is empty, or overlaps the range before it; give ascending ranges [first "
+                "batch, last batch + 1]"
             )
         behind = stop

@@ -74,7 +74,7 @@ def prepare(
         publish(home, lambda directory: _fill(directory, config, sources, build))
     corpus = open_corpus(home, SequenceLayout.of(config), place.fingerprint)
     if corpus.manifest.key != key:
-        raise DataError(f"{home}: holds the data of another config; delete it to have the data made again").about(
+        raise DataError(f"{home}: has the data of another config; delete it to make the data again").about(
             code="PHX-I018", file=str(home), do="delete it"
         )
     return corpus
@@ -153,7 +153,7 @@ def _check_text(spool: Spool, config: DataConfig, job: _Job) -> None:
             raise no_text(source)
     if spool.train.documents == 0:
         raise DataError(
-            f"data: no document is left for training ({spool.validation.documents} for validation); add text"
+            f"data: no training document is left ({spool.validation.documents} for validation); add text"
         ).about(code="PHX-I012", do="add text")
 
 
@@ -161,15 +161,15 @@ def _check_length(train: SplitRecord, validation: SplitRecord, config: DataConfi
     needed = config.sequence_length + 1
     if train.sequences == 0:
         raise DataError(
-            f"data: the training split has {train.tokens} tokens, one sequence needs {needed}; "
-            "add text or lower data.sequence_length"
+            f"data: the training split has {train.tokens} tokens, but one sequence needs {needed}; add text or "
+            "lower data.sequence_length"
         ).about(code="PHX-I012", do="add text or lower data.sequence_length")
     if config.validation_share > 0 and validation.sequences == 0:
         do = "raise data.validation_share, add documents, or " + (
             "set the share to 0" if config.validation else "name a set in data.validation and set the share to 0"
         )
         raise DataError(
-            f"data: the validation split has {validation.tokens} tokens in {validation.documents} documents, "
+            f"data: the validation split has {validation.tokens} tokens in {validation.documents} documents, but "
             f"one sequence needs {needed}; {do}"
         ).about(code="PHX-I012", do=do)
 

@@ -47,7 +47,7 @@ def open_corpus(directory: Path, layout: SequenceLayout, signer: str | None = No
     """
     shards, manifest_path = open_own_shards(directory, signer), directory / MANIFEST_FILE
     if MANIFEST_FILE not in shards.manifest.files:
-        raise DataError(f"{directory}: was made by no run; name it as data.dataset")
+        raise DataError(f"{directory}: was not made by a run; use it as data.dataset")
     return PreparedCorpus(shards, parse_manifest(manifest_path.read_bytes(), str(manifest_path)), layout)
 
 
@@ -57,6 +57,6 @@ def _split(found: Dataset, name: str, eos_id: int) -> TokenSplit:
 
 def _no_field(name: str) -> NDArray[np.float64]:
     raise DataError(
-        f'data.phases: curriculum by "{name}": documents of sources have no fields; take by = "length", or build a '
+        f'data.phases: curriculum by "{name}": documents of sources have no fields; set by = "length", or build a '
         "dataset"
     )

@@ -161,7 +161,7 @@ def prepare_prompts(
     held_out = [_is_held_out(prompt, seed, data.validation_share) for prompt in records]
     train = [prompt for prompt, is_held in zip(records, held_out, strict=True) if not is_held]
     if not train:
-        raise DataError(f"data.prompts: no prompt is left to train on, of {len(records)}; add prompts").about(
+        raise DataError(f"data.prompts: none of {len(records)} prompts is left for training; add prompts").about(
             code="PHX-I012", do="add prompts"
         )
     validation = [prompt for prompt, is_kept in zip(records, held_out, strict=True) if is_kept]
@@ -172,7 +172,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     try:
         content = path.read_bytes()
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); name a file of JSON lines").about(
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a file of JSON lines").about(
             code="PHX-I011", file=str(path)
         ) from exc
     rows = []
@@ -218,7 +218,7 @@ def encode_prompt(
         return PromptRecord(where, text, tuple(tokenizer.encode_prompt(text)), record)
     asked = asked_in(record, ignore)
     if asked.messages[-1].role == "assistant":
-        raise DataError("its last message is the assistant's, and the model is to answer; leave that one out")
+        raise DataError("its last message is the assistant's, but the model must answer; remove that message")
     ids = chat.encode_prompt(asked.messages, asked.tools)
     return PromptRecord(where, tokenizer.backend.decode(ids, skip_special_tokens=False), tuple(ids), record, asked)
 
@@ -227,8 +227,8 @@ def _check_room(records: Sequence[PromptRecord], room: int) -> None:
     for prompt in records:
         if len(prompt.ids) > room:
             raise DataError(
-                f"{prompt.where}: the prompt has {len(prompt.ids)} tokens, and data.sequence_length leaves {room} "
-                "beside max_new_tokens; shorten it, or raise data.sequence_length"
+                f"{prompt.where}: the prompt has {len(prompt.ids)} tokens, but data.sequence_length minus "
+                f"max_new_tokens leaves {room}; shorten it, or raise data.sequence_length"
             )
 
 

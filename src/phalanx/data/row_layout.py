@@ -118,8 +118,8 @@ def chats_read_as_text(sources: Sequence[SourceSettings], key: str) -> list[str]
         what, section, way = _CURES["chat" if layout == "chat" else "preferences"]
         warnings.append(
             f"WARNING: {key}.{number}: {printable(str(path))} holds {what} and is read as text: every token is "
-            "learned, the users' words too, and no chat template is used. To learn what the assistant says, a run file "
-            f"has data.{section} in place of data.sources; phalanx init --kind {way} writes one"
+            f"learned, also those of users, without a chat template. To learn only the answers, use data.{section} "
+            f"instead of data.sources; `phalanx init --kind {way}` writes such a run file"
         )
     return warnings
 

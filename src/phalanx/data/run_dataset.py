@@ -69,13 +69,14 @@ def _check_tokenizer(path: Path, found: Dataset, wanted: TextTokenizer | None) -
     if content != record.digest:
         has, expects = abbreviate_digests(content, record.digest)
         raise DataError(
-            f"{path}: has SHA-256 {has}, the signed manifest {expects}: altered; restore it from a copy of the dataset"
+            f"{path}: has SHA-256 {has}, but the signed manifest has {expects}: altered; restore it from a copy "
+            "of the dataset"
         ).about(code="PHX-I027", file=str(path))
     tokenizer = open_tokenizer(path, record.eos_id)
     if wanted is not None and vocabulary_digest(tokenizer) != vocabulary_digest(wanted):
         raise DataError(
-            f"data.tokenizer: is another one than {path} (SHA-256 {record.digest[:16]}...), with which the dataset was "
-            f"encoded: {wanted.vocab_size} tokens and end of text {wanted.eos_id}, where the dataset has "
-            f"{tokenizer.vocab_size} and {tokenizer.eos_id}; build the dataset with this tokenizer, "
-            "or leave data.tokenizer out"
+            f"data.tokenizer: differs from {path} (SHA-256 {record.digest[:16]}...), which encoded the dataset: "
+            f"{wanted.vocab_size} tokens and end of text {wanted.eos_id}, but the dataset has "
+            f"{tokenizer.vocab_size} and {tokenizer.eos_id}; build the dataset with this tokenizer, or remove "
+            "data.tokenizer"
         ).about(code="PHX-I018", file=str(path), key="data.tokenizer")

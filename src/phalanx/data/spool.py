@@ -101,7 +101,7 @@ class Intake:
             for number, (kind, source) in enumerate(sources):
                 counts = _Counts()
                 if passed_over := getattr(source, "passed_over", ()):
-                    report(f"passed over ({_named(passed_over)})", len(passed_over))
+                    report(f"skipped ({_named(passed_over)})", len(passed_over))
                 for document in self._wanted(source, seen):
                     content = cleaned(document)
                     digest = hashlib.sha256(content).digest()

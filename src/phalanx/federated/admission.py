@@ -187,12 +187,16 @@ class UpdateAdmission:
         """
         body = self._read_header(header)
         if body.site != bringer:
-            raise UpdateRefusedError(UpdateRefusal.OTHER_BRINGER, f"{bringer}: handed in an update of {body.site}")
+            raise UpdateRefusedError(UpdateRefusal.OTHER_BRINGER, f"{bringer}: delivered an update of {body.site}")
         self._check_place(body, due)
         if len(values) > due.size_bytes + _HEADER_OF_TENSORS or digest_hex(values) != body.values:
-            raise UpdateRefusedError(UpdateRefusal.OTHER_VALUES, f"{body.site}: sent other values than it signed for")
+            raise UpdateRefusedError(
+                UpdateRefusal.OTHER_VALUES, f"{body.site}: sent values that differ from its signed digest"
+            )
         if self._first_rounds.get(body.values, body.round) < body.round:
-            raise UpdateRefusedError(UpdateRefusal.REPLAYED, f"{body.site}: these very values came in an earlier round")
+            raise UpdateRefusedError(
+                UpdateRefusal.REPLAYED, f"{body.site}: the same values were sent in an earlier round"
+            )
         tensors = _read_tensors(body.site, values, due)
         norm = _check_norm(body.site, tensors, due)
         self._enter_update(body)
@@ -207,13 +211,13 @@ class UpdateAdmission:
             message = _SignedHeader.model_validate_json(header[: _MOST_HEADER_BYTES + 1])
             is_canonical = canonical_json(message.model_dump(mode="json")) == header
         except ValidationError as exc:
-            raise UpdateRefusedError(UpdateRefusal.MALFORMED, "header: is none of an update") from exc
+            raise UpdateRefusedError(UpdateRefusal.MALFORMED, "header: not the header of an update") from exc
         if not is_canonical:
             raise UpdateRefusedError(UpdateRefusal.MALFORMED, "header: is not in canonical form")
         body = message.body
         peer = self._roster.get(body.site)
         if peer is None:
-            raise UpdateRefusedError(UpdateRefusal.FOREIGN_SITE, f"{body.site}: is no site of this run")
+            raise UpdateRefusedError(UpdateRefusal.FOREIGN_SITE, f"{body.site}: not a site of this run")
         try:
             peer.verify(bytes.fromhex(message.signature), _to_sign(body))
         except SignatureError as exc:
@@ -233,7 +237,9 @@ class UpdateAdmission:
                     reason, f"{body.site}: {field} is {str(value)[:16]}, expected {str(expected)[:16]}"
                 )
         if (body.round, body.model, body.site) in self._entered:
-            raise UpdateRefusedError(UpdateRefusal.SECOND_UPDATE, f"{body.site}: sent one in round {body.round}")
+            raise UpdateRefusedError(
+                UpdateRefusal.SECOND_UPDATE, f"{body.site}: already sent an update in round {body.round}"
+            )
         if body.samples > due.max_samples:
             raise UpdateRefusedError(
                 UpdateRefusal.OVER_SAMPLES, f"{body.site}: {body.samples} samples, at most {due.max_samples}"
@@ -244,13 +250,17 @@ def _read_tensors(site: str, values: bytes, due: DueUpdates) -> dict[str, Tensor
     try:
         tensors = load(values)
     except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
-        raise UpdateRefusedError(UpdateRefusal.OTHER_VALUES, f"{site}: its values are no safetensors") from exc
+        raise UpdateRefusedError(
+            UpdateRefusal.OTHER_VALUES, f"{site}: its values are not in safetensors format"
+        ) from exc
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != dict(due.shapes):
         odd = sorted(set(shapes.items()) ^ set(due.shapes.items()))[0]
-        raise UpdateRefusedError(UpdateRefusal.OTHER_SHAPE, f"{site}: {odd[0][:80]} is not as it went out")
+        raise UpdateRefusedError(
+            UpdateRefusal.OTHER_SHAPE, f"{site}: {odd[0][:80]} name or shape differs from the round's weights"
+        )
     if any(tensor.dtype != due.dtype for tensor in tensors.values()):
-        raise UpdateRefusedError(UpdateRefusal.OTHER_DTYPE, f"{site}: a tensor is not {due.dtype}")
+        raise UpdateRefusedError(UpdateRefusal.OTHER_DTYPE, f"{site}: a tensor has not the type {due.dtype}")
     return tensors
 
 

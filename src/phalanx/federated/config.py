@@ -110,11 +110,11 @@ class EnclaveSumsConfig(StrictModel):
     def _check_enclave(self) -> Self:
         if (self.tier == "sim") is not self.allow_insecure_sim:
             raise ValueError(
-                'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
-                "all the same, and for no other tier"
+                'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to '
+                "use it anyway; no other tier has this key"
             )
         if self.tier == "tpm" and self.policy is None:
-            raise ValueError('tier = "tpm": policy names the attestation keys and PCR values that sites accept')
+            raise ValueError('tier = "tpm": set policy, the attestation keys and PCR values that sites accept')
         return self
 
 
@@ -191,7 +191,7 @@ class FederatedConfig(StrictModel):
     @model_validator(mode="after")
     def _check_federated(self) -> Self:
         if len(set(self.sites)) < len(self.sites) or OWNER in self.sites:
-            raise ValueError(f'sites: {", ".join(self.sites)}: expected different names, none of them "{OWNER}"')
+            raise ValueError(f'sites: {", ".join(self.sites)}: expected distinct names other than "{OWNER}"')
         if not self.min_cohort <= self.num_asked:
             raise ValueError(
                 f"min_cohort = {self.min_cohort}: a round asks {self.num_asked} of {len(self.sites)} sites; lower it, "
@@ -199,8 +199,8 @@ class FederatedConfig(StrictModel):
             )
         if (self.carrier == "bridge") != (self.pki is not None):
             raise ValueError(
-                f'carrier = "{self.carrier}": pki = DIR, which `phalanx pki` makes, goes with "bridge" and nothing '
-                "else; sites of this machine get keys of the run's own"
+                f'carrier = "{self.carrier}": pki = DIR, made by `phalanx pki`, is required with "bridge" and not '
+                "allowed otherwise; a run makes the keys of local sites"
             )
         self._check_rule()
         self._check_kind_of_sums()
@@ -209,73 +209,72 @@ class FederatedConfig(StrictModel):
         if self.algorithm.kind == "fedbuff" and self.algorithm.buffer > self.num_asked:
             raise ValueError(f"algorithm.buffer = {self.algorithm.buffer}: {self.num_asked} sites are asked; lower it")
         if self.exchange == "product" and self.personal:
-            raise ValueError('personal: exchange = "product" needs both factors of every adapter; leave one out')
+            raise ValueError(
+                'personal: excludes exchange = "product", which needs both factors of every adapter; remove one'
+            )
         if self.exchange == "product" and (self.secure or self.aggregator != "mean" or self.algorithm.kind != "fedavg"):
             raise ValueError(
-                'exchange = "product" needs the factors of each site, and none of a sum, a rule or a moment of them; '
-                'take secure = false, aggregator = "mean" and kind = "fedavg", or exchange = "frozen_a"'
+                'exchange = "product" needs the factors of each site, not a sum, a robust rule or a moment; set '
+                'secure = false, aggregator = "mean" and kind = "fedavg", or exchange = "frozen_a"'
             )
         return self
 
     def _check_rule(self) -> None:
         if self.aggregator == "mean" and (self.byzantine or self.before):
-            raise ValueError('aggregator = "mean" stands no site that lies; leave byzantine and before out, or choose')
+            raise ValueError('aggregator = "mean" tolerates no lying site; remove byzantine and before, or choose')
         if self.aggregator != "mean" and self.weights != "equal":
-            raise ValueError(f'aggregator = "{self.aggregator}" looks at sites alike; set weights = "equal"')
+            raise ValueError(f'aggregator = "{self.aggregator}" gives all sites the same weight; set weights = "equal"')
         if self.aggregator != "mean" and self.algorithm.kind in ("scaffold", "fedbuff"):
-            raise ValueError(
-                f'algorithm.kind = "{self.algorithm.kind}" takes means, of controls or of updates of different age; '
-                'set aggregator = "mean"'
-            )
+            raise ValueError(f'algorithm.kind = "{self.algorithm.kind}" takes means; set aggregator = "mean"')
 
     def _check_kind_of_sums(self) -> None:
         """Return where the kind of sums goes with the rest, and with nothing that masked sums alone have."""
         if self.keepers and self.sums != "homomorphic":
-            raise ValueError('keepers open homomorphic sums; set sums = "homomorphic", or leave them out')
+            raise ValueError('keepers open homomorphic sums; set sums = "homomorphic", or remove them')
         if self.enclave != EnclaveSumsConfig() and self.sums != "enclave":
-            raise ValueError('enclave is the aggregator\'s; set sums = "enclave", or leave it out')
+            raise ValueError('enclave configures the aggregator; set sums = "enclave", or remove it')
         if self.sums == "masked":
             return
         if not self.secure:
-            raise ValueError(f'sums = "{self.sums}" is how the owner learns the sum alone; set secure = true')
+            raise ValueError(f'sums = "{self.sums}" hides single updates from the owner; set secure = true')
         plain: dict[str, object] = {"privacy": None, "bucket": None}
         if self.sums == "homomorphic":
             plain |= {"weights": "equal", "aggregator": "mean"}
             self._check_keepers()
         for name, only in plain.items():
             if getattr(self, name) != only:
-                raise ValueError(f'{name}: does not go with sums = "{self.sums}"; leave one of them out')
+                raise ValueError(f'{name}: excludes sums = "{self.sums}"; remove one of them')
 
     def _check_keepers(self) -> None:
         named = set(self.keepers)
         if len(named) < max(_LEAST_KEEPERS, len(self.keepers)) or not named <= set(self.sites):
             raise ValueError(
-                f"keepers: {', '.join(self.keepers) or 'none'}: expected {_LEAST_KEEPERS} sites or more, each once; "
-                "one keeper alone could read every site"
+                f"keepers: {', '.join(self.keepers) or 'none'}: expected {_LEAST_KEEPERS} distinct sites or more; a "
+                "single keeper could read every site"
             )
 
     def _check_sums(self) -> None:
         if not self.secure:
             if self.bucket is not None:
-                raise ValueError("bucket is for sums; set secure = true, or leave it out")
+                raise ValueError("bucket needs sums; set secure = true, or remove it")
             return
         if self.algorithm.kind in ("scaffold", "fedbuff"):
             raise ValueError(
-                f'secure = true does not go with algorithm.kind = "{self.algorithm.kind}": a sum is of updates of one '
-                "size and one round; take another kind"
+                f'secure = true excludes algorithm.kind = "{self.algorithm.kind}": a sum needs updates of one size '
+                "and one round; choose another kind"
             )
         if self.aggregator != "mean" and self.bucket is None and self.sums != "enclave":
             raise ValueError(
-                f'aggregator = "{self.aggregator}" looks at single updates, which secure = true hides; give bucket, '
-                'the sites of each of several sums, or set sums = "enclave"'
+                f'aggregator = "{self.aggregator}" needs single updates, which secure = true hides; set bucket, the '
+                'number of sites of each sum, or set sums = "enclave"'
             )
         summed = self.bucket or self.num_asked
         max_summed = least_left_of(summed) if self.sums == "masked" else summed
         if not LEAST_SUMMED <= self.min_cohort <= max_summed:
             raise ValueError(
-                f"min_cohort = {self.min_cohort}: a sum of {summed} sites hides none of them with fewer than "
-                f"{LEAST_SUMMED}, and may end with {max_summed}; choose from {LEAST_SUMMED} to {max_summed}, "
-                "or have more sites"
+                f"min_cohort = {self.min_cohort}: a sum needs at least {LEAST_SUMMED} sites to hide one, and at "
+                f"most {max_summed} are asked, got {summed}; choose from {LEAST_SUMMED} to {max_summed}, or have "
+                "more sites"
             )
         if self.sums == "enclave":
             self._check_mixed()
@@ -295,18 +294,18 @@ class FederatedConfig(StrictModel):
             return
         if not self.secure:
             raise ValueError(
-                "privacy: each site adds a share of the noise of a sum, and without secure = true the owner sees each "
-                "update alone; set it"
+                "privacy: each site adds only a share of the noise of a sum; set secure = true, so that the owner "
+                "sees no single update"
             )
         if self.weights != "equal":
             raise ValueError(
-                f'weights = "{self.weights}": a weight would raise what one site counts for against the noise; set '
+                f'weights = "{self.weights}": a weight would raise the influence of a site above the noise; set '
                 'weights = "equal" beside privacy'
             )
         if "max_norm" not in self.model_fields_set:
             raise ValueError(
-                "max_norm: missing; noise is measured in it, so no default fits every model: give about the "
-                "update_norm of a run without privacy (metrics.jsonl); `phalanx train RUN.toml --dry-run` judges it"
+                "max_norm: missing; the noise is scaled by it, so there is no default: set it near the update_norm "
+                "of a run without privacy (metrics.jsonl); `phalanx train RUN.toml --dry-run` judges it"
             )
         if self.privacy.delta * len(self.sites) >= 1:
             raise ValueError(
@@ -316,8 +315,8 @@ class FederatedConfig(StrictModel):
         colluding = (self.cohort_sizes[-1] - 1) // 3
         if self.min_cohort <= colluding:
             raise ValueError(
-                f"min_cohort = {self.min_cohort}: of a sum of {self.cohort_sizes[-1]} sites {colluding} may collude, "
-                "and shares of the noise that they know are none; raise it"
+                f"min_cohort = {self.min_cohort}: in a sum of {self.cohort_sizes[-1]} sites, {colluding} may "
+                "collude and know their own shares of the noise; raise it"
             )
 
     @model_serializer(mode="wrap")

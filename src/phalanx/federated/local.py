@@ -111,10 +111,10 @@ def personal_names(trained: Iterable[str], patterns: Sequence[str]) -> frozenset
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             shown = ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])
-            raise ConfigError(f'federated.personal: "{pattern}" matches no trained weight; there are {shown}')
+            raise ConfigError(f'federated.personal: "{pattern}" matches no trained weight; weights: {shown}')
     personal = frozenset(name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns))
     if len(personal) == len(names):
-        raise ConfigError("federated.personal: matches all trained weights, and sites would share none; name fewer")
+        raise ConfigError("federated.personal: matches all trained weights, so sites would share none; name fewer")
     return personal
 
 
@@ -172,8 +172,8 @@ class PersonalWeights:
             weights: Named = load_file(self._round_path(number))
         except (SafetensorError, OSError) as exc:
             raise CheckpointError(
-                f"{self._round_path(number)}: cannot be read; remove it, and the round before holds"
+                f"{self._round_path(number)}: cannot be read; remove it to use the round before"
             ) from exc
         if frozenset(shapes_of(weights)) != self._names:
-            raise CheckpointError(f"{self._round_path(number)}: is of other weights than federated.personal names")
+            raise CheckpointError(f"{self._round_path(number)}: has other weights than federated.personal")
         return weights

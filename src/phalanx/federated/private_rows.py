@@ -51,9 +51,7 @@ def open_site_ledger(directory: Path, identity: Identity) -> tuple[AuditLog, Pas
                 )
             ]
     except (OSError, ValueError, RecursionError) as exc:
-        raise AuditLogError(
-            f"{head_file}: cannot be read, so a cut-off ledger could not be told from a whole one"
-        ) from exc
+        raise AuditLogError(f"{head_file}: cannot be read, so a truncated ledger could not be detected") from exc
     log, past = AuditLog(path, identity, run, known=heads, kept_at=head_file), PastCharges()
     try:
         with path.open("rb") as file:

@@ -67,7 +67,7 @@ def unseal(place: SealedPlace, private: X25519PrivateKey, sealed: bytes) -> byte
         return _open_cipher(private, ephemeral, ends, place).decrypt(_NONCE, rest, None)
     except InvalidTag as exc:
         raise AggregationError(
-            SumRefusal.MALFORMED, f"{place.site}: what it sealed does not open for this place and key"
+            SumRefusal.MALFORMED, f"{place.site}: its sealed data does not open for this place and key"
         ) from exc
 
 
@@ -75,7 +75,7 @@ def _open_cipher(private: X25519PrivateKey, other: bytes, ends: tuple[bytes, byt
     try:
         secret = private.exchange(X25519PublicKey.from_public_bytes(other))
     except ValueError as exc:
-        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is none of X25519") from exc
+        raise AggregationError(SumRefusal.MALFORMED, f"{place.site}: a key is not an X25519 key") from exc
     facts: Mapping[str, Any] = {
         "terms": place.terms.hex(),
         "round": place.round,

@@ -243,7 +243,7 @@ class SiteTrainer:
     ) -> None:
         self._model, self._data, self._schedule, self._private = model, data, schedule, private
         if model.personal and directory is None:
-            raise ConfigError("federated.personal: the site has no directory of its own to keep them in")
+            raise ConfigError("federated.personal: the site has no directory for its personal weights")
         self._first = {name: parameter.detach().clone() for name, parameter in model.personal.items()}
         self._kept = PersonalWeights(directory / "personal", self._first) if directory and model.personal else None
 

@@ -62,7 +62,9 @@ class RayTasks:
         try:
             result: dict[str, Any] = json.loads(ray.get(waiting))
         except ray.exceptions.RayError as exc:
-            raise DataError(f"--engine ray: a task failed ({str(exc)[:500]}); run the build again: it goes on") from exc
+            raise DataError(
+                f"--engine ray: a task failed ({str(exc)[:500]}); repeat the command to continue the build"
+            ) from exc
         if "error" in result:
             raise error_from_json(result["error"])
         return result
@@ -78,7 +80,9 @@ def perform_task(job: str, task: str) -> str:
             os.chdir(request["directory"])
             worker = _WORKERS[job] = BuildWorker.of(request)
     except OSError as exc:
-        lost = DataError(f"{request['directory']}: is not on every machine of the cluster ({exc.strerror}); share it")
+        lost = DataError(
+            f"{request['directory']}: some machine of the cluster cannot reach it ({exc.strerror}); share it"
+        )
         return json.dumps({"error": error_to_json(lost)})
     except PhalanxError as exc:
         return json.dumps({"error": error_to_json(exc)})

@@ -89,7 +89,7 @@ class DomainLaunch:
             ConfigError: The directory holds a run already, and `resume` is not set.
         """
         if not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir").about(
+            raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir").about(
                 code="PHX-C012", file=str(self.run_dir), do="add --resume, or choose another --run-dir"
             )
 
@@ -109,9 +109,7 @@ def as_domain(launch: Launch) -> DomainLaunch | None:
         return None
     for option, value in (("--party", launch.chosen), ("--owner", launch.owner), ("--advertise", launch.advertise)):
         if value:
-            raise ConfigError(
-                f"{option} is for runs whose stages are in different hands, not for [parallel]; leave it out"
-            )
+            raise ConfigError(f"{option} needs a run with [pipeline], not [parallel]; remove it")
     return DomainLaunch(
         launch.run_file, launch.overrides, launch.directory, resume=launch.resume, max_restarts=launch.max_restarts
     )

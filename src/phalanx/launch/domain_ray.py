@@ -41,7 +41,7 @@ def rank_bundles(launch: DomainLaunch, world: int, here: str | None = None) -> l
 
 def describe_domain_ray(launch: DomainLaunch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
-    place = f"the cluster at {address}" if address else "a cluster of its own on this machine"
+    place = f"the cluster at {address}" if address else "a new cluster on this machine"
     lines = [f"ray: {place}; placement group PACK of {rank_bundles(launch, launch.world)}, rank 0 on this machine"]
     return [*lines, f"each: phalanx train {shlex.join(launch.arguments())}"]
 
@@ -71,12 +71,12 @@ def run_domain_on_ray(launch: DomainLaunch, address: str | None) -> int:
             with RayRanks(ray, launch, [max_ranks, *fewer]) as crew:
                 code = crew.watch(notice)
             if code is None:
-                typer.echo(f"launch: a machine has come; from {crew.world} ranks to more", err=True)
+                typer.echo(f"launch: a machine joined; growing from {crew.world} ranks", err=True)
                 continue
             if notice.given or restarts == 0 or not is_worth_another(code):
                 return exit_code(code)
             restarts -= 1
-            typer.echo(f"launch: a rank ended with exit code {exit_code(code)}; all go on", err=True)
+            typer.echo(f"launch: a rank ended with exit code {exit_code(code)}; all ranks restart", err=True)
 
 
 class RayRanks:
@@ -175,7 +175,7 @@ class RayRanks:
                 return asked, group
             remove_placement_group(group)
         raise ConfigError(
-            f"the Ray cluster has no room for {self._sizes[-1]} ranks of {rank_bundles(self._launch, 1)[0]}, one of "
+            f"the Ray cluster cannot place {self._sizes[-1]} ranks of {rank_bundles(self._launch, 1)[0]}, one of "
             f"them on {here}: it has {self._ray.available_resources()}; add machines, or lower parallel.min_dp"
         )
 

@@ -35,8 +35,8 @@ def ranks_per_machine(launch: DomainLaunch, nodes: Nodes) -> int:
     machines = int(max_nodes or fewest)
     if ranks % machines:
         raise ConfigError(
-            f"--nnodes {nodes.count}: {ranks} ranks cannot be shared out equally among {machines} machines; change "
-            "parallel.dp, or max_dp where machines may come and go"
+            f"--nnodes {nodes.count}: {ranks} ranks cannot be divided equally among {machines} machines; change "
+            "parallel.dp, or max_dp with a variable number of machines"
         )
     return ranks // machines
 
@@ -50,7 +50,7 @@ def check_nodes(launch: DomainLaunch, nodes: Nodes) -> None:
     if nodes.is_one:
         return
     if nodes.endpoint is None:
-        raise ConfigError(f"--nnodes {nodes.count}: add --rdzv-endpoint HOST:PORT, where the machines meet")
+        raise ConfigError(f"--nnodes {nodes.count}: add --rdzv-endpoint HOST:PORT, the rendezvous of the machines")
     if not all(part.isdecimal() and int(part) for part in nodes.count.split(":")):
         raise ConfigError(f"--nnodes {nodes.count}: expected a number, or MIN:MAX")
     host = _host(nodes)

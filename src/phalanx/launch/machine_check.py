@@ -76,13 +76,13 @@ def _versions(_: Path) -> list[MachineFact]:
         "python",
         "good" if is_known else "notice",
         version,
-        "" if is_known else "3.11 and 3.12 are what it is tested on",
+        "" if is_known else "tested with 3.11 and 3.12",
     )
     system = MachineFact(
         "system",
         "good" if sys.platform == "linux" else "notice",
         platform.platform(),
-        "" if sys.platform == "linux" else "tested on Linux; on Windows use WSL 2, on macOS no worker can be forked",
+        "" if sys.platform == "linux" else "tested on Linux; on Windows use WSL 2; macOS cannot fork workers",
     )
     return [python, system, MachineFact("torch", "good", torch.__version__), *_devices()]
 
@@ -92,20 +92,22 @@ def _devices() -> list[MachineFact]:
 
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return [MachineFact("devices", "good", ", ".join(names), 'say train.device = "cuda" to use them')]
+        return [MachineFact("devices", "good", ", ".join(names), 'set train.device = "cuda" to use them')]
     if torch.version.cuda is None:
-        return [
-            MachineFact("devices", "good", "cpu", "this torch was built without CUDA, which is right without a GPU")
-        ]
-    advice = "this torch was built for CUDA and sees no device: look at the driver (nvidia-smi)"
+        return [MachineFact("devices", "good", "cpu", "this build of torch has no CUDA, which is right without a GPU")]
+    advice = "this build of torch has CUDA but sees no device: check the driver (nvidia-smi)"
     return [MachineFact("devices", "notice", "cpu", advice)]
 
 
 def _processors(_: Path) -> list[MachineFact]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = os.getloadavg()[0]
-    few = "" if cores >= _FEW_CORES else "a pipeline of four stages takes a core each: stages will wait for each other"
-    busy = "" if load < cores else "other programs use this machine: expect a share of its speed"
+    few = (
+        ""
+        if cores >= _FEW_CORES
+        else "a pipeline of four stages uses one core for each: the stages will wait for each other"
+    )
+    busy = "" if load < cores else "other programs use this machine: runs are slower"
     return [
         MachineFact("cores", "notice" if few else "good", str(cores), few),
         MachineFact("load", "notice" if busy else "good", f"{load:.1f}", busy),
@@ -115,7 +117,7 @@ def _processors(_: Path) -> list[MachineFact]:
 def _memory(_: Path) -> list[MachineFact]:
     available = psutil.virtual_memory().available / _GIB
     is_little = available < _LITTLE_MEMORY_GIB
-    advice = "a process takes about 0.5 GiB before its first weight; lower pipeline.stages" if is_little else ""
+    advice = "a process uses about 0.5 GiB before it loads weights; lower pipeline.stages" if is_little else ""
     return [MachineFact("memory", "notice" if is_little else "good", f"{available:.1f} GiB available", advice)]
 
 
@@ -126,7 +128,7 @@ def _disk(directory: Path) -> list[MachineFact]:
         return [MachineFact("disk", "bad", f"{existing} {why}", "choose another place with --run-dir")]
     free = shutil.disk_usage(existing).free / _GIB
     is_little = free < _LITTLE_DISK_GIB
-    advice = "a checkpoint takes 12 bytes for each trained number; lower checkpoint.keep" if is_little else ""
+    advice = "a checkpoint needs 12 bytes for each trained number; lower checkpoint.keep" if is_little else ""
     return [MachineFact("disk", "notice" if is_little else "good", f"{free:.1f} GiB free at {existing}", advice)]
 
 
@@ -157,7 +159,7 @@ def _extras(_: Path) -> list[MachineFact]:
     try:
         requirements = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
-        return [MachineFact("extras", "notice", "unknown", f"{DISTRIBUTION} is not installed here, only its files are")]
+        return [MachineFact("extras", "notice", "unknown", f"{DISTRIBUTION} is not installed; only its files exist")]
     missing: dict[str, list[str]] = {}
     for requirement in requirements:
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
@@ -183,7 +185,7 @@ def _network(_: Path) -> list[MachineFact]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=5.0):
-                return [MachineFact("network", "good", "a port of the loopback can be opened and reached")]
+                return [MachineFact("network", "good", "ports of the loopback address work")]
     except OSError as exc:
         return [MachineFact("network", "bad", f"loopback: {exc}", "stages talk over TCP: let this program open ports")]
 
@@ -194,9 +196,16 @@ def _clock(_: Path) -> list[MachineFact]:
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     except (OSError, AttributeError):
-        return [MachineFact("clock", "notice", now, "this system does not say whether it is corrected")]
+        return [MachineFact("clock", "notice", now, "this system does not report whether the clock is synchronised")]
     if state == _TIME_ERROR:
-        return [MachineFact("clock", "notice", now, "nothing corrects it here (NTP); certificates are judged by it")]
+        return [
+            MachineFact(
+                "clock",
+                "notice",
+                now,
+                "no service synchronises the clock (NTP); the validity of certificates depends on it",
+            )
+        ]
     return [MachineFact("clock", "good", now)]
 
 
@@ -204,11 +213,13 @@ def _trusted_hardware(_: Path) -> list[MachineFact]:
     devices = [path for path in _TRUSTED_HARDWARE if Path(path).exists()]
     unreadable = [path for path in devices if not os.access(path, os.R_OK | os.W_OK)]
     if unreadable:
-        return [MachineFact("attestation", "notice", ", ".join(devices), f"no right to use {', '.join(unreadable)}")]
+        return [
+            MachineFact("attestation", "notice", ", ".join(devices), f"no permission to use {', '.join(unreadable)}")
+        ]
     if devices:
         return [MachineFact("attestation", "good", ", ".join(devices))]
-    simulator = "a software TPM is here for tests" if shutil.which("swtpm") else "swtpm is not installed either"
-    advice = 'a [split] falls back to tier = "process", which hides nothing from who owns this machine'
+    simulator = "a software TPM is available for tests" if shutil.which("swtpm") else "swtpm is not installed either"
+    advice = 'a [split] falls back to tier = "process", which hides nothing from the administrator of this machine'
     return [MachineFact("attestation", "notice", f"no TPM, SEV-SNP or TDX device; {simulator}", advice)]
 
 
@@ -228,9 +239,7 @@ def _identity(directory: Path) -> MachineFact:
     description = f"{identity.name}: keys and certificate belong together, valid until {expires_at.isoformat()}"
     if expires_at - steady_now() > _SOON:
         return MachineFact(topic, "good", description)
-    return MachineFact(
-        topic, "notice", description, "have a new one made with phalanx pki sign, or issue, before it expires"
-    )
+    return MachineFact(topic, "notice", description, "get a new one with phalanx pki sign, or issue, before it expires")
 
 
 CHECKS: Mapping[str, Callable[[Path], list[MachineFact]]] = MappingProxyType(

@@ -67,11 +67,11 @@ def bundles(launch: Launch) -> list[dict[str, float]]:
 
 def describe_ray(launch: Launch, address: str | None) -> list[str]:
     """Lines that say what would be run."""
-    place = f"the cluster at {address}" if address else "a cluster of its own on this machine"
+    place = f"the cluster at {address}" if address else "a new cluster on this machine"
     lines = [f"ray: {place}; placement group SPREAD of {bundles(launch)}"]
     pipeline = launch.run.pipeline
     lines += [f"actor: {name}: keys in {launch.keys / name}, wherever it is placed" for name in pipeline.remote_workers]
-    lines += [f"in the place of the dead: {', '.join(pipeline.may_join) or 'nobody'}"]
+    lines += [f"replacements: {', '.join(pipeline.may_join) or 'none'}"]
     return [*lines, f"here: phalanx train {shlex.join(OwnerProcess(launch).arguments())}"]
 
 
@@ -89,7 +89,7 @@ def run_on_ray(launch: Launch, address: str | None) -> int:
         ConfigError: Ray is not installed, cannot place the workers, or they could not hear each other.
     """
     if not launch.has_owner:
-        raise ConfigError(f"--engine ray: the owner runs here, and {launch.keys} has no keys of it")
+        raise ConfigError(f"--engine ray: the owner runs here, but {launch.keys} lacks its keys")
     with cluster(launch, address) as ray, ExitStack() as stack:
         posts = [RemoteWorkerHost(ray, actor) for actor in _place(ray, launch, stack)]
         pipeline, configure = launch.run.pipeline, _configure_in_actor(launch)
@@ -162,7 +162,7 @@ def cluster(launch: Launch, address: str | None) -> Iterator[Any]:
         if machines > 1 and launch.is_on_loopback:
             raise ConfigError(
                 f"the Ray cluster has {machines} machines, but pipeline.transport.bind = "
-                f'{launch.run.pipeline.transport.bind!r} is heard on its own machine only; set it to "0.0.0.0"'
+                f'{launch.run.pipeline.transport.bind!r} is reachable from its own machine only; set it to "0.0.0.0"'
             )
         yield ray
 
@@ -176,7 +176,7 @@ def _place(ray: Any, launch: Launch, stack: ExitStack) -> list[Any]:
     stack.callback(remove_placement_group, group)
     if not group.wait(_PLACEMENT_TIMEOUT_S):
         raise ConfigError(
-            f"the Ray cluster has no room for {asked} within {_PLACEMENT_TIMEOUT_S:.0f} s, it has "
+            f"the Ray cluster could not place {asked} within {_PLACEMENT_TIMEOUT_S:.0f} s, it has "
             f"{ray.available_resources()}; add machines, or lower train.threads or pipeline.stages"
         )
     actors = []

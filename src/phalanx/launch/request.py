@@ -66,9 +66,9 @@ class Launch:
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(
-                f"{self.run_file}: pipeline.pki is missing, and every party needs keys before it is launched; run "
-                f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add "
-                "--set pipeline.pki=keys"
+                f"{self.run_file}: pipeline.pki is missing, but every party needs keys before the launch; run "
+                f"`phalanx pki init keys`, `phalanx pki issue keys NAME` for each of {names}, and add --set "
+                "pipeline.pki=keys"
             )
         return self._loaded(self.settled)
 
@@ -129,15 +129,15 @@ class Launch:
         known_parties = (OWNER, *pipeline.remote_workers, *pipeline.may_join)
         strangers = sorted(set(self.chosen) - set(known_parties))
         if strangers:
-            raise ConfigError(f"--party {strangers[0]}: {self.run_file} knows {', '.join(known_parties)}")
+            raise ConfigError(f"--party {strangers[0]}: choices of {self.run_file}: {', '.join(known_parties)}")
         with_keys = [name for name in known_parties if (self.keys / name / "signing.key").exists()]
         here = [name for name in known_parties if name in self.chosen] or with_keys
         missing = [name for name in here if name not in with_keys]
         if missing or not here:
             lacking = missing or list(known_parties)
             raise ConfigError(
-                f"{self.keys}: has no keys of {', '.join(lacking)}; make them here with `phalanx pki issue`, or have "
-                "each party make its own with `phalanx pki request`"
+                f"{self.keys}: lacks the keys of {', '.join(lacking)}; make them here with `phalanx pki issue`, or "
+                "have each party make its own with `phalanx pki request`"
             )
         return _parts(here, pipeline.may_join)
 
@@ -153,9 +153,9 @@ class Launch:
             ConfigError: The directory holds a run already, or no process here would know where the owner is.
         """
         if self.has_owner and not self.resume and holds_run(self.run_dir):
-            raise ConfigError(f"{self.run_dir}: holds a run already; add --resume, or choose another --run-dir")
+            raise ConfigError(f"{self.run_dir}: already has a run; add --resume, or choose another --run-dir")
         if self.has_owner and self.owner is not None:
-            raise ConfigError(f"--owner {self.owner}: the owner runs here; leave it out, or choose others with --party")
+            raise ConfigError(f"--owner {self.owner}: the owner runs here; remove it, or choose others with --party")
 
     def worker_config(self, name: str, owner: str) -> WorkerConfig:
         """The file of one worker, which will serve this run and no other."""

@@ -52,17 +52,17 @@ class Nodes:
         if self.is_one:
             return
         if self.endpoint is None:
-            raise ConfigError(f"--nnodes {self.count}: add --rdzv-endpoint HOST:PORT, where the machines meet")
+            raise ConfigError(f"--nnodes {self.count}: add --rdzv-endpoint HOST:PORT, the rendezvous of the machines")
         if launch.is_on_loopback:
             raise ConfigError(
-                f"--nnodes {self.count}: pipeline.transport.bind = {launch.run.pipeline.transport.bind!r} is heard on "
-                'its own machine only; set it to the address to listen on, or to "0.0.0.0"'
+                f"--nnodes {self.count}: pipeline.transport.bind = {launch.run.pipeline.transport.bind!r} is "
+                'reachable from its own machine only; set it to the address to listen on, or to "0.0.0.0"'
             )
         here = {part.name for part in launch.parts}
         if not launch.chosen and here == {OWNER, *launch.run.pipeline.remote_workers}:
             raise ConfigError(
-                f"--nnodes {self.count}: the keys of all parties are here, as on a disk that all machines share; say "
-                "with --party who runs on this machine"
+                f"--nnodes {self.count}: this directory has the keys of all parties, as on a shared disk; name the "
+                "parties of this machine with --party"
             )
 
 

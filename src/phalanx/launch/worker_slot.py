@@ -122,14 +122,14 @@ class Supervisor:
         if code < 0 or code == _BUG:
             self._replace(gone, owner)
         elif code > 0:
-            typer.echo(f"launch: {gone} ended with exit code {code}; the run goes on without it", err=True)
+            typer.echo(f"launch: {gone} ended with exit code {code}; the run continues without it", err=True)
 
     def _replace(self, gone: str, owner: str) -> None:
         name = self._substitutes.take()
         if name is None:
-            typer.echo(f"launch: {gone} died and nobody may take its place; see pipeline.may_join", err=True)
+            typer.echo(f"launch: {gone} died and no other party may replace it; see pipeline.may_join", err=True)
             return
-        typer.echo(f"launch: {gone} died, {name} takes its place", err=True)
+        typer.echo(f"launch: {gone} died; {name} replaces it", err=True)
         self._man(name, owner)
 
     def _man(self, name: str, owner: str) -> None:
@@ -203,7 +203,7 @@ def watch_owner(
             return code
         if code is not None:
             restarts -= 1
-            typer.echo(f"launch: {name} ended with exit code {exit_code(code)} and goes on", err=True)
+            typer.echo(f"launch: {name} ended with exit code {exit_code(code)} and restarts", err=True)
             owner.begin()
             renew()
         look(owner.address)

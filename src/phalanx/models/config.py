@@ -139,7 +139,7 @@ class PromptEncoderConfig(StrictModel):
     @model_validator(mode="after")
     def _check_encoder(self) -> "PromptEncoderConfig":
         if self.encoder == "none" and self.encoder_size is not None:
-            raise ValueError('encoder_size: encoder = "none" has no layers; leave it out')
+            raise ValueError('encoder_size: encoder = "none" has no layers; remove it')
         if self.path is not None and self.encoder != "none":
             raise ValueError(
                 "path: files of peft hold the embeddings that an encoder made, and not the encoder; set encoder = "

@@ -177,13 +177,13 @@ def read_config(directory: Path) -> dict[str, Any]:
             expected="a directory in the hub's layout",
         ) from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{path}: is not valid JSON: {exc}; mend it, or fetch the model again").about(
+        raise ModelError(f"{path}: is not valid JSON: {exc}; correct it, or fetch the model again").about(
             code="PHX-I032",
             file=str(path),
             key="model.path",
             found=str(exc),
             expected="JSON",
-            do="mend it, or fetch the model again",
+            do="correct it, or fetch the model again",
         ) from exc
     if not isinstance(data, dict):
         raise ModelError(f"{path}: found a {type(data).__name__}; expected an object")

@@ -72,7 +72,7 @@ class ModelSource:
         if not 1 <= num_layers <= self.num_layers:
             raise ModelError(f"{self.directory}: has {self.num_layers} blocks; {num_layers} of them were asked for")
         if self.family.facts.predicts == "target":
-            raise ModelError(f"model.layers: {self.family.model_type} is an encoder and a decoder; leave it out")
+            raise ModelError(f"model.layers: {self.family.model_type} is an encoder and a decoder; remove it")
         short = copy.copy(self)
         short.hub_config = copy.deepcopy(self.hub_config)
         short.hub_config.num_hidden_layers = num_layers

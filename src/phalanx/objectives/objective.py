@@ -167,7 +167,7 @@ class Objective:
             if name not in extras:
                 raise DataError(f"extras.{name}: the objective reads them, and the batch has none")
             if name not in self.extras:
-                raise DataError(f"extras.{name}: the objective does not read them; leave them out")
+                raise DataError(f"extras.{name}: the objective does not read them; remove them")
             expected, tensor = self.extras[name], extras[name]
             dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
             if (dtype, shape) != (expected.dtype, expected.shape(rows, seq)):

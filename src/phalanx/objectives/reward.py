@@ -65,6 +65,6 @@ def row_scores(
     wrong = ((last == 0) | (last == labels.shape[1])).nonzero().flatten().tolist()
     if wrong:
         raise DataError(
-            f"reward: row {wrong[0]} has no answer that ends in it; raise data.sequence_length, or leave it out"
+            f"reward: row {wrong[0]} has no answer that ends in it; raise data.sequence_length, or remove it"
         )
     return logits.float().squeeze(2).gather(1, last.unsqueeze(1)).squeeze(1)

@@ -88,16 +88,16 @@ class OptimizerConfig(StrictModel):
     def _check_values(self) -> Self:
         for name in foreign_settings(self.kind):
             if self._is_set(name):
-                raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; leave it out')
+                raise ValueError(f'{name} has no meaning with kind = "{self.kind}"; remove it')
         if not DECAYS[self.schedule].is_late and self._is_set("decay_share"):
-            raise ValueError(f'decay_share has no meaning with schedule = "{self.schedule}"; leave it out')
+            raise ValueError(f'decay_share has no meaning with schedule = "{self.schedule}"; remove it')
         return self
 
     @model_validator(mode="after")
     def _check_warmup(self) -> Self:
         if self.warmup_steps and self.warmup_share:
             raise ValueError(
-                f"warmup_steps = {self.warmup_steps} beside warmup_share = {self.warmup_share:g}; leave one of them out"
+                f"warmup_steps = {self.warmup_steps} beside warmup_share = {self.warmup_share:g}; remove one of them"
             )
         return self
 

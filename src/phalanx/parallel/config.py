@@ -131,7 +131,7 @@ class ParallelConfig(StrictModel):
         if self.replicas == 1:
             return
         if self.zero < SHARED_GRADIENTS:
-            raise ValueError(f"replicas = {self.replicas} needs zero = 2 or 3, found {self.zero}; leave it out")
+            raise ValueError(f"replicas = {self.replicas} needs zero = 2 or 3, found {self.zero}; remove it")
         if (self.dp // self.islands) % self.replicas:
             raise ValueError(
                 f"replicas = {self.replicas} does not divide dp = {self.dp}"

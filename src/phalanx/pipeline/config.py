@@ -72,9 +72,9 @@ class PipelineConfig(StrictModel):
                 do="make one with `phalanx pki init DIR`, and add pki = DIR",
             )
         if self.may_join and not self.remote_workers:
-            raise ValueError("may_join is for remote workers; name at least one in remote_workers, or set respawns")
+            raise ValueError("may_join requires remote workers; name at least one in remote_workers, or set respawns")
         if self.respawns and self.remote_workers:
-            raise ValueError("respawns is for local workers; name those that may come later in may_join")
+            raise ValueError("respawns requires local workers; name the workers that may join later in may_join")
         remote = (*self.remote_workers, *self.may_join)
         if len(set(remote)) != len(remote) or OWNER in remote:
             raise ValueError(f"remote_workers and may_join must be distinct names and none may be {OWNER!r}")
@@ -83,7 +83,7 @@ class PipelineConfig(StrictModel):
     @model_validator(mode="after")
     def _check_layouts(self) -> "PipelineConfig":
         if self.remote_workers and (self.layouts or self.layout):
-            raise ValueError("layout and layouts are of local workers; a remote one's file has [parallel]")
+            raise ValueError("layout and layouts apply to local workers; the file of a remote worker has [parallel]")
         local = (*self.workers, *self.late_workers)
         stray = sorted(set(self.layouts or ()) - set(local))
         if stray:
@@ -167,17 +167,17 @@ PRESETS: Mapping[Preset, Mapping[str, Any]] = {
 
 _REMOVED_KEYS: Mapping[str, tuple[Any, str]] = {
     "keep_steps": (0, "set guard.keep_states, or guard.preset, which sets it"),
-    "third_party_audit_rate": (0.0, "raise guard.owner_audit_rate: the owner's own audits find leagues"),
-    "recovery": ("takeover", "leave it out; `phalanx reproduce` has the recoveries of the paper"),
-    "snapshot_every": (10, "leave it out"),
+    "third_party_audit_rate": (0.0, "raise guard.owner_audit_rate: the owner's own audits detect colluding parties"),
+    "recovery": ("takeover", "remove it; `phalanx reproduce` has the recoveries of the paper"),
+    "snapshot_every": (10, "remove it"),
 }
 """Keys that are gone, each with its only value left and what to do about another one (ADR 219 and 220)."""
 
 _REMOVED_VALUES: Mapping[tuple[str, object], str] = {
-    ("shadow", "update"): 'write shadow = "gradient", which sends as much and can take over',
-    ("shadow", "snapshot"): 'write shadow = "gradient"',
-    ("mode", "paper"): 'write shadow = "lockstep", which recomputes everything as well, with rates of 0',
-    ("mode", "statistics"): "leave it out; `phalanx reproduce` has statistics alone as a baseline",
+    ("shadow", "update"): 'set shadow = "gradient", which sends as much and can take over',
+    ("shadow", "snapshot"): 'set shadow = "gradient"',
+    ("mode", "paper"): 'set shadow = "lockstep", which also recomputes everything, with rates of 0',
+    ("mode", "statistics"): "remove it; `phalanx reproduce` has statistics alone as a baseline",
 }
 
 
@@ -268,11 +268,11 @@ class GuardConfig(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> "GuardConfig":
         if self.keep_states and not self.enabled:
-            raise ValueError(f'keep_states = {self.keep_states} with mode = "off", which undoes nothing; leave one out')
+            raise ValueError(f'keep_states = {self.keep_states} with mode = "off", which undoes nothing; remove one')
         if self.classes == "mixed" and self.enabled and not self.sends_gradient:
             raise ValueError(
-                f'classes = "mixed" with shadow = "{self.shadow}": only a shadow that is sent the weight gradient and '
-                'makes its own updates keeps equal bits where kernels differ; use "gradient", or classes = "one"'
+                f'classes = "mixed" with shadow = "{self.shadow}": different kernels need a shadow that receives '
+                'the weight gradient and makes its own updates; use "gradient", or classes = "one"'
             )
         if self.commit_lag and not self.enabled:
             raise ValueError(
@@ -281,8 +281,8 @@ class GuardConfig(StrictModel):
             )
         if self.commit_lag and not self.sends_gradient:
             raise ValueError(
-                f'commit_lag = {self.commit_lag} with shadow = "{self.shadow}": a shadow in lock-step cannot stay a '
-                'step behind; set commit_lag = 0 or shadow = "gradient"'
+                f'commit_lag = {self.commit_lag} with shadow = "{self.shadow}": a lock-step shadow cannot lag one '
+                'step; set commit_lag = 0 or shadow = "gradient"'
             )
         return self
 
@@ -349,13 +349,13 @@ class AttackConfig(StrictModel):
             return self
         together = (self, *self.also)
         if any(attacker.kind == "none" for attacker in together) or any(attacker.also for attacker in self.also):
-            raise ValueError('of several attacks each has a kind other than "none", and only the first one has also')
+            raise ValueError(
+                'with several attacks each needs a kind other than "none", and only the first one may have also'
+            )
         stages = [stage for attacker in together for stage in attacker.stages]
         twice = sorted({stage for stage in stages if stages.count(stage) > 1})
         if twice:
-            raise ValueError(
-                f"stages {twice} are in two attacks: a party lies in one way; give each stage to one of them"
-            )
+            raise ValueError(f"stages {twice} are in two attacks; assign each stage to one attack")
         return self
 
     @property
@@ -407,7 +407,7 @@ class WorkerConfig(StrictModel):
     @model_validator(mode="after")
     def _check_code(self) -> "WorkerConfig":
         if self.code and self.parallel.world > 1:
-            raise ValueError("code is for a worker of one process: it is not tried with ranks; leave parallel out")
+            raise ValueError("code needs a worker of one process; remove parallel")
         return self
 
     @field_validator("owner")
@@ -429,8 +429,8 @@ class WorkerConfig(StrictModel):
     def _refuse_attack(cls, data: object) -> object:
         if isinstance(data, dict) and not _ATTACK_KEYS.isdisjoint(data):
             raise ValueError(
-                "has an attack, and a worker cannot be told to attack; remove it: `phalanx train` and `phalanx attack` "
-                "start attackers of this machine from [attack] of the run file, and on another machine the laboratory "
-                "does: `python -m phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`"
+                "attack is not a key of worker files; remove it: `phalanx train` and `phalanx attack` start local "
+                "attackers from [attack] of the run file; on another machine use the laboratory: `python -m "
+                "phalanx.lab.attacks.worker ATTACK.toml WORKER.toml`"
             )
         return data

@@ -11,17 +11,17 @@ _ALL_PARAMETERS = 3
 """The ZeRO level at which parameters are shared as well."""
 
 NOT_FOR_PARTIES = {
-    "pp": "the stages of the run are its pipeline; raise pipeline.stages and give the party another one",
-    "schedule": "it orders a pipeline's microbatches, which pipeline.schedule does",
-    "replicas": "groups of copies that each have all of a state save links between machines, and a party is on one",
-    "gradient_compression": "what the party signs is the sum itself, which its shadow recomputes",
-    "offload": "rank 0 keeps the stage on the device of the worker file",
-    "activation_checkpointing": "it is the run's: model.activation_checkpointing",
-    "compile": "compiled blocks give other bits than those that an auditor recomputes",
-    "outer": "copies that train apart have no common state to sign after a step",
-    "min_dp": "a party keeps its ranks or is lost, and then its shadow takes over",
-    "max_dp": "a party keeps its ranks or is lost, and then its shadow takes over",
-    "restarts": "a party that loses a rank is lost as a whole; pipeline.respawns or pipeline.returns bring another one",
+    "pp": "the stages of the run are its pipeline; raise pipeline.stages and assign more stages to the party",
+    "schedule": "it orders the microbatches of a pipeline; use pipeline.schedule",
+    "replicas": "it groups copies to save traffic between machines, but a party is on one machine",
+    "gradient_compression": "the party signs the sum itself, which its shadow recomputes",
+    "offload": "rank 0 has the stage on the device of the worker file",
+    "activation_checkpointing": "it is a key of the run: model.activation_checkpointing",
+    "compile": "compiled blocks compute other bits than an auditor",
+    "outer": "copies that train separately have no common state to sign after a step",
+    "min_dp": "a party has a fixed number of ranks, and its shadow takes over when it is lost",
+    "max_dp": "a party has a fixed number of ranks, and its shadow takes over when it is lost",
+    "restarts": "a party that loses a rank is lost as a whole; pipeline.respawns or pipeline.returns replace it",
     "unsafe_public_network": "the ranks of a party are processes of one machine",
 }
 """Words of ``[parallel]`` that a party's layout cannot have, and why."""
@@ -53,19 +53,22 @@ class PartyLayout(StrictModel):
     def _refuse_other_words(cls, data: Any) -> Any:
         for word in NOT_FOR_PARTIES if isinstance(data, dict) else ():
             if word in data:
-                raise ValueError(f"{word} is not for the ranks of one party: {NOT_FOR_PARTIES[word]}; leave it out")
+                raise ValueError(
+                    f"{word} is not allowed for the ranks of one party: {NOT_FOR_PARTIES[word]}; remove it"
+                )
         return data
 
     @model_validator(mode="after")
     def _check(self) -> "PartyLayout":
         if self.zero == _ALL_PARAMETERS:
             raise ValueError(
-                "zero = 3 shares parameters, and rank 0 of a party has all of them: it signs whole weights in every "
-                "step; set zero to 2"
+                "zero = 3 divides parameters, but rank 0 of a party needs all of them to sign whole weights; set "
+                "zero to 2"
             )
         if self.zero and self.copies == 1:
             raise ValueError(
-                f"zero = {self.zero} shares what dp * cp copies have, and there is one; raise dp, or set zero to 0"
+                f"zero = {self.zero} divides the state of dp * cp copies, but there is one copy; raise dp, or "
+                "set zero to 0"
             )
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel = true needs tensor parallel ranks; set tp to 2 or more, or cp instead")
@@ -98,17 +101,17 @@ def unshared_adapter(adapter: AdapterConfig | None) -> str | None:
     """Say why the ranks of a party cannot share a stage beside this adapter; None where they can."""
     if isinstance(adapter, PromptEncoderConfig):
         return (
-            f'model.adapter.kind = "{adapter.kind}": the stages behind the first have nothing to train, and ranks of a '
-            "party share what is trained; give each party one process"
+            f'model.adapter.kind = "{adapter.kind}": later stages have nothing to train that ranks of a party could '
+            "divide; give each party one process"
         )
     if isinstance(adapter, LoraConfig) and adapter.quantize is not None:
         return (
-            f'model.adapter.quantize = "{adapter.quantize}": packed matrices are not tried with ranks of a party; '
-            "leave it out, or give each party one process"
+            f'model.adapter.quantize = "{adapter.quantize}": packed matrices are not supported with ranks of a '
+            "party; remove it, or give each party one process"
         )
     if isinstance(adapter, LoraConfig) and adapter.dropout:
         return (
-            f"model.adapter.dropout = {adapter.dropout}: ranks that have some of the rows, heads or positions drop "
-            "other numbers than a whole stage does; set it to 0, or give each party one process"
+            f"model.adapter.dropout = {adapter.dropout}: ranks with a part of the rows, heads or positions drop "
+            "other numbers than a whole stage; set it to 0, or give each party one process"
         )
     return None

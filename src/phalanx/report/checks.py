@@ -19,7 +19,7 @@ _KINDS = {
     "owner": "Owner",
     "state": "State agreed",
 }
-_PARTS = ("recomputed in full", "on the word of its party", "in doubt")
+_PARTS = ("recomputed in full", "on its party's word", "in doubt")
 _COLOURS = ("f0", "f1", "f5")
 
 
@@ -30,11 +30,11 @@ def checks_section(record: RunRecord) -> Markup | None:
     if not stages:
         return None
     remark = (
-        "Steps of each stage that were in other hands. Recomputed in full: all messages, the weight gradient and the "
-        "update, by the owner or by somebody who was not convicted. In doubt: the work of a party that was convicted."
+        "Steps of each stage that other parties held. Recomputed in full: all messages, the weight gradient and "
+        "the update, by the owner or by a party that was not convicted. In doubt: the work of a convicted party."
     )
     parts = [(f"stage {stage}", _cost_parts(record, stage, row)) for stage, row in stages.items()]
-    drawn = part_bars(parts, count, "Steps of each stage by how they were checked", colours=_COLOURS)
+    drawn = part_bars(parts, count, "Steps of each stage by kind of check", colours=_COLOURS)
     heads = ["Stage", "Steps", *(f"{name}, last step" for name in _KINDS.values())]
     rows = [
         [stage, count(row.get("steps")), *(_last_words(_as_object(row.get(kind))) for kind in _KINDS)]
@@ -84,9 +84,9 @@ def _doubt_section(record: RunRecord) -> list[Markup]:
     ]
     back = record.summary.get("checkpoint_before_doubt")
     advice = (
-        "No checkpoint of before them is left; they are in the weights."
+        "No earlier checkpoint is left; the steps are in the weights."
         if number(back) is None
-        else f"They are in the weights; the checkpoint of step {format_amount(back, 12)} is of before them."
+        else f"They are in the weights; the checkpoint of step {format_amount(back, 12)} is from before them."
     )
     heads = ["Party", "Stage", "Convicted in step", "In doubt", "Last recomputed in full"]
     return [
@@ -102,8 +102,8 @@ def _drift_section(record: RunRecord) -> list[Markup]:
         return []
     keys = ("party", "stage", "direction", "first_step", "last_step", "bias_sigmas")
     rows = [[words(row.get(key), 60) for key in keys] for row in drifts[:_MOST]]
-    heads = ["Leans to one side", "Stage", "Direction", "First seen in step", "Last in step", "Strongest, sigmas"]
-    remark = "Below the tolerance: seen and audited in full from then on, and nobody is blamed for it."
+    heads = ["Drifts to one side", "Stage", "Direction", "First seen in step", "Last in step", "Strongest, sigmas"]
+    remark = "Below the tolerance: audited in full from then on, without blame."
     return [make_element("h3", {}, "Drifts"), make_element("p", {"class": "remark"}, remark), table(heads, rows)]
 
 
@@ -143,6 +143,6 @@ def proven_steps(run_dir: Path, record: RunRecord) -> str:
         proof = verify_run(run_dir)
     except PhalanxError as exc:
         return f"Not proven: {exc}."
-    doubts = "".join(f" Cannot be shown: {doubt}." for doubt in proof.unproven)
+    doubts = "".join(f" Not proven: {doubt}." for doubt in proof.unproven)
     remarks = "".join(f" {remark.capitalize()}." for remark in proof.remarks)
     return f"Proven by the audit log: {proof.conclusion}.{remarks}{doubts}"

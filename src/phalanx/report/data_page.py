@@ -40,19 +40,19 @@ def render_data_report(report: Mapping[str, Any], name: str) -> str:
         section(
             "Terms of use", "As the recipe states them.", table(_TERMS, [_term_cells(source) for source in sources])
         ),
-        section("Samples of what was left out", _SAMPLED, *_sample_sections(sources)),
+        section("Samples of dropped documents", _SAMPLED, *_sample_sections(sources)),
         section("Made with", "", table(("Library", "Version"), _version_rows(report), "figures")),
     ]
     return page_shell(f"Dataset {printable(name, 80)}", parts)
 
 
 _ACCOUNT = (
-    "Raw bytes as they were read. Those of kept, dropped, quarantined and broken records add up to those of the "
-    "source, exactly; no dataset is made where they do not."
+    "Raw bytes of the input. The bytes of kept, dropped, quarantined and broken records add up exactly to those of "
+    "the source; otherwise no dataset is made."
 )
 _SAMPLED = (
-    "Chosen by their digests alone. phalanx data inspect DIR --document NAME says what became of any document; a "
-    "quarantined one is let in by [quarantine] release in the recipe."
+    "Chosen by their digests only. phalanx data inspect DIR --document NAME prints the fate of any document; "
+    "[quarantine] release in the recipe admits a quarantined one."
 )
 _GROUPS = ("Group", "Split", "Documents", "Tokens")
 _TERMS = ("Source", "Licence", "Consent", "Kind", "Files")
@@ -191,7 +191,7 @@ def _sample_sections(sources: Sequence[Source]) -> list[Markup]:
             shown = [_sample_cells(sample) for sample in _as_list(lines)[:_MOST_SAMPLES] if isinstance(sample, dict)]
             title = f"{words(source.get('name'), 40)}: {words(step, 40)}"
             drawn.append(make_element("details", {}, make_element("summary", {}, title), *shown))
-    return drawn or [make_element("p", {"class": "quiet"}, "Nothing was left out.")]
+    return drawn or [make_element("p", {"class": "quiet"}, "Nothing was dropped.")]
 
 
 def _sample_cells(line: Mapping[str, Any]) -> Markup:

@@ -71,11 +71,12 @@ def ends(record: RunRecord) -> list[str]:
     if isinstance(stopped, dict):
         row = {key: count(stopped.get(key)) for key in ("step", "best_step", "validations_without_improvement")}
         facts.append(
-            f"The run ended early after step {row['step']}: {row['validations_without_improvement']} validations in a "
-            f"row on {words(stopped.get('on'), 40)} brought nothing; the best was after step {row['best_step']}."
+            f"The run ended early after step {row['step']}: {row['validations_without_improvement']} validations in "
+            f"a row on {words(stopped.get('on'), 40)} without improvement; the best was after step "
+            f"{row['best_step']}."
         )
     if isinstance(best, dict):
-        doubt = " It holds steps that are in doubt." if best.get("in_doubt") is True else ""
+        doubt = " It has steps in doubt." if best.get("in_doubt") is True else ""
         facts.append(
             f"The best checkpoint is that of step {count(best.get('step'))}, "
             f"with a loss of {format_amount(best.get('loss'))} "
@@ -137,7 +138,9 @@ def _rounds(record: RunRecord) -> list[str]:
     rounds = number(record.summary.get("steps"))
     parts = [f"{format_plural(rounds or 0, 'round')} of {format_plural(number_of, 'site')}"]
     parts.append(f"the owner sees {words(facts.get('owner_sees'), 160)}")
-    parts += [f"{words(site, 60)} is asked no more ({words(reason, 80)})" for site, reason in list(out.items())[:8]]
+    parts += [
+        f"{words(site, 60)} gets no further orders ({words(reason, 80)})" for site, reason in list(out.items())[:8]
+    ]
     return [*parts, _spent(record)]
 
 
@@ -226,7 +229,7 @@ def _shut_out(split: dict[str, Any]) -> str:
         for name, site in excluded.items()
         if isinstance(site, dict)
     ]
-    return f"shut out: {', '.join(named)}"
+    return f"excluded: {', '.join(named)}"
 
 
 def guard_mode(record: RunRecord) -> str | None:

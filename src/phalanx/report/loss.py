@@ -278,7 +278,7 @@ def write_curve_svg(run_dirs: Mapping[str, Path], out: Path) -> Path:
     ]
     for curve, path in zip(curves, run_dirs.values(), strict=True):
         if not any(value is not None for _, value in curve.loss):
-            raise InputError(f"{path / 'metrics.jsonl'}: has no finite loss; train first, or leave the run out")
+            raise InputError(f"{path / 'metrics.jsonl'}: has no finite loss; train first, or remove the run")
     frame = PlotFrame(height=360.0, right=24.0)
     drawn = loss_chart(frame, curves, hovers=False)
     try:

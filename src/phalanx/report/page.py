@@ -130,7 +130,7 @@ def _sample_section(record: RunRecord) -> Markup | None:
 
 def _found(record: RunRecord) -> list[Markup | None]:
     """What the guard found, and how often it looked."""
-    remark = "Who was found guilty of what; open one to see what it rests on."
+    remark = "Guilty parties and their lies; open one to see its evidence."
     return [section("Verdicts", remark, verdict_list(record)), _audit_section(record)]
 
 
@@ -203,7 +203,7 @@ def _link_section(record: RunRecord) -> Markup | None:
     num_steps = len(record.metrics)
     drawn = name_bars(shown, lambda value: f"{size(value)}, {size(value / num_steps)} a step", "Bytes per link")
     remark = f"Sender → receiver, all {count(num_steps)} steps together."
-    remark += " What is claimed its sender alone says; the owner sees its own links." if claimed else ""
+    remark += " Claims are from their senders only; the owner sees its own links." if claimed else ""
     return section("Bytes per link", remark, drawn)
 
 
@@ -213,7 +213,7 @@ def _list_texts(found: Any) -> list[str]:
 
 def _stage_section(record: RunRecord) -> Markup | None:
     stages = stage_table(record)
-    return None if stages is None else section("Stages", "Who served what, at the beginning and at the end.", stages)
+    return None if stages is None else section("Stages", "Roles at the beginning and at the end.", stages)
 
 
 def _event_section(record: RunRecord) -> Markup | None:

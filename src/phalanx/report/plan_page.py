@@ -50,7 +50,7 @@ def _plan_top(answer: PlanAnswer) -> Markup:
     question, best = answer.question, answer.best
     devices = " or ".join(count(number) for number in question.counts)
     place = f"{devices} of {question.cluster.title or 'a cluster'}"
-    headline = f"{best.layout}" if best is not None else "No layout can be used"
+    headline = f"{best.layout}" if best is not None else "No usable layout"
     tiles = [("Model", f"{count(question.shape.parameters)} parameters", question.shape.family)]
     if best is not None:
         tiles += [
@@ -133,7 +133,7 @@ def _ranking_section(answer: PlanAnswer, shown: tuple[Estimate, ...]) -> Markup:
     which = (
         f"The best {len(shown)} of {format_plural(len(answer.ranking.valid), 'layout')}" if rest > 0 else "Every layout"
     )
-    remark = f"{which} that can be used. m: microbatches of each data parallel rank."
+    remark = f"{which} that are usable. m: microbatches of each data parallel rank."
     return section("Ranking", remark, table(*_drop_empty_columns(_HEADS, rows, "not known")))
 
 
@@ -146,15 +146,13 @@ def _memory_section(shown: tuple[Estimate, ...]) -> Markup:
     )
     limit = min(candidate.limit for candidate in shown) / GIB
     drawn = part_bars(rows, lambda value: f"{value:.3g} GiB", "Memory of each layout by part", limit)
-    return section("Memory a rank", "The rank that needs most, at the worst moment of a step.", drawn)
+    return section("Memory a rank", "The rank with the most, at the peak of a step.", drawn)
 
 
 def _time_section(shown: tuple[Estimate, ...]) -> Markup:
     parts = _drop_empty_parts([(_layout_name(candidate), candidate.step.parts()) for candidate in shown])
     hidden = max(candidate.step.hidden for candidate in shown)
-    remark = (
-        f"Exchange beside the computation takes no time of its own; at most {format_duration(hidden)} are hidden so."
-    )
+    remark = f"Exchange beside the computation takes no extra time; at most {format_duration(hidden)} are hidden."
     return section("Time of a step", remark, part_bars(parts, format_duration, "Seconds of a step by part"))
 
 
@@ -195,8 +193,8 @@ def _pipeline_section(answer: PlanAnswer) -> Markup | None:
     layers = f" Layers of the stages: {', '.join(map(str, estimate.layers))}." if estimate.layers else ""
     devices = f" Devices: {', '.join(estimate.devices)}." if estimate.devices else ""
     remark = (
-        f"{estimate.layout}: the first microbatches of a step; {100 * timeline.bubble:.1f} % of what is shown is idle."
-        f"{layers}{devices}"
+        f"{estimate.layout}: the first microbatches of a step; {100 * timeline.bubble:.1f} % of the shown time is "
+        f"idle.{layers}{devices}"
     )
     return section("Pipeline", remark, pipeline_chart(timeline))
 
@@ -227,7 +225,7 @@ def _assumption_section(answer: PlanAnswer) -> Markup:
         rows.append([f"{name}, price", "not known" if price is None else words(price, 400)])
         sources = [*device["sources"], *sources]
     rows += [["source", f"{source['title']}; {source['url']}; {source['date']}"] for source in sources]
-    return section("What it rests on", "A plan is as good as these figures.", table(["Figure", "Value"], rows))
+    return section("Assumptions", "A plan is as good as these figures.", table(["Figure", "Value"], rows))
 
 
 _UNITS = ((1e6, " million"), (1e3, " thousand"))

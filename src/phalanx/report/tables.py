@@ -126,13 +126,13 @@ def sites_section(record: RunRecord) -> Markup | None:
     rows = [_site_row(name, rounds, measured) for name in names[:_MOST_SITES]]
     sums = sum(len(row["sums"]) for row in rounds if isinstance(row.get("sums"), list))
     how = f"{count(sums)} secure sums; the owner saw no update." if sums else "The owner saw each update."
-    note = "Losses and accuracies are what sites say."
+    note = "Losses and accuracies are claims of the sites."
     heads, epsilons = _HEADS, [_last_epsilon(name, rounds) for name in names[:_MOST_SITES]]
     if any(epsilons):
         heads, rows = [*heads, "Epsilon"], [[*row, epsilon] for row, epsilon in zip(rows, epsilons, strict=True)]
         note = f"{note} Epsilon is what each site has spent of its own rows, by its own ledger."
     elif (spent := number(rounds[-1].get("epsilon"))) is not None:
-        note = f"Its sums have spent epsilon {spent:.3f} of each site, and sites tell nothing beside them."
+        note = f"Its sums have spent epsilon {spent:.3f} of each site, and sites reveal nothing else."
     remark = f"{count(len(rounds))} rounds. {how} {note}"
     return section("Sites", remark, table(heads, rows, "figures"))
 

@@ -12,15 +12,15 @@ from phalanx.report.tables import table
 
 _MAX_VERDICTS = 400
 _OFFENCES = {
-    "message": "sent a tensor that recomputation does not give",
-    "accusation": "accused a stage whose tensor recomputation does give",
-    "collusion": "vouched for a tensor that recomputation does not give",
-    "equivocation": "told two parties two stories",
+    "message": "sent a tensor that differs from the recomputed one",
+    "accusation": "accused a stage whose tensor equals the recomputed one",
+    "collusion": "vouched for a tensor that differs from the recomputed one",
+    "equivocation": "sent contradicting statements to two parties",
     "forgery": "committed to an input that nobody sent",
     "gradient": "another weight gradient or norm than it sent or computed",
-    "state": "a state that the agreed update does not lead to",
-    "shape": "sent another shape or type than the run has",
-    "transfer": "did not bring what it had committed to",
+    "state": "a state that does not follow from the agreed update",
+    "shape": "sent another shape or type than the run requires",
+    "transfer": "did not send its committed data",
 }
 _WHY_SIGNED = {
     "output": "the disputed message",

@@ -112,4 +112,4 @@ class RewardScorer(Closeable):
         other = (
             "; with a function that was changed, begin a new run where this one is, with --from" if has_own_code else ""
         )
-        return RewardError(f"{where}: {why}; mend the reward, then go on with --resume{other}: nothing is lost")
+        return RewardError(f"{where}: {why}; mend the reward, then continue with --resume{other}: nothing is lost")

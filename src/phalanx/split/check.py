@@ -23,15 +23,16 @@ def check_split(split: SplitConfig, source: ModelSource, *, seq: int, objective:
     """
     cut_model(source.num_layers, split.cut)
     if objective not in OBJECTIVES:
-        raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
+        raise ConfigError(f'train.objective = "{objective}": a split supports {", ".join(OBJECTIVES)}')
     if "causal" not in source.family.attention_kinds:
         raise ConfigError(
-            f"[split]: {source.family.model_type} has an encoder, and clients predict the next token; take a decoder, "
-            "or [pipeline]"
+            f"[split]: {source.family.model_type} has an encoder, but clients predict the next token; use a "
+            "decoder, or [pipeline]"
         )
     if getattr(source.hub_config, "output_router_logits", False):
         raise ConfigError(
-            "[split]: output_router_logits = true: an enclave adds no losses of routers; set it to false in the model"
+            "[split]: output_router_logits = true: an enclave does not support router losses; set it to false "
+            "in the model"
         )
     _check_admission(split)
     check_length(seq, getattr(source.hub_config, "max_position_embeddings", None))
@@ -45,6 +46,6 @@ def _check_admission(split: SplitConfig) -> None:
     max_byzantine = 0 if admission is None else AGGREGATORS[admission.rule].most_byzantine(split.clients)
     if admission is not None and admission.byzantine > max_byzantine:
         raise ConfigError(
-            f'split.admission.byzantine = {admission.byzantine}: "{admission.rule}" stands {max(0, max_byzantine)} of '
-            f"{split.clients} clients; lower it, or choose another rule"
+            f'split.admission.byzantine = {admission.byzantine}: "{admission.rule}" tolerates '
+            f"{max(0, max_byzantine)} of {split.clients} clients; lower it, or choose another rule"
         )

@@ -81,24 +81,21 @@ class SplitConfig(StrictModel):
     def _check(self) -> Self:
         if self.mode == "plaintext" and not self.insecure:
             raise ValueError(
-                'mode = "plaintext" lets the enclave\'s host read and alter text, labels and gradients; '
-                'set mode = "sealed", or insecure = true to measure what that costs'
+                'mode = "plaintext" lets the enclave\'s host read and alter text, labels and gradients; set mode '
+                '= "sealed", or insecure = true to measure its cost'
             )
         if self.mode != "plaintext" and self.insecure:
-            raise ValueError(f'insecure = true is for mode = "plaintext", the mode is "{self.mode}"; leave it out')
+            raise ValueError(f'insecure = true is for mode = "plaintext", the mode is "{self.mode}"; remove it')
         if self.mode != "plaintext" and self.tier == "sim" and not self.allow_insecure_sim:
             raise ValueError(
-                'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to go on '
-                "all the same"
+                'tier = "sim" is a simulation that proves nothing: NOT SECURE; set allow_insecure_sim = true to '
+                "use it anyway"
             )
         if self.allow_insecure_sim and self.tier not in _MAY_BE_SIMULATED:
-            raise ValueError(
-                f'allow_insecure_sim is for tier = "sim" or "auto", the tier is "{self.tier}"; leave it out'
-            )
+            raise ValueError(f'allow_insecure_sim is for tier = "sim" or "auto", the tier is "{self.tier}"; remove it')
         if self.tier in _MAY_BE_SIMULATED and self.transport.bind not in LOCAL_HOSTS:
             raise ValueError(
-                f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; '
-                "leave it out"
+                f'transport.bind = "{self.transport.bind}": a simulated enclave listens on this machine only; remove it'
             )
         if self.mode != "masked" and "masked" in self.model_fields_set and not self._repeats_every_default:
             raise RefusedKeyError(
@@ -112,13 +109,13 @@ class SplitConfig(StrictModel):
         self._check_client_policies()
         if self.admission is not None and self.workers_see_hidden_states:
             raise ValueError(
-                "[split.admission] looks at the gradients of the whole back part, and workers have its middle; leave "
-                "one of them out"
+                "[split.admission] needs the gradients of the whole back part, but workers have its middle; remove "
+                "one of them"
             )
         if self.release is not None and self.release.min_clients > self.clients:
             raise ValueError(
-                f"release.min_clients = {self.release.min_clients}: there are clients = {self.clients}, so nothing "
-                "could ever be released; lower it, or leave out [split.release]"
+                f"release.min_clients = {self.release.min_clients}: more than clients = {self.clients}, so nothing "
+                "could be released; lower it, or remove [split.release]"
             )
         return self
 
@@ -131,7 +128,7 @@ class SplitConfig(StrictModel):
         if len(remote_keys) < len(_REMOTE_KEYS):
             lacking = ", ".join(key for key in _REMOTE_KEYS if key not in remote_keys)
             raise ValueError(
-                f"{', '.join(remote_keys)}: is for clients of others, and {lacking} is missing; give all three"
+                f"{', '.join(remote_keys)}: needed for remote clients, but {lacking} is missing; set all three"
             )
         if len(names) != self.clients or len(set(names)) != len(names) or {ENCLAVE, OWNER} & set(names):
             raise ValueError(
@@ -144,8 +141,8 @@ class SplitConfig(StrictModel):
             raise ValueError('tier = "auto" is for an enclave of this machine; name the tier of the remote one')
         if self.tier == "sim" and self.enclave_host not in LOCAL_HOSTS:
             raise ValueError(
-                f"remote_enclave = {self.remote_enclave!r}: a simulated enclave is reached on this machine only; take "
-                'tier = "tpm" or "process"'
+                f"remote_enclave = {self.remote_enclave!r}: a simulated enclave is reachable on this machine only; "
+                'set tier = "tpm" or "process"'
             )
 
     def _check_client_policies(self) -> None:

@@ -46,7 +46,7 @@ def open_group(config: WorkerConfig, file: Path, command: Sequence[str] = _COMMA
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="phalanx-group-")))
         ranks = LocalRanks(directory, (*command, str(file)), layout.world, config.threads, layout.silence_s)
-        # all ranks knock before the first is let in
+        # all ranks connect before the first is admitted
         listener = stack.enter_context(Listener(str(directory / LINE), "AF_UNIX", backlog=layout.world))
         stack.enter_context(ranks)
         ranks.start()
@@ -100,7 +100,7 @@ class StageGroup:
         return copy_id
 
     def drop_copy(self, copy_id: int) -> None:
-        """Note that a copy is no longer used: the ranks forget it before the next deed."""
+        """Note that a copy is no longer used: the ranks forget it before the next operation."""
         self._dropped.append(copy_id)
 
     def give_order(self, command: GroupCommand, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -42,8 +42,8 @@ class GroupCommand(StrictModel):
 
     Attributes:
         copy_id: Number of the copy of a stage.
-        step: Optimizer step, where the deed has one.
-        microbatch: Index in the step, where the deed has one.
+        step: Optimizer step, where the operation has one.
+        microbatch: Index in the step, where the operation has one.
         cargo: Tensors that rank 0 broadcasts right after, by name.
         dropped: Copies that are no longer used.
         stage: Number of the stage to build.

@@ -1,4 +1,4 @@
-"""One rank's share of a copy of a stage: its slices and rows, its tensors of the state, its part of every deed."""
+"""One rank's share of a copy of a stage: its slices and rows, its tensors of the state, its part of every operation."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -79,7 +79,7 @@ class Share:
         self.shards = StateShards(plan, shapes, domain.device) if domain.config.zero else None
 
     def obey_order(self, order: GroupCommand, given: Tensors | None) -> dict[str, Tensor]:
-        """Do this rank's part of a deed.
+        """Do this rank's part of an operation.
 
         Args:
             order: Order from rank 0.

@@ -211,7 +211,7 @@ class SplitSimulator:
         losses = [feedback[number] for number in sorted(feedback)]
         targets = sum(count for _, count in losses)
         if not norm >= 0:
-            raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
+            raise FailedBatchError(f"step {step}: the enclave computed a loss or gradient that is not finite")
         loss = sum(loss for loss, _ in losses) / targets
         return SimulatedStep(loss, targets, norm, self.bytes_crossed - before)
 

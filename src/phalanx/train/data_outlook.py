@@ -57,7 +57,7 @@ def data_outlook(run: RunConfig, source: ModelSource, cache: Path) -> Text:
     lines = [f"training: {run.train.steps:,} steps, at most {tokens:,} tokens"]
     counts = count_rows(run, source, cache)
     if counts is None:
-        lines.append("data: not here to be counted")
+        lines.append("data: not available here")
     else:
         about = "about " if counts.is_estimate else ""
         passes = batches * run.train.draws / max(1, counts.train)
@@ -118,7 +118,7 @@ def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
     seconds = work / (own_gflops() * 1e9) / at_once
     least, most = (_duration(times * seconds) for times in _SLOWDOWN)
     return (
-        f"time: about {least} to {most} on {at_once} cores of this machine as busy as it is now, without the "
+        f"time: about {least} to {most} on {at_once} cores of this machine at its present load, without the "
         "preparation of text"
     )
 

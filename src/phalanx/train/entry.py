@@ -63,13 +63,13 @@ def train(
             "failed" is left behind.
     """
     if from_step is not None and not resume:
-        raise ConfigError("--from-step names a checkpoint of a run that is there already; add --resume")
+        raise ConfigError("--from-step names a checkpoint of an existing run; add --resume")
     if from_run is not None and resume:
         raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
     if isinstance(run, SplitRun) and (from_step is not None or from_run is not None):
         raise ConfigError(
-            "--from and --from-step go back to a state that an enclave no longer opens: a sealed state is good while "
-            "it is the newest; begin a new run, or --resume"
+            "--from and --from-step need an earlier sealed state, but an enclave opens only the newest; begin a "
+            "new run, or use --resume"
         )
     if isinstance(run, FederatedRun) and from_run is not None:
         raise ConfigError("--from is not for [federated]: set model.path to what the other run exported")
@@ -77,8 +77,8 @@ def train(
         raise ConfigError("--ranks is for runs with [parallel] and no sites; leave it out")
     if isinstance(run, StagedRun) and run.attack.kind != "none" and open_workers is None:
         raise ConfigError(
-            "attack: production starts honest workers only; use `phalanx train` or `phalanx attack`, or in Python "
-            "train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
+            "attack: this command starts honest workers only; use `phalanx train` or `phalanx attack`, or in "
+            "Python train(run, open_workers=phalanx.lab.attacks.attackers_of(run.attack))"
         )
     check_inputs(run)
     check_device(run.train.device, "train.device")
@@ -98,7 +98,7 @@ def train(
             raise
         with RunDirectory(_directory(run, run_dir), run, resume=resume) as home:
             if home.begun_anew:
-                console.print(f"{home.path}: an earlier start had not finished a step; the run is begun anew")
+                console.print(f"{home.path}: an earlier start finished no step; the run begins again")
             factory = _factory_of(run, open_workers or LocalWorkers, ranks)
             return Session(run, home, console, factory, StartingPoint(from_step, origin)).run(resume=resume)
 
@@ -180,12 +180,12 @@ def join_terms(run: StagedRun) -> JoinTerms:
     asks = (
         f"serve or shadow some of {run.pipeline.stages} stages of a {source.hub_config.model_type} with "
         f"{source.num_layers} layers, for {run.train.length}; guard: {run.guard.mode}",
-        f"give memory: up to {size_in_words(served)} for a stage that you serve and {size_in_words(shadowed)} for one "
-        f"that you shadow, beside about {size_in_words(WORKER_BYTES)} for the process",
+        f"provide memory: up to {size_in_words(served)} for a stage that you serve, {size_in_words(shadowed)} for a "
+        f"stage that you shadow, and about {size_in_words(WORKER_BYTES)} for the process",
         f"send and receive about {size_in_words(2 * boundary_bytes(plan) + gradient)} a step and stage",
-        "see hidden states of the text between two layers, their gradients, and the weights of your stages: parts of "
-        "the text can be rebuilt from them; neither text nor a model is needed on this machine",
-        "hand over with Ctrl-C or SIGTERM at any time",
+        "see hidden states of the text between two layers, their gradients, and the weights of your stages: parts "
+        "of the text can be reconstructed from them; this machine needs neither text nor a model",
+        "hand over your stages with Ctrl-C or SIGTERM at any time",
     )
     return JoinTerms(run.pipeline.transport.port, asks, (served + WORKER_BYTES) // 2**20 + 1)
 

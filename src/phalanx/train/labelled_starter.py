@@ -107,7 +107,7 @@ def _divided(path: Path, columns: Columns, spare: Path) -> tuple[Path, Path]:
         texts_of_class = sorted((text for text, text_label in texts.items() if text_label == label), key=_drawn)
         held_out |= set(texts_of_class[: len(texts_of_class) // _HELD_OUT])
     if not held_out:
-        raise DataError(f"{path}: no class has {_HELD_OUT} texts, of which one could be held out; give more")
+        raise DataError(f"{path}: every class has fewer than {_HELD_OUT} texts, so none can be held out; give more")
     stem = path.name.partition(".")[0]
     rows = {
         name: [
@@ -126,7 +126,7 @@ def _drawn(text: str) -> bytes:
 
 def _write(path: Path, rows: Sequence[dict[str, str]]) -> Path:
     if path.exists():
-        raise DataError(f"{path}: is there already; move it away, or use it: give a folder with train and test")
+        raise DataError(f"{path}: already exists; move it, or use it: give a folder with train and test")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     path.chmod(0o600)

@@ -66,14 +66,14 @@ class RateAdvice:
     def in_words(self) -> str:
         """Say it in one sentence."""
         if self.suggested is None:
-            return "no rate is suggested: there was no finite loss; begin lower with --to"
+            return "no learning rate to suggest: no loss was finite; use a lower --to"
         if not self.has_end:
             return (
-                f"the smoothed loss was lowest at the highest rate, {self.readings[-1].lr:.3g}: a higher one may do as "
-                f"well; look again with a larger --to. Until then optimizer.lr = {self.suggested:.2g}"
+                f"the smoothed loss was lowest at the highest rate, {self.readings[-1].lr:.3g}: a higher one may "
+                f"work as well; try a larger --to. Until then optimizer.lr = {self.suggested:.2g}"
             )
         return (
-            f"the loss was lowest at {self.lowest_at:.3g} and then rose: begin with optimizer.lr = {self.suggested:.2g}"
+            f"the loss was lowest at {self.lowest_at:.3g} and then rose: start with optimizer.lr = {self.suggested:.2g}"
         )
 
 
@@ -92,7 +92,7 @@ def find_rate(run: RunConfig, highest: float | None, steps: int, console: Consol
     """
     if run.remote_workers:
         raise ConfigError(
-            "pipeline.remote_workers: they wait for the run itself; look for a rate with local workers: --unset "
+            "pipeline.remote_workers: remote workers serve runs only; use local workers: --unset "
             "pipeline.remote_workers --unset pipeline.pki"
         )
     short = rising(run, run.optimizer.lr * 10 if highest is None else highest, steps)
@@ -138,7 +138,7 @@ def rising(run: RunConfig, highest: float, steps: int) -> RunConfig:
     try:
         return run.with_sections(sections)
     except ValueError as exc:
-        raise ConfigError(f"the learning-rate finder trains {steps + 1} steps of this run, and {exc}") from exc
+        raise ConfigError(f"the learning-rate finder trains {steps + 1} steps of this run, but {exc}") from exc
 
 
 def advice_of(rows: Sequence[dict[str, Any]], *, broke_off: bool = False) -> RateAdvice:

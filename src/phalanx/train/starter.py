@@ -62,12 +62,12 @@ def run_file(way: str, answers: Answers) -> str:
 
 
 def _scratch(answers: Answers) -> str:
-    return _text_run("A small GPT from scratch in four stages, each of which is checked.", answers)
+    return _text_run("A small GPT from scratch in four stages, each checked.", answers)
 
 
 def _finetune(answers: Answers) -> str:
     _require_model(answers)
-    return _text_run("Low-rank adapters on a pre-trained model, in stages that are checked.", answers)
+    return _text_run("Low-rank adapters on a pre-trained model, in checked stages.", answers)
 
 
 def _chat(answers: Answers) -> str:
@@ -103,8 +103,8 @@ def _federated(answers: Answers) -> str:
     else:
         if len(answers.data) < _FEWEST_SITES:
             raise ConfigError(
-                f"data: found {len(answers.data)} path, and each site has its own labelled texts; give --data once for "
-                "each of two or more sites"
+                f"data: found {len(answers.data)} path, but each site needs its own labelled texts; give --data once "
+                "for each of at least two sites"
             )
         sites = tuple(f"site-{number}" for number in range(1, len(answers.data) + 1))
         labelled = own_texts(answers.data, answers.made).section()
@@ -119,7 +119,7 @@ def _federated(answers: Answers) -> str:
 
 def _require_model(answers: Answers) -> Path:
     if answers.model is None:
-        raise ConfigError("model: a fine-tuning begins with a model; give its directory with --model")
+        raise ConfigError("model: a fine-tuning needs a model; give its directory with --model")
     return answers.model
 
 
@@ -132,10 +132,10 @@ def _found(answers: Answers, rows: StarterRows | None) -> str:
 
 def _remote(answers: Answers) -> str:
     if not answers.workers:
-        raise ConfigError("workers: found none; name one at least, whose stage the owner then checks itself")
+        raise ConfigError("workers: none given; name at least one, whose stage the owner then checks")
     names = ", ".join(f'"{name}"' for name in answers.workers)
     engine = _fill_template("engine_remote", {"stages": len(answers.workers) + 2, "names": names})
-    return _text_run("A model in stages, the middle ones served by other people's machines.", answers, engine)
+    return _text_run("A model in stages; machines of other people serve the middle ones.", answers, engine)
 
 
 def _cluster(answers: Answers) -> str:
@@ -167,7 +167,7 @@ def _text_run(what: str, answers: Answers, engine: str | None = None) -> str:
     shape = _SCRATCH_MODEL if answers.model is None else _pretrained(answers.model)
     rows = None if answers.model is None else starter_rows(answers.data)
     if rows is not None and rows.layout != "chat":
-        raise ConfigError(f"data: {_found(answers, rows)}, which are learned by --kind preferences")
+        raise ConfigError(f"data: {_found(answers, rows)}, which need --kind preferences")
     if rows is not None:
         tokens = min(_ROW_TOKENS, shape.positions)
         template = _template_of(answers.model)
@@ -217,7 +217,7 @@ def _text_of(paths: Sequence[Path], shape: "_ModelShape") -> tuple[str, int | No
     built = [section for path in paths if (section := dataset_section(path)) is not None]
     if built:
         if len(paths) > 1:
-            raise ConfigError("data: a dataset of shards is the whole text of a run; give it alone")
+            raise ConfigError("data: a dataset of shards must be the only source of a run; give it alone")
         return built[0][0], None, built[0][1]
     sources = [source_line(path) for path in paths]
     lines = [f"    {{ {source_line} }}," for source_line, _ in sources] or [

@@ -115,14 +115,13 @@ def starter_rows(paths: Sequence[Path]) -> StarterRows | None:
         layouts[path] = layout_of_file(Path(files[0].path)) if files else None
         if layouts[path] is not None and not _is_of(Path(files[0].path), _SUFFIXES["jsonl"]):
             raise DataError(
-                f"{files[0].path}: holds conversations or preferences in a table, and these are read from JSON lines; "
-                'write it as such: pandas.read_csv or read_parquet, then .to_json("rows.jsonl", orient="records", '
-                "lines=True)"
+                f"{files[0].path}: a table of conversations or preferences is not supported; convert it to JSON "
+                'lines: pandas.read_csv or read_parquet, then .to_json("rows.jsonl", orient="records", lines=True)'
             )
     found = set(layouts.values())
     if len(found) > 1:
         held = ", ".join(f"{path}: {layout or 'text'}" for path, layout in layouts.items())
-        raise ConfigError(f"data: one run learns from rows of one kind; found {held}; give those of one kind")
+        raise ConfigError(f"data: a run learns from rows of one kind, found {held}; give rows of one kind")
     layout = found.pop() if found else None
     return None if layout is None else StarterRows(layout, tuple(paths), size_bytes)
 
@@ -157,7 +156,7 @@ def _first_record(file: Path) -> Any:
     try:
         return json.loads(next(lines_of(file)))
     except (OSError, EOFError, ValueError, RecursionError, ImportError) as exc:
-        raise DataError(f"{file}, line 1: is no JSON ({exc}); expected one object a line") from exc
+        raise DataError(f"{file}, line 1: not JSON ({exc}); expected one object a line") from exc
 
 
 def _text_field(record: Any, file: Path) -> str:
@@ -168,7 +167,7 @@ def _text_field(record: Any, file: Path) -> str:
         return "text"
     if texts and max(map(len, texts.values())):
         return max(texts, key=lambda name: len(texts[name]))
-    raise DataError(f"{file}, line 1: found no field with text; expected an object with one text")
+    raise DataError(f"{file}, line 1: no field with text; expected an object with one text")
 
 
 def _text_column(file: Path) -> str:
@@ -178,10 +177,10 @@ def _text_column(file: Path) -> str:
         rows = csv.reader((row.decode() + "\n" for row in lines_of(file)), delimiter=delimiter, strict=True)
         names, cells = next(rows), next(rows)
     except (OSError, EOFError, ValueError, csv.Error, StopIteration, ImportError) as exc:
-        raise DataError(f"{file}: is no table with a row of names and a row of text ({type(exc).__name__})") from exc
+        raise DataError(f"{file}: not a table with a row of names and a row of text ({type(exc).__name__})") from exc
     sizes = {name: len(cell) for name, cell in zip(names, cells, strict=False)}
     if not sizes:
-        raise DataError(f"{file}: is no table with a row of names and a row of text")
+        raise DataError(f"{file}: not a table with a row of names and a row of text")
     return "text" if "text" in sizes else max(sizes, key=sizes.__getitem__)
 
 
@@ -195,8 +194,8 @@ def _parquet_column(file: Path) -> str:
         schema = parquet.read_schema(file)
     except Exception as exc:
         # whatever a parser of foreign bytes raises
-        raise DataError(f"{file}: is no Parquet file") from exc
+        raise DataError(f"{file}: not a Parquet file") from exc
     texts = [column.name for column in schema if types.is_string(column.type) or types.is_large_string(column.type)]
     if not texts:
-        raise DataError(f"{file}: has no column of text")
+        raise DataError(f"{file}: no column of text")
     return "text" if "text" in texts else str(texts[0])

@@ -109,18 +109,18 @@ class TrainConfig(StrictModel):
         """
         kind = self.objective_kind
         if self.learns_pairs != has_pairs:
-            reason = "there are none" if self.learns_pairs else "the objective reads none"
-            return f'train.objective = "{kind}" and data.preferences go together, and {reason}; change one of them'
+            reason = "none is present" if self.learns_pairs else "the objective does not read preferences"
+            return f'train.objective = "{kind}" and data.preferences belong together, but {reason}; change one of them'
         if not self.learns_pairs:
             return None
         parts = self.microbatches * copies
         if self.batch_size % (2 * parts):
             return (
-                f"train.batch_size = {self.batch_size} rows are pairs, and {parts} microbatches cannot have "
-                f"whole ones; make it a multiple of {2 * parts}"
+                f"train.batch_size = {self.batch_size} rows are pairs, which {parts} microbatches would split; make "
+                f"it a multiple of {2 * parts}"
             )
         if cuts > 1:
-            return f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1'
+            return f'parallel.cp = {cuts} divides rows, but train.objective = "{kind}" needs whole rows; set it to 1'
         return None
 
     @property
@@ -133,21 +133,21 @@ class TrainConfig(StrictModel):
         if bool(self.steps) == (self.epochs is not None):
             given = "both" if self.steps else "neither"
             raise RefusedKeyError(
-                f"expected train.steps or train.epochs, found {given}; give one of them, at least 1 step",
+                f"expected train.steps or train.epochs, found {given}; set one of them, at least 1 step",
                 key="train.steps",
                 found=given,
                 expected="train.steps or train.epochs",
-                do="give one of them, at least 1 step",
+                do="set one of them, at least 1 step",
             )
         if self.early_stopping is not None and not self.validate_every:
             raise ValueError(
-                "early_stopping decides after a validation, and validate_every = 0 has none before the last step; set "
-                "validate_every"
+                "early_stopping decides after a validation, but validate_every = 0 has none before the last step; "
+                "set validate_every"
             )
         if self.batch_size % self.microbatches:
             raise RefusedKeyError(
-                f"batch_size = {self.batch_size} cannot be cut into microbatches = {self.microbatches} equal parts; "
-                "make one a multiple of the other",
+                f"batch_size = {self.batch_size} cannot be divided into microbatches = {self.microbatches} equal "
+                "parts; make one a multiple of the other",
                 key="train.batch_size",
                 found=str(self.batch_size),
                 expected=f"a multiple of train.microbatches = {self.microbatches}",

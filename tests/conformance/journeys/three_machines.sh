@@ -10,12 +10,12 @@ type in_ owner phalanx init shared.toml --kind remote --data texts --workers ali
 sed -i "s/7070/$port/" owner/shared.toml
 (cd owner && exec phalanx invite shared.toml --name alice --name bob --host 127.0.0.1 >invitations.txt) &
 invited=$!
-until grep -q "waiting for them" owner/invitations.txt 2>/dev/null; do
+until grep -q "waiting for all to join" owner/invitations.txt 2>/dev/null; do
   kill -0 "$invited" || { type false "phalanx invite ended early"; arrive three_machines; }
   sleep 1
 done
 for name in alice bob; do
-  line=$(grep -A 1 "^$name," owner/invitations.txt | sed -n 's/.*phalanx join //p')
+  line=$(grep -A 1 "^$name:" owner/invitations.txt | sed -n 's/.*phalanx join //p')
   port=$((port + 1)) commands=$((commands + 1))
   (cd $name && exec phalanx join "$line" --port "$port" >terminal.txt 2>&1) &
 done

@@ -179,7 +179,7 @@ def test_a_damaged_piece_is_refused_by_name(tmp_path, steps):
     for path in (tmp_path / "killed" / WORK).glob("*/documents"):
         path.write_bytes(path.read_bytes()[:-9])
 
-    with pytest.raises(DataError, match="documents: was cut or altered; delete"):
+    with pytest.raises(DataError, match="documents: was truncated or altered; delete"):
         build(recipe, tmp_path / "killed")
 
 
@@ -227,7 +227,7 @@ def test_a_second_build_in_a_directory_is_refused_and_the_first_one_goes_on(tmp_
     class SecondBuild(NoProgress):
         def begin(self, phase, pieces, size_bytes):
             if phase == "read" and not refusals:
-                with pytest.raises(InputError, match=r"twice: another build is at work there; wait until it is over"):
+                with pytest.raises(InputError, match=r"twice: another build uses it; wait for its end"):
                     build(recipe, out)
                 refusals.append(phase)
 

@@ -56,9 +56,9 @@ def test_every_rule_and_scan_may_be_a_step():
     [
         ('kind = "text"', 'pth = "x"\nkind = "text"', r"sources\.1\.text\.pth: unknown key; did you mean 'path'\?"),
         ('name = "again"', 'licences = "CC0"', r"licences: unknown key; did you mean 'licence'\? choices: consent"),
-        ('name = "again"', 'name = "lines"', "sources: two of them are called 'lines'; give each a name of its own"),
-        ('label = "quiet"', 'label = "twice"', "steps: two of them are called 'twice'; give each a label"),
-        ('label = "quiet"', 'label = "empty"', "the label 'empty' is taken by the account"),
+        ('name = "again"', 'name = "lines"', "sources: two of them have the name 'lines'; give each another name"),
+        ('label = "quiet"', 'label = "twice"', "steps: two of them have the name 'twice'; give each another label"),
+        ('label = "quiet"', 'label = "empty"', "the label 'empty' is reserved for the account"),
         ('name = "again"', 'name = "../up"', r"String should match pattern"),
         ("least = 20", "leest = 20", r"steps\.3\.length\.leest: unknown key; did you mean 'least'"),
         ('kind = "text"', 'kind = "tex"', r"found 'tex'; expected one of 'python_manual'"),

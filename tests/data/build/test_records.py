@@ -44,7 +44,7 @@ def test_no_records_are_a_file_too(tmp_path):
 def test_a_file_that_was_cut_is_refused(file, left):
     file.write_bytes(file.read_bytes()[:left])
 
-    with pytest.raises(DataError, match="was cut or altered"):
+    with pytest.raises(DataError, match="was truncated or altered"):
         list(RecordFile(file))
 
 
@@ -54,7 +54,7 @@ def test_a_changed_byte_is_refused(file, place):
     content[place] ^= 1
     file.write_bytes(content)
 
-    with pytest.raises(DataError, match="was cut or altered"):
+    with pytest.raises(DataError, match="was truncated or altered"):
         list(RecordFile(file))
 
 

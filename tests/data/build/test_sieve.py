@@ -145,7 +145,7 @@ def test_an_account_that_lacks_a_byte_is_refused(raw_bytes, text_bytes, what):
     read.add("edited", "quiet", places=1, net_bytes=-2)
     found.add("kept", "kept", raw_bytes=raw_bytes, text_bytes=text_bytes)
 
-    with pytest.raises(DataError, match=f"source 'lines': {what} do not add up: read 10, kept and left out 9"):
+    with pytest.raises(DataError, match=f"source 'lines': {what} do not add up: read 10, included and dropped 9"):
         check_account("lines", read, found)
 
 

@@ -183,5 +183,5 @@ def test_keys_of_text_are_refused_beside_conversations(tmp_path, more, message):
 
 
 def test_an_unknown_template_is_refused_by_name(tmp_path):
-    with pytest.raises(ValidationError, match="template: 'chatmll' is none; expected model, chatml, plain"):
+    with pytest.raises(ValidationError, match="template: unknown template 'chatmll'; expected model, chatml, plain"):
         config(tmp_path, template="chatmll")

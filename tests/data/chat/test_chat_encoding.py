@@ -88,7 +88,7 @@ def test_a_tokenizer_without_the_marks_of_a_template_is_refused():
 
     with (
         ChatEncoder(default_template("chatml", END), bare) as encoder,
-        pytest.raises(DataError, match=r"chat template chatml: writes '<\|im_end\|>', which is no token.*\"plain\""),
+        pytest.raises(DataError, match=r"chat template chatml: writes '<\|im_end\|>', which is not a token.*\"plain\""),
     ):
         encoder.encode(conversation_of(TALK))
 

@@ -78,7 +78,7 @@ def test_a_message_that_holds_a_tag_marks_nothing(rendered):
     [
         (FORGETS, "message 2 changes the text before it"),
         (CHANGES, "message 2 changes the text before it"),
-        (SHOUTS, "message 2 is not written as it stands"),
+        (SHOUTS, "message 2 is not written unchanged"),
         ("{% if false %}{% generation %}{% endgeneration %}{% endif %}a", "marks no text"),
     ],
 )
@@ -90,10 +90,10 @@ def test_a_template_that_cannot_tell_its_turns_is_refused(rendered, source, why)
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("{% for m in %}", ModelError, "is no template that can be used"),
+        ("{% for m in %}", ModelError, "is not a usable template"),
         ("{{ raise_exception('roles must alternate') }}", DataError, "does not render.*roles must alternate"),
         ("{{ 7 + 'a' }}", DataError, "does not render"),
-        (FORGETS, DataError, "what the assistant writes cannot be told: message 2 .*% generation %"),
+        (FORGETS, DataError, "the assistant's text cannot be located: message 2 .*% generation %"),
         ("{{ messages.__class__.__mro__ }}", ModelError, "does what no template may"),
         ("{% set n = namespace(__init__=7) %}", ModelError, "does what no template may"),
         ("{{ 'a' * 10**10 }}", ModelError, "takes more memory"),

@@ -64,7 +64,7 @@ def test_tool_calls_and_results_are_kept_as_templates_expect_them():
             {"messages": [{"role": "narrator", "content": "a"}]},
             "turn 1: has the role 'narrator'; expected system, user",
         ),
-        ({"messages": [{"role": "user", "content": "  "}]}, "turn 1: of role 'user', says nothing"),
+        ({"messages": [{"role": "user", "content": "  "}]}, "turn 1: of role 'user', is empty"),
         ({"messages": [{"role": "user", "content": 7}]}, "turn 1 holds something else than text"),
         ({"messages": [{"role": "user", "content": "a", "wieght": 1}]}, "turn 1.wieght: Extra inputs"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": -1}]}, "turn 1.weight: Input should be greater"),
@@ -95,5 +95,5 @@ def test_what_is_no_conversation_is_told_by_turn(found, message):
     ids=["nobody answers", "the answer is left out"],
 )
 def test_a_conversation_without_a_learned_turn_is_told(messages):
-    with pytest.raises(DataError, match="no message of the assistant that is learned"):
+    with pytest.raises(DataError, match="no message of the assistant to learn"):
         conversation_of({"messages": messages}).check_learnable()

@@ -67,12 +67,12 @@ def test_a_conversation_is_rendered_as_transformers_renders_the_same_objects(enc
         (
             ROWS["null content"],
             HEAD + "{{ m.content or '' }}" + FOOT,
-            "turn 2: its tool call .'tide'. does not come out",
+            "turn 2: its tool call .'tide'. is not written",
         ),
         (
             ROWS["null content"],
             HEAD + "{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}" + FOOT,
-            "turn 2: its tool call's argument .'Brest'. does not come out",
+            "turn 2: its tool call's argument .'Brest'. is not written",
         ),
         (ROWS["thinking"], HEAD + "{{ m.reasoning_content or '' }}{{ m.content }}" + FOOT, "turn 2: its thinking"),
         (ROWS["names"], HEAD + "{% if m.role != 'user' %}{{ m.content }}{% endif %}" + FOOT, "turn 1: its text"),

@@ -137,7 +137,7 @@ def test_a_group_at_its_limit_gives_no_more_and_the_others_go_on_by_their_weight
         assert limit is None or counts[one.name] <= limit
     if end is not None:
         assert counts == dict(zip("abc", limits, strict=True))
-        with pytest.raises(DataError, match=f"sample {end} was asked for, and data.repeats allows {end}"):
+        with pytest.raises(DataError, match=f"sample {end} is out of range: data.repeats allows {end}"):
             order.sequences(np.array([end]))
 
 

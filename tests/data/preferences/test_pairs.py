@@ -142,9 +142,9 @@ def test_no_prompt_is_on_both_sides_and_the_order_follows_from_the_seed(tmp_path
 @pytest.mark.parametrize(
     ("line", "shape", "told"),
     [
-        (pair(9, rejected=" yes 9"), "pairs", "both answers are the same, and neither is better; leave the line out"),
-        (pair(9, rejected="  "), "pairs", "the rejected answer is empty; leave the line out"),
-        (pair(9, prompt=""), "pairs", "the prompt is empty; leave the line out"),
+        (pair(9, rejected=" yes 9"), "pairs", "both answers are equal, so neither is better; remove the line"),
+        (pair(9, rejected="  "), "pairs", "the rejected answer is empty; remove the line"),
+        (pair(9, prompt=""), "pairs", "the prompt is empty; remove the line"),
         (pair(9, margin="much"), "pairs", "field 'margin' holds 'much', expected a number"),
         ({"prompt": "q"}, "pairs", "has no field 'chosen' with text or messages; its fields are: prompt; set `shape`"),
         ({"chosen": "a", "rejected": "b"}, "pairs", "has no field 'prompt', and its sides do not begin with the same"),
@@ -180,7 +180,7 @@ def test_a_line_that_is_no_preference_is_named_or_left_out_and_counted(tmp_path,
     assert str(caught.value).startswith(f"{path}, line 9: ")
     assert told in str(caught.value)
     assert corpus.num_train_sequences + corpus.num_validation_sequences == 8
-    assert said == ["data.preferences.sources.0: 1 lines are no preferences: left out"]
+    assert said == ["data.preferences.sources.0: 1 lines are not preferences: dropped"]
 
 
 def test_a_side_that_is_too_long_is_named_or_left_out(tmp_path):
@@ -191,13 +191,13 @@ def test_a_side_that_is_too_long_is_named_or_left_out(tmp_path):
     corpus = prepared(path, too_long="drop", told=said)
 
     assert corpus.num_train_sequences + corpus.num_validation_sequences == 8
-    assert said == ["data: 1 of 9 preferences have a side of over 64 tokens: left out"]
+    assert said == ["data: 1 of 9 preferences have a side of over 64 tokens: dropped"]
 
 
 def test_what_nobody_can_learn_from_is_refused(tmp_path):
     with pytest.raises(DataError, match="pairs are left for training"):
         prepared(written(tmp_path / "a.jsonl", [pair(0)]), share=0.5)
-    with pytest.raises(DataError, match=r"data\.preferences: .*b\.jsonl: holds no preference"):
+    with pytest.raises(DataError, match=r"data\.preferences: .*b\.jsonl: has no preference"):
         prepared(written(tmp_path / "b.jsonl", ["\n"]))
-    with pytest.raises(ValueError, match="template: 'other' is none; expected model, chatml, plain"):
+    with pytest.raises(ValueError, match="template: unknown template 'other'; expected model, chatml, plain"):
         PreferencesConfig(sources=(PreferenceSource(path=tmp_path),), template="other")

@@ -142,7 +142,7 @@ def test_single_answers_are_read_by_the_same_reader(rows):
     alone = rows({"completion": [USER, MARS], "label": False}, "labelled")
 
     assert whole == alone == BOTH[:1]
-    with pytest.raises(DataError, match="begin with other messages than field 'prompt'"):
+    with pytest.raises(DataError, match="begin with messages that differ from field 'prompt'"):
         rows({"prompt": [USER], "completion": [{**USER, "content": "No."}, MARS], "label": True}, "labelled")
 
 
@@ -152,16 +152,25 @@ OTHER = {"role": "user", "content": "Name a mountain."}
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        ({"prompt": [USER], "chosen": [OTHER, MARS], "rejected": [OTHER, VENUS]}, "begin with other messages than"),
-        ({"prompt": "Which river?", "chosen": [USER, MARS], "rejected": [USER, VENUS]}, "begin with another question"),
+        ({"prompt": [USER], "chosen": [OTHER, MARS], "rejected": [OTHER, VENUS]}, "begin with messages that differ"),
+        (
+            {"prompt": "Which river?", "chosen": [USER, MARS], "rejected": [USER, VENUS]},
+            "begin with a question that differs",
+        ),
         ({"chosen": [USER, MARS], "rejected": [OTHER, VENUS]}, "the prompt is not shared"),
-        ({"prompt": [USER], "chosen": [USER, MARS], "rejected": [OTHER, VENUS]}, "begin with other messages than"),
-        ({"prompt": [USER, MARS], "chosen": [USER, MARS], "rejected": [USER, VENUS]}, "begin with other messages"),
-        ({"chosen": [USER, MARS, OTHER, MARS], "rejected": [USER, VENUS, OTHER, MARS]}, "behind the first answer"),
-        ({"prompt": [USER], "chosen": [call("Brest")], "rejected": [call("Brest")]}, "both answers are the same"),
-        ({"prompt": [USER], "chosen": [{"role": "assistant", "content": None}], "rejected": [VENUS]}, "says nothing"),
+        ({"prompt": [USER], "chosen": [USER, MARS], "rejected": [OTHER, VENUS]}, "begin with messages that differ"),
+        (
+            {"prompt": [USER, MARS], "chosen": [USER, MARS], "rejected": [USER, VENUS]},
+            "begin with messages that differ",
+        ),
+        (
+            {"chosen": [USER, MARS, OTHER, MARS], "rejected": [USER, VENUS, OTHER, MARS]},
+            "after the first different answer",
+        ),
+        ({"prompt": [USER], "chosen": [call("Brest")], "rejected": [call("Brest")]}, "both answers are equal"),
+        ({"prompt": [USER], "chosen": [{"role": "assistant", "content": None}], "rejected": [VENUS]}, "is empty"),
         ({"prompt": [USER], "chosen": [{**MARS, "weight": 0.5}], "rejected": [VENUS]}, "a weight other than 0 and 1"),
-        ({"prompt": [USER], "chosen": [MARS], "rejected": [VENUS], "weight": 2}, "no weight"),
+        ({"prompt": [USER], "chosen": [MARS], "rejected": [VENUS], "weight": 2}, "do not support weights"),
         ({"prompt": [USER], "chosen": [{**MARS, "score": 3}], "rejected": [VENUS]}, "turn 1.score"),
         ({"prompt": [USER, MARS], "chosen": [MARS], "rejected": [VENUS]}, "ends with the assistant's message"),
     ],

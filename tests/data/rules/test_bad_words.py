@@ -59,13 +59,13 @@ def test_the_own_list_works_without_a_file():
 
 
 def test_a_rule_without_any_word_is_refused():
-    with pytest.raises(ValidationError, match="no word to look for"):
+    with pytest.raises(ValidationError, match="give no words"):
         BadWordsConfig(own=False)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"# nothing\n", "has no entry"), (b"\xff\n", "line 1: byte 0"), (b"a" * 3000, "cut the list")],
+    [(b"# nothing\n", "has no entry"), (b"\xff\n", "line 1: byte 0"), (b"a" * 3000, "shorten the list")],
 )
 def test_a_list_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, message):
     file = tmp_path / "list.txt"

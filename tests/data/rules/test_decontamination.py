@@ -90,7 +90,7 @@ def test_of_several_sets_the_first_is_told(planets, tmp_path):
     [
         ("a.jsonl", b'{"question": 5}\n', ("question",), "item 1 of .* has no text in every field of question"),
         ("a.jsonl", b"[" * 100_000 + b"\n", ("question",), "item 1 of .* has no text"),
-        ("a.jsonl", b'{"question": "x"}\n', (), "has columns; name those that count in fields"),
+        ("a.jsonl", b'{"question": "x"}\n', (), "has columns; list the columns with text in fields"),
         ("a.txt", b"\xff\xfe\n", (), "cannot be read"),
         ("a.txt", b"x" * 1_100_000, (), "line 1 of .* has more than 1048576 characters"),
         ("a.txt", b"too short\n", (), "no item of .* has 8 words"),
@@ -126,5 +126,5 @@ def test_settings_that_find_nothing_are_refused(planets, settings, error):
 
 
 def test_two_sets_with_one_name_are_refused(planets):
-    with pytest.raises(ValidationError, match="two sets have one name"):
+    with pytest.raises(ValidationError, match="two evaluation sets have the same name"):
         DecontaminationConfig(sets=(planets, planets))

@@ -59,5 +59,5 @@ def test_lines_that_end_with_an_ellipsis_are_counted():
     [{"least_words": 2, "most_words": 1}, {"least_mean_length": 5.0, "most_mean_length": 4.0}, {"stop_words": ("a",)}],
 )
 def test_borders_that_drop_everything_are_refused(settings):
-    with pytest.raises(ValidationError, match=r"most_|stop_words are"):
+    with pytest.raises(ValidationError, match=r"most_|stop_words"):
         GopherQualityConfig(**settings)

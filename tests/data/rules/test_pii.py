@@ -129,10 +129,10 @@ def test_names_that_a_model_found_beforehand_are_masked_the_longest_first():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"name": "mask"}, "no model of names is carried"),
-        ({"names_field": "people"}, "no model of names is carried"),
+        ({"name": "mask"}, "includes no model of names"),
+        ({"names_field": "people"}, "includes no model of names"),
         ({"email": "tag"}, "masks or tags"),
-        (dict.fromkeys(("email", "phone", "ip", "card", "iban", "national_number"), "leave"), "take the step out"),
+        (dict.fromkeys(("email", "phone", "ip", "card", "iban", "national_number"), "leave"), "remove the step"),
     ],
 )
 def test_settings_that_contradict_themselves_are_refused(settings, message):

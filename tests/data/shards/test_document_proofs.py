@@ -127,9 +127,9 @@ def test_records_that_are_left_out_make_no_absence_and_no_complete_list(tmp_path
     there, absent = prove_document(dataset, entry_of(3).digest), prove_document(dataset, entry_of(99).digest)
 
     for leaves in (absent.leaves[:1], absent.leaves[1:]):
-        with pytest.raises(DataError, match="the records on both sides of the digest are not there"):
+        with pytest.raises(DataError, match="the records on both sides of the digest are missing"):
             check_proof(absent.model_copy(update={"leaves": leaves}), "proof")
-    with pytest.raises(DataError, match="are not in a row"):
+    with pytest.raises(DataError, match="are not consecutive"):
         check_proof(there.model_copy(update={"leaves": (there.leaves[0], there.leaves[2])}), "proof")
     assert not check_proof(there.model_copy(update={"leaves": there.leaves[1:]}), "proof").is_complete
     assert not check_proof(there.model_copy(update={"leaves": there.leaves[:2]}), "proof").is_complete
@@ -153,5 +153,5 @@ def test_a_record_of_a_part_that_is_not_there_proves_nothing(part):
     record = {"part": part, "source": 0, "document": 0, "start": 0, "tokens": 1}
     statement = SimpleNamespace(parts=(("web", "train"),))
 
-    with pytest.raises(DataError, match=f"a record is of part {part}, there are 1"):
+    with pytest.raises(DataError, match=f"a record names part {part} of 1"):
         _place(record, statement, "proof.json")

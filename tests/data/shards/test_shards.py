@@ -196,7 +196,7 @@ def test_a_dataset_of_another_signer_is_refused_and_an_unnamed_one_is_said(tmp_p
     )
     unnamed = open_dataset(tmp_path / "d")
     assert not unnamed.signer_was_named
-    assert "which nobody named" in unnamed.trust
+    assert "not verified" in unnamed.trust
     with pytest.raises(DataError, match=f"signed with key {fingerprint_of(first)}, expected") as refused:
         open_dataset(tmp_path / "d", fingerprint_of(second))
     assert refused.value.facts["code"] == "PHX-I028"
@@ -322,7 +322,7 @@ def test_a_dataset_and_folders_of_others_are_never_written_over(tmp_path: Path) 
     make_dataset(tmp_path / "d")
     (tmp_path / "mine" / "shards").mkdir(parents=True)
 
-    for name, message in (("d", "holds a dataset already"), ("mine", "folder shards of no dataset")):
+    for name, message in (("d", "already has a dataset"), ("mine", "shards that belongs to no dataset")):
         with pytest.raises(DataError, match=message):
             DatasetWriter(tmp_path / name, "<u2")
 
@@ -345,12 +345,12 @@ def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, ids, message: str) -
 def test_facts_that_do_not_fit_the_documents_are_refused(tmp_path: Path) -> None:
     signer = Identity.without_certificate("signer")
     for at, (ids, source, message) in enumerate(
-        [(1000, 0, "token 1000 is none of the tokenizer's 1000"), (1, 2, "a document is of source 2, there are 2")]
+        [(1000, 0, "token 1000 is outside of the tokenizer's 1000"), (1, 2, "a document names source 2 of 2")]
     ):
         with DatasetWriter(tmp_path / str(at), "<u2") as writer, pytest.raises(DataError, match=message):
             writer.group("web", "train").add(np.array([ids]), DocumentEntry("0" * 64, source, "name"))
             writer.finish(FACTS, signer)
-    with DatasetWriter(tmp_path / "empty", "<u2") as writer, pytest.raises(DataError, match="no document was kept"):
+    with DatasetWriter(tmp_path / "empty", "<u2") as writer, pytest.raises(DataError, match="no document is left"):
         writer.finish(FACTS, signer)
 
 
@@ -362,7 +362,7 @@ def test_a_signed_dataset_with_tokens_beyond_its_vocabulary_is_refused_at_the_re
         part.largest_id = 0
         writer.finish(FACTS.model_copy(update={"tokenizer": tokenizer}), Identity.without_certificate("signer"))
 
-    with pytest.raises(DataError, match="leaf 0 holds token 5, the vocabulary has 2"):
+    with pytest.raises(DataError, match="leaf 0 has token 5, but the vocabulary has 2"):
         open_dataset(tmp_path).tokens("web", "train").read(0, 1)
 
 

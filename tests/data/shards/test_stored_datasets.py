@@ -98,7 +98,7 @@ def test_a_copy_that_was_cut_off_is_no_dataset_and_goes_on(files, tmp_path, monk
     monkeypatch.setattr(files, "put_file", counted)
     with pytest.raises(DataError, match=r"cannot take the dataset \(Connection reset"):
         StoredDataset("s3://sets/mine").put(tmp_path / "here")
-    with pytest.raises(DataError, match="is not there, or not whole"):
+    with pytest.raises(DataError, match="is missing or incomplete"):
         StoredDataset("s3://sets/mine").fetch(tmp_path / "half")
 
     StoredDataset("s3://sets/mine").put(tmp_path / "here")
@@ -120,7 +120,7 @@ def test_leftovers_of_another_copy_are_written_over(files, tmp_path):
 
     assert contents(tmp_path / "back") == contents(tmp_path / "here")
     make_dataset(tmp_path / "other", documents=20, signer=SIGNER)
-    with pytest.raises(DataError, match="holds another dataset"):
+    with pytest.raises(DataError, match="has another dataset"):
         StoredDataset("s3://sets/mine").put(tmp_path / "other")
 
 
@@ -136,10 +136,10 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     assert command(["data", "copy", "s3://sets/mine", str(tmp_path / "flipped"), "--signer", OURS]) == 3
     assert "leaf 0" in capsys.readouterr().err
     files.pipe_file(shard, content + b"more")
-    with pytest.raises(DataError, match="has more than the 600 bytes that were signed"):
+    with pytest.raises(DataError, match="exceeds its signed size of 600 bytes"):
         stored.fetch(tmp_path / "longer")
     files.rm_file(shard)
-    with pytest.raises(DataError, match=r"cannot bring shards/web\.train/tokens-00000: it is not there"):
+    with pytest.raises(DataError, match=r"cannot bring shards/web\.train/tokens-00000: it is missing"):
         stored.fetch(tmp_path / "missing")
     assert not any((tmp_path / name).exists() for name in ("longer", "missing"))
     # a dataset of its own
@@ -149,7 +149,7 @@ def test_a_store_that_lies_gives_nothing_that_is_used(files, tmp_path, monkeypat
     with pytest.raises(DataError, match="signed with key"):
         StoredDataset("s3://sets/theirs").fetch(tmp_path / "swapped", OURS)
     monkeypatch.setattr(stored_module, "MOST_MANIFEST_BYTES", 100)
-    with pytest.raises(DataError, match="longer than 100 bytes"):
+    with pytest.raises(DataError, match="exceeds 100 bytes"):
         StoredDataset("s3://sets/theirs").signed()
 
 
@@ -160,12 +160,12 @@ def test_a_signed_name_outside_of_the_dataset_is_not_written(files, tmp_path, na
     content = sign_dataset(manifest.model_copy(update={"files": {name: outside}}), SIGNER)
     files.pipe_file("sets/mine/dataset.json", content)
 
-    with pytest.raises(DataError, match="lies outside of it"):
+    with pytest.raises(DataError, match="is outside of the dataset"):
         StoredDataset("s3://sets/mine").fetch(tmp_path / "back", OURS)
 
 
 def test_a_copy_needs_one_folder_and_one_address(tmp_path, capsys):
     assert command(["data", "copy", str(tmp_path), str(tmp_path / "b")]) == 2
-    assert "give one folder and one address" in capsys.readouterr().err
+    assert "expected one directory and one address" in capsys.readouterr().err
     assert command(["data", "copy", "nosuch://a", str(tmp_path / "b")]) == 3
     assert "install phalanx-train[s3]" in capsys.readouterr().err

@@ -340,4 +340,4 @@ def test_a_run_says_with_which_token_its_pairs_begin(tmp_path):
 
     prepare_preferences(data, tmp_path / "cache", 0, tmp_path, said.append)
 
-    assert said == [f"data: prompts of text begin with {BEGIN}, as the tokenizer begins texts"]
+    assert said == [f"data: prompts of text begin with {BEGIN}, as the tokenizer's texts do"]

@@ -175,13 +175,13 @@ def _other_half(parts):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_drop_byte, "lacks b'A'; it has to have all 256 bytes"),
-        (_normalize, "what tiktoken lacks: normalizer"),
+        (_drop_byte, "lacks b'A'; it needs all 256 bytes"),
+        (_normalize, "tiktoken lacks: normalizer"),
         (_prefix, "not cut into bytes"),
-        (_cut_otherwise, "a pattern that was not compared"),
-        (_add_plain, "'zzz', added and not special"),
+        (_cut_otherwise, "an untested pattern"),
+        (_add_plain, "'zzz' is added but not special"),
         (_second_merge, "b'xyz' is made by two merges"),
-        (_other_half, "b'xyz' is not the one that tiktoken would take"),
+        (_other_half, "b'xyz' differs from the one that tiktoken uses"),
     ],
 )
 def test_a_vocabulary_that_tiktoken_would_read_otherwise_is_left_to_tokenizers(change, said):

@@ -72,7 +72,7 @@ def test_the_recipe_that_is_kept_makes_the_same_vocabulary_again(home, capfd):
         (["tokenizer", "train", "out", "--text", "texts", "--recipe", "r.toml"], 2, "either --recipe or --text"),
         (["tokenizer", "train", "out", "--recipe", "absent.toml"], 2, "absent.toml: cannot be read"),
         (["tokenizer", "train", "out", "--text", "absent"], 3, "absent: not found"),
-        (["tokenizer", "train", "texts", "--text", "texts/a.txt"], 3, "exists already"),
+        (["tokenizer", "train", "texts", "--text", "texts/a.txt"], 3, "already exists"),
         (train("out", "--set", "tokenizer.byte_fallback=true"), 2, "byte_fallback: unknown key; choices"),
         (train("out", "--set", "tokenizer.vocab_size=9999"), 3, "supports"),
         (["tokenizer", "train", "out", "--text", "texts"], 3, "no field 'text'"),
@@ -96,7 +96,7 @@ def test_text_without_a_word_is_refused(home, capfd):
     code, found = told(capfd, ["tokenizer", "train", "out", "--text", "texts/a.txt", "--vocab-size", "257"])
 
     assert code == 3
-    assert "holds no text" in found["error"]["message"]
+    assert "has no text" in found["error"]["message"]
 
 
 def test_check_says_what_a_vocabulary_is_and_does(home, capfd):
@@ -139,8 +139,8 @@ def _absent_padding(home):
     ("change", "said"),
     [
         (_template, "the chat template writes '<|im_start|>', which is no token"),
-        (_small_model, "its largest id is 299, and the model has 299 embeddings"),
-        (_absent_padding, "pad_token is '<pad>', which is not in the vocabulary"),
+        (_small_model, "its largest id is 299, but the model has 299 embeddings"),
+        (_absent_padding, "pad_token is '<pad>', which the vocabulary lacks"),
     ],
 )
 def test_what_a_run_would_do_wrong_is_an_error(home, capfd, change, said):

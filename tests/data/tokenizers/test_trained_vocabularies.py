@@ -116,7 +116,7 @@ def test_a_vocabulary_without_byte_fallback_has_an_unknown_token():
     ("config", "said"),
     [
         (ByteBpeTraining(vocab_size=5000), r"supports \d+ tokens only; lower"),
-        (ByteBpeTraining(vocab_size=100), "special tokens and single characters alone are 257; raise"),
+        (ByteBpeTraining(vocab_size=100), "special tokens and single characters are already 257; raise"),
         (WordPieceTraining(vocab_size=5000), r"supports \d+ tokens only; lower"),
         (WordPieceTraining(vocab_size=5), r"alone are \d+; raise"),
         (SentencePieceTraining(kind="sentencepiece_bpe", vocab_size=5000), r"too large .* at most \d+"),
@@ -164,5 +164,5 @@ def test_the_digest_is_of_what_decides_ids_and_of_nothing_else(trained):
 
 @pytest.mark.parametrize("tokens", [("<a>", "<a>"), ("<|endoftext|>",), (" <a>",)])
 def test_special_tokens_that_are_not_apart_are_refused(tokens):
-    with pytest.raises((ConfigError, ValueError), match=r"there twice|white space"):
+    with pytest.raises((ConfigError, ValueError), match=r"appears twice|white space"):
         ByteBpeTraining(vocab_size=400, special_tokens=tokens)

@@ -175,7 +175,7 @@ def test_a_production_worker_cannot_be_told_to_attack(tmp_path, monkeypatch, cap
     assert run(["worker", str(path)]) == 2
 
     said = " ".join(capsys.readouterr().err.split())
-    assert "a worker cannot be told to attack" in said
+    assert "attack is not a key of worker files" in said
     assert "python -m phalanx.lab.attacks.worker" in said
     assert calls == []
 
@@ -213,7 +213,7 @@ def test_a_liar_is_not_forked_from_the_production_process(tmp_path, spawned):
 
 
 def test_training_from_python_never_drops_an_attack_silently(tmp_path):
-    with pytest.raises(ConfigError, match="production starts honest workers only"):
+    with pytest.raises(ConfigError, match="this command starts honest workers only"):
         train(load_run(QUICKSTART), tmp_path / "run")
 
     assert not (tmp_path / "run").exists()

@@ -88,4 +88,4 @@ def test_files_that_differ_from_the_commit_are_another_code(monkeypatch: pytest.
 def test_a_bench_that_keeps_no_rows_has_none_to_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["bench", "overhead", "--finished"]) == 2
 
-    assert "overhead keeps no rows" in capsys.readouterr().err
+    assert "overhead saves no rows" in capsys.readouterr().err

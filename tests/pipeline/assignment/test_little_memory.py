@@ -87,7 +87,7 @@ def test_stages_that_fit_nowhere_are_refused_before_the_first_step(make_company,
         make_company(run, {1: with_fields(1024), 2: with_fields(held)})
 
     said = str(refused.value)
-    assert said.startswith("memory: the stages fit nowhere: ")
+    assert said.startswith("memory: the stages do not fit: ")
     assert "worker-1 has 0.0 MiB for stages and needs" in said
     assert "holds 1" in said
     assert "add workers" in said

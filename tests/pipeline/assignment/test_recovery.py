@@ -71,7 +71,7 @@ def test_without_a_guard_nobody_is_shadowed_and_a_loss_is_final():
     assignment = first_assignment(4, names(2), guarded=False)
 
     assert assignment.shadows == {}
-    with pytest.raises(NoHolderError, match=r"stage 1: worker-1 is gone and nobody shadowed it.*--resume"):
+    with pytest.raises(NoHolderError, match=r"stage 1: worker-1 is lost and had no shadow.*--resume"):
         without(assignment, "worker-1", ["worker-2"], guarded=False)
 
 

@@ -171,7 +171,7 @@ def test_a_disputed_microbatch_is_redone_from_the_evidence_bit_for_bit(evidence_
 
     explained = explain_evidence(home / verdict.evidence)
 
-    assert explained["recomputed here"] == "bit for bit what the referee got"
+    assert explained["recomputed here"] == "bit-equal to the referee's result"
     assert explained["weights"] == "their digest was signed by worker-1 and worker-2" or name == "backward"
     assert explained["authority"].startswith("not compared")
 
@@ -202,13 +202,13 @@ def replaced_by(name, other):
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (nudge("claimed"), "'claimed' is not the one whose digest worker-1 signed"),
-        (nudge("input"), "'input' is not the one whose digest owner signed"),
+        (nudge("claimed"), "'claimed' differs from the digest that worker-1 signed"),
+        (nudge("input"), "'input' differs from the digest that owner signed"),
         (nudge("recomputed"), "says distance"),
         (replaced_by("recomputed", "claimed"), "it is not guilty"),
         (lambda tensors: tensors.pop("recomputed"), "'recomputed' is missing"),
-        (lambda tensors: tensors.update(recomputed=tensors["recomputed"][:1].clone()), "not of the plan's shape"),
-        (lambda tensors: tensors["claimed"].fill_(float("nan")), "'claimed' is not the one"),
+        (lambda tensors: tensors.update(recomputed=tensors["recomputed"][:1].clone()), "has not the plan's shape"),
+        (lambda tensors: tensors["claimed"].fill_(float("nan")), "'claimed' differs from the digest"),
     ],
 )
 def test_an_altered_tensor_is_found_although_its_file_digest_was_put_right(altered, change, complaint):
@@ -234,7 +234,7 @@ def test_altered_weights_are_found(altered):
         name = min(name for name in tensors if name.startswith("stage/"))
         nudge(name)(tensors)
 
-    with pytest.raises(EvidenceError, match="weights are not those whose digest it names"):
+    with pytest.raises(EvidenceError, match="weights differ from their signed digest"):
         explain_evidence(altered(tensors=change))
 
 
@@ -285,15 +285,15 @@ def swap_certificates(record):
         (swap_headers, "is about"),
         (break_signature, "'output' does not hold"),
         (rewrite_header, "'output' does not hold"),
-        (swap_certificates, "is that of 'worker-2'"),
-        (lambda record: record["headers"].pop("output"), "no signed header for 'output'"),
+        (swap_certificates, "belongs to 'worker-2'"),
+        (lambda record: record["headers"].pop("output"), "lacks the signed header for 'output'"),
         (lambda record: record["certificates"].pop("worker-1"), "worker-1"),
         (setting("verdict", "party", to="worker-2"), "the wrong party is named"),
-        (setting("verdict", "party", to="worker-9"), "no certificate of 'worker-9'"),
+        (setting("verdict", "party", to="worker-9"), "lacks the certificate of 'worker-9'"),
         (setting("verdict", "party", to="owner"), "accuses the owner"),
-        (setting("session", to="another"), "is of another session"),
+        (setting("session", to="another"), "belongs to another session"),
         (setting("verdict", "offence", to="accusation"), "the wrong party is named"),
-        (claim_a_gradient, "no signed header for 'commit'"),
+        (claim_a_gradient, "lacks the signed header for 'commit'"),
         (setting("verdict", "stage", to=2), "is about"),
         (setting("verdict", "step", to=2), "is about"),
         (setting("verdict", "microbatch", to=None), "no direction or no microbatch"),
@@ -301,7 +301,7 @@ def swap_certificates(record):
         (setting("verdict", "direction", to="sideways"), "verdict.direction: Input should be 'forward' or 'backward'"),
         (setting("verdict", "distance", to=0.5), "says distance 0.5"),
         (setting("weights_digest", to="00" * 64), "signed other weights"),
-        (setting("plan", "hidden_size", to=32), "not of the plan's shape"),
+        (setting("plan", "hidden_size", to=32), "has not the plan's shape"),
         (setting("plan", "hub_config", "n_embd", to=2**20), "plan"),
         (setting("plan", "hub_config", "model_type", to="no-such"), "plan builds no stage"),
         (setting("plan", "guard", "shadow", to="update"), 'shadow = "update" was removed'),
@@ -332,7 +332,7 @@ def test_an_altered_record_is_found(altered, change, complaint):
 def test_a_malformed_record_is_refused(altered, change):
     path = altered(record=change)
 
-    with pytest.raises(EvidenceError, match="is no evidence of this version"):
+    with pytest.raises(EvidenceError, match="not evidence of this version"):
         explain_evidence(path)
 
 
@@ -341,7 +341,7 @@ def test_what_is_no_json_object_is_refused(tmp_path, content):
     path = tmp_path / "evidence.json"
     path.write_bytes(content)
 
-    with pytest.raises(EvidenceError, match="is no evidence"):
+    with pytest.raises(EvidenceError, match="not evidence"):
         explain_evidence(path)
 
 
@@ -400,7 +400,9 @@ def test_a_plan_that_claims_more_layers_than_any_model_has_is_refused_before_one
     path = altered(record=claiming(**{key: claimed}))
     monkeypatch.setattr("phalanx.pipeline.evidence.recompute.shared_hub_config", build)
 
-    with pytest.raises(EvidenceError, match=f"its plan claims {claimed} layers or labels, more than the {MOST_LAYERS}"):
+    with pytest.raises(
+        EvidenceError, match=f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}"
+    ):
         explain_evidence(path)
 
 
@@ -409,7 +411,7 @@ def test_as_many_layers_as_may_be_are_built_without_memory_and_then_counted(alte
     longer = altered(record=claiming(n_layer=12))
 
     # the middle stage is the same, whatever comes behind it
-    assert explain_evidence(longer)["recomputed here"] == "bit for bit what the referee got"
+    assert explain_evidence(longer)["recomputed here"] == "bit-equal to the referee's result"
 
 
 def test_the_run_itself_builds_what_is_too_long_for_others(altered, monkeypatch):
@@ -449,14 +451,14 @@ def test_garbage_in_place_of_tensors_is_refused(altered):
     record["tensors"]["sha256"] = hashlib.sha256(beside.read_bytes()).hexdigest()
     path.write_text(json.dumps(record))
 
-    with pytest.raises(EvidenceError, match="is no safetensors file"):
+    with pytest.raises(EvidenceError, match="not a safetensors file"):
         explain_evidence(path)
 
 
 def test_the_authority_that_the_reader_knows_is_compared(altered, tmp_path):
     create_authority(tmp_path / "other")
 
-    with pytest.raises(EvidenceError, match="is vouched for by the authority"):
+    with pytest.raises(EvidenceError, match="was certified by the authority"):
         explain_evidence(altered(), tmp_path / "other" / "authority.pem")
     with pytest.raises(EvidenceError, match="cannot be read"):
         explain_evidence(altered(), tmp_path / "nobody.pem")
@@ -479,5 +481,5 @@ def test_an_accusation_without_its_report_is_not_believed(evidence_of, tmp_path)
     path.write_text(json.dumps(record))
     shutil.copy(source.with_suffix(".safetensors"), path.with_suffix(".safetensors"))
 
-    with pytest.raises(EvidenceError, match="no signed header for 'report'"):
+    with pytest.raises(EvidenceError, match="lacks the signed header for 'report'"):
         explain_evidence(path)

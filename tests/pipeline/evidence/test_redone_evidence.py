@@ -104,14 +104,14 @@ def test_a_wrong_gradient_or_update_is_proved_to_whoever_redoes_it(evidence_of, 
     facts = explain_evidence(path, path.parent.parent / "pki" / "authority.pem")
 
     assert facts["conclusion"].startswith(f"holds: {SCENES[name][2]} signed")
-    assert "owner computed it again" not in facts["rests on the owner's word"]
+    assert "owner recomputed it" not in facts["rests on the owner's word"]
 
 
 @pytest.mark.parametrize("name", ["stage, by its auditor", "auditor", "stage, by the owner", "stage, in lockstep"])
 def test_a_gradient_is_redone_with_weights_that_both_copies_had_signed(evidence_of, name):
     facts = explain_evidence(evidence_of(name))
 
-    assert facts["recomputed here"] == "bit for bit what the referee got"
+    assert facts["recomputed here"] == "bit-equal to the referee's result"
     assert facts["weights"] == "their digest was signed by worker-1 and worker-2"
 
 
@@ -129,14 +129,14 @@ def nudge(prefix):
 @pytest.mark.parametrize(
     ("name", "prefix", "complaint"),
     [
-        ("stage, by its auditor", "stage/", "weights are not those whose digest it names"),
-        ("stage, by its auditor", "input-", "is not the one that the stage committed to"),
-        ("stage, by its auditor", "gradient-", "is not the one that the stage committed to"),
+        ("stage, by its auditor", "stage/", "weights differ from their signed digest"),
+        ("stage, by its auditor", "input-", "differs from the stage's commitment"),
+        ("stage, by its auditor", "gradient-", "differs from the stage's commitment"),
         ("auditor", "truth/", "speaks against worker-1"),
-        ("stage, by its auditor", "truth/", "away from what it says"),
-        ("update of the holder", "stage/", "its state is not the one that was signed before the step"),
-        ("update of the holder", "truth/", "its gradient is not the one that was committed to"),
-        ("update of the shadow", "truth/", "its gradient is not the one that was committed to"),
+        ("stage, by its auditor", "truth/", "away from the claim"),
+        ("update of the holder", "stage/", "its state differs from the one signed before the step"),
+        ("update of the holder", "truth/", "its gradient is not the committed one"),
+        ("update of the shadow", "truth/", "its gradient is not the committed one"),
     ],
 )
 def test_an_altered_tensor_is_found(altered, name, prefix, complaint):
@@ -165,7 +165,7 @@ def setting(*keys, to):
     ],
 )
 def test_evidence_does_not_speak_against_another_party_that_signed_the_truth(altered, name, party):
-    with pytest.raises(EvidenceError, match=r"speaks? against|accuses|is what the update leads to"):
+    with pytest.raises(EvidenceError, match=r"speaks? against|accuses|follows from the update"):
         explain_evidence(altered(name, setting("verdict", "party", to=party)))
 
 

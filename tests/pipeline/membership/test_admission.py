@@ -87,7 +87,7 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
 
     assert reason == (
         "north computes other bits than the owner (gradient); it has threads 2 instead of 1; give it the owner's "
-        'number of threads, torch build and device, or let several numeric classes in with guard.classes = "mixed"'
+        'number of threads, torch build and device, or admit several numeric classes with guard.classes = "mixed"'
     )
 
 
@@ -97,7 +97,7 @@ def test_a_description_like_the_owners_that_the_bits_refute_keeps_a_party_out(mo
 
     reason = admission.refusal("north", local_numeric_class("cpu"), measurement)
 
-    assert "although it describes itself as the owner does" in reason
+    assert "although its description equals the owner's" in reason
 
 
 def test_other_bits_of_an_update_have_no_place_in_a_mixed_fleet(model_cache):

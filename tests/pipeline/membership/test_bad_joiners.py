@@ -69,7 +69,7 @@ def test_a_process_that_begins_anew_while_roles_are_given_out_stops_nobody(make_
 def test_without_any_worker_a_run_that_had_some_does_not_begin_alone(make_company):
     nobody = {stage: Actor(rewrite=only(Ready, never_ready)) for stage in (1, 2)}
 
-    why = "every worker was lost before the first step: worker-1: did not take its roles within .*; worker-2: did not"
+    why = "every worker was lost before the first step: worker-1: did not start its roles within .*; worker-2: did not"
     with pytest.raises(PeerLostError, match=why):
         make_company(tiny_run(), nobody)
 

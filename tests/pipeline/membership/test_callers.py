@@ -37,7 +37,7 @@ def test_a_stranger_is_refused_before_it_gets_a_name_and_cannot_fill_the_termina
             callers.name_of("alice", True)
 
     assert len(said) == 1
-    assert said[0].startswith("a caller is refused: alice is no party")
+    assert said[0].startswith("refused a caller: alice is not a party")
 
 
 def test_at_most_a_thousand_things_are_said():

@@ -106,7 +106,7 @@ def test_who_was_convicted_never_comes_back(company_of, honest_digest):
     company.run(1)
     assert company.evicted == ["worker-1"]
 
-    with pytest.raises(PeerRefusedError, match="worker-1 was shut out and does not come back"):
+    with pytest.raises(PeerRefusedError, match="worker-1 was excluded and may not come back"):
         company.come_back("worker-1")
     company.run(1)
 
@@ -127,7 +127,7 @@ def test_who_lies_in_a_later_life_is_named_in_it_and_never_comes_back(company_of
     assert company.evicted == [verdict.party] == ["worker-1.2"]
     explained = explain_evidence(company.run_dir / verdict.evidence)
     assert "worker-1.2" in str(explained)
-    with pytest.raises(PeerRefusedError, match="does not come back"):
+    with pytest.raises(PeerRefusedError, match="may not come back"):
         company.come_back("worker-1")
     assert company.weights_digest() == honest_digest(run, steps)
 
@@ -225,5 +225,5 @@ def test_a_process_whose_certificate_another_one_uses_is_told_so_and_ends(compan
     company.clock.threads["worker-1"].join(30.0)
 
     assert not company.is_alive("worker-1")
-    assert "another process has begun with this worker's certificate" in str(company.errors["worker-1"])
+    assert "another process with this worker's certificate" in str(company.errors["worker-1"])
     assert company.errors["worker-1"].exit_code == PeerRefusedError.exit_code

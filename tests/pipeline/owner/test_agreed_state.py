@@ -48,7 +48,7 @@ def test_a_state_of_another_step_is_not_used(world):
     for party in (HOLDER, SHADOW):
         world.bulks[(party, "state")] = (world.copy.state(), STEP + 1)
 
-    with pytest.raises(VerificationError, match="worker-2 sent a state that is not the one it signed"):
+    with pytest.raises(VerificationError, match="worker-2 sent a state that differs from its signature"):
         collect(world)
 
 
@@ -85,7 +85,7 @@ def test_one_number_of_a_copy_that_differs_is_found(world, letter):
     name = next(name for name in sorted(tensors) if name.startswith(letter))
     tensors[name].view(-1)[0] += torch.tensor(1e-6)
 
-    with pytest.raises(VerificationError, match="worker-1 sent a state that is not the one it signed"):
+    with pytest.raises(VerificationError, match="worker-1 sent a state that differs from its signature"):
         stage_state(world, tensors).check()
 
 

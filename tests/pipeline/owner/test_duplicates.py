@@ -99,7 +99,7 @@ def test_a_holder_that_sends_another_state_than_it_signed_is_refused_by_name(mak
     for part in parts:
         if part.stage != 2:
             part.check()
-    with pytest.raises(VerificationError, match="stage 2: worker-2 sent a state that is not the one it signed"):
+    with pytest.raises(VerificationError, match="stage 2: worker-2 sent a state that differs from its signature"):
         parts[2].check()
 
 
@@ -164,7 +164,7 @@ def test_a_second_duplicate_takes_the_place_of_the_first(make_company):
 
     company.engine.finish_duplicate(second)
 
-    assert first.failure == "another one was begun"
+    assert first.failure == "another one was started"
     assert second.is_whole
 
 

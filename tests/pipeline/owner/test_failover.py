@@ -257,7 +257,7 @@ def test_when_no_worker_gets_ready_the_error_says_why_each_is_gone(run):
     run.mute = set(WORKERS)
     run.take_at_most(5.0)
 
-    with pytest.raises(PeerLostError, match=r"every worker was lost.*worker-1: did not take.*worker-3: did not take"):
+    with pytest.raises(PeerLostError, match=r"every worker was lost.*worker-1: did not start.*worker-3: did not start"):
         run.do(run.failover.begin(0, KNOWN))
     assert run.endpoint.refused == list(WORKERS)
 
@@ -266,7 +266,7 @@ def test_an_owner_that_is_late_itself_blames_no_worker(run):
     run.mute = {OWNER}
     run.take_at_most(5.0)
 
-    with pytest.raises(PeerLostError, match="owner did not get ready within 5 s"):
+    with pytest.raises(PeerLostError, match="owner was not ready within 5 s"):
         run.do(run.failover.begin(0, KNOWN))
     assert (run.roster.alive, run.kinds) == (list(WORKERS), [])
 
@@ -279,7 +279,7 @@ def test_an_owner_that_waits_for_a_workers_state_suspects_that_worker(run):
 
     run.do(run.failover.begin(0, KNOWN))
 
-    assert run.roster.reasons == {"worker-2": "did not take its roles within 5 s"}
+    assert run.roster.reasons == {"worker-2": "did not start its roles within 5 s"}
 
 
 def test_an_owner_without_workers_begins_alone(model_cache):
@@ -294,7 +294,7 @@ def test_an_owner_with_another_state_than_the_known_one_ends_the_run(run):
     run.members.names = run.roster.alive = ["worker-1"]
     run.lies |= {(OWNER, stage): state_of(stage, "b") for stage in range(4)}
 
-    with pytest.raises(VerificationError, match="another state than the agreed one"):
+    with pytest.raises(VerificationError, match="a state other than the agreed one"):
         run.do(run.failover.begin(0, KNOWN))
     assert run.roster.alive == ["worker-1"]
 
@@ -310,7 +310,7 @@ def test_a_ready_of_an_earlier_epoch_does_not_count(run):
 
     run_task(run.failover.begin(0, KNOWN), stale)
 
-    assert run.roster.reasons == {"worker-1": "did not take its roles within 5 s"}
+    assert run.roster.reasons == {"worker-1": "did not start its roles within 5 s"}
 
 
 # --- suspicion -------------------------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_a_party_that_no_other_can_follow_is_still_shut_out(model_cache):
     begun = Run(model_cache, mode="off").begun()
     begun.roster.suspect("worker-1", "silent")
 
-    with pytest.raises(NoHolderError, match="stage 1: worker-1 is gone and nobody shadowed it"):
+    with pytest.raises(NoHolderError, match="stage 1: worker-1 is lost and had no shadow"):
         begun.do(begun.failover.recover(None, 0))
     assert (begun.endpoint.refused, begun.roster.alive) == (["worker-1"], ["worker-2", "worker-3"])
     assert begun.failover.takeovers == 0
@@ -416,7 +416,7 @@ def test_one_that_hangs_while_roles_change_is_found_long_before_the_time_is_over
 
     begun.do(begun.failover.recover(None, 0))
 
-    assert begun.roster.reasons["worker-3"] == "silent while roles were given out"
+    assert begun.roster.reasons["worker-3"] == "silent while roles were assigned"
     assert begun.clock.seconds < TIMEOUT_S / 2
 
 
@@ -436,7 +436,7 @@ def test_in_the_very_first_epoch_a_long_silence_is_none(run):
 
     run.do(run.failover.begin(0, KNOWN))
 
-    assert run.roster.reasons == {"worker-1": "did not take its roles within 100 s"}
+    assert run.roster.reasons == {"worker-1": "did not start its roles within 100 s"}
 
 
 def test_where_a_newcomer_lacks_its_state_the_owner_shadows_the_stage_and_sees_for_itself(begun):
@@ -477,7 +477,7 @@ def test_a_convicted_party_leaves_for_good(begun):
 
     assert begun.kinds == ["evicted", "takeover", "step_redone"]
     assert begun.verdicts.asked == ["worker-1"]
-    with pytest.raises(PeerRefusedError, match="does not come back"):
+    with pytest.raises(PeerRefusedError, match="may not come back"):
         begun.incarnations.name_of("worker-1", begins=True)
 
 
@@ -651,7 +651,7 @@ def test_a_revoked_party_is_replaced_and_does_not_come_back(begun):
     begun.do(begun.failover.recover(None, 0))
 
     assert (begun.kinds, begun.verdicts.asked) == (["revoked", "lost", "takeover", "step_redone"], [])
-    with pytest.raises(PeerRefusedError, match="does not come back"):
+    with pytest.raises(PeerRefusedError, match="may not come back"):
         begun.incarnations.name_of("worker-1", begins=True)
 
 
@@ -665,7 +665,7 @@ def test_of_a_revoked_party_that_is_about_to_join_the_name_is_returned(begun):
 def test_a_revoked_party_that_never_came_is_only_barred(begun):
     assert begun.roster.revoke(revocation("worker-4"), 0) is None
     assert not begun.roster.lost
-    with pytest.raises(PeerRefusedError, match="does not come back"):
+    with pytest.raises(PeerRefusedError, match="may not come back"):
         begun.incarnations.name_of("worker-4", begins=True)
 
 

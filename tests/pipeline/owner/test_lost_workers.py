@@ -118,7 +118,7 @@ def test_a_crash_and_a_lie_in_the_same_step_are_told_apart(make_company, honest_
 def test_without_a_guard_nobody_has_a_copy_and_the_run_ends(make_company):
     company = make_company(tiny_run(guard=GuardConfig(mode="off")), {1: Actor(crash_at(1))})
 
-    with pytest.raises(NoHolderError, match="stage 1: worker-1 is gone and nobody shadowed it"):
+    with pytest.raises(NoHolderError, match="stage 1: worker-1 is lost and had no shadow"):
         company.run(2)
 
 

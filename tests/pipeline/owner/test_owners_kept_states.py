@@ -86,7 +86,7 @@ def test_where_nobody_brings_it_the_holder_is_named_and_nothing_is_kept(kept):
 
     party, reason = kept.take(4)
 
-    assert (party, "did not bring the state that it signed" in reason) == (HOLDER, True)
+    assert (party, "did not send its signed state" in reason) == (HOLDER, True)
     assert 4 not in kept.kept
     assert kept.kept.is_due(4)
 

@@ -11,8 +11,8 @@ from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Files, Members
 from phalanx.pipeline.owner.verdicts import Verdicts
 
-TWICE = "it was found wrong twice, without evidence that others could check"
-WITHHELD = "it did not bring what it had signed"
+TWICE = "it was wrong twice, without evidence that others could check"
+WITHHELD = "it did not send its signed data"
 
 
 @pytest.fixture

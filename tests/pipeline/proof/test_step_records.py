@@ -115,7 +115,7 @@ def test_a_draw_that_was_moved_to_another_microbatch_is_refused(make_company):
         if isinstance(leaf, DrawLeaf):
             leaves = read_leaves(record.leaves)
             leaves[place] = leaf.model_copy(update={"microbatches": tuple((m + 1) % 4 for m in leaf.microbatches)})
-            with pytest.raises(AuditLogError, match="no report follows"):
+            with pytest.raises(AuditLogError, match="but its report is missing"):
                 judged(company, record, leaves)
 
 

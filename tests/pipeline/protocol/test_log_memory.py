@@ -62,7 +62,7 @@ def test_the_owner_does_not_go_on_without_a_line_that_a_worker_knows():
     [
         (told(*"1234", owner=STRANGER), "SignatureError", "does not match"),
         (told("1").model_copy(update={"last": told(*"1234").last}), "SignatureError", "does not match"),
-        (told(*"1234", run=OTHER), "FrameError", f"is of run '{OTHER}'"),
+        (told(*"1234", run=OTHER), "FrameError", f"belongs to run '{OTHER}'"),
     ],
     ids=["forged", "altered", "of another run"],
 )
@@ -119,7 +119,7 @@ def test_a_worker_does_not_serve_a_log_that_lacks_what_it_knows(tmp_path, announ
     known.meet(told(*"12"))
     known.keep()
 
-    with pytest.raises(CutLogError, match=r"owner: its audit log has .* knows number 2"):
+    with pytest.raises(CutLogError, match=r"owner: its audit log has .* signature for number 2"):
         memory(tmp_path, SECOND).meet(announced)
 
     assert memory(tmp_path).known == told(*"12")

@@ -83,7 +83,7 @@ def test_what_the_neighbour_said_to_the_stage_opens():
         (header(body=BODY | {"target": 3}), "no link"),
         (header(body=BODY | {"target": 1}), "no link"),
         (header(kind="commit"), "commit"),
-        (header(kind="leave", body={"epoch": 2}), "of kind 'leave', expected 'tensor'"),
+        (header(kind="leave", body={"epoch": 2}), "has kind 'leave', expected 'tensor'"),
         (header(kind="no-such"), "no-such"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_header_of_who_takes_no_part_opens_nothing():
     stranger = Identity.without_certificate("mallory")
     fields = HeaderFields(**json.loads(header().header) | {"sender": "mallory"})
 
-    with pytest.raises(SignatureError, match="mallory as its sender, who takes no part"):
+    with pytest.raises(SignatureError, match="mallory as its sender, which is not in the run"):
         opened(to_signed(sign_header(stranger, fields)), link=lambda message: (None, "bob"))
 
 

@@ -81,7 +81,7 @@ def test_a_party_that_computes_noise_otherwise_is_of_another_numeric_class(tmp_p
 
 
 def test_a_sum_without_a_key_does_not_leave():
-    with pytest.raises(TrainingError, match="no key for the noise of step 7"):
+    with pytest.raises(TrainingError, match="the noise key of step 7 is missing"):
         noisy_mean(ZEROS, PRIVACY, 7, None)
 
 
@@ -148,7 +148,7 @@ def test_a_step_that_is_abandoned_leaves_no_row_behind():
 
 
 def test_a_trained_head_that_is_tied_is_refused():
-    with pytest.raises(ModelError, match="a tied head is clipped in two stages"):
+    with pytest.raises(ModelError, match="two stages clip parts of the tied head"):
         runner_of(Rows(shared=True), 0.5)
 
 

@@ -94,7 +94,7 @@ def test_an_update_for_another_step_is_refused_and_nothing_moves(made):
     before = copy.digest()
 
     for step in (1, 7):
-        with pytest.raises(StaleReplicaError, match=f"at step 0, the update for {step}"):
+        with pytest.raises(StaleReplicaError, match=f"at step 0, but the update is for {step}"):
             copy.apply(step, gradients(copy, 0), 1.0)
 
     assert copy.digest() == before

@@ -152,5 +152,5 @@ def test_honest_copies_that_are_cut_off_while_the_owner_audits_them_are_replaced
     assert (company.verdicts, company.evicted) == ([], [])
     assert company.lost != []
     assert [body["why"] for body in company.bodies("verdict_refused")] == [
-        "it brought no answer, and silence is no lie"
+        "it did not answer, which does not prove a lie"
     ]

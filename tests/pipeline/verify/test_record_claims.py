@@ -213,7 +213,7 @@ def ask_for_step_audit(recorder, auditor=SHADOW, ledger=None):
 
 
 def test_a_recomputed_step_counts_from_the_one_that_was_asked_and_once(recorder):
-    with pytest.raises(FrameError, match="not asked"):
+    with pytest.raises(FrameError, match="not requested"):
         recorder.take(audited(), SHADOW)
 
     ask_for_step_audit(recorder)
@@ -239,7 +239,7 @@ def test_a_second_recomputed_gradient_that_is_another_one_convicts_its_author(re
 def test_a_recomputed_step_for_another_order_is_refused_and_not_stored(recorder, order):
     ask_for_step_audit(recorder)
 
-    with pytest.raises(FrameError, match="not asked"):
+    with pytest.raises(FrameError, match="not requested"):
         recorder.take(audited(order=order), SHADOW)
     assert (recorder.ledger.step_audits, len(recorder.facts.record)) == ({}, 0)
 
@@ -311,7 +311,7 @@ def test_a_state_counts_from_either_copy(recorder, sender):
 
 @pytest.mark.parametrize("name", ["3", "7", "99999"])
 def test_a_state_of_a_stage_that_its_sender_does_not_have_is_refused(recorder, name):
-    with pytest.raises(FrameError, match="does not have"):
+    with pytest.raises(FrameError, match="does not hold"):
         recorder.take(applied(recorder, {name: recorder.world.state}), HOLDER)
 
 

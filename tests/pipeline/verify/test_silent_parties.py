@@ -214,7 +214,7 @@ def test_a_party_that_hangs_while_roles_change_is_missed_long_before_the_steps_t
         stall.end()
 
     assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
-    assert [body["reason"] for body in company.bodies("replaced")] == ["silent while roles were given out"]
+    assert [body["reason"] for body in company.bodies("replaced")] == ["silent while roles were assigned"]
     assert company.weights_digest() == honest_digest(run, 3)
 
 

@@ -70,6 +70,6 @@ def test_the_evidence_of_a_whole_step_is_redone_by_whoever_reads_it(make_company
 
     facts = explain_evidence(company.run_dir / str(verdict.evidence))
 
-    assert facts["recomputed here"] == "bit for bit what the referee got"
+    assert facts["recomputed here"] == "bit-equal to the referee's result"
     assert facts["weights"] == "their digest was signed by worker-1 and worker-2"
     assert str(facts["conclusion"]).startswith("holds: worker-1")

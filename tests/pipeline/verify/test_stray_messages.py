@@ -92,7 +92,7 @@ BAD_TENSORS = {
     "of a microbatch too many": tensor_message(1, 2, microbatch=4),
     "twice": tensor_message(1, 2),
     "gradient of another's stage": Bulk(**NOW, purpose="gradient", stage=2, offset=0, total=4),
-    "state that is not awaited": Bulk(**NOW, purpose="state", stage=2, offset=0, total=4),
+    "state that was not expected": Bulk(**NOW, purpose="state", stage=2, offset=0, total=4),
     "duplicate that nobody asked for": Bulk(**NOW, purpose="duplicate", stage=2, offset=0, total=4),
     "answer that nobody asked for": FetchReply(**FETCH, source=3, claim=False, evidence=None),
 }

@@ -91,7 +91,7 @@ def test_a_receiver_that_hides_an_input_is_named(make_company, honest_digest):
     verdict = run_against(make_company, honest_digest, 1, commit_with(lambda commit: {"received": commit.received[1:]}))
 
     assert (verdict.offence, verdict.stage) == ("forgery", 1)
-    assert "without this input" in verdict.reason
+    assert "did not commit to this input" in verdict.reason
 
 
 def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signatures(make_company, honest_digest):

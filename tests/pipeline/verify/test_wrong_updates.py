@@ -202,7 +202,7 @@ def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_wit
     company = make_company(tiny_run(), {1: starting_from_other_weights(1)})
 
     # before the first step: what it said convicts nobody, and it has no role any more
-    reason = "stage 1: worker-1 got ready with another state than the agreed one"
+    reason = "stage 1: worker-1 reported ready with a state other than the agreed one"
     assert company.bodies("link_broken") == [{"party": "worker-1", "reason": reason}]
     assert company.bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
     assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
@@ -215,7 +215,10 @@ def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_wit
 
 
 def test_where_every_worker_starts_from_other_weights_the_run_does_not_start(make_company):
-    why = "every worker was lost before the first step: .*worker-1 got ready with another state .*worker-2 got ready"
+    why = (
+        "every worker was lost before the first step: .*worker-1 reported ready with a state other .*worker-2 "
+        "reported ready"
+    )
     with pytest.raises(PeerLostError, match=why):
         make_company(tiny_run(), {stage: starting_from_other_weights(stage) for stage in (1, 2)})
 

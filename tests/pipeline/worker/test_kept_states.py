@@ -95,7 +95,7 @@ def another_length(mail, about):
 
 
 def test_what_is_no_state_of_this_stage_is_refused(ask):
-    with pytest.raises(CheckpointError, match="north sent another thing than a state"):
+    with pytest.raises(CheckpointError, match="north sent a message that is not a state"):
         ask(another_length)
 
 

@@ -26,7 +26,7 @@ def test_the_first_signal_asks_to_leave_and_the_second_one_counts(number, capsys
         signal.signal(number, old)
 
     assert asked == ["leave", "ended", "ended"]
-    assert ("Ctrl-C again" in capsys.readouterr().err) is (number == signal.SIGINT)
+    assert ("a second Ctrl-C" in capsys.readouterr().err) is (number == signal.SIGINT)
 
 
 def test_a_worker_that_no_signal_meets_leaves_the_handlers_as_they_were():

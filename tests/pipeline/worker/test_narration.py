@@ -63,12 +63,12 @@ def test_an_owner_that_is_gone_is_looked_for_again_ever_more_slowly():
 
     assert keep_serving(serve, said.append, pauses.append) is WorkerOutcome.COMPLETE
     assert pauses == [1, 2, 4, 8, 16, 32, 60, 60]
-    assert said[0] == "gone; looking for the owner again in 1 s, until Ctrl-C"
+    assert said[0] == "gone; looking for the owner again in 1 s; Ctrl-C stops"
 
 
 def test_an_owner_that_refuses_is_not_asked_again():
     def serve():
-        raise PeerRefusedError("alice was shut out and does not come back")
+        raise PeerRefusedError("alice was excluded and may not come back")
 
     with pytest.raises(PeerRefusedError):
         keep_serving(serve, lambda line: None, pytest.fail)

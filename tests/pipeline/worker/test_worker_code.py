@@ -80,5 +80,5 @@ def test_a_worker_does_not_put_its_own_family_under_a_plan_that_names_none(worke
 def test_code_is_for_a_worker_of_one_process():
     code = (WorkerCode(kind="mine.py:cwm"),)
 
-    with pytest.raises(ValueError, match="code is for a worker of one process"):
+    with pytest.raises(ValueError, match="code needs a worker of one process"):
         WorkerConfig(identity="keys", owner="127.0.0.1:1", code=code, parallel=PartyLayout(tp=2))

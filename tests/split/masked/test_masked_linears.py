@@ -239,7 +239,7 @@ class Shortcut(nn.Linear):
         ("1", "^1: is a Tanh; only frozen nn.Linear and Conv1D layers can be masked"),
         ("2", "^2: is a LayerNorm; only frozen"),
         ("3", "^3: is a Shortcut; only frozen"),
-        ("9", "^9: is no layer of this module"),
+        ("9", "^9: is not a layer of this module"),
     ],
 )
 def test_what_is_trained_not_linear_or_not_there_is_refused(name, said):
@@ -348,7 +348,7 @@ def test_the_worker_that_lied_is_named_be_it_the_first_or_the_second():
 
 
 def test_one_worker_cannot_be_both():
-    with pytest.raises(ConfigError, match=r"^one: is both workers"):
+    with pytest.raises(ConfigError, match=r"^one: is named as both workers"):
         a_desk(SimulatedWorker("one"), second=SimulatedWorker("one"))
     with pytest.raises(ConfigError, match="second_worker is true, and no second worker is there"):
         MaskingClient(SimulatedWorker(), process_pads("run-1"), MaskedConfig(second_worker=True))

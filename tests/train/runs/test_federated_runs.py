@@ -75,7 +75,7 @@ def test_a_look_at_a_run_shows_the_stages_of_a_site_and_what_its_guard_finds(rea
 
     shown = capsys.readouterr().out
     assert "4 stages, 4 microbatches, 1f1b" in shown and "worker-2" in shown
-    assert "one stage in other hands that lies in every step" in shown
+    assert "one worker's stage that lies in every step" in shown
 
 
 def test_factors_of_dora_may_be_averaged_one_by_one(read):
@@ -85,45 +85,49 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
 @pytest.mark.parametrize(
     ("sections", "overrides", "words"),
     [
-        (SITES + 'exchange = "product"\n', (), "is about the two factors of LoRA"),
-        (LORA + "dora = true\n" + SITES + 'exchange = "frozen_a"\n', (), "sizes that DoRA learns .* have no such mean"),
+        (SITES + 'exchange = "product"\n', (), "needs the two factors of LoRA"),
+        (LORA + "dora = true\n" + SITES + 'exchange = "frozen_a"\n', (), "but not DoRA's magnitudes"),
         (SITES + 'algorithm = { kind = "scaffold" }\n', (), 'set optimizer.kind = "sgd"'),
         (
             SITES + 'algorithm = { kind = "scaffold" }\n',
             ("optimizer.kind=sgd", "optimizer.momentum=0.9"),
             "corrects plain gradients",
         ),
-        (SUMS, (), 'no data.tokenizer.kind = "bpe"'),
-        (SITES + ROWS, (), r"\[privacy\] has no data.tokenizer.kind"),
-        (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] has no model.adapter.dora"),
+        (SUMS, (), 'excludes data.tokenizer.kind = "bpe"'),
+        (SITES + ROWS, (), r"\[privacy\] excludes data.tokenizer.kind"),
+        (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] excludes model.adapter.dora"),
         (
             LORA + SITES + ROWS + RANKS,
             (),
-            r"\[privacy\] has no \[parallel\] beside \[federated\]: ranks of a site are not shown",
+            r"\[privacy\] excludes \[parallel\] with \[federated\]: not yet tested",
         ),
         (
             SITES + 'algorithm = { kind = "fedprox", mu = 0.1 }\n' + RANKS,
             (),
-            r"corrects each gradient of a site, and ranks of \[parallel\] take whole steps",
+            r"corrects each gradient of a site, but ranks of \[parallel\] make whole steps",
         ),
         (LORA + SITES + 'exchange = "frozen_a"\n' + RANKS, (), r"ranks of \[parallel\] train both"),
-        (SITES + 'personal = ["*.wte.*"]\n' + RANKS, (), r"ranks of \[parallel\] send all that they train"),
-        (SITES + RANKS + "max_dp = 4\n", (), "a site's ranks are as many in each round"),
+        (SITES + 'personal = ["*.wte.*"]\n' + RANKS, (), r"ranks of \[parallel\] send all trained weights"),
+        (SITES + RANKS + "max_dp = 4\n", (), "a site has a fixed number of ranks"),
         (SITES + RANKS + "[deepspeed]\n", (), r"\[federated\] and \[deepspeed\] exclude each other"),
         (SITES + "[guard]\n", (), r"add \[pipeline\], or remove \[guard\]"),
         (SITES + STAGES + '[attack]\nkind = "none"\n', (), "starts honest workers only"),
         (SITES + STAGES + RANKS, (), r"\[parallel\] and \[pipeline\] exclude each other"),
-        (SITES + STAGES, ("pipeline.stages=2",), "workers need one between them; make it 3 or more"),
+        (SITES + STAGES, ("pipeline.stages=2",), "workers need one between them; set it to 3 or more"),
         (SITES + STAGES, ("optimizer.kind=sgd",), r'\[pipeline\] has no optimizer.kind = "sgd"'),
-        (SITES + 'personal = ["*.wte.*"]\n' + STAGES, (), r"stages of \[pipeline\] send all that they train"),
+        (SITES + 'personal = ["*.wte.*"]\n' + STAGES, (), r"stages of \[pipeline\] send all trained weights"),
         (LORA + SITES + 'exchange = "frozen_a"\n' + STAGES, (), r"stages of \[pipeline\] train both"),
         (
             SITES + 'algorithm = { kind = "fedprox", mu = 0.1 }\n' + STAGES,
             (),
-            r"corrects each gradient of a site, and stages of \[pipeline\] take whole steps",
+            r"corrects each gradient of a site, but stages of \[pipeline\] make whole steps",
         ),
-        (LORA + SITES + ROWS + STAGES, (), r"\[privacy\] has no \[pipeline\] beside \[federated\]: a site's stages"),
-        (SUMS + ROWS, (), r"\[privacy\] has no federated.privacy: a site would have two budgets"),
+        (
+            LORA + SITES + ROWS + STAGES,
+            (),
+            r"\[privacy\] excludes \[pipeline\] with \[federated\]: stages with a site's own budget",
+        ),
+        (SUMS + ROWS, (), r"\[privacy\] excludes federated.privacy: a site would have two budgets"),
     ],
 )
 def test_what_rounds_could_not_keep_to_is_refused_by_name(read, sections, overrides, words):

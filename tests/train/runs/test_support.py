@@ -309,12 +309,12 @@ def test_a_split_has_a_pipeline_once_it_says_what_workers_see_and_not_before(loa
     assert run.stage_workers == ("worker-1", "worker-2")
     assert run.workers == ("enclave", "client-0")
     assert {"pipeline", "guard", "attack", "split"} <= run.model_dump().keys()
-    with pytest.raises(ConfigError, match=r"split.workers_see_hidden_states = true lets workers have the middle ones"):
+    with pytest.raises(ConfigError, match=r"split.workers_see_hidden_states = true gives workers the middle ones"):
         load(ENGINES["split with pipeline"], "split.workers_see_hidden_states=false")
 
 
 def test_an_acknowledgement_without_workers_is_refused(load):
-    with pytest.raises(ConfigError, match=r"workers_see_hidden_states = true is for workers .* add \[pipeline\]"):
+    with pytest.raises(ConfigError, match=r"workers_see_hidden_states = true needs workers .* add \[pipeline\]"):
         load(ENGINES["split"], "split.workers_see_hidden_states=true")
 
 

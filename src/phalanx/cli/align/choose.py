@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from phalanx.align.choice import Chooser
     from phalanx.serve import ChatWriter
 
-OnlyOne = Annotated[str | None, typer.Option("--principle", metavar="NAME", help="Choose by this one: one value.")]
-Ranked = Annotated[bool, typer.Option("--ranked", help="Ask the principles in order, to the first that is no tie.")]
-Shown = Annotated[bool, typer.Option("--demonstrations", help='A line\'s "demonstration" beats what the model says.')]
+OnlyOne = Annotated[str | None, typer.Option("--principle", metavar="NAME", help="Choose by this principle only.")]
+Ranked = Annotated[bool, typer.Option("--ranked", help="Ask the principles in order, until one decides.")]
+Shown = Annotated[
+    bool, typer.Option("--demonstrations", help="A line's \"demonstration\" replaces the model's answer.")
+]
 
 
 def choose(
@@ -38,7 +40,7 @@ def choose(
     *,
     prompts: Prompts,
     out: Out,
-    principles: Annotated[Path | None, typer.Option("--principles", metavar="FILE", help="To choose by.")] = None,
+    principles: Annotated[Path | None, typer.Option("--principles", metavar="FILE", help="File of principles.")] = None,
     principle: OnlyOne = None,
     ranked: Ranked = False,
     judge: JudgePath = None,
@@ -50,7 +52,7 @@ def choose(
     best: Best = False,
     own_code: OwnCode = False,
 ) -> Answer:
-    """Have a model answer each prompt twice, and a judge choose, asked in both orders: pairs for preferences."""
+    """Let a model answer each prompt twice and a judge choose, in both orders; write preference pairs."""
     from phalanx.align import PairChoice, ResumableRows, read_prompts
     from phalanx.align.choice import chosen_figures
     from phalanx.telemetry import row_bar
@@ -82,12 +84,12 @@ def _chooser(
     principles, principle, judge, demonstrations, ranked = ways
     if demonstrations:
         if principles or principle or judge or ranked:
-            raise ConfigError("--demonstrations leave nothing to choose; leave the principles and the judge out")
+            raise ConfigError("--demonstrations already name the chosen answers; remove --principles and --judge")
         yield None, {"demonstrations": True}
         return
     if principles is None:
         if judge is None or principle or ranked:
-            raise ConfigError("nothing to choose by: give --principles, a --judge of rewards, or --demonstrations")
+            raise ConfigError("the judge is missing: give --principles, a --judge of rewards, or --demonstrations")
         with rewards_chooser(judge, out) as scorer:
             yield scorer
         return

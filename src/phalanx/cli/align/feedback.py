@@ -10,10 +10,12 @@ from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures
 from phalanx.cli.files import write_text
 
-Outcomes = Annotated[Path, typer.Argument(metavar="OUTCOMES.jsonl", help="As `phalanx align safety --out` has them.")]
-As = Annotated[str, typer.Option("--as", metavar="pairs|conversations", help="For preferences, or for fine-tuning.")]
-Refusal = Annotated[str, typer.Option("--answer", help='What is learned to say, where a line has no "better".')]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Where rows go.")]
+Outcomes = Annotated[Path, typer.Argument(metavar="OUTCOMES.jsonl", help="Output of `phalanx align safety --out`.")]
+As = Annotated[
+    str, typer.Option("--as", metavar="pairs|conversations", help="Rows for preferences, or for fine-tuning.")
+]
+Refusal = Annotated[str, typer.Option("--answer", help='Answer to learn where a line has no "better".')]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Output file.")]
 
 
 def feedback(
@@ -30,7 +32,7 @@ def feedback(
         raise typer.BadParameter(f"--as {shape}: expected pairs or conversations")
     rows, counts = feedback_rows(read_outcomes(outcomes), cast(Shape, shape), answer)
     if not rows:
-        raise DataError(f"{outcomes}: nothing to learn from: {json.dumps(counts)}")
+        raise DataError(f"{outcomes}: has no outcome to learn from: {json.dumps(counts)}")
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     facts = {"file": out, "rows": len(rows), **counts}
     say_figures(facts)

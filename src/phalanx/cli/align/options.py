@@ -10,18 +10,22 @@ if TYPE_CHECKING:
     from phalanx.align.judges import Judge
     from phalanx.serve import ChatWriter
 
-Where = Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")]
+Where = Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint of a run, or a model.")]
 Prompts = Annotated[Path, typer.Option("--prompts", metavar="FILE.jsonl", help="A prompt or messages on each line.")]
 Principles = Annotated[Path, typer.Option("--principles", metavar="FILE", help="Principles: .toml or .jsonl.")]
-Out = Annotated[Path, typer.Option("--out", metavar="FILE.jsonl", help="Where rows go; goes on where it was ended.")]
-JudgePath = Annotated[Path | None, typer.Option("--judge", metavar="FILE.toml", help="A judge; else the model itself.")]
-Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Of critique and revision.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Of every draw.")]
-Batch = Annotated[int, typer.Option("--batch", min=1, max=1024, help="Prompts that are answered at once.")]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer, in tokens.")]
-Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")]
-Best = Annotated[bool, typer.Option("--best", help="Of a run, the checkpoint with the best validation.")]
-OwnCode = Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="FILE.jsonl", help="Output file; an interrupted file is continued.")
+]
+JudgePath = Annotated[
+    Path | None, typer.Option("--judge", metavar="FILE.toml", help="A judge; default: the model itself.")
+]
+Rounds = Annotated[int, typer.Option("--rounds", min=1, max=100, help="Rounds of critique and revision.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of every draw.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, max=1024, help="Prompts that are answered at the same time.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Maximum length of an answer, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 always takes the most likely token.")]
+Best = Annotated[bool, typer.Option("--best", help="Take the run's checkpoint with the best validation.")]
+OwnCode = Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")]
 
 
 def open_writer(where: Path, max_new_tokens: int, temperature: float, *, best: bool, own_code: bool) -> "ChatWriter":
@@ -52,8 +56,8 @@ def open_asked_judge(file: Path | None, writer: "ChatWriter") -> "Judge":
     if isinstance(judge_config, ModelJudgeConfig):
         return ModelJudge(ChatWriter(open_text_model(judge_config.path), SamplingRule()))
     raise ConfigError(
-        f'{file}: kind = "{judge_config.kind}" weighs answers and cannot be asked; take kind = "server" or "model", '
-        "or leave --judge out"
+        f'{file}: kind = "{judge_config.kind}" gives numbers and cannot answer questions; use kind = "server" '
+        'or "model", or remove --judge'
     )
 
 

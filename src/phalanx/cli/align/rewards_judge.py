@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def rewards_chooser(file: Path, out: Path) -> Iterator[tuple["Chooser", dict[str, Any]]]:
-    """Open the rewards that a judge's file names.
+    """Open the rewards of a judge's file.
 
     Raises:
         ConfigError: It names another judge, which needs principles to choose by.
@@ -26,7 +26,7 @@ def rewards_chooser(file: Path, out: Path) -> Iterator[tuple["Chooser", dict[str
 
     judge_config: Any = load_config(file, JudgeFile, prepare=pin_own_code).judge
     if not isinstance(judge_config, RewardsJudgeConfig):
-        raise ConfigError(f'{file}: a judge of kind = "{judge_config.kind}" is asked by principles; give --principles')
+        raise ConfigError(f'{file}: a judge of kind = "{judge_config.kind}" needs principles; give --principles')
     with RewardScorer(judge_config.rewards, file.resolve().parent, out.with_name(f"{out.name}.rewards.log")) as scorer:
 
         def worth(prompt: AskedPrompt, text: str) -> float:

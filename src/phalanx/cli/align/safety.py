@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from phalanx.serve import ChatWriter
 
 SetPath = Annotated[Path | None, typer.Option("--set", metavar="FILE.jsonl", help='Prompts, each with "harmful".')]
-Hook = Annotated[str | None, typer.Option("--hook", metavar="FILE.py:NAME", help="Code that finds prompts.")]
-Refusals = Annotated[list[str] | None, typer.Option("--refusal", metavar="REGEX", help="What a refusal says.")]
-Violation = Annotated[str | None, typer.Option("--violation", metavar="REGEX", help="What no answer may say.")]
-OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Where each outcome goes.")]
+Hook = Annotated[str | None, typer.Option("--hook", metavar="FILE.py:NAME", help="Code that searches for prompts.")]
+Refusals = Annotated[list[str] | None, typer.Option("--refusal", metavar="REGEX", help="Pattern of a refusal.")]
+Violation = Annotated[
+    str | None, typer.Option("--violation", metavar="REGEX", help="Pattern that no answer may match.")
+]
+OutFile = Annotated[Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Output file of the outcomes.")]
 
 
 def safety(
@@ -80,5 +82,7 @@ def _asked(prompts: Path | None, hook: str | None, writer: "ChatWriter", seed: i
     open_own_code(reference, Path.cwd())
     hook_function: Any = resolve(reference, {}, lambda _kind, code: code)
     if not callable(hook_function):
-        raise lacks(hook, f"a {type(hook_function).__name__}", "a function of ask that gives objects with a prompt")
+        raise lacks(
+            hook, f"a {type(hook_function).__name__}", "a function that takes ask and returns objects with a prompt"
+        )
     return [*(safety_prompts(prompts) if prompts else ()), *hook_prompts(hook_function, writer, seed, hook)]

@@ -8,10 +8,10 @@ import typer
 from phalanx.cli.answers.answer import Answer
 from phalanx.cli.console import say_figures, say_rows
 
-File = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file with [rewards], one a value.")]
-Pairs = Annotated[Path, typer.Argument(metavar="PAIRS.jsonl", help="As `phalanx align choose` writes them.")]
-Show = Annotated[int, typer.Option("--show", min=0, help="So many conflicts, those of the largest gaps.")]
-Smallest = Annotated[float, typer.Option("--smallest", min=0.0, help="A gap up to this is no opinion.")]
+File = Annotated[Path, typer.Argument(metavar="RUN.toml", help="A run file with [rewards]: one reward for each value.")]
+Pairs = Annotated[Path, typer.Argument(metavar="PAIRS.jsonl", help="Pairs of `phalanx align choose`.")]
+Show = Annotated[int, typer.Option("--show", min=0, help="Number of conflicts to show, largest gaps first.")]
+Smallest = Annotated[float, typer.Option("--smallest", min=0.0, help="Smaller gaps count as no preference.")]
 
 
 def values(file: File, pairs: Pairs, *, show: Show = 10, smallest: Smallest = 0.0) -> Answer:
@@ -27,7 +27,7 @@ def values(file: File, pairs: Pairs, *, show: Show = 10, smallest: Smallest = 0.
     asked, run = read_pairs(pairs), load_run(file)
     rewards = run.rewards if isinstance(run, PipelineRun | DomainRun) else None
     if rewards is None:
-        raise ConfigError(f"{file}: has no [rewards]; write one of them for each value, with its weight")
+        raise ConfigError(f"{file}: [rewards] is missing; add one reward for each value, with its weight")
     with (
         tempfile.TemporaryDirectory(prefix="phalanx-values-") as spare,
         RewardScorer(rewards, file.resolve().parent, Path(spare) / "rewards.log") as scorer,

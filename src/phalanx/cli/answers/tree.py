@@ -10,10 +10,9 @@ import typer
 from phalanx.cli.answers.answer import OPTION, Answer
 
 EXIT_CODES = (
-    "Exit codes: 0 success, 1 a bug in Phalanx, 2 the command line or a run file is wrong, "
-    "3 something on disk is wrong, 4 a peer or a link is wrong, "
-    "5 a claim, log or proof does not hold, 6 training cannot go on, "
-    "7 neither proved nor refuted, 130 interrupted."
+    "Exit codes: 0 success, 1 a bug in Phalanx, 2 wrong command line or run file, 3 wrong or missing files, 4 "
+    "a peer or a link failed, 5 a claim, log or proof is invalid, 6 training cannot go on, 7 not decidable, "
+    "130 interrupted."
 )
 _TAG = re.compile(r"(?=\[[a-zA-Z#/@])")
 """Before what rich takes for the beginning of a tag."""
@@ -52,7 +51,10 @@ def _option() -> Any:
 
 def _asked(
     json: Annotated[
-        bool, typer.Option(OPTION, expose_value=False, help="Print JSON on stdout, an error too; all else on stderr.")
+        bool,
+        typer.Option(
+            OPTION, expose_value=False, help="Print JSON to stdout, also for errors; all other output goes to stderr."
+        ),
     ] = False,
 ) -> None:
     """Hold the option."""

@@ -20,19 +20,22 @@ def build(
     *,
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Where to write; default datasets/RECIPE, copied to an address."),
+        typer.Option("--out", metavar="DIR", help="Output directory or address; default datasets/RECIPE."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", metavar="N", min=1, help="Processes at a time; default one a core.")
+        int | None,
+        typer.Option("--workers", metavar="N", min=1, help="Parallel processes; default: one for each core."),
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option("--engine", help="Processes of this machine, or tasks of a Ray cluster.")
+        Literal["local", "ray"],
+        typer.Option("--engine", help="Run processes of this machine, or tasks of a Ray cluster."),
     ] = "local",
     address: Annotated[
-        str | None, typer.Option("--address", metavar="ADDRESS", help="With ray: of a running cluster, such as auto.")
+        str | None,
+        typer.Option("--address", metavar="ADDRESS", help="With ray: address of a running cluster, such as auto."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show on a sample what would be kept and dropped; write nothing.")
+        bool, typer.Option("--dry-run", help="Print what a sample keeps and drops; write nothing.")
     ] = False,
     documents: Annotated[
         int, typer.Option("--documents", metavar="N", min=1, help="With --dry-run: documents of each source.")
@@ -40,7 +43,7 @@ def build(
     sets: Sets = None,
     unsets: Unsets = None,
 ) -> Answer:
-    """Build a dataset from a recipe, or go on where an earlier build was cut off; the bytes come out the same."""
+    """Build a dataset from a recipe, or continue an interrupted build; the bytes are the same in both cases."""
     from phalanx.data.build.recipe import load_recipe
     from phalanx.data.row_layout import chats_read_as_text
 
@@ -68,7 +71,7 @@ def build(
         with BuildBar() as bar:
             outcome = build_dataset(recipe, directory, BuildOptions(open_engine, recipe_file.parent, bar))
     except KeyboardInterrupt:
-        say_error(f"{directory}: interrupted; finished pieces are kept: the same command goes on from there")
+        say_error(f"{directory}: interrupted; repeat the same command to continue from the finished pieces")
         raise
     seconds = time.monotonic() - begun
     page = write_data_report(directory)
@@ -83,7 +86,7 @@ def build(
     if store is not None:
         figures["copied to"] = put_dataset(directory, store)
     if not any(group["split"] == "validation" for group in outcome.report["groups"]):
-        figures["held out"] = "nothing: raise output.validation_share, or give the run a data.validation"
+        figures["held out"] = "none: raise output.validation_share, or set data.validation in the run file"
     say_figures({**figures, "report": page})
     return Answer({**{name.replace(" ", "_"): value for name, value in figures.items()}, "report": page})
 

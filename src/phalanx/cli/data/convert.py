@@ -13,14 +13,17 @@ from phalanx.errors import DataError
 
 def export(
     directory: DatasetDir,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A folder for the files.")],
-    to: Annotated[Literal["parquet", "megatron"], typer.Option("--to", help="Parquet, or Megatron's .bin and .idx.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output directory.")],
+    to: Annotated[
+        Literal["parquet", "megatron"],
+        typer.Option("--to", help="Output format: Parquet, or Megatron's .bin and .idx."),
+    ],
     key: KeyFile = None,
     signer: Signer = None,
 ) -> Answer:
-    """Write every split of every group as GROUP.SPLIT.parquet, or as GROUP.SPLIT.bin and .idx; all of it is verified.
+    """Verify a dataset and write each split of each group as GROUP.SPLIT.parquet, or as GROUP.SPLIT.bin and .idx.
 
-    What is written is not encrypted and not signed.
+    The written files are neither encrypted nor signed.
     """
     from phalanx.data.shards.megatron import write_megatron
     from phalanx.data.shards.parquet import write_parquet
@@ -29,7 +32,7 @@ def export(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise DataError(f"{out}: cannot be made ({exc.strerror}); name another folder") from exc
+        raise DataError(f"{out}: cannot be created ({exc.strerror}); give another directory") from exc
     files: list[str] = []
     for part in dataset.manifest.parts:
         stem = f"{part.group}.{part.split}"
@@ -44,14 +47,17 @@ def export(
 def import_(
     out: Annotated[Path, typer.Argument(metavar="DIR", help="New dataset.")],
     files: Annotated[list[Path], typer.Argument(metavar="FILES", help="GROUP.SPLIT.parquet, or GROUP.SPLIT.idx.")],
-    tokenizer: Annotated[Path, typer.Option("--tokenizer", metavar="FILE", help="The tokenizer.json of the tokens.")],
-    eos_id: Annotated[int, typer.Option("--eos-id", metavar="ID", min=0, help="The token that ends a text.")],
-    licence: Annotated[str, typer.Option("--licence", help="Of the texts.")] = "",
+    tokenizer: Annotated[
+        Path, typer.Option("--tokenizer", metavar="FILE", help="The tokenizer.json that made the tokens.")
+    ],
+    eos_id: Annotated[int, typer.Option("--eos-id", metavar="ID", min=0, help="Token id that ends a text.")],
+    licence: Annotated[str, typer.Option("--licence", help="License of the texts.")] = "",
     signing_key: Annotated[
-        Path | None, typer.Option("--signing-key", metavar="FILE", help="Made where it is missing; default your own.")
+        Path | None,
+        typer.Option("--signing-key", metavar="FILE", help="Signing key; created if missing; default: your own."),
     ] = None,
 ) -> Answer:
-    """Make a signed dataset of tokens that another tool has made; they are taken over as they are."""
+    """Make a signed dataset of the tokens of another tool, unchanged."""
     import hashlib
 
     from phalanx.cli.files import read_file, write_file

@@ -11,21 +11,23 @@ from phalanx.cli.data.options import Signer
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A dataset, or the address of one.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="An address such as s3://bucket/name, or a new folder.")],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A dataset, or its address.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="An address such as s3://bucket/name, or a new directory.")
+    ],
     signer: Signer = None,
 ) -> Answer:
-    """Copy a dataset to an object store, or bring one from there; half a copy is no dataset.
+    """Copy a dataset to or from an object store; an incomplete copy cannot be opened.
 
-    A copy to a store continues where it was cut off. A copy from a store takes only files that the signed manifest
-    names, and verifies every leaf that is not encrypted before this command ends.
+    An interrupted copy to a store continues where it ended. A copy from a store takes only files that the signed
+    manifest names, and verifies every leaf that is not encrypted before this command ends.
     """
     from phalanx.data.shards import open_dataset
     from phalanx.data.shards.stored import StoredDataset
 
     are_addresses = [is_address(place) for place in (source, target)]
     if are_addresses.count(True) != 1:
-        raise typer.BadParameter("give one folder and one address such as s3://bucket/name")
+        raise typer.BadParameter("expected one directory and one address such as s3://bucket/name")
     if are_addresses[1]:
         signed = StoredDataset(target).put(Path(source), signer)
     else:

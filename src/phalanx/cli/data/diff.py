@@ -15,11 +15,11 @@ def diff(
     second: Annotated[Path, typer.Argument(metavar="OTHER", help="The directory of another dataset.")],
     *,
     documents: Annotated[
-        int, typer.Option("--documents", metavar="N", min=0, help="Name so many documents that only one has.")
+        int, typer.Option("--documents", metavar="N", min=0, help="Maximum number of differing documents to list.")
     ] = 10,
     key: KeyFile = None,
 ) -> Answer:
-    """Compare two datasets: sources, steps, thresholds, counts, documents by their digests."""
+    """Compare two datasets: sources, steps, thresholds, counts, and documents by digest."""
     from phalanx.data.build.look import compare, named_changes
 
     datasets = opened(first, key), opened(second, key)

@@ -15,7 +15,7 @@ from phalanx.cli.data.where import where
 
 data_app = typer.Typer(
     no_args_is_help=True,
-    help="Make a dataset of signed token shards from raw texts, look at one, check one, compare two.",
+    help="Build a dataset of signed token shards from raw texts; inspect, check, compare and copy datasets.",
 )
 data_app.command(
     epilog="Example: phalanx data build examples/data_folder.toml --dry-run\n\n"

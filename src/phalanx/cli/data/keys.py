@@ -10,7 +10,7 @@ from phalanx.cli.data.options import DatasetDir
 
 
 def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> Answer:
-    """Draw a key for encrypted datasets; without it they cannot be read."""
+    """Create a random key for encrypted datasets; without the key they cannot be read."""
     from phalanx.data.shards import SealKey
 
     name = SealKey.make(file).name
@@ -20,12 +20,12 @@ def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file,
 
 def rotate(
     directory: DatasetDir,
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The key that opens it now.")],
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The current key.")],
     to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The new key.")],
 ) -> Answer:
     """Wrap a dataset's data key with a new key; shards and signature stay, and older copies open with the old key."""
     from phalanx.data.shards import SealKey, wrap_anew
 
     name = wrap_anew(directory, SealKey.read(key), SealKey.read(to))
-    typer.echo(f"{directory}: opens with key {name} only; name its file in data.dataset.key_file")
+    typer.echo(f"{directory}: now opens with key {name} only; put its path into data.dataset.key_file")
     return Answer({"directory": directory, "key": name})

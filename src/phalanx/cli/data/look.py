@@ -17,13 +17,13 @@ def inspect(
     directory: DatasetDir,
     *,
     document: Annotated[
-        str | None, typer.Option("--document", metavar="NAME", help="Say what became of documents of this name.")
+        str | None, typer.Option("--document", metavar="NAME", help="Report the fate of documents with this name.")
     ] = None,
-    quarantine: Annotated[bool, typer.Option("--quarantine", help="List what waits for a person to decide.")] = False,
+    quarantine: Annotated[bool, typer.Option("--quarantine", help="List the quarantined documents.")] = False,
     key: KeyFile = None,
     signer: Signer = None,
 ) -> Answer:
-    """Print the sources and counts of a dataset; or the fate of a document; or the quarantine."""
+    """Print the sources and counts of a dataset, the fate of a document, or the quarantine."""
     from phalanx.data.build.look import account_lines, find_document, signed_report
     from phalanx.errors import InputError
 
@@ -32,7 +32,8 @@ def inspect(
         entries = find_document(dataset, document)
         if not entries:
             raise InputError(
-                f"{directory}: no document is called {document!r}, kept or left out; `phalanx data sample` shows names"
+                f"{directory}: found no document {document!r}, neither included nor dropped; `phalanx data sample` "
+                "prints names"
             ).about(found=document)
         for entry in entries:
             say_figures(entry)

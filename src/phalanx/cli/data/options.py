@@ -8,11 +8,11 @@ import typer
 if TYPE_CHECKING:
     from phalanx.data.shards import Dataset
 
-DatasetDir = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of a dataset.")]
-KeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="The key of an encrypted dataset.")]
+DatasetDir = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of a dataset.")]
+KeyFile = Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Key file of an encrypted dataset.")]
 Signer = Annotated[
     str | None,
-    typer.Option("--signer", metavar="FINGERPRINT", help="The key that must have signed, known to you."),
+    typer.Option("--signer", metavar="FINGERPRINT", help="Expected fingerprint of the signing key."),
 ]
 
 

@@ -18,20 +18,20 @@ _BEGINS, _ENDS = "⟦", "⟧"
 
 
 def sample(
-    place: Annotated[Path, typer.Argument(metavar="DIR|RUN.toml", help="The directory of a dataset, or a run file.")],
+    place: Annotated[Path, typer.Argument(metavar="DIR|RUN.toml", help="Directory of a dataset, or a run file.")],
     *,
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, max=1000, help="How many.")] = 3,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Another one draws others.")] = 0,
-    mask: Annotated[bool, typer.Option("--mask", help="Of a run file: mark what is learned, ⟦so⟧.")] = False,
-    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Of this mixture group only.")] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the sample.")] = 0,
+    mask: Annotated[bool, typer.Option("--mask", help="Run file only: mark the learned tokens, ⟦so⟧.")] = False,
+    group: Annotated[str | None, typer.Option("--group", metavar="NAME", help="Only this mixture group.")] = None,
     key: KeyFile = None,
     signer: Signer = None,
 ) -> Answer:
-    """Print random documents of a dataset; or rows of a run, with --mask their learned tokens."""
+    """Print random documents of a dataset, or rows of a run; --mask marks the learned tokens."""
     if place.suffix == ".toml":
         return _rows(place, count, seed, mask=mask)
     if mask:
-        raise typer.BadParameter("--mask is for rows of a run; give its run file, RUN.toml")
+        raise typer.BadParameter("--mask needs the rows of a run; give a run file, RUN.toml")
     from phalanx.data.build.look import sampled_documents
 
     documents = list(sampled_documents(opened(place, key, signer), count, seed, group))

@@ -11,7 +11,7 @@ from phalanx.cli.console import say_figures, say_rows
 from phalanx.cli.data.tokenizer_options import Field, Texts
 from phalanx.cli.data.tokenizer_train import EXAMPLES, train
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train vocabularies, check one, compare several.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train, check and compare vocabularies.")
 tokenizer_app.command(epilog=EXAMPLES)(train)
 
 
@@ -31,19 +31,19 @@ def check(
     text: Texts = None,
     field: Field = "text",
     eos_token: Annotated[
-        str | None, typer.Option("--eos-token", metavar="TOKEN", help="Ends a document, where no file names it.")
+        str | None, typer.Option("--eos-token", metavar="TOKEN", help="End-of-document token, where no file names it.")
     ] = None,
 ) -> Answer:
-    """Check a vocabulary, also on texts: round trips, unknown tokens, reasons for which a run would refuse it.
+    """Check a vocabulary, also on texts: round trips, unknown tokens, and reasons why a run would refuse it.
 
-    The exit code is 3 where a run would refuse it, or do something wrong with it.
+    The exit code is 3 if a run would refuse the vocabulary or use it wrongly.
     """
     from phalanx.data.tokenizers.check import check_tokenizer
     from phalanx.data.tokenizers.texts import texts_of
     from phalanx.errors import DataError
 
     outcome = check_tokenizer(place, texts_of(text, field) if text else (), eos_token)
-    say_figures(outcome.facts | {"refused": "; ".join(outcome.refused) or "nothing: a run can use it"})
+    say_figures(outcome.facts | {"refused": "; ".join(outcome.refused) or "none: a run can use it"})
     error = DataError(f"{place}: {outcome.refused[0]}").about(file=str(place)) if outcome.refused else None
     return Answer({**outcome.facts, "refused": outcome.refused}, error=error)
 
@@ -54,16 +54,14 @@ def check(
     "--out fertility.svg"
 )
 def compare(
-    places: Annotated[list[Path], typer.Argument(metavar="A B...", help="Directories, or tokenizer.json files.")],
+    places: Annotated[list[Path], typer.Argument(metavar="A B...", help="Model directories, or tokenizer.json files.")],
     *,
-    text: Annotated[list[Path], typer.Option("--text", metavar="PATH", help="As of check; may be repeated.")],
+    text: Annotated[list[Path], typer.Option("--text", metavar="PATH", help="Texts, as for check; may be repeated.")],
     field: Field = "text",
-    by: Annotated[TextGroup, typer.Option("--by", help="What is counted apart; languages are told by a model.")] = (
-        TextGroup.FILE
-    ),
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw a picture there (SVG).")] = None,
+    by: Annotated[TextGroup, typer.Option("--by", help="Count per file, or per detected language.")] = (TextGroup.FILE),
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a chart to this SVG file.")] = None,
 ) -> Answer:
-    """Compare vocabularies on the same texts: tokens for a byte and for a word (fertility), unknown tokens, losses."""
+    """Compare vocabularies on the same texts: tokens per byte and per word (fertility), unknown tokens, losses."""
     from phalanx.data.tokenizers.check import open_vocabulary
     from phalanx.data.tokenizers.measure import measure
     from phalanx.data.tokenizers.texts import language_teller, texts_of

@@ -7,6 +7,6 @@ import typer
 
 Texts = Annotated[
     list[Path] | None,
-    typer.Option("--text", metavar="PATH", help="*.txt, *.md or *.jsonl, a file or a directory; may be repeated."),
+    typer.Option("--text", metavar="PATH", help="*.txt, *.md or *.jsonl, file or directory; may be repeated."),
 ]
-Field = Annotated[str, typer.Option("--field", metavar="NAME", help="Of a JSON line, that has its text.")]
+Field = Annotated[str, typer.Option("--field", metavar="NAME", help="Field of a JSON line with its text.")]

@@ -39,14 +39,14 @@ def train(
     ] = None,
     text: Texts = None,
     field: Field = "text",
-    kind: Annotated[Kind, typer.Option("--kind", help="With --text: what to train.")] = Kind.BPE,
+    kind: Annotated[Kind, typer.Option("--kind", help="With --text: kind of vocabulary.")] = Kind.BPE,
     vocab_size: Annotated[
-        int, typer.Option("--vocab-size", metavar="N", min=2, help="With --text: how many tokens.")
+        int, typer.Option("--vocab-size", metavar="N", min=2, help="With --text: number of tokens.")
     ] = 4096,
     sets: Sets = None,
     unsets: Unsets = None,
 ) -> Answer:
-    """Train a vocabulary on texts, by a recipe or by command-line options; the same texts give the same bytes."""
+    """Train a vocabulary from a recipe or from command-line options; the same texts give the same bytes."""
     from phalanx.data.tokenizers.recipe import make_tokenizer
 
     tokenizer_recipe = _recipe(recipe, _said(text or [], field, kind, vocab_size), overrides_of(sets, unsets))

@@ -15,15 +15,15 @@ def verify(
     signer: Signer = None,
     key: KeyFile = None,
     proof: Annotated[
-        Path | None, typer.Option("--proof", metavar="FILE", help="A proof of `phalanx data where`.")
+        Path | None, typer.Option("--proof", metavar="FILE", help="Proof of `phalanx data where`.")
     ] = None,
 ) -> Answer:
     """Check every byte that a dataset's signature covers, or a proof about one document, without the dataset.
 
-    Without --signer any key may have signed: the answer says which one, and nothing vouches for it.
+    Without --signer any signing key is accepted: the output names the key, but does not verify whose it is.
     """
     if (directory is None) == (proof is None):
-        raise typer.BadParameter("give a dataset, or --proof FILE; not both")
+        raise typer.BadParameter("expected either a dataset or --proof FILE")
     return _proof(proof, signer) if proof is not None else _dataset(directory or Path(), signer, key)
 
 
@@ -31,7 +31,7 @@ def _dataset(directory: Path, signer: str | None, key: Path | None) -> Answer:
     dataset = opened(directory, key, signer)
     files = sum(1 for _ in dataset.verify())
     figures = {
-        "verdict": "every byte is the one that was signed",
+        "verdict": "all bytes match the signature",
         "trust": dataset.trust,
         "digest": dataset.digest,
         "documents": dataset.manifest.documents,
@@ -50,10 +50,10 @@ def _account(dataset: Any) -> str:
     from phalanx.data.build.look import check_tokenizer, verify_account
 
     if REPORT_FILE not in dataset.manifest.files:
-        return "none: not made by phalanx data build"
+        return "none: not built by phalanx data build"
     check_tokenizer(dataset)
     verify_account(dataset)
-    return "adds up to the byte"
+    return "sums match to the byte"
 
 
 def _proof(path: Path, signer: str | None) -> Answer:
@@ -69,10 +69,10 @@ def _proof(path: Path, signer: str | None) -> Answer:
         "document": proof.digest,
         "proven": "is in the dataset" if places else "is not in the dataset",
         **{f"  place {number}": place for number, place in enumerate(places, 1)},
-        "further places": "none" if proven.is_complete else "there are some that the proof does not list",
+        "further places": "none" if proven.is_complete else "the dataset has matches that the proof does not list",
         "dataset": proof.statement.dataset,
-        "signed by": proof.signer + ("" if signer is not None else ", which nobody named: give it as --signer"),
-        "rests on": "the signer having sorted its index; the tree shows that it was not changed since",
+        "signed by": proof.signer + ("" if signer is not None else ", not verified: confirm it with --signer"),
+        "rests on": "provided that the signer sorted the index; the tree shows that it was not changed since",
     }
     say_figures(figures)
     facts = {

@@ -16,16 +16,20 @@ _SHOWN = 20
 
 
 def where(
-    document: Annotated[str, typer.Argument(metavar="DOC", help="A digest, a file with the text, or a name.")],
-    run_dir: Annotated[Path | None, typer.Option("--run", metavar="RUN_DIR", help="A run, finished or not.")] = None,
-    dataset: Annotated[Path | None, typer.Option("--dataset", metavar="DIR", help="Left out: that of --run.")] = None,
+    document: Annotated[str, typer.Argument(metavar="DOC", help="A digest, a text file, or a document name.")],
+    run_dir: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN_DIR", help="Run directory, finished or not.")
+    ] = None,
+    dataset: Annotated[
+        Path | None, typer.Option("--dataset", metavar="DIR", help="Dataset; default: the dataset of --run.")
+    ] = None,
     signer: Signer = None,
     key: KeyFile = None,
     proof: Annotated[Path | None, typer.Option("--proof", metavar="FILE", help="Write a proof to a new file.")] = None,
 ) -> Answer:
-    """Say where a document is in a dataset, and in which steps and checkpoints of a run it was seen; or prove neither.
+    """Print where a dataset has a document and which steps and checkpoints of a run saw it, or prove its absence.
 
-    A text is found if its NFC form equals the tokenised text: a text that a recipe masked or cut is another text. Steps
+    A text matches if its NFC form equals the tokenised text: a text that a recipe masked or cut does not match. Steps
     are computed from the order of the run, and compared with the commitments of its lines.
     """
     from phalanx.cli.files import write_file
@@ -34,7 +38,7 @@ def where(
     from phalanx.data.shards.proof import check_proof, prove_document
 
     if run_dir is None and dataset is None:
-        raise typer.BadParameter("give --run RUN_DIR, or --dataset DIR")
+        raise typer.BadParameter("expected --run RUN_DIR or --dataset DIR")
     past = None
     if run_dir is not None:
         from phalanx.train.records.lineage import dataset_of, trace_document
@@ -68,7 +72,7 @@ def where(
     say_figures(
         {
             "document": f"{asked.digest}, by its {asked.named_by}",
-            "in the dataset": "; ".join(places[:_SHOWN]) or "no, and that is proven",
+            "in the dataset": "; ".join(places[:_SHOWN]) or "no (proven)",
             "trust": opened_dataset.trust,
             **({} if lineage is None else _of_run(lineage)),
             **({} if proof is None else {"proof": proof}),
@@ -82,8 +86,8 @@ def _of_run(lineage: "DocumentLineage") -> dict[str, Any]:
     more = f", and {len(steps) - _SHOWN} more" if len(steps) > _SHOWN else ""
     by = sorted({step.committed_in or "nothing" for step in lineage.steps})
     return {
-        "seen in steps": ", ".join(steps[:_SHOWN]) + more if steps else f"none of {lineage.steps_done}",
+        "seen in steps": ", ".join(steps[:_SHOWN]) + more if steps else f"in none of {lineage.steps_done}",
         "committed to by": ", ".join(by) or None,
         "in checkpoints": ", ".join(map(str, lineage.checkpoints)) or None,
-        "corpus": f"{lineage.corpus}, {'named by' if lineage.corpus_in_log else 'which is not in'} the signed log",
+        "corpus": f"{lineage.corpus}, {'named in' if lineage.corpus_in_log else 'not named in'} the signed log",
     }

@@ -10,24 +10,30 @@ from phalanx.cli.console import say_figures
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Verify and export checkpoints; make and change their keys.")
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run directory, finished or not.")]
-Step = Annotated[int | None, typer.Option("--step", metavar="STEP", help="Which one; left out, the newest.")]
-Best = Annotated[bool, typer.Option("--best", help="The one with the best validation; see checkpoint.best.")]
-Certificate = Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's, kept by you.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run directory, finished or not.")]
+Step = Annotated[
+    int | None, typer.Option("--step", metavar="STEP", help="Step of the checkpoint; default: the newest.")
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Take the checkpoint with the best validation; see checkpoint.best.")
+]
+Certificate = Annotated[
+    Path | None, typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate that you keep.")
+]
 
 
 @checkpoint_app.command(epilog="Example: phalanx checkpoint verify runs/first --certificate pinned/owner.pem")
 def verify(run_dir: RunDir, step: Step = None, best: Best = False, certificate: Certificate = None) -> Answer:
-    """Check signature, every byte and the audit log's entry of one checkpoint; name each fault."""
+    """Check the signature, every byte and the audit-log entry of a checkpoint; print each fault."""
     _require_run(run_dir)
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
     checkpoint = past.open(step, best=best)
     tensors = [checkpoint.tensors(stage) for stage in checkpoint.stages]
-    suffix = ", and the one that the audit log knows" if step is None else ""
+    suffix = ", equal to the audit log's entry" if step is None else ""
     figures = {
-        "verdict": f"signed, whole, unchanged{suffix}",
+        "verdict": f"signed, complete, unchanged{suffix}",
         "checkpoint": str(checkpoint.path),
         "step": checkpoint.step,
         "run": checkpoint.run,
@@ -47,11 +53,11 @@ def export(
     *,
     step: Step = None,
     best: Best = False,
-    merge: Annotated[bool, typer.Option("--merge", help="Add an adapter to the model's own weights.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Add the adapter to the model's own weights.")] = False,
     certificate: Certificate = None,
-    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")] = False,
 ) -> Answer:
-    """Write the model, or the adapter, of a verified checkpoint so that transformers and peft load it."""
+    """Export the model or adapter of a verified checkpoint for transformers and peft."""
     _require_run(run_dir)
     from phalanx.train import PastRun, export_run
 
@@ -63,7 +69,7 @@ def export(
 
 @checkpoint_app.command("new-key", epilog="Example: phalanx checkpoint new-key secrets/checkpoint.key")
 def new_key(file: Annotated[Path, typer.Argument(metavar="FILE", help="New file, readable by you only.")]) -> Answer:
-    """Draw a key for encrypted checkpoints; without it they cannot be read."""
+    """Create a random key for encrypted checkpoints; without the key they cannot be read."""
     from phalanx.checkpoint import write_new_key
 
     name = write_new_key(file)
@@ -77,7 +83,7 @@ def rotate(
     to: Annotated[str, typer.Option("--to", metavar="WHERE", help="The new key: file:PATH, env:NAME, command:...")],
     certificate: Certificate = None,
 ) -> Answer:
-    """Wrap all data keys with a new key; put it where checkpoint.key points afterwards. No run may be going on."""
+    """Wrap all data keys with a new key, then set checkpoint.key to it. No run may be under way."""
     _require_run(run_dir)
     from phalanx.checkpoint import open_key
     from phalanx.checkpoint.kept_model import rotate_kept
@@ -88,11 +94,11 @@ def rotate(
     past = PastRun(run_dir, certificate)
     old = past.key()
     if old is None:
-        raise ConfigError(f"{run_dir}: its checkpoints are not encrypted; there is no key to change")
+        raise ConfigError(f"{run_dir}: its checkpoints are not encrypted and have no key to change")
     new = open_key(to)
     rotate_kept(past.path, past.run_id, old, new)
     steps = rotate_keys(past.checkpoints, past.owner, old, new)
-    typer.echo(f"{past.checkpoints}: steps {steps} open with the new key only; put it where checkpoint.key points")
+    typer.echo(f"{past.checkpoints}: steps {steps} now open with the new key only; set checkpoint.key to it")
     return Answer({"checkpoints": past.checkpoints, "steps": steps})
 
 

@@ -14,26 +14,42 @@ if TYPE_CHECKING:
 
 
 def generate(
-    where: Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint in one, or a model.")],
+    where: Annotated[Path, typer.Argument(metavar="RUN_DIR|DIR", help="A run, a checkpoint of a run, or a model.")],
     *,
-    prompt: Annotated[str | None, typer.Option("--prompt", help="The text to go on with; left out, stdin.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Talk, by the model's chat template; a line a turn.")] = False,
-    lines: Annotated[Path | None, typer.Option("--input", metavar="FILE.jsonl", help="Many prompts or chats.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Where their texts go.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest text, in tokens.")] = 128,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, help="Draw from so many tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest that have this share.")] = 0.95,
-    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1 repeats less.")] = 1.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the draw.")] = 0,
-    step: Annotated[int | None, typer.Option("--step", metavar="STEP", help="Of a run; left out, the newest.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="Of a run, the one with the best validation.")] = False,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Text to continue; default: stdin.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Chat, with the model's chat template; one line is one turn.")
+    ] = False,
+    lines: Annotated[
+        Path | None, typer.Option("--input", metavar="FILE.jsonl", help="File of prompts or chats.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.jsonl", help="Output file of the texts.")] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=1, help="Maximum length of a text, in tokens.")
+    ] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, help="0 always takes the most likely token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=0, help="Draw from this many most likely tokens; 0: from all.")
+    ] = 0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", help="Draw from the most likely tokens with this total probability.")
+    ] = 0.95,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1, tokens repeat less.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the draws.")] = 0,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="STEP", help="Step of the run's checkpoint; default: the newest.")
+    ] = None,
+    best: Annotated[bool, typer.Option("--best", help="Take the run's checkpoint with the best validation.")] = False,
     certificate: Annotated[Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's.")] = None,
-    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code: read it.")] = False,
+    own_code: Annotated[bool, typer.Option("--own-code", help="Run the code in RUN_DIR/code; read it first.")] = False,
     device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1 ...")] = "cpu",
-    stages: Annotated[int, typer.Option("--stages", min=1, help="Processes that the layers are cut into.")] = 1,
+    stages: Annotated[int, typer.Option("--stages", min=1, help="Processes to divide the layers among.")] = 1,
 ) -> Answer:
-    """Have a trained model go on with a text, talk, or complete a file of prompts; a run's checkpoint is verified."""
+    """Continue a text, chat, or complete a file of prompts with a trained model; a run's checkpoint is verified."""
     from pydantic import ValidationError
 
     from phalanx.config import escape_controls
@@ -43,9 +59,9 @@ def generate(
     # a mistake is said before torch is imported
     check_place(where)
     if (lines is None) != (out is None):
-        raise ConfigError("--input and --out belong together; give both or none")
+        raise ConfigError("--input and --out belong together; give both or neither")
     if sum([prompt is not None, chat, lines is not None]) > 1:
-        raise ConfigError("--prompt, --chat and --input are three ways; choose one")
+        raise ConfigError("--prompt, --chat and --input exclude each other; choose one")
     from phalanx.serve import SamplingRule, open_text_model
 
     try:

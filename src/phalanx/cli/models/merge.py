@@ -10,11 +10,11 @@ from phalanx.cli.console import say_figures
 
 
 def merge(
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="The model, in the hub's layout.")],
-    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="A directory in peft's format.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Model directory, in the hub's layout.")],
+    adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Adapter directory, in peft's format.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
 ) -> Answer:
-    """Add an adapter (LoRA, DoRA, rsLoRA) to a model's weights; the old weights are kept beside them for unmerge."""
+    """Add an adapter (LoRA, DoRA, rsLoRA) to a model's weights; the old weights are saved for unmerge."""
     from phalanx.checkpoint.merge import merge_adapter
 
     merged_facts = merge_adapter(base, adapter, out)
@@ -23,10 +23,10 @@ def merge(
 
 
 def unmerge(
-    merged: Annotated[Path, typer.Argument(metavar="MERGED", help="What merge has written.")],
+    merged: Annotated[Path, typer.Argument(metavar="MERGED", help="Directory that merge wrote.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
 ) -> Answer:
-    """Write the model that an adapter was merged into, bit for bit; its digest is compared."""
+    """Restore the model before the merge, bit for bit, and compare its digest."""
     from phalanx.checkpoint.merge import unmerge_adapter
 
     unmerged_facts = unmerge_adapter(merged, out)

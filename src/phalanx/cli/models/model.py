@@ -11,24 +11,24 @@ from phalanx.cli.models.merge import merge, unmerge
 
 model_app = typer.Typer(
     no_args_is_help=True,
-    help="Look at model directories of the hub's layout, make ones that can be trained, compare one with a run.",
+    help="Inspect, import, convert and merge models in the hub's layout; compare a model with a run.",
 )
 model_app.command(epilog="Example: phalanx model merge models/base models/my-dora models/merged")(merge)
 model_app.command(epilog="Example: phalanx model unmerge models/merged models/base-again")(unmerge)
 
-Source = Annotated[Path, typer.Argument(metavar="DIR", help="A directory in the hub's layout.")]
-Foreign = Annotated[Path, typer.Argument(metavar="DIR|FILE.gguf", help="A directory of the hub, or a GGUF file.")]
+Source = Annotated[Path, typer.Argument(metavar="DIR", help="Directory in the hub's layout.")]
+Foreign = Annotated[Path, typer.Argument(metavar="DIR|FILE.gguf", help="Directory of the hub, or a GGUF file.")]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")]
 
 
 @model_app.command(epilog="Example: phalanx model inspect models/Qwen3-0.6B --json")
 def inspect(directory: Source) -> Answer:
-    """Print family, sizes, files and tokenizer of a model, and reasons for which a run would refuse it."""
+    """Print family, sizes, files and tokenizer of a model, and reasons why a run would refuse it."""
     from phalanx.models.inspection import inspect_model
 
     facts = inspect_model(directory)
     say_figures({name: value for name, value in facts.items() if name != "refused"})
-    say_figures({"refused": "; ".join(facts["refused"]) or "nothing: a run can train it"})
+    say_figures({"refused": "; ".join(facts["refused"]) or "none: a run can train it"})
     return Answer(facts)
 
 
@@ -52,7 +52,7 @@ def import_(directory: Foreign, out: Out) -> Answer:
 
 @model_app.command(epilog="Example: phalanx model convert downloads/old-model models/old-model")
 def convert(directory: Foreign, out: Out) -> Answer:
-    """Make safetensors of pickled weights, in a sandbox without network; tokenizer files are copied as they are.
+    """Convert pickled weights to safetensors, in a sandbox without network; copy tokenizer files unchanged.
 
     GGUF is not written: the gguf package has names and blocks, but the rules by family are in llama.cpp's
     convert_hf_to_gguf.py, which reads a directory of phalanx checkpoint export.
@@ -67,18 +67,19 @@ def convert(directory: Foreign, out: Out) -> Answer:
 @model_app.command(epilog="Example: phalanx model verify models/first runs/first --certificate pinned/owner.pem")
 def verify(
     directory: Source,
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run that it is said to be of.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run that is said to have made it.")],
     certificate: Annotated[
-        Path | None, typer.Option("--certificate", metavar="FILE", help="The owner's certificate, kept by you.")
+        Path | None,
+        typer.Option("--certificate", metavar="FILE", help="Copy of the owner's certificate that you keep."),
     ] = None,
 ) -> Answer:
-    """Compare an exported model or adapter with the digest that its run signed at the end."""
+    """Compare an exported model or adapter with the digest that its run signed."""
     from phalanx.checkpoint.exported import verify_export
     from phalanx.train import PastRun
 
     past = PastRun(run_dir, certificate)
     adapter = past.config.model.adapter is not None
     digest = verify_export(directory, past.final_weights_digest, trains_adapter=adapter)
-    figures = {"verdict": "the weights of the run's end", "run": past.run_id, "digest": digest}
+    figures = {"verdict": "equal to the weights at the end of the run", "run": past.run_id, "digest": digest}
     say_figures(figures)
     return Answer(figures)

@@ -10,12 +10,12 @@ from phalanx.cli.console import say_line
 
 
 def client(
-    client_file: Annotated[Path, typer.Argument(metavar="CLIENT.toml", help="Keys, texts and policy of this client.")],
+    client_file: Annotated[Path, typer.Argument(metavar="CLIENT.toml", help="Client file: keys, texts and policy.")],
 ) -> Answer:
-    """Take part in a split as a client: appraise the enclave, and send it sealed training data.
+    """Join a split as a client: appraise the enclave, and send it sealed training data.
 
-    Texts and keys stay here; the owner of the run gets sums over all clients. It waits where a session breaks off, and
-    ends when the owner ends the run.
+    Texts and keys stay here; the owner of the run gets sums over all clients. After a broken session the client waits;
+    it ends when the owner ends the run.
     """
     from phalanx.train.parties.client_file import read_client
 

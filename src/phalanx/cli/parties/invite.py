@@ -26,14 +26,15 @@ _LOOK_S = 0.5
 def invite(
     target: Annotated[Path, typer.Argument(metavar="RUN.toml|PKI_DIR", help="The run file, or the pki directory.")],
     name: Annotated[
-        list[str] | None, typer.Option(help="Party to invite; may be repeated. Left out: wait for those invited.")
+        list[str] | None,
+        typer.Option(help="Party to invite; may be repeated. Default: wait for those already invited."),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="Name or address where others reach this machine.")] = None,
-    port: Annotated[int | None, typer.Option(help="Where to listen; left out, the port of the run.")] = None,
-    expires: Annotated[str, typer.Option(help="How long the token counts: 30m, 24h, 7d.")] = "24h",
-    wait: Annotated[bool, typer.Option(help="Wait here until they have joined.")] = True,
+    host: Annotated[str | None, typer.Option(help="Name or address of this machine for the others.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; default: the port of the run.")] = None,
+    expires: Annotated[str, typer.Option(help="Validity of the token: 30m, 24h, 7d.")] = "24h",
+    wait: Annotated[bool, typer.Option(help="Wait here until all have joined.")] = True,
 ) -> Answer:
-    """Print a token for each invited machine, and certify the keys that it makes, once."""
+    """Print a token for each invited machine; each token certifies the machine's keys once."""
     import socket
 
     from phalanx.security.invite import EnrolmentServer, Invitations
@@ -51,17 +52,17 @@ def invite(
             token = invitations.invite(party, reached, lasts)
             token_text, until = token.line(), token.expires_at.isoformat()
             typer.echo(
-                f"{party}, until {until}, at {reached}; on its machine:\n"
+                f"{party}: valid until {until}, connects to {reached}; run on the machine of {party}:\n"
                 f"  phalanx join {token_text}{_more(terms, party)}"
             )
             say_object({"name": party, "token": token_text, "expires_at": until, "address": reached})
         if wait:
-            typer.echo("waiting for them; Ctrl-C stops, and `phalanx invite` without --name waits again")
+            typer.echo("waiting for all to join; Ctrl-C stops, `phalanx invite` without --name waits again")
         pause = threading.Event()
         while wait and invitations.open_names():
             pause.wait(_LOOK_S)
     if wait:
-        typer.echo("nobody is awaited any more; start the run with `phalanx train`")
+        typer.echo("all have joined; start the run with `phalanx train`")
     return Answer({"invited": name or [], "awaited": invitations.open_names()})
 
 
@@ -71,7 +72,9 @@ def _lasts(text: str) -> timedelta:
     match = _LASTS.fullmatch(text)
     lasts = timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else timedelta()
     if not timedelta() < lasts <= _LONGEST:
-        raise ConfigError(f"--expires: found {text[:40]!r}, expected such as 30m, 24h or 7d, at most 30 days")
+        raise ConfigError(
+            f"--expires: found {text[:40]!r}, expected a duration such as 30m, 24h or 7d, at most 30 days"
+        )
     return lasts
 
 

@@ -15,33 +15,39 @@ _PORT = 7070
 
 
 def join(
-    token_line: Annotated[str, typer.Argument(metavar="TOKEN", help="The line that phalanx invite printed.")],
+    token_line: Annotated[str, typer.Argument(metavar="TOKEN", help="Token that phalanx invite printed.")],
     *,
-    directory: Annotated[Path | None, typer.Option("--dir", help="Keys and worker file; left out, the name.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="Directory for keys and worker file; default: the name.")
+    ] = None,
     advertise: Annotated[
-        str | None, typer.Option(help="Where other parties reach this machine; left out, as the owner is reached.")
+        str | None,
+        typer.Option(help="Address of this machine for other parties; default: the address that the owner sees."),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Where to listen; 0 takes any free one. [default: 7070]", show_default=False)
+        int | None, typer.Option(help="Port to listen on; 0 takes any free one. [default: 7070]", show_default=False)
     ] = None,
-    serve: Annotated[bool, typer.Option(help="Serve at once; else only make keys and files.")] = True,
+    serve: Annotated[bool, typer.Option(help="Serve at once; otherwise only make keys and files.")] = True,
     stay: Annotated[
-        bool, typer.Option("--stay", help="Serve run after run of this owner, such as those of a drill, until Ctrl-C.")
+        bool,
+        typer.Option(
+            "--stay", help="Serve every further run of this owner, such as the runs of a drill, until Ctrl-C."
+        ),
     ] = False,
     train: Annotated[
-        Path | None, typer.Option(help="A client of a split: its training texts, which stay here.")
+        Path | None, typer.Option(help="Client of a split: file of its training texts, which stay here.")
     ] = None,
-    test: Annotated[Path | None, typer.Option(help="Its held-out texts.")] = None,
-    policy: Annotated[Path | None, typer.Option(help="Which enclave it trusts.")] = None,
-    allow_insecure_sim: Annotated[bool, typer.Option(help="It takes an enclave that proves nothing.")] = False,
+    test: Annotated[Path | None, typer.Option(help="File of its held-out texts.")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy: which enclave it trusts.")] = None,
+    allow_insecure_sim: Annotated[bool, typer.Option(help="Accept an enclave that proves nothing.")] = False,
     attester: Annotated[
-        str | None, typer.Option(help="What gives its own evidence, where the run asks for it: tpm, snp, ...")
+        str | None, typer.Option(help="Source of its own evidence, where the run requires it: tpm, snp, ...")
     ] = None,
-    tpm: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Of its TPM, if it is not the device's.")] = None,
+    tpm: Annotated[str | None, typer.Option(metavar="ADDRESS", help="Its TPM, if not the default device.")] = None,
 ) -> Answer:
-    """Make keys here, have them certified, and serve until the run is complete; again whenever the owner is back.
+    """Make keys, get them certified, and serve until the run is complete; reconnect whenever the owner returns.
 
-    The same command once more takes the keys and files that are there; options that are given are written into them.
+    If repeated, the command reuses the keys and files; options on the command line are written into the files.
     """
     from phalanx.security.invite import JoinToken
 
@@ -54,7 +60,7 @@ def join(
     settings: dict[str, Setting] = {} if advertise is None else {"advertise": bracketed(advertise)}
     settings |= {} if port is None else {"transport.port": port}
     if has_joined(token, home, file):
-        typer.echo(f"{home}: has keys, certificate and worker file already")
+        typer.echo(f"{home}: already has keys, certificate and worker file")
     else:
         enrolment = enrol_worker(token, home, advertise, _PORT if port is None else port)
         if file.exists():
@@ -62,7 +68,7 @@ def join(
         else:
             listens = _PORT if port is None else port
             write_text(file, worker_file(home, enrolment.owner, advertise or enrolment.own_host, listens))
-            typer.echo(f"{file}: settings such as threads, device and memory_mib go there")
+            typer.echo(f"{file}: edit it to set threads, device, memory_mib and others")
         note_joined(token, home)
     for change in change_file(file, settings):
         typer.echo(change)

@@ -58,8 +58,8 @@ class ClientWords:
         from phalanx.errors import ConfigError
 
         if self.train is None or self.test is None:
-            raise ConfigError("--train and --test: a client names its own texts, of both kinds").about(
-                code="PHX-C002", key="--train" if self.train is None else "--test", do="name both files"
+            raise ConfigError("--train and --test: a client needs both files of its own texts").about(
+                code="PHX-C002", key="--train" if self.train is None else "--test", do="give both files"
             )
         paths = {"run": home / RUN, "identity": home, "train": self.train, "test": self.test}
         paths |= {} if self.policy is None else {"policy": self.policy}
@@ -78,7 +78,7 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
 
     is_enclave, run_file, client_file = token.name == ENCLAVE, home / RUN, home / CLIENT
     if has_joined(token, home, run_file):
-        typer.echo(f"{home}: has keys, certificate and run file already")
+        typer.echo(f"{home}: already has keys, certificate and run file")
         _change(client_file, words)
     else:
         has_file = is_enclave or client_file.exists()
@@ -88,7 +88,7 @@ def join_split(token: "JoinToken", home: Path, words: ClientWords, *, serve: boo
         _keep_older(run_file, enrolment.run)
         typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
         for asked in enrolment.asks:
-            typer.echo(f"you are asked to: {asked}")
+            typer.echo(f"your task: {asked}")
         if client_text:
             write_text(client_file, client_text)
         else:
@@ -124,7 +124,7 @@ def _keep_older(run_file: Path, text: str) -> None:
     number = next(number for number in itertools.count(1) if not run_file.with_name(f"run-{number}.toml").exists())
     older_file = run_file.with_name(f"run-{number}.toml")
     write_text(older_file, older)
-    typer.echo(f"{run_file}: the token is for another run; the file of the one before is kept as {older_file}")
+    typer.echo(f"{run_file}: the token is for another run; the previous file is saved as {older_file}")
 
 
 def _serve_enclave(run_file: Path, home: Path) -> str:

@@ -31,16 +31,18 @@ def enrol_worker(token: "JoinToken", home: Path, advertise: str | None, port: in
     with OpenDoor(bind, port, token.secret) as door:
         enrolment = enrol(token, home, JoinOffer(door.port, advertise, free_mib, gflops))
     if enrolment.run:
-        raise ConfigError("--train and --test: this token is for a client of a split, which names its own texts")
+        raise ConfigError(
+            "--train and --test: expected with this token, which is for a client of a split with its own texts"
+        )
     typer.echo(f"certified as {token.name}; the keys are in {home} and stay there")
-    typer.echo(f"the owner has reached this machine; clocks differ by {abs(enrolment.skew_s)} s")
+    typer.echo(f"the owner can reach this machine; the clocks differ by {abs(enrolment.skew_s)} s")
     free = "unknown" if free_mib is None else f"{free_mib:,} MiB"
-    typer.echo(f"this machine: {free} free for stages, {gflops:,} GFLOP/s; the owner was told so")
+    typer.echo(f"this machine: {free} free for stages, {gflops:,} GFLOP/s; reported to the owner")
     for asked in enrolment.asks:
-        typer.echo(f"you are asked to: {asked}")
+        typer.echo(f"your task: {asked}")
     if free_mib is not None and enrolment.needs_mib > free_mib:
         typer.echo(
-            f"too little memory: a stage takes up to {enrolment.needs_mib:,} MiB; you will get what fits, or nothing"
+            f"too little memory: a stage takes up to {enrolment.needs_mib:,} MiB; you get stages that fit, or none"
         )
     return enrolment
 
@@ -82,9 +84,9 @@ def serve_worker(file: Path, *, stay: bool = False) -> "WorkerOutcome | None":
             outcome = keep_serving(lambda: serve_once(config, file), say_line, time.sleep)
             if not stay or outcome is not WorkerOutcome.COMPLETE:
                 break
-            say_line("waiting for the next run of this owner; Ctrl-C leaves")
+            say_line("waiting for the next run of this owner; Ctrl-C stops")
     except KeyboardInterrupt:
-        typer.echo("left while no run was under way")
+        typer.echo("stopped while no run was under way")
         return None
     return outcome
 

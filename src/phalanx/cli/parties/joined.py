@@ -34,12 +34,14 @@ def has_joined(token: "JoinToken", home: Path, file: Path) -> bool:
         return False
     name = load_identity(home).name
     if name != token.name:
-        raise ConfigError(f"{home}: has the keys of {name!r}, and the token is for {token.name!r}; give another --dir")
+        raise ConfigError(
+            f"{home}: holds the keys of {name!r}, but the token is for {token.name!r}; give another --dir"
+        )
     authority = home / "authority.pem"
     if fingerprint(read_public(authority), str(authority)) != token.authority:
         raise ConfigError(
-            f"{home}: has keys that another authority has certified than the token names, so it is of another owner's "
-            "run; give another --dir for this one"
+            f"{home}: holds keys that another authority certified, for the run of another owner; give another "
+            "--dir for this token"
         ).about(code="PHX-C019", file=str(home), key="--dir", do="give another --dir")
     record = home / _RECORD
     if not record.exists():

@@ -13,18 +13,20 @@ if TYPE_CHECKING:
 
 
 def peers(
-    target: Annotated[Path, typer.Argument(metavar="RUN_DIR|RUN.toml|PKI_DIR", help="The run, or its authority.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR|RUN.toml|PKI_DIR", help="Run directory, or its authority.")
+    ],
     revoke: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Take back this party's certificate, or its unused invitation.")
+        str | None, typer.Option(metavar="NAME", help="Revoke this party's certificate, or its unused invitation.")
     ] = None,
-    reason: Annotated[str, typer.Option(help="With --revoke: why, for the audit log.")] = "",
+    reason: Annotated[str, typer.Option(help="With --revoke: reason, for the audit log.")] = "",
 ) -> Answer:
-    """List the parties of a run, under way or not: state, stages, audits, verdicts, when last heard; or revoke one."""
+    """List the parties of a run: state, stages, audits, verdicts, time of the last message; or revoke a party."""
     from phalanx.errors import ConfigError
     from phalanx.train import look_at_peers
 
     if reason and revoke is None:
-        raise ConfigError("--reason says why a party is revoked; add --revoke NAME")
+        raise ConfigError("--reason explains a revocation; add --revoke NAME")
     view = look_at_peers(target)
     if revoke is not None:
         from phalanx.cli.console import say_line
@@ -58,10 +60,10 @@ def _revoke(pki: Path, name: str, reason: str) -> list[str]:
     from phalanx.security.invite import Invitations
 
     was_open, entry = Invitations(pki).revoke(name, reason)
-    lines = [f"the invitation of {name} is taken back; its token is refused from now on"] if was_open else []
+    lines = [f"the invitation of {name} is revoked; its token is refused from now on"] if was_open else []
     if entry is not None:
         lines.append(
-            f"the certificate of {name} is revoked: a run under way drops it before its next step, and no run lets it "
-            "in again"
+            f"the certificate of {name} is revoked: a run under way drops the party before its next step, and no run "
+            "admits it again"
         )
     return lines

@@ -19,15 +19,15 @@ pki_app = typer.Typer(
 
 @pki_app.command(epilog="Example: phalanx pki init keys --days 365")
 def init(
-    directory: Annotated[Path, typer.Argument(help="New directory; best kept offline.")],
+    directory: Annotated[Path, typer.Argument(help="New directory, best stored offline.")],
     days: Annotated[int, typer.Option(help="Validity in days.")] = 365,
 ) -> Answer:
-    """Make the authority that all parties of a run have in common."""
+    """Make the authority that certifies all parties of a run."""
     from phalanx.security.crypto import create_authority
 
     create_authority(directory, days)
     typer.echo(f"{directory / 'authority.pem'}: certificate of the new authority, valid for {days} days")
-    typer.echo(f"{directory / 'authority.key'}: its key; whoever has it can name parties")
+    typer.echo(f"{directory / 'authority.key'}: its key; anyone with it can certify parties")
     return Answer({"certificate": directory / "authority.pem", "key": directory / "authority.key", "days": days})
 
 
@@ -37,13 +37,13 @@ def issue(
     name: Annotated[str, typer.Argument(help="Party name: a-z, 0-9 and hyphen.")],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="Further DNS name or address; may be repeated."),
+        typer.Option(help="Additional DNS name or address; may be repeated."),
     ] = None,
     days: Annotated[int, typer.Option(help="Validity in days, at most the authority's.")] = 90,
 ) -> Answer:
-    """Make the keys and the certificate of one party of this machine: the owner, or a worker of a local run.
+    """Make keys and certificate of a party on this machine: the owner, or a worker of a local run.
 
-    A party of another machine makes its own keys there, with pki request or join, and they never leave it.
+    A party on another machine makes its own keys there, with pki request or join; the keys never leave that machine.
     """
     from phalanx.security.crypto import LOCAL_HOSTS
     from phalanx.security.crypto import issue as issue_identity

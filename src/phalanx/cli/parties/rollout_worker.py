@@ -11,12 +11,14 @@ from phalanx.cli.answers.answer import Answer
 
 
 def rollout_worker(
-    worker_file: Annotated[Path, typer.Argument(metavar="WORKER.toml", help="The rollout worker's file.")],
+    worker_file: Annotated[
+        Path, typer.Argument(metavar="WORKER.toml", help="Configuration file of the rollout worker.")
+    ],
 ) -> Answer:
-    """Write texts by an owner's weights; it ends when the owner ends the run.
+    """Generate texts with an owner's weights until the owner ends the run.
 
-    Every token follows from the weights and public seeds, and the owner reads a drawn share again: a worker that
-    answers by other weights, another temperature or other tokens is named, with evidence.
+    Every token follows from the weights and public seeds, and the owner checks a random share: a worker that uses
+    other weights, another temperature or other tokens is named, with evidence.
     """
     from phalanx.config import load_config
     from phalanx.rollouts import RolloutWorkerConfig

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from phalanx.train.config import FederatedRun
 
 BridgedRun = Annotated[Path, typer.Argument(metavar="RUN.toml", help='A run with federated.carrier = "bridge".')]
-RunDir = Annotated[Path | None, typer.Option(help="Of `phalanx train`; left out, runs/NAME.")]
+RunDir = Annotated[Path | None, typer.Option(help="Run directory of `phalanx train`; default: runs/NAME.")]
 SiteSocket = Annotated[
-    str, typer.Option(help="Where sites listen; {site} stands for the name, ~ for the home directory.")
+    str, typer.Option(help="Socket path of the sites; {site} is replaced by the name, ~ by the home directory.")
 ]
 _SITE_SOCKET = "~/.phalanx/{site}/site.sock"
 
 
 def site(
-    site_file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="Keys, texts and socket of this site.")],
+    site_file: Annotated[Path, typer.Argument(metavar="SITE.toml", help="Site file: keys, texts and socket.")],
 ) -> Answer:
-    """Be one site of federated rounds: load the model once, and train whenever the owner asks.
+    """Serve as a site of federated rounds: load the model once, and train on request of the owner.
 
     Texts and keys stay here. Frames come from the client of an engine, NVFlare or Flower, at a local socket; only
-    frames that the owner signed count. It serves any number of sessions, and ends when the owner ends the run.
+    frames signed by the owner are accepted. It serves any number of sessions, and ends when the owner ends the run.
     """
     from phalanx.train.sessions.site_file import read_site
 
@@ -40,11 +40,11 @@ def site(
 
 def nvflare_job(
     run_file: BridgedRun,
-    job: Annotated[Path, typer.Argument(metavar="DIR", help="New directory of the job.")],
+    job: Annotated[Path, typer.Argument(metavar="DIR", help="New directory for the job.")],
     run_dir: RunDir = None,
     site_socket: SiteSocket = _SITE_SOCKET,
 ) -> Answer:
-    """Write the NVFlare job that carries a run's frames, for `nvflare job submit`; its clients are named as sites are.
+    """Write the NVFlare job that carries a run's frames, for `nvflare job submit`; clients have the names of the sites.
 
     NVFlare's server runs on the owner's machine, as the owner's user; it gets signed frames and none of our keys.
     """
@@ -58,11 +58,11 @@ def nvflare_job(
 
 def flower_app(
     run_file: BridgedRun,
-    app: Annotated[Path, typer.Argument(metavar="DIR", help="New directory of the app.")],
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="New directory for the app.")],
     run_dir: RunDir = None,
     site_socket: SiteSocket = _SITE_SOCKET,
 ) -> Answer:
-    """Write the Flower app that carries a run's frames, for `flwr run`; each SuperNode says which site it is of.
+    """Write the Flower app that carries a run's frames, for `flwr run`; each SuperNode names its site.
 
     Flower's SuperLink runs on the owner's machine, as the owner's user; it gets signed frames and none of our keys.
     A SuperNode is started with --node-config 'site="NAME"'.

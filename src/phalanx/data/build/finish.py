@@ -128,9 +128,9 @@ class BuildEnding:
                 count[1] += len(ids)
         if not any(split == "train" for _, split in counts):
             raise DataError(
-                f"{self.directory}: no document is left for training; `--dry-run` shows what drops them, "
-                "phalanx data report what became of each"
-            ).about(code="PHX-I012", do="look at --dry-run, or add text")
+                f"{self.directory}: no training document is left; `--dry-run` prints the steps that drop them, "
+                "`phalanx data report` the fate of each"
+            ).about(code="PHX-I012", do="check --dry-run, or add text")
         return [
             {"group": group, "split": split, "documents": documents, "tokens": tokens}
             for (group, split), (documents, tokens) in sorted(counts.items())

@@ -127,8 +127,8 @@ class _Child:
             answer, _ = self._process.ask({"job": job, "task": task})
         except EOFError as exc:
             raise DataError(
-                f"a process of the build ended ({exc}) at {_about(task)}; run the build "
-                "again: it goes on from there, with fewer --workers if memory was short"
+                f"a process of the build ended ({exc}) at {_about(task)}; repeat the command to continue the "
+                "build, with fewer --workers if memory was short"
             ) from exc
         if "error" in answer:
             raise error_from_json(answer["error"])

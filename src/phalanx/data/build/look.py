@@ -38,10 +38,10 @@ def read_report(directory: Path) -> dict[str, Any]:
             content = stream.read(_MAX_REPORT_BYTES + 1)
     except OSError as exc:
         raise DataError(
-            f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
+            f"{path}: cannot be read ({exc.strerror}); give the directory that `phalanx data build` made"
         ) from exc
     if len(content) > _MAX_REPORT_BYTES:
-        raise DataError(f"{path}: is longer than {_MAX_REPORT_BYTES} bytes, which no report is; restore it from a copy")
+        raise DataError(f"{path}: exceeds the limit of {_MAX_REPORT_BYTES} bytes; restore it from a copy")
     try:
         return BuildReport.model_validate_json(content).model_dump(mode="json")
     except ValidationError as exc:
@@ -74,14 +74,14 @@ def _check_signed(dataset: Dataset, name: str) -> None:
     expected = dataset.manifest.files.get(name)
     path = dataset.directory / name
     if expected is None:
-        raise DataError(f"{dataset.directory}: its manifest names no {name}; it was not made by `phalanx data build`")
+        raise DataError(f"{dataset.directory}: its manifest lacks {name}; it was not made by `phalanx data build`")
     try:
         with path.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror}); restore it from a copy") from exc
     if digest != expected.sha256:
-        raise DataError(f"{path}: altered: it is not the file that was signed; restore it from a copy").about(
+        raise DataError(f"{path}: altered: differs from the signed file; restore it from a copy").about(
             code="PHX-I027", file=str(path)
         )
 
@@ -97,11 +97,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
                 if len(rest) > _MAX_LINE_BYTES:
                     raise DataError(f"{path}: has a line of more than {_MAX_LINE_BYTES} bytes; restore it from a copy")
     except ValidationError as exc:
-        raise DataError(f"{path}: has a line that is none ({_first(exc)}); restore it from a copy") from exc
+        raise DataError(f"{path}: has an invalid line ({_first(exc)}); restore it from a copy") from exc
     except (OSError, zstd().ZstdError) as exc:
         raise DataError(f"{path}: cannot be read ({exc}); restore it from a copy") from exc
     if rest:
-        raise DataError(f"{path}: its last line is cut; restore it from a copy")
+        raise DataError(f"{path}: its last line is incomplete; restore it from a copy")
 
 
 def _line(content: bytes) -> dict[str, Any]:
@@ -189,11 +189,11 @@ def verify_account(dataset: Dataset) -> None:
             raise _foreign(dataset, source["name"])
         check_account(source["name"], _reported(source), tallies.pop(source["name"]))
     if tallies:
-        raise DataError(f"{dataset.directory}: {REPORT_FILE} says nothing of source {next(iter(tallies))!r}")
+        raise DataError(f"{dataset.directory}: {REPORT_FILE} lacks the source {next(iter(tallies))!r}")
 
 
 def _foreign(dataset: Dataset, name: str) -> DataError:
-    return DataError(f"{dataset.directory}: the account is of a source {name[:80]!r}, which the manifest does not name")
+    return DataError(f"{dataset.directory}: the account has a source {name[:80]!r}, which the manifest lacks")
 
 
 def _reported(source: dict[str, Any]) -> ByteTally:
@@ -233,7 +233,7 @@ def _tokenizer_bytes(dataset: Dataset) -> bytes:
     if digest != expected:
         has, expects = abbreviate_digests(digest, expected)
         raise DataError(
-            f"{path}: has SHA-256 {has}, the tokens were made with {expects}; restore it from a copy"
+            f"{path}: has SHA-256 {has}, but the tokens were made with {expects}; restore it from a copy"
         ).about(code="PHX-I027", file=str(path))
     return content
 

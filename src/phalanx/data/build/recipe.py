@@ -85,7 +85,7 @@ class QuarantineConfig(StrictModel):
     def _check(self) -> Self:
         overlap = sorted(set(self.release) & set(self.drop))
         if overlap:
-            raise ValueError(f"{overlap[0]!r} is in release and in drop; take it out of one of them")
+            raise ValueError(f"{overlap[0]!r} is in release and in drop; remove it from one of them")
         return self
 
 
@@ -163,10 +163,10 @@ class DataRecipe(StrictModel):
         for key, word, names in (("sources", "name", self.source_names), ("steps", "label", self.step_names)):
             twice = sorted(name for name in set(names) if names.count(name) > 1)
             if twice:
-                raise ValueError(f"{key}: two of them are called {twice[0]!r}; give each a {word} of its own")
+                raise ValueError(f"{key}: two of them have the name {twice[0]!r}; give each another {word}")
         taken = sorted(set(self.step_names) & RESERVED)
         if taken:
-            raise ValueError(f"steps: the label {taken[0]!r} is taken by the account; choose another one")
+            raise ValueError(f"steps: the label {taken[0]!r} is reserved for the account; choose another one")
         return self
 
 

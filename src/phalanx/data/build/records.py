@@ -54,7 +54,7 @@ class RecordWriter:
             DataError: It is longer than a file can say.
         """
         if len(record) > LONGEST_RECORD:
-            raise DataError(f"a record of {len(record)} bytes is too long; the most is {LONGEST_RECORD}")
+            raise DataError(f"a record of {len(record)} bytes is too long; the limit is {LONGEST_RECORD}")
         self._block += _LENGTH.pack(len(record)) + record
         self._count += 1
         if len(self._block) >= _BLOCK_BYTES:
@@ -154,7 +154,7 @@ class RecordFile:
         return records
 
     def _damaged(self) -> DataError:
-        return DataError(f"{self._path}: was cut or altered; delete {self._path.parent} to have it made again")
+        return DataError(f"{self._path}: was truncated or altered; delete {self._path.parent} to make it again")
 
 
 def write_document(document: Document) -> bytes:

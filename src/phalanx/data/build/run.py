@@ -113,8 +113,8 @@ class _Build:
             if is_empty(getattr(source, "path", "")):
                 return no_text(source)
         return DataError(
-            f"{self.directory}: nothing is left of what the sources hold; `--dry-run` shows what drops it"
-        ).about(code="PHX-I012", do="look at --dry-run, loosen a step, or add text")
+            f"{self.directory}: no document of the sources is left; `--dry-run` prints the steps that drop them"
+        ).about(code="PHX-I012", do="check --dry-run, relax a step, or add text")
 
     def _made(self, worker: BuildWorker, pieces: Sequence[SourcePiece], home: Path) -> BuildEnd:
         with self.options.open_engine(worker) as engine:
@@ -198,9 +198,9 @@ class _Build:
         report = read_report(self.directory)
         if report["inputs"] != inputs:
             raise InputError(
-                f"{self.directory}: holds a dataset of another recipe, other files or other versions; name another "
+                f"{self.directory}: has a dataset of another recipe, other files or other versions; give another "
                 "directory with --out, or remove it; phalanx data diff compares two"
-            ).about(file=str(self.directory), do="name another directory with --out")
+            ).about(file=str(self.directory), do="give another directory with --out")
         shutil.rmtree(home, ignore_errors=True)
         return BuildEnd(self.directory, self._digest(), report, was_there=True)
 
@@ -219,7 +219,7 @@ def _make(home: Path) -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise DataError(f"{home}: cannot be made ({exc.strerror}); choose another place with --out") from exc
+        raise DataError(f"{home}: cannot be created ({exc.strerror}); choose another place with --out") from exc
 
 
 @contextlib.contextmanager
@@ -231,9 +231,8 @@ def _alone(home: Path) -> Iterator[None]:
         except (BlockingIOError, FileNotFoundError) as exc:
             # not found: the other one has just tidied up
             raise InputError(
-                f"{home.parent}: another build is at work there; wait until it is over, or name another directory with "
-                "--out"
-            ).about(file=str(home.parent), do="wait, or name another directory with --out") from exc
+                f"{home.parent}: another build uses it; wait for its end, or give another directory with --out"
+            ).about(file=str(home.parent), do="wait, or give another directory with --out") from exc
         except OSError as exc:
             raise DataError(f"{home}: cannot be written ({exc.strerror}); choose another place with --out") from exc
         yield

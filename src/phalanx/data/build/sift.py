@@ -124,8 +124,8 @@ class Sieve:
             self._sift_one(document, outcome, out)
         if waiting is not None:
             raise DataError(
-                f"step {self._name(self.one.decided)!r} decided on document {waiting[0]} of a piece that has not so "
-                "many, or twice on one: this is a fault of the rule"
+                f"step {self._name(self.one.decided)!r} decided on document {waiting[0]} of a piece with fewer "
+                "documents, or twice on one: this is a fault of the rule"
             )
 
     def _sift_one(self, document: Document, decided: Outcome, out: PieceWriter) -> None:

@@ -47,7 +47,7 @@ class WorkStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as exc:
-            raise DataError(f"{path}: cannot be read ({exc}); delete {path.parent} to have it made again") from exc
+            raise DataError(f"{path}: cannot be read ({exc}); delete {path.parent} to make it again") from exc
         return dict(content)
 
     def put(self, key: str, work: Callable[[Path], Mapping[str, Any]]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def check_account(source: str, read: ByteTally, found: ByteTally) -> None:
     for what, expected, ends in _sums(read, found):
         if expected != ends:
             raise DataError(
-                f"account of source {source!r}: {what} do not add up: read {expected}, kept and left out {ends}; "
+                f"account of source {source!r}: {what} do not add up: read {expected}, included and dropped {ends}; "
                 "this is a fault of a rule or of Phalanx: no dataset was made"
             ).about(key=source, expected=str(expected), found=str(ends))
 

@@ -59,8 +59,8 @@ class BuildWorker:
         if job["code"] != code_digest() or job["versions"] != versions():
             here = {name: value for name, value in versions().items() if job["versions"].get(name) != value}
             raise DataError(
-                f"a worker has other versions than the build: {here or 'of the source code of Phalanx'}; install the "
-                "same on every machine"
+                f"a worker has versions that differ from the build: {here or 'of the source code of Phalanx'}; "
+                "install the same on every machine"
             )
         recipe = DataRecipe.model_validate_json(json.dumps(job["recipe"]))
         return cls(recipe, Path(job["home"]), Path(job["code_home"]))

@@ -65,7 +65,7 @@ class ChatMessage(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"a message of role {self.role!r} calls tools; only the assistant's can")
+            raise ValueError(f"a message of role {self.role!r} calls tools; only the assistant may")
         return self
 
     @property
@@ -105,7 +105,7 @@ class Conversation(StrictModel):
             DataError: No message is the assistant's, or all of these are without weight.
         """
         if not any(message.role == "assistant" and message.weight > 0 for message in self.messages) or not self.weight:
-            raise DataError("has no message of the assistant that is learned; add one, or leave the line out")
+            raise DataError("has no message of the assistant to learn; add one, or remove the line")
 
 
 def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Collection[str] = ()) -> Conversation:
@@ -122,7 +122,7 @@ def conversation_of(found: Mapping[str, Any], shape: Shape = "auto", ignore: Col
     """
     messages = [_message_of(turn, number, ignore) for number, turn in enumerate(turns_of(found, shape), start=1)]
     if not messages:
-        raise DataError("is an empty conversation; give it messages, or leave the line out")
+        raise DataError("is an empty conversation; add messages, or remove the line")
     system = found.get("system")
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
@@ -158,7 +158,7 @@ def checked_conversation(plain: Mapping[str, Any]) -> Conversation:
             f"{location.replace('messages.', 'turn ', 1)}: {first['msg'].removeprefix('Value error, ')}"
         ) from exc
     except (ValueError, RecursionError) as exc:
-        raise DataError(f"is no conversation ({exc})") from exc
+        raise DataError(f"is not a conversation ({exc})") from exc
 
 
 def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dict[str, Any]:
@@ -174,13 +174,13 @@ def _message_of(turn: DialogueTurn, number: int, ignore: Collection[str]) -> dic
         others |= {"reasoning": others.pop(reasoning[0]), "reasoning_field": reasoning[0]}
     calls = others.pop("tool_calls", None) or []
     if not isinstance(calls, list):
-        raise DataError(f"turn {number}: tool_calls is no list")
+        raise DataError(f"turn {number}: tool_calls is not a list")
     if calls:
         others["tool_calls"] = [_call_of(call, number) for call in calls]
     # an empty system text is none on purpose: templates write their own where there is no such message
     is_said = bool((turn.content or "").strip()) or role == "tool" or (role == "system" and turn.content == "")
     if not is_said and not calls and not others.get("reasoning"):
-        raise DataError(f"turn {number}: of role {role!r}, says nothing; leave it out")
+        raise DataError(f"turn {number}: of role {role!r}, is empty; remove it")
     return {"role": role, "content": turn.content if turn.has_content else "", **others}
 
 
@@ -188,7 +188,7 @@ def _call_of(call: Any, number: int) -> dict[str, Any]:
     """Return a call of the common forms: ``{"function": {...}}`` or plain; arguments as an object or as its JSON."""
     plain = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(plain, dict):
-        raise DataError(f"turn {number}: a tool call is no object with a function's name and arguments")
+        raise DataError(f"turn {number}: a tool call is not an object with a function's name and arguments")
     arguments = plain.get("arguments") or {}
     if isinstance(arguments, str):
         try:
@@ -207,5 +207,5 @@ def _tools_of(found: Mapping[str, Any]) -> Sequence[Any]:
         except (ValueError, RecursionError) as exc:
             raise DataError("field 'tools' is text that is not JSON") from exc
     if not isinstance(tools, list):
-        raise DataError("field 'tools' is no list")
+        raise DataError("field 'tools' is not a list")
     return tools

@@ -59,8 +59,8 @@ def check_written(
         for what, part in parts:
             if not _is_in(part, text):
                 raise DataError(
-                    f"turn {number + 1}: its {what} ({part.strip()[:_SHOWN]!r}) does not come out of chat template "
-                    f"{template}; take a template that writes it, name its field in `ignore`, or leave the line out"
+                    f"turn {number + 1}: its {what} ({part.strip()[:_SHOWN]!r}) is not written by chat template "
+                    f"{template}; use a template that writes it, name its field in `ignore`, or remove the line"
                 )
 
 
@@ -184,7 +184,9 @@ class ChatEncoder(Closeable):
         prompt = self._renderer.prompt(before, tools)
         check_written(RenderedChat(prompt, ()), before, self.template.name)
         if not rendered.text.startswith(prompt):
-            raise DataError("the chat template writes the prompt otherwise where an answer follows; take another one")
+            raise DataError(
+                "the chat template renders the prompt differently when an answer follows; use another template"
+            )
         # what a template marks as the assistant's may begin before the answer
         cut = (replace(turn, start=max(turn.start, len(prompt))) for turn in rendered.turns if turn.stop > len(prompt))
         return self._encoded(conversation, RenderedChat(rendered.text, tuple(cut)))
@@ -266,8 +268,8 @@ class ChatEncoder(Closeable):
                 forged = next((token for token in self._special.values() if token in text), None)
                 if forged is not None:
                     raise DataError(
-                        f"turn {number}: holds {forged!r}, a special token of the model, by which a text could forge a "
-                        "turn; take it out"
+                        f"turn {number}: holds {forged!r}, a special token of the model, with which a text could "
+                        "forge a turn; remove it"
                     )
 
     def _check_marks(self, text: str, messages: Sequence[ChatMessage]) -> None:
@@ -278,8 +280,8 @@ class ChatEncoder(Closeable):
         written = [mark for mark in absent if not any(mark in text for message in messages for text in _texts(message))]
         if written:
             raise DataError(
-                f"chat template {self.template.name}: writes {written[0]!r}, which is no token of the tokenizer; take "
-                'the tokenizer that belongs to it, or a template without special tokens such as "plain"'
+                f"chat template {self.template.name}: writes {written[0]!r}, which is not a token of the tokenizer; "
+                'use the matching tokenizer, or a template without special tokens such as "plain"'
             )
 
 

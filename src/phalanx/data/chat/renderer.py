@@ -115,8 +115,8 @@ class ChatRenderer(Closeable):
             raise ModelError(f"{self._name}: {_OF_THE_TEMPLATE[fault]} ({says})")
         if fault == "unstable":
             raise DataError(
-                f"{self._name}: what the assistant writes cannot be told: {says}; mark it by "
-                "{% generation %} ... {% endgeneration %} in a template of your own, or name another one"
+                f"{self._name}: the assistant's text cannot be located: {says}; mark it with {{% generation %}} ... "
+                "{% endgeneration %} in your own template, or use another one"
             )
         if fault is not None:
             raise DataError(f"{self._name}: does not render these messages ({says})")
@@ -135,7 +135,7 @@ class ChatRenderer(Closeable):
             answer = self._exchange(process, {**template, "today": self._today.isoformat(), "seconds": self._seconds})
             if "fault" in answer:
                 process.close()
-                raise ModelError(f"{self._name}: is no template that can be used ({answer['says']}); mend it")
+                raise ModelError(f"{self._name}: is not a usable template ({answer['says']}); correct it")
             self._process = process
         return self._process
 

@@ -172,7 +172,7 @@ class SandboxedTemplate:
             ):
                 raise UnstableTemplateError(f"message {number + 1} changes the text before it")
             if (message["content"] or "").strip() not in full_text[len(begin) : len(prefix)]:
-                raise UnstableTemplateError(f"message {number + 1} is not written as it stands")
+                raise UnstableTemplateError(f"message {number + 1} is not written unchanged")
             behind = len(prefix)
             spans.append((len(begin), behind, number))
         return full_text, spans

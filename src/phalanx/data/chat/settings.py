@@ -96,4 +96,4 @@ class PreferencesConfig(StrictModel):
 def _check_template(template: str) -> None:
     if template not in (OF_MODEL, *DEFAULT_TEMPLATES) and not template.endswith(".jinja"):
         names = ", ".join((OF_MODEL, *DEFAULT_TEMPLATES))
-        raise ValueError(f"template: {template!r} is none; expected {names}, or the path of a .jinja file")
+        raise ValueError(f"template: unknown template {template!r}; expected {names}, or the path of a .jinja file")

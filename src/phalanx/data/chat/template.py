@@ -63,7 +63,7 @@ class ChatTemplate:
 
     def __post_init__(self) -> None:
         if len(self.source) > _MAX_CHARACTERS:
-            raise DataError(f"{self.name}: a chat template of more than {_MAX_CHARACTERS} characters")
+            raise DataError(f"{self.name}: the chat template exceeds {_MAX_CHARACTERS} characters")
 
 
 def default_template(name: str, end_of_text: str) -> ChatTemplate:

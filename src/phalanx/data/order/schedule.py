@@ -86,7 +86,7 @@ class PhaseSchedule:
         """
         if self.num_samples is not None and len(samples) and samples[-1] >= self.num_samples:
             raise DataError(
-                f"data: sample {int(samples[-1])} was asked for, and data.repeats allows {self.num_samples}; raise a "
+                f"data: sample {int(samples[-1])} is out of range: data.repeats allows {self.num_samples}; raise a "
                 "limit, add a group, or train fewer steps"
             )
         starts = [segment.start for segment in self._segments]

@@ -97,7 +97,7 @@ class AnswerEncoder(Closeable):
         ids, labels = encoded.ids.tolist(), encoded.labels.tolist()
         last = max((index for index, label in enumerate(labels) if label != IGNORE), default=None)
         if last is None:
-            raise DataError("the chat template leaves nothing of the answer to learn; take another one")
+            raise DataError("the chat template leaves no token of the answer to learn; use another template")
         # what the template writes behind the answer nobody says
         return EncodedAnswer(ids[: last + 2], [*labels[: last + 1], IGNORE], self.tokens)
 

@@ -59,7 +59,7 @@ class PairRows:
         """
         for index in indices:
             if not 0 <= index < self.num_pairs:
-                raise DataError(f"pair {index} was asked for; there are 0 to {self.num_pairs - 1}")
+                raise DataError(f"pair {index} is out of range; expected 0 to {self.num_pairs - 1}")
         return self._batch([2 * index + side for index in indices for side in (0, 1)])
 
     def _batch(self, rows: list[int]) -> Batch:
@@ -159,25 +159,23 @@ def prepare_preferences(
     """
     config = data.preferences
     if config is None:
-        raise DataError("data.preferences: missing; it names the files")
+        raise DataError("data.preferences: missing; add it with the files")
     entries = _read(data, config, say)
     if not single and any(example.wanted is not None for _, example in entries):
         raise ConfigError(
-            'data.preferences: shape = "labelled" has single answers, which train.objective = "kto" learns; give pairs'
+            'data.preferences: shape = "labelled" has single answers, which need train.objective = "kto"; give pairs'
         )
     tokenizer, path = _tokenizer(data, entries, cache_dir, tokenizer_path)
     if single:
         entries = [(name, example) for name, preference in entries for example in _examples(preference)]
     if tokenizer.beginning and any(not example.messages for _, example in entries):
-        say(f"data: prompts of text begin with {tokenizer.beginning}, as the tokenizer begins texts")
+        say(f"data: prompts of text begin with {tokenizer.beginning}, as the tokenizer's texts do")
     with AnswerEncoder(config.template, tokenizer, path, data.sequence_length) as encoder:
         encode = _companioned if single else _paired
         pairs_kept, dropped = _encoded(entries, encode(entries, encoder, seed), config)
         template, end_of_turn = _kept_template(encoder, cache_dir)
     if dropped:
-        say(
-            f"data: {dropped} of {len(entries)} preferences have a side of over {data.sequence_length} tokens: left out"
-        )
+        say(f"data: {dropped} of {len(entries)} preferences have a side of over {data.sequence_length} tokens: dropped")
     out_flags = [_is_held_out(preference, seed, data.validation_share) for preference, _ in pairs_kept]
     parts = [
         [pair for (_, pair), out in zip(pairs_kept, out_flags, strict=True) if out == is_held]
@@ -191,8 +189,8 @@ def prepare_preferences(
     )
     if not parts[0] or (data.validation_share and not parts[1]):
         raise DataError(
-            f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; give more, "
-            "or another data.validation_share"
+            f"data.preferences: {len(parts[0])} pairs are left for training and {len(parts[1])} held out; add more, "
+            "or change data.validation_share"
         )
     rows = [_rows(part, data.sequence_length, tokenizer.eos_id) for part in parts]
     train, held_out = rows
@@ -222,10 +220,10 @@ def _read(data: DataConfig, wanted: PreferencesConfig, say: Say) -> list[tuple[s
             if data.max_documents is not None and len(unique) >= data.max_documents:
                 break
         if files.num_dropped:
-            say(f"data.preferences.sources.{number}: {files.num_dropped} lines are no preferences: left out")
+            say(f"data.preferences.sources.{number}: {files.num_dropped} lines are not preferences: dropped")
     if not unique:
         paths, do = [source.path for source in wanted.sources], "give it another path"
-        state = "is empty" if all(map(is_empty, paths)) else "holds no preference"
+        state = "is empty" if all(map(is_empty, paths)) else "has no preference"
         raise DataError(f"data.preferences: {', '.join(map(str, paths))}: {state}; {do}").about(
             code="PHX-I012", file=str(paths[0]), key="data.preferences", found=state, expected="preferences", do=do
         )

@@ -71,17 +71,19 @@ class Preference(StrictModel):
         if not self.messages and not self.text:
             raise ValueError("the prompt is empty")
         if self.messages and self.messages[-1].role == "assistant":
-            raise ValueError("the prompt ends with the assistant's message, and the answer is to follow it")
+            raise ValueError("the prompt ends with the assistant's message, but the answer must follow it")
         empty = [number for number, answer in enumerate(self.answers) if answer.is_empty]
         if empty:
             raise ValueError(f"the {_NAMES[empty[0]] if len(self.answers) > 1 else 'only'} answer is empty")
         answers = [answer.as_messages for answer in self.answers]
         if len(answers) > 1 and answers[0] == answers[1]:
-            raise ValueError("both answers are the same, and neither is better")
+            raise ValueError("both answers are equal, so neither is better")
         if any(message.weight not in (0.0, 1.0) for messages in answers for message in messages):
-            raise ValueError("an answer has a weight other than 0 and 1, and objectives of preferences have none")
+            raise ValueError(
+                "an answer has a weight other than 0 and 1, which objectives of preferences do not support"
+            )
         if not math.isfinite(self.margin):
-            raise ValueError("margin is no finite number")
+            raise ValueError("margin is not a finite number")
         return self
 
     @property
@@ -106,7 +108,7 @@ def preference_of(found: Mapping[str, Any], shape: PreferenceShape, ignore: Coll
         DataError: Describes the fault; the caller knows file and line.
     """
     if found.get("weight") not in (None, 1):
-        raise DataError("field 'weight': objectives of preferences have no weight; take it out, or the line")
+        raise DataError("field 'weight': objectives of preferences do not support weights; remove it, or the line")
     return checked_preference(_SHAPES[shape](found, ignore))
 
 
@@ -122,9 +124,9 @@ def checked_preference(plain: Mapping[str, Any]) -> Preference:
         first = exc.errors(include_url=False)[0]
         location = ".".join(str(part) for part in first["loc"])
         problem = first["msg"].removeprefix("Value error, ")
-        raise DataError(f"{location}: {problem}" if location else f"{problem}; leave the line out") from exc
+        raise DataError(f"{location}: {problem}" if location else f"{problem}; remove the line") from exc
     except (ValueError, RecursionError) as exc:
-        raise DataError(f"is no preference ({exc})") from exc
+        raise DataError(f"is not a preference ({exc})") from exc
 
 
 def _pair(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str, Any]:
@@ -199,7 +201,7 @@ def _cut(
     if isinstance(prompt, str):
         asked = [message.text.strip() for message in shared if message.role == "user"]
         if shared and prompt.strip() not in (asked[:1] + asked[-1:]):
-            raise DataError("its sides begin with another question than field 'prompt' holds; leave the line out")
+            raise DataError("its sides begin with a question that differs from field 'prompt'; remove the line")
         return shared or _read([{"role": "user", "content": prompt}], "prompt", found, ignore).messages, rests
     if prompt is not None and not shared_messages:
         raise DataError(f"field 'prompt' holds a JSON {type(prompt).__name__}, expected text or a list of messages")
@@ -214,7 +216,7 @@ def _behind(prompt: Messages, side: Messages) -> Messages:
         if prefix and _are_same(side[: len(prefix)], prefix):
             return side[len(prefix) :]
     if side[0].role != "assistant":
-        raise DataError("its sides begin with other messages than field 'prompt' holds; leave the line out")
+        raise DataError("its sides begin with messages that differ from field 'prompt'; remove the line")
     return side
 
 
@@ -222,7 +224,7 @@ def _shared(sides: Sequence[Messages]) -> Messages:
     """Return the common beginning of all sides before their answers; empty where a side is an answer alone."""
     first, max_shared = sides[0], min(len(side) for side in sides) - 1
     if max_shared < 0:
-        raise DataError("a side has nothing behind field 'prompt'; leave the line out")
+        raise DataError("a side has no text after field 'prompt'; remove the line")
     is_shared = [
         all(_are_same(side[index : index + 1], first[index : index + 1]) for side in sides)
         for index in range(max_shared)
@@ -234,7 +236,7 @@ def _shared(sides: Sequence[Messages]) -> Messages:
     while num_shared and first[num_shared - 1].role == "assistant":
         num_shared -= 1
     if any(side[num_shared].role != "assistant" for side in sides):
-        raise DataError("the prompt is not shared: its sides differ before the assistant answers; leave the line out")
+        raise DataError("the prompt is not shared: its sides differ before the assistant answers; remove the line")
     return first[:num_shared]
 
 
@@ -242,7 +244,7 @@ def _check_answer(messages: Messages, name: str) -> None:
     others = [message.role for message in messages if message.role not in ("assistant", "tool")]
     if others:
         raise DataError(
-            f"field {name!r} has a message of {others[0]} behind the first answer that differs; cut the sides there"
+            f"field {name!r} has a message of {others[0]} after the first different answer; end the sides there"
         )
 
 
@@ -280,7 +282,7 @@ def _transcripts(found: Mapping[str, Any], ignore: Collection[str]) -> dict[str,
             raise DataError(f"field {name!r} has no answer: no line begins with 'Assistant:'")
         cut.append((before, answer.strip()))
     if cut[0][0] != cut[1][0]:
-        raise DataError("the prompt is not shared: the transcripts differ before the last answer; leave the line out")
+        raise DataError("the prompt is not shared: the transcripts differ before the last answer; remove the line")
     begins = [(match.start(), match.end(), match[1]) for match in _TURN.finditer(cut[0][0])]
     ends = [start for start, _, _ in begins[1:]] + [len(cut[0][0])]
     if not begins or begins[0][0] != 0:

@@ -46,7 +46,7 @@ class BadWordsConfig(RuleSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.files and not self.own:
-            raise ValueError("bad_words: own = false and no files leave no word to look for; name a file")
+            raise ValueError("bad_words: own = false and no files give no words; name a file")
         return self
 
 

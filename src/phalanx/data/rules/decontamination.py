@@ -56,7 +56,7 @@ class DecontaminationConfig(RuleSettings):
         if self.least_words > self.words:
             raise ValueError(f"least_words={self.least_words} is above words={self.words}; lower it")
         if len({evaluation_set.name for evaluation_set in self.sets}) < len(self.sets):
-            raise ValueError("two sets have one name; give each its own")
+            raise ValueError("two evaluation sets have the same name; give each another one")
         return self
 
 
@@ -86,7 +86,7 @@ class Decontamination:
             if not looked_for:
                 raise DataError(
                     f"evaluation set {evaluation_set.name!r}: no item of {evaluation_set.path} has "
-                    f"{config.least_words} words; name the fields that hold its text"
+                    f"{config.least_words} words; name the fields with its text"
                 )
         self._grams = {length: _sorted(hashes[length], items[length]) for length in sorted(hashes)}
 
@@ -173,7 +173,9 @@ def _check_size(config: EvaluationSetConfig, where: str, text: str) -> None:
 
 def _records(config: EvaluationSetConfig, kind: str, file: IO[str]) -> Iterator[list[str]]:
     if not config.fields:
-        raise DataError(f"evaluation set {config.name!r}: {config.path} has columns; name those that count in fields")
+        raise DataError(
+            f"evaluation set {config.name!r}: {config.path} has columns; list the columns with text in fields"
+        )
     lines = _lines(config, file)
     # the limit is one of the process: it is never lowered, and the size of an item is looked at here
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_ITEM_SIZE))

@@ -35,7 +35,7 @@ class GopherQualityConfig(RuleSettings):
             raise ValueError("a least value is above its most, which drops everything; raise most_* or lower least_*")
         if self.least_stop_words > len(set(self.stop_words)):
             raise ValueError(
-                f"least_stop_words={self.least_stop_words}, but stop_words are {len(set(self.stop_words))}"
+                f"least_stop_words={self.least_stop_words}, but there are {len(set(self.stop_words))} stop_words"
             )
         return self
 

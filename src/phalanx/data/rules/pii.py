@@ -56,13 +56,13 @@ class PiiConfig(RuleSettings):
     def _check(self) -> Self:
         actions = set(self.actions().values())
         if {"mask", "tag"} <= actions:
-            raise ValueError("pii: one step masks or tags; list the step twice, the one that tags first")
+            raise ValueError("pii: a step either masks or tags; use two steps, the tagging step first")
         if actions == {"leave"}:
-            raise ValueError("pii: every kind is left as it is; take the step out")
+            raise ValueError("pii: no kind is masked or tagged; remove the step")
         if (self.name != "leave") != (self.names_field is not None):
             raise ValueError(
-                "pii: no model of names is carried; for `name` set `names_field` to the field in which a model run "
-                "beforehand has written them, separated by semicolons"
+                "pii: Phalanx includes no model of names; for `name` set `names_field` to a field with the names "
+                "of another model, separated by semicolons"
             )
         return self
 

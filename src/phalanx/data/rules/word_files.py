@@ -26,13 +26,13 @@ def read_entries(files: Sequence[Path]) -> list[str]:
             entry = decode(row, f"{file}, line {number}").strip()
             if len(entry) > MOST_ENTRY_CHARACTERS or len(entries) >= MOST_ENTRIES:
                 raise DataError(
-                    f"{file}, line {number}: an entry of {len(entry)} characters after {len(entries)} entries; "
-                    f"at most {MOST_ENTRIES} of {MOST_ENTRY_CHARACTERS} characters each are read: cut the list"
+                    f"{file}, line {number}: an entry of {len(entry)} characters after {len(entries)} entries; at "
+                    f"most {MOST_ENTRIES} of {MOST_ENTRY_CHARACTERS} characters each are allowed: shorten the list"
                 )
             if entry and not entry.startswith("#"):
                 entries.append(entry)
         if len(entries) == before:
-            raise DataError(f"{file}: has no entry; write one a line, or take the file out of the recipe")
+            raise DataError(f"{file}: has no entry; write one on each line, or remove the file from the recipe")
     return entries
 
 

@@ -107,7 +107,7 @@ class Dataset:
         """What is known of the signer, in one sentence."""
         if self.signer_was_named:
             return f"signed with the expected key {self.signer}"
-        return f"signed with key {self.signer}, which nobody named: give it as signer once you know whose it is"
+        return f"signed with key {self.signer}, not verified: give it as signer after you have checked its owner"
 
     def tokens(self, group: str, split: str) -> TokenStream:
         """Return the tokens of one split of a group.
@@ -190,7 +190,7 @@ class Dataset:
         for table, expected in ((self.index_table(), content), (self.index_nodes(), b"".join(nodes))):
             if table.read_all().tobytes() != expected or tree_root(nodes).hex() != self.manifest.index.root:
                 raise DataError(
-                    f"{self.directory / table.file}: is not the index of the documents, although it is signed: a proof "
+                    f"{self.directory / table.file}: does not match the documents, although it is signed: a proof "
                     "of this signer may be wrong"
                 ).about(code="PHX-I027")
             yield table.file
@@ -206,7 +206,7 @@ class Dataset:
         """
         path, record = self.directory / name, self.manifest.files.get(name)
         if record is None:
-            raise DataError(f"{path}: is none of the files that were signed").about(code="PHX-I027")
+            raise DataError(f"{path}: is not among the signed files").about(code="PHX-I027")
         size_bytes, sha256 = record.size_bytes, record.sha256
         try:
             with path.open("rb") as stream:
@@ -228,7 +228,7 @@ class Dataset:
         start, size, source = int(record["entry_start"]), int(record["entry_bytes"]), int(record["source"])
         file = f"{part.directory}/entries"
         if size > MOST_ENTRY_BYTES or start + size > part.entries.size_bytes or source >= len(self.manifest.sources):
-            raise DataError(f"{self.directory / file}: an entry lies outside; build the dataset again")
+            raise DataError(f"{self.directory / file}: an entry is out of range; build the dataset again")
         content = self._table(file, part.entries, np.dtype("u1")).read(start, start + size).tobytes()
         return DocumentEntry.from_bytes(content, record["digest"].tobytes().hex(), source, str(self.directory / file))
 
@@ -259,7 +259,7 @@ def wrap_anew(directory: Path, old: SealKey, new: SealKey) -> str:
     """
     record = _signed(directory, None).manifest.seal
     if record is None:
-        raise DataError(f"{directory}: is not encrypted; there is no key to change")
+        raise DataError(f"{directory}: is not encrypted and has no key to change")
     content = _opened(directory, record, old).wrapped(new)
     path, spare = directory / WRAPPED_KEY_FILE, directory / f"{WRAPPED_KEY_FILE}.new"
     try:
@@ -298,8 +298,8 @@ def _read(path: Path, most_bytes: int) -> bytes:
             content = stream.read(most_bytes + 1)
     except OSError as exc:
         raise DataError(
-            f"{path}: cannot be read ({exc.strerror}); name the directory that `phalanx data build` made"
+            f"{path}: cannot be read ({exc.strerror}); give the directory that `phalanx data build` made"
         ) from exc
     if len(content) > most_bytes:
-        raise DataError(f"{path}: is longer than {most_bytes} bytes, which no manifest is; restore it from a copy")
+        raise DataError(f"{path}: exceeds the limit of {most_bytes} bytes; restore it from a copy")
     return content

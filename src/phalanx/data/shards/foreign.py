@@ -46,8 +46,8 @@ class TokenFile:
         kind, parts = _ENDINGS.get(path.suffix), path.stem.split(".")
         if kind is None or len(parts) != 2:
             raise DataError(
-                f"{path}: expected GROUP.SPLIT.parquet, or GROUP.SPLIT.idx with its .bin beside it; rename it so, such "
-                "as web.train.parquet"
+                f"{path}: expected GROUP.SPLIT.parquet, or GROUP.SPLIT.idx with its .bin beside it; rename it, for "
+                "example to web.train.parquet"
             )
         return cls(path, kind, parts[0], parts[1])
 
@@ -107,7 +107,7 @@ def import_tokens(foreign: ForeignTokens, writer: DatasetWriter, signer: Identit
             for file in foreign.files
         ),
         tokenizer=foreign.tokenizer,
-        recipe=RecipeRecord.of("# tokens of another tool, taken over as they are\n"),
+        recipe=RecipeRecord.of("# tokens of another tool, unchanged\n"),
         tools={"phalanx": version("phalanx-train"), "numpy": np.__version__},
     )
     return writer.finish(facts, signer)

@@ -239,7 +239,7 @@ class VerifiedFile:
     def _check_ids(self, leaf: int, ids: NDArray[Any]) -> None:
         if self._num_ids is not None and int(ids.max()) >= self._num_ids:
             raise DataError(
-                f"{self._store.home / self.file}: leaf {leaf} holds token {int(ids.max())}, the vocabulary has "
+                f"{self._store.home / self.file}: leaf {leaf} has token {int(ids.max())}, but the vocabulary has "
                 f"{self._num_ids}; build the dataset again with its own tokenizer"
             ).about(code="PHX-I027")
 
@@ -291,7 +291,7 @@ class VerifiedFile:
         root = tree_root([hashes[start : start + HASH_BYTES] for start in range(0, size, HASH_BYTES)]).hex()
         if root != self._record.root:
             has, expects = abbreviate_digests(root, self._record.root)
-            raise _altered(f"{path}: has root {has}, the manifest has {expects}")
+            raise _altered(f"{path}: has root {has}, but the manifest has {expects}")
         return hashes
 
     def _decrypted(self, start: int, stop: int) -> NDArray[Any]:

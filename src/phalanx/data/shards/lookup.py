@@ -57,8 +57,8 @@ def find_document(dataset: Dataset, document: str) -> NamedDocument:
             f"{document[:200]!r}: {len(matches)} documents have this name; give a digest: {sorted(matches)[:5]}"
         )
     raise DataError(
-        f"{document[:200]!r}: is no file, and no document of {dataset.directory} has this name; that a text is in no "
-        "part of a dataset is proven by its file or its digest"
+        f"{document[:200]!r}: is neither a file nor the name of a document of {dataset.directory}; to prove that a "
+        "text is absent, give its file or digest"
     )
 
 
@@ -72,4 +72,4 @@ def _text(path: Path) -> str:
     except OSError as exc:
         raise DataError(f"{path}: cannot be read ({exc.strerror})") from exc
     except UnicodeDecodeError as exc:
-        raise DataError(f"{path}: is no UTF-8 at byte {exc.start}; convert it, or give the digest") from exc
+        raise DataError(f"{path}: is not UTF-8 at byte {exc.start}; convert it, or give the digest") from exc

@@ -267,11 +267,11 @@ def verify_statement(statement: IndexStatement, signature: str, found: str, wher
 
 def _check_signature(data: bytes, signature: Any, found: Any, where: str, signer: str | None) -> None:
     if not _matches(FINGERPRINT, found) or not _matches(_SIGNATURE, signature):
-        raise _altered(where, "signer or signature is no text of 64 or 128 characters 0-9 and a-f")
+        raise _altered(where, "signer or signature is not a text of 64 or 128 characters 0-9 and a-f")
     if signer is not None and signer_of(signer) != signer_of(found):
         raise DataError(
-            f"{where}: signed with key {found}, expected {signer}; use what that signer signed, or name this key if "
-            "you have its fingerprint from a source that you trust"
+            f"{where}: signed with key {found}, expected {signer}; use a dataset of that signer, or name this key "
+            "if a source that you trust confirms its fingerprint"
         ).about(code="PHX-I028", found=found, expected=signer)
     try:
         signer_of(found).verify(bytes.fromhex(signature), data)
@@ -331,7 +331,7 @@ def _check_sums(manifest: DatasetManifest, where: Path) -> None:
                 code="PHX-I027"
             )
     if manifest.recipe != RecipeRecord.of(manifest.recipe.content):
-        raise DataError(f"{where}: recipe: the digest is not that of its content; build the dataset again")
+        raise DataError(f"{where}: recipe: the digest does not match its content; build the dataset again")
     if manifest.leaf_bytes & (manifest.leaf_bytes - 1):
         raise DataError(f"{where}: leaf_bytes: found {manifest.leaf_bytes}, expected a power of two")
 

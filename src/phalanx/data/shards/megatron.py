@@ -31,7 +31,7 @@ def write_megatron(dataset: Dataset, group: str, split: str, prefix: Path) -> tu
     stored = np.dtype(_DTYPES[code])
     lengths = np.diff(starts)
     if (lengths >= 2**31).any() or dataset.manifest.tokenizer.vocab_size > 2**31:
-        raise DataError(f"{prefix}: Megatron has no more than 31 bits for the length of a document and for an id")
+        raise DataError(f"{prefix}: Megatron has at most 31 bits for the length of a document and for an id")
     content, index = (prefix.with_name(prefix.name + ending) for ending in (".bin", ".idx"))
     try:
         with content.open("xb") as stream:
@@ -43,7 +43,7 @@ def write_megatron(dataset: Dataset, group: str, split: str, prefix: Path) -> tu
             stream.write((starts[:-1].astype("<i8") * stored.itemsize).tobytes())
             stream.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
     except OSError as exc:
-        raise DataError(f"{prefix}: cannot be written ({exc.strerror}); name another place") from exc
+        raise DataError(f"{prefix}: cannot be written ({exc.strerror}); give another path") from exc
     return content, index
 
 
@@ -86,7 +86,7 @@ def open_megatron(prefix: Path) -> MegatronDataset:
         with index.open("rb") as stream:
             header = stream.read(_HEADER.size)
             if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-                raise _odd(index, "is no index of Megatron; its older format can be converted by Megatron's own tools")
+                raise _odd(index, "not an index of Megatron; Megatron's own tools can convert its older format")
             _, version, code, num_sequences, num_edges = _HEADER.unpack(header)
             if version != 1 or code not in _DTYPES:
                 raise _odd(index, f"is of version {version} with type {code}, expected 1 with integers")
@@ -102,7 +102,7 @@ def open_megatron(prefix: Path) -> MegatronDataset:
         _check_index(index, (lengths, pointers, edges), stored.itemsize, content_size)
         tokens: NDArray[Any] = np.memmap(content, stored, "r") if content_size else np.empty(0, stored)
     except OSError as exc:
-        raise DataError(f"{prefix}: cannot be read ({exc.strerror}); name what .bin and .idx have in common") from exc
+        raise DataError(f"{prefix}: cannot be read ({exc.strerror}); give the common prefix of .bin and .idx") from exc
     starts = pointers // stored.itemsize
     return MegatronDataset(prefix, len(edges) - 1, edges.astype(np.int64), starts, lengths, np.asarray(tokens))
 
@@ -114,10 +114,10 @@ def _check_index(index: Path, tables: tuple[NDArray[np.int64], ...], itemsize: i
         raise _odd(index, f"names sequences outside of the {content_size} bytes of tokens")
     is_complete = len(edges) >= 1 and edges[0] == 0 and edges[-1] == len(lengths) and (edges[1:] >= edges[:-1]).all()
     if not is_complete:
-        raise _odd(index, "has documents that do not go from its first sequence to its last")
+        raise _odd(index, "has documents that do not cover its sequences")
     if content_size % itemsize:
-        raise _odd(index, f"is of items of {itemsize} bytes, the tokens have {content_size}")
+        raise _odd(index, f"has items of {itemsize} bytes, but the tokens have {content_size}")
 
 
 def _odd(path: Path, what: str) -> DataError:
-    return DataError(f"{path}: {what}; write it again, or take the files from their source once more")
+    return DataError(f"{path}: {what}; write it again, or get the files from their source again")

@@ -67,7 +67,7 @@ def write_parquet(dataset: Dataset, group: str, split: str, path: Path) -> Path:
                 ]
                 writer.write_table(pa.Table.from_arrays(columns, schema=schema))
     except OSError as exc:
-        raise DataError(f"{path}: cannot be written ({exc.strerror or exc}); name another place") from exc
+        raise DataError(f"{path}: cannot be written ({exc.strerror or exc}); give another path") from exc
     return path
 
 
@@ -84,7 +84,7 @@ def read_parquet(path: Path, column: str = "tokens") -> Iterator[TokenRow]:
             schema = file.schema_arrow
             if column not in schema.names or not _is_integers(pa, schema.field(column).type):
                 raise DataError(
-                    f'{path}: has no column "{column}" with lists of integers, only {schema.names!s:.300}; name the '
+                    f'{path}: has no column "{column}" with lists of integers, only {schema.names!s:.300}; give the '
                     "column of the tokens"
                 )
             columns = [column, *(name for name in ("name", "digest", "fields") if name in schema.names)]
@@ -104,7 +104,9 @@ def _rows(batch: Any, column: str, where: str) -> Iterator[TokenRow]:
         ids = token_list.values.to_numpy(zero_copy_only=False)
         name, digest, fields = (others[key][number] if key in others else None for key in ("name", "digest", "fields"))
         if not all(isinstance(text, str | None) for text in (name, digest, fields)):
-            raise DataError(f"{where}: name, digest and fields are columns of text; rename others of these names")
+            raise DataError(
+                f"{where}: name, digest and fields must be columns of text; rename other columns with these names"
+            )
         yield TokenRow(ids, name, digest, {} if fields is None else _fields(fields, where))
 
 
@@ -112,9 +114,9 @@ def _fields(content: str, where: str) -> Fields:
     try:
         fields = parse_canonical(content.encode())
     except ValueError as exc:
-        raise DataError(f"{where}: fields are no canonical JSON: {exc}; write the file again") from exc
+        raise DataError(f"{where}: fields are not canonical JSON: {exc}; write the file again") from exc
     if not all(is_plain(value) for value in fields.values()):
-        raise DataError(f"{where}: fields hold more than text and numbers; write the file again")
+        raise DataError(f"{where}: fields have values other than text and numbers; write the file again")
     return fields
 
 
@@ -125,7 +127,7 @@ def _blocks(starts: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
         last = int(np.searchsorted(starts, starts[first] + np.uint64(_MAX_TOKENS), side="right")) - 1
         stop = min(len(starts) - 1, first + _ROWS, max(first + 1, last))
         if int(starts[stop] - starts[first]) >= 2**31:
-            raise DataError(f"document {first} has 2^31 tokens or more, which a list of Parquet does not take")
+            raise DataError(f"document {first} has 2^31 tokens or more, above the limit of a Parquet list")
         yield first, stop
         first = stop
 

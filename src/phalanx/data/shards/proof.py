@@ -142,9 +142,7 @@ def load_proof(path: pathlib.Path) -> DocumentProof:
         with path.open("rb") as stream:
             content = stream.read(MOST_PROOF_BYTES + 1)
     except OSError as exc:
-        raise DataError(f"{path}: cannot be read ({exc.strerror}); give the file of a proof").about(
-            code="PHX-I029"
-        ) from exc
+        raise DataError(f"{path}: cannot be read ({exc.strerror}); give a proof file").about(code="PHX-I029") from exc
     return read_proof(content, str(path))
 
 
@@ -161,7 +159,7 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
     verify_statement(statement, proof.signature, proof.signer, where, signer)
     numbers = [leaf.number for leaf in proof.leaves]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
-        raise _no_proof(where, f"records {numbers[:10]} are not in a row")
+        raise _no_proof(where, f"records {numbers[:10]} are not consecutive")
     for leaf in proof.leaves:
         path = [bytes.fromhex(node) for node in leaf.path]
         try:
@@ -179,14 +177,14 @@ def check_proof(proof: DocumentProof, where: str, signer: str | None = None) -> 
     ends = numbers[-1] == statement.documents - 1 or digests[-1] > wanted_digest
     matches = [record for record, digest in zip(records, digests, strict=True) if digest == wanted_digest]
     if not matches and not (begins and ends):
-        raise _no_proof(where, "the records on both sides of the digest are not there")
+        raise _no_proof(where, "the records on both sides of the digest are missing")
     return ProvenPlaces(tuple(_place(record, statement, where) for record in matches), begins and ends)
 
 
 def _place(record: Any, statement: IndexStatement, where: str) -> DocumentPlace:
     part = int(record["part"])
     if part >= len(statement.parts):
-        raise _no_proof(where, f"a record is of part {part}, there are {len(statement.parts)}")
+        raise _no_proof(where, f"a record names part {part} of {len(statement.parts)}")
     group, split = statement.parts[part]
     numbers = (int(record[name]) for name in ("source", "document", "start", "tokens"))
     return DocumentPlace(group, split, *numbers)

@@ -68,11 +68,11 @@ class DocumentEntry:
         try:
             content = canonical_json({"fields": dict(self.fields), "name": self.name}) + b"\n"
         except ValueError as exc:
-            raise DataError(f"document {self.name[:80]!r}: name or fields are no Unicode text: {exc}") from exc
+            raise DataError(f"document {self.name[:80]!r}: name or fields are not Unicode text: {exc}") from exc
         if len(content) > MOST_ENTRY_BYTES:
             raise DataError(
-                f"document {self.name[:80]!r}: name and fields have {len(content)} bytes, at most {MOST_ENTRY_BYTES} "
-                "are kept; drop fields that nothing reads"
+                f"document {self.name[:80]!r}: name and fields have {len(content)} bytes, at most "
+                f"{MOST_ENTRY_BYTES} are allowed; remove unused fields"
             )
         return content
 

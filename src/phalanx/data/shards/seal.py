@@ -113,11 +113,15 @@ class SealKey:
         if version != 1:
             raise DataError(f"{where}: is of version {version!r:.20}, expected 1; use the Phalanx that wrote it")
         if name != self.name:
-            raise DataError(f"{where}: was wrapped with key {name!s:.80}, the key given is {self.name}; give that one")
+            raise DataError(
+                f"{where}: was wrapped with key {name!s:.80}, but key {self.name} was given; give the former"
+            )
         try:
             return self._cipher.decrypt(wrapped[:_NONCE_BYTES], wrapped[_NONCE_BYTES:], _wrapping(dataset))
         except (InvalidTag, ValueError) as exc:
-            raise DataError(f"{where}: does not open with key {self.name}: altered, or of another dataset") from exc
+            raise DataError(
+                f"{where}: does not open with key {self.name}: it was altered or belongs to another dataset"
+            ) from exc
 
     def __repr__(self) -> str:
         return f"SealKey({self.name})"
@@ -148,7 +152,7 @@ class DatasetSeal:
         """
         seal = cls(record.dataset, key.unwrap(content, record.dataset, where))
         if seal.record().commitment != record.commitment:
-            raise DataError(f"{where}: holds another data key than the manifest commits to; restore it from a copy")
+            raise DataError(f"{where}: its data key differs from the manifest; restore it from a copy")
         return seal
 
     def record(self) -> SealRecord:
@@ -195,8 +199,8 @@ class LeafCipher:
             return self._cipher.decrypt(_nonce(index), sealed, self._about(index))
         except (InvalidTag, ValueError) as exc:
             raise DataError(
-                f"{self.file}: leaf {index} does not open: altered, or of another leaf, file or dataset; restore the "
-                "file from a copy"
+                f"{self.file}: leaf {index} does not open: it was altered or belongs to another leaf, file or "
+                "dataset; restore the file from a copy"
             ) from exc
 
     def _about(self, index: int) -> bytes:
@@ -239,7 +243,7 @@ def load_signer(path: Path) -> Identity:
             if not path.parent.exists():
                 make_private_directory(path.parent)
             _make(path)
-        text = read_private(path, "name a file that does not exist yet to have a key made").decode("ascii", "replace")
+        text = read_private(path, "name a new file to create a key").decode("ascii", "replace")
     except CertificateError as exc:
         raise DataError(f"signing key of datasets: {exc}") from exc
     text = text.removesuffix("\n")

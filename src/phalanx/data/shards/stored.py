@@ -69,7 +69,7 @@ class StoredDataset:
             if self._files.exists(manifest):
                 if self._files.cat_file(manifest) == content:
                     return signed
-                raise DataError(f"{self.address}: holds another dataset; name another address, or remove it")
+                raise DataError(f"{self.address}: has another dataset; give another address, or remove it")
             marker, begun = f"{self._root}/{_UNFINISHED}", {}
             if self._files.exists(marker) and self._files.cat_file(marker) == name_of:
                 objects = self._files.find(self._root, detail=True)
@@ -92,7 +92,7 @@ class StoredDataset:
         with self._explained("be read"), self._files.open(f"{self._root}/{DATASET_FILE}", "rb") as stream:
             content = stream.read(MOST_MANIFEST_BYTES + 1)
         if len(content) > MOST_MANIFEST_BYTES:
-            raise DataError(f"{self.address}: its manifest is longer than {MOST_MANIFEST_BYTES} bytes; not used")
+            raise DataError(f"{self.address}: its manifest exceeds {MOST_MANIFEST_BYTES} bytes; not used")
         return verify_dataset(content, Path(f"{self.address}/{DATASET_FILE}"), signer)
 
     def fetch(self, directory: Path, signer: str | None = None) -> SignedDataset:
@@ -123,7 +123,7 @@ class StoredDataset:
             ):
                 while piece := source.read(_PIECE_BYTES):
                     if target.tell() + len(piece) > max_bytes:
-                        raise DataError(f"{self.address}/{name}: has more than the {max_bytes} bytes that were signed")
+                        raise DataError(f"{self.address}/{name}: exceeds its signed size of {max_bytes} bytes")
                     target.write(piece)
                 target.flush()
                 os.fsync(target.fileno())
@@ -133,12 +133,12 @@ class StoredDataset:
         try:
             yield
         except FileNotFoundError as exc:
-            raise DataError(f"{self.address}: cannot {what}: it is not there, or not whole").about(
+            raise DataError(f"{self.address}: cannot {what}: it is missing or incomplete").about(
                 code="PHX-I011", file=self.address
             ) from exc
         except client_errors() as exc:
             raise DataError(
-                f"{self.address}: cannot {what} ({reason_of(exc)}); look at network, credentials and space"
+                f"{self.address}: cannot {what} ({reason_of(exc)}); check network, credentials and space"
             ).about(file=self.address) from exc
 
 
@@ -165,6 +165,6 @@ def _files_of(manifest: DatasetManifest) -> dict[str, int]:
     for name, beside in manifest.files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or not path.parts:
-            raise DataError(f"dataset: a further file is called {name[:200]!r}, which lies outside of it; not used")
+            raise DataError(f"dataset: the path {name[:200]!r} of a further file is outside of the dataset; not used")
         sizes[name] = beside.size_bytes
     return sizes if manifest.seal is None else {**sizes, WRAPPED_KEY_FILE: _MOST_KEY_BYTES}

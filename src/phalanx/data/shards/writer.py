@@ -118,12 +118,14 @@ class DatasetWriter(Closeable):
 
     def _begin(self) -> None:
         if (self.directory / DATASET_FILE).exists():
-            raise DataError(f"{self.directory}: holds a dataset already; name another directory, or remove it")
+            raise DataError(f"{self.directory}: already has a dataset; give another directory, or remove it")
         try:
             if (self.directory / "shards").exists():
                 # a manifest that waits for its place: the end of an earlier writer was cut short
                 if not (self._home / DATASET_FILE).exists():
-                    raise DataError(f"{self.directory}: has a folder shards of no dataset; name another directory")
+                    raise DataError(
+                        f"{self.directory}: has a directory shards that belongs to no dataset; give another directory"
+                    )
                 shutil.rmtree(self.directory / "shards")
             shutil.rmtree(self._home, ignore_errors=True)
             self._home.mkdir(parents=True)
@@ -134,11 +136,11 @@ class DatasetWriter(Closeable):
         names = sorted(self._parts)
         parts = tuple(self._parts[name].finish() for name in names)
         if not sum(part.documents for part in parts):
-            raise DataError(f"{self.directory}: no document was kept; a dataset has at least one")
+            raise DataError(f"{self.directory}: no document is left; a dataset needs at least one")
         largest = max(self._parts[name].largest_id for name in names)
         if largest >= facts.tokenizer.vocab_size:
             raise DataError(
-                f"{self.directory}: token {largest} is none of the tokenizer's {facts.tokenizer.vocab_size}; "
+                f"{self.directory}: token {largest} is outside of the tokenizer's {facts.tokenizer.vocab_size}; "
                 "give the tokenizer that made the tokens"
             )
         return DatasetManifest(
@@ -163,7 +165,7 @@ class DatasetWriter(Closeable):
         for part in self._parts.values():
             for source, (documents, tokens) in part.by_source.items():
                 if not 0 <= source < len(counts):
-                    raise DataError(f"{self.directory}: a document is of source {source}, there are {len(counts)}")
+                    raise DataError(f"{self.directory}: a document names source {source} of {len(counts)}")
                 counts[source][0] += documents
                 counts[source][1] += tokens
         return tuple(

@@ -29,7 +29,7 @@ class DialogueConfig(ColumnSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if "{content}" not in self.turn:
-            raise ValueError("turn: lacks {content}; write where the text of a turn goes")
+            raise ValueError("turn: lacks {content}; use it for the text of a turn")
         return self
 
 

@@ -124,9 +124,9 @@ class TextExtractor:
                 reader.give_back()
                 raise
             if reader.exit_code == -signal.SIGPROF:
-                what = f"more than {base_s} s of a processor and {per_mib_s} s a MiB, which no page for people does"
+                what = f"more than {base_s} s of a processor and {per_mib_s} s a MiB"
             else:
-                what = "more memory than a page may, or ends its process"
+                what = "too much memory, or its process crashed"
             raise DataError(f"takes {what}") from exc
         reader.give_back()
         return text.decode("utf-8", "surrogatepass")

@@ -75,7 +75,7 @@ def parse_object(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as exc:
         # ValueError: bad syntax, and an integer of thousands of digits
         raise DataError(f"{where}: is not JSON ({exc}); expected one object a line").about(
-            code="PHX-I013", file=where, found=str(exc), expected="one object a line", do="mend that line"
+            code="PHX-I013", file=where, found=str(exc), expected="one object a line", do="correct that line"
         ) from exc
     if not isinstance(record, dict):
         raise DataError(f"{where}: found a JSON {type(record).__name__}, expected an object")
@@ -94,24 +94,24 @@ def _text(record: dict[str, Any], field: str, where: str) -> str:
     if field not in record:
         keys = keys_of(record)
         raise DataError(
-            f"{where}: no field {field!r}; its fields are: {keys}; set `field` to the one with the text, or "
-            "write one text a line where it takes several"
+            f"{where}: no field {field!r}; its fields are: {keys}; set `field` to the text field, or write one text "
+            "field on each line"
         ).about(
             code="PHX-I014",
             file=where,
             key="field",
             found=keys,
             expected=field,
-            do="set `field` to the one with the text",
+            do="set `field` to the text field",
         )
     raise DataError(
         f"{where}: field {field!r} holds a JSON {type(text).__name__}, expected text"
-        + ('; a chat is read by kind = "dialogue"' if isinstance(text, list) else "")
+        + ('; use kind = "dialogue" for a chat' if isinstance(text, list) else "")
     ).about(
         code="PHX-I014",
         file=where,
         key="field",
         found=type(text).__name__,
         expected="text",
-        do='read a chat by kind = "dialogue", or name a field of text',
+        do='use kind = "dialogue" for a chat, or name a field of text',
     )

@@ -29,8 +29,8 @@ _MAX_COUNTED = 1_000_000
 
 OF_ANOTHER_KIND = "is of no kind that this source reads"
 _OUT = (
-    "is a link out of the folder of this source, which is not followed; put a copy in its place, or name the folder "
-    "that it leads into in linked_roots"
+    "is a link out of the folder of this source, which is not followed; replace it by a copy, or add its target "
+    "folder to linked_roots"
 )
 
 
@@ -121,7 +121,7 @@ def _listed(location: Path | str, wanted: tuple[str, ...], linked_roots: Sequenc
         files = FolderListing(location, wanted, linked_roots).files if location.is_dir() else None
     if files is None:
         begins = (
-            "" if isinstance(location, str) or location.is_absolute() else f"; relative paths begin in {Path.cwd()}"
+            "" if isinstance(location, str) or location.is_absolute() else f"; relative paths start at {Path.cwd()}"
         )
         raise DataError(f"{location}: not found; give the path of a file or a directory{begins}").about(
             code="PHX-I011",

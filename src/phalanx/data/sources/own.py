@@ -33,7 +33,7 @@ class OwnSource:
             DataError: It fails.
         """
         if not callable(make):
-            raise lacks(kind, f"a {type(make).__name__}", "a class or function that makes a data source")
+            raise lacks(kind, f"a {type(make).__name__}", "a class or function that returns a data source")
         self._kind, self._config = kind, config
         self._source: Source = self._told(lambda: make(**config.options))
         check_methods(kind, self._source, _EXPECTED, ("documents", "fingerprint"))

@@ -36,7 +36,7 @@ class PythonDocstrings:
             key=lambda file: file.name,
         )
         if not self._files:
-            raise DataError(f"{root}: holds no .py files; this Python was installed without its library's sources")
+            raise DataError(f"{root}: has no .py files; this Python was installed without the sources of its library")
 
     def fingerprint(self) -> str:
         """Digest of names and contents of the modules."""

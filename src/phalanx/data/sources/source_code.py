@@ -73,7 +73,7 @@ class CodeConfig(FileSettings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.languages)) < len(self.languages):
-            raise ValueError("languages: names one twice")
+            raise ValueError("languages: a name appears twice")
         return self
 
 

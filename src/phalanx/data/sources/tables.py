@@ -44,7 +44,7 @@ class CsvConfig(ColumnSettings):
         except ValueError as exc:
             raise ValueError(f"template: {exc}; write columns in braces, and a brace twice") from exc
         if any(spec or conversion for _, _, spec, conversion in parts):
-            raise ValueError("template: a column is its name in braces and nothing else")
+            raise ValueError("template: a column is only its name in braces")
         if not any(name for _, name, _, _ in parts):
             raise ValueError("template: names no column; write columns in braces")
         return self

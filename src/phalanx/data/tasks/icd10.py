@@ -36,7 +36,7 @@ def load_icd10(home: Path | None = None) -> LabelledExamples:
             elif icd.is_leaf(code):
                 examples.append(Example(str(icd.get_description(code)), len(chapters) - 1))
     except (AttributeError, TypeError, ValueError) as exc:
-        raise DataError(f"{_DISTRIBUTION}: is not as expected ({exc}); install version 1.5.0") from exc
+        raise DataError(f"{_DISTRIBUTION}: is not the expected package ({exc}); install version 1.5.0") from exc
     large = [
         label for label in range(len(chapters)) if sum(example.label == label for example in examples) >= _PER_CHAPTER
     ]

@@ -54,8 +54,8 @@ def load_own(train: Path, test: Path, columns: Columns) -> tuple[tuple[Example, 
     for record in held_out:
         if record.example.text in places:
             raise DataError(
-                f"{record.where}: this text is a training text too ({places[record.example.text]}), so to find "
-                "its class would prove nothing; take it out of one file"
+                f"{record.where}: this text is also a training text ({places[record.example.text]}), so its class "
+                "would prove nothing; remove it from one file"
             )
     return tuple(record.example for record in learned), tuple(record.example for record in held_out)
 
@@ -68,8 +68,8 @@ def read_examples(path: Path, columns: Columns) -> list[PlacedExample]:
     """
     examples = [_example(record, place, columns) for place, record in read_records(path)]
     if not examples:
-        state = "holds no text" if path.stat().st_size else "is empty"
-        raise DataError(f"{path}: {state}; give one with at least one row")
+        state = "has no text" if path.stat().st_size else "is empty"
+        raise DataError(f"{path}: {state}; give a file with at least one row")
     return examples
 
 
@@ -84,7 +84,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if reader is None:
         raise DataError(f"{path}: expected a file that ends in {', '.join(_READERS)}, with or without .gz")
     if not path.is_file():
-        raise DataError(f"{path}: is no file; give the path of a file with labelled texts")
+        raise DataError(f"{path}: is not a file; give the path of a file with labelled texts")
     return reader(path)
 
 
@@ -92,16 +92,16 @@ def _example(record: dict[str, Any], where: str, columns: Columns) -> PlacedExam
     for name in (columns.text, columns.label):
         if name not in record:
             keys = ", ".join(sorted(map(str, record))[:_SHOWN_FIELDS]) or "none"
-            raise DataError(f"{where}: no column {name!r}; its columns are: {keys}; name yours with `text` and `label`")
+            raise DataError(f"{where}: no column {name!r}; its columns are: {keys}; set `text` and `label`")
     text, label = record[columns.text], record[columns.label]
     if not isinstance(text, str) or not text.strip():
-        raise DataError(f"{where}: column {columns.text!r} holds no text; take the row out, or fill it in")
+        raise DataError(f"{where}: column {columns.text!r} has no text; remove the row, or fill it in")
     # a whole number may stand for a class
     named = str(label) if type(label) is int else label
     if not isinstance(named, str) or named.strip() not in columns.classes:
         raise DataError(
-            f"{where}: label {str(label)[:_SHOWN]!r} is none of the classes {_some(columns.classes)}; correct it, or "
-            "have the run file name it"
+            f"{where}: label {str(label)[:_SHOWN]!r} is not among the classes {_some(columns.classes)}; correct it, "
+            "or add it to the run file"
         )
     return PlacedExample(Example(" ".join(text.split()), columns.classes.index(named.strip())), where)
 
@@ -133,13 +133,12 @@ def _read_table(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any
             place = f"{path}, line {rows.line_num}"
             if None in row or None in row.values():
                 raise DataError(
-                    f"{place}: has not as many fields as the first line has names; put a field with {delimiter!r} in "
-                    "it in quotation marks"
+                    f"{place}: has another number of fields than the first line; quote fields with {delimiter!r}"
                 )
             yield place, row
     except csv.Error as exc:
         raise DataError(
-            f"{path}, line {rows.line_num + 1}: is no row of a table ({exc}); quote fields as RFC 4180 has it"
+            f"{path}, line {rows.line_num + 1}: is not a row of a table ({exc}); quote fields as RFC 4180 has it"
         ) from exc
 
 
@@ -172,12 +171,12 @@ def guess_columns(paths: Sequence[Path]) -> tuple[Columns, int]:
     text = _text_of(rows, [name for name in names if name != label])
     if label is None or text is None:
         raise DataError(
-            f"{place}: no column is surely {'the label' if label is None else 'the text'}; its columns are "
+            f"{place}: cannot tell the column of {'the label' if label is None else 'the text'}; its columns are "
             f"{', '.join(names) or 'none'}; name them text and label"
         )
     classes = tuple(sorted({_named(row.get(label)) for row in rows} - {""}))
     if len(classes) < 2:
-        raise DataError(f"{place}: column {label!r} has one class alone; two at least are learned")
+        raise DataError(f"{place}: column {label!r} has one class only; at least two are needed")
     return Columns(text, label, classes), len(rows)
 
 

@@ -48,7 +48,7 @@ def take_by_class(examples: Sequence[Example], count: int, seed: int) -> tuple[E
     if count >= len(examples):
         return _shuffled(examples, seed)
     if count < len(groups):
-        raise DataError(f"{count} examples for {len(groups)} classes; take at least one of each")
+        raise DataError(f"{count} examples for {len(groups)} classes; use at least one of each")
     shares = {label: count * len(members) / len(examples) for label, members in groups}
     sizes = {label: max(1, math.floor(share)) for label, share in shares.items()}
     by_remainder = sorted(sizes, key=lambda label: (sizes[label] - shares[label], label))
@@ -205,7 +205,7 @@ def share_out(task: LabelledExamples, num_clients: int, each: int, test: int, al
     for number, examples in enumerate(drawn):
         if len(examples) < each:
             raise DataError(
-                f"client {number} of {num_clients}: has {len(examples)} texts of its own and {each} are wanted; lower "
+                f"client {number} of {num_clients}: has {len(examples)} texts, but {each} are required; lower "
                 "texts_per_client"
             )
     return Shares(drawn, take_by_class(held_out, test, SPLIT_SEED))

@@ -114,7 +114,7 @@ def find_file(home: Path | None, name: str, where_from: str) -> Path:
             return folder / name
     looked = ", ".join(str(folder) for folder in folders)
     raise DataError(
-        f"{name}: not found in {looked}; {where_from}, and put it there or set {DATA_VARIABLE} to its folder"
+        f"{name}: not found in {looked}; {where_from}, and save it there, or set {DATA_VARIABLE} to its directory"
     )
 
 

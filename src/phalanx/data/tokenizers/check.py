@@ -111,7 +111,7 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
         token = token.get("content") if isinstance(token, dict) else token
         check.facts[name] = token if isinstance(token, str) else None
         if isinstance(token, str) and token not in vocabulary:
-            check.refused.append(f"{name} is {token!r}, which is not in the vocabulary")
+            check.refused.append(f"{name} is {token!r}, which the vocabulary lacks")
     template = named.get("chat_template")
     path = directory / "chat_template.jinja"
     if path.is_file():
@@ -125,7 +125,7 @@ def _look_at_companions(directory: Path, vocabulary: Mapping[str, int], check: T
     embeddings = model.get("vocab_size")
     if isinstance(embeddings, int) and check.facts["largest_id"] >= embeddings:
         check.refused.append(
-            f"its largest id is {check.facts['largest_id']}, and the model has {embeddings} embeddings"
+            f"its largest id is {check.facts['largest_id']}, but the model has {embeddings} embeddings"
         )
 
 
@@ -137,8 +137,8 @@ def _look_at_frame(tokenizer: TextTokenizer, named: Mapping[str, Any], check: To
     if isinstance(is_said, bool) and is_said != bool(first):
         check.refused.append(
             f"tokenizer_config.json says add_bos_token = {str(is_said).lower()}, and tokenizer.json "
-            f"{'writes no first token' if is_said else 'writes one'}: its base model may have been trained otherwise "
-            "than a run goes on; save it again from transformers"
+            f"{'writes no first token' if is_said else 'writes one'}: its base model may have been trained "
+            "differently; save it again from transformers"
         )
 
 
@@ -157,7 +157,7 @@ def _look_at_texts(tokenizer: TextTokenizer, texts: Iterable[tuple[str, str]], c
         return
     check.facts |= _told(figures)
     if not figures.tokens:
-        check.refused.append("the texts give no token at all")
+        check.refused.append("the texts give no token")
 
 
 def _told(figures: TextFigures) -> dict[str, Any]:

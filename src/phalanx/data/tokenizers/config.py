@@ -38,10 +38,10 @@ class VocabularyTraining(StrictModel):
     def _check_special(self) -> Self:
         twice = sorted({token for token in self.all_special if self.all_special.count(token) > 1})
         if twice:
-            raise ValueError(f"special_tokens: {twice[0]!r} is there twice; name each once")
+            raise ValueError(f"special_tokens: {twice[0]!r} appears twice; list each once")
         blank = [token for token in self.all_special if token != token.strip()]
         if blank:
-            raise ValueError(f"special_tokens: {blank[0]!r} has white space around it; take it off")
+            raise ValueError(f"special_tokens: {blank[0]!r} has white space around it; remove it")
         return self
 
 

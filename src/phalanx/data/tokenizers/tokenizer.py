@@ -138,8 +138,8 @@ def locate_tokenizer(config: LoadedTokenizerConfig, tokenizer_path: Path | None)
         return config.path
     if tokenizer_path is None:
         raise ConfigError(
-            "data.tokenizer.kind='model': the model has no tokenizer.json, nor vocab.json and merges.txt to make one "
-            "from; `phalanx model import DIR OUT` makes one of other tokenizer files, or use kind='bpe' or 'file'"
+            "data.tokenizer.kind='model': the model has no tokenizer.json, nor vocab.json and merges.txt to make "
+            "one from; `phalanx model import DIR OUT` converts other tokenizer files, or use kind='bpe' or 'file'"
         )
     return tokenizer_path / "tokenizer.json" if tokenizer_path.is_dir() else tokenizer_path
 
@@ -233,7 +233,7 @@ def wrap(backend: tokenizers.Tokenizer, eos_token: str, where: str) -> TextToken
     eos_id = backend.token_to_id(eos_token)
     if eos_id is None:
         raise DataError(
-            f"{where}: end-of-text token {eos_token!r} is not in the vocabulary; set eos_token to one that is"
+            f"{where}: end-of-text token {eos_token!r} is not in the vocabulary; set eos_token to a token of it"
         )
     backend.no_truncation()
     backend.no_padding()
@@ -260,7 +260,7 @@ def _backend(path: Path) -> tokenizers.Tokenizer:
 
 def _of_a_file(config: LoadedTokenizerConfig) -> ModelTokenizerConfig | FileTokenizerConfig:
     if isinstance(config, DatasetTokenizerConfig):
-        raise ConfigError('data.tokenizer: kind = "dataset" is for data.dataset alone; take "model" or "file"')
+        raise ConfigError('data.tokenizer: kind = "dataset" is only for data.dataset; use "model" or "file"')
     return config
 
 
@@ -272,7 +272,7 @@ def _declared_eos(directory: Path, backend: tokenizers.Tokenizer) -> str:
         number = read_json(directory / "config.json").get("eos_token_id")
         token = backend.id_to_token(number) if isinstance(number, int) and number >= 0 else None
     if not isinstance(token, str):
-        raise DataError(f"{directory}: names no end-of-text token; set data.tokenizer.eos_token")
+        raise DataError(f"{directory}: has no end-of-text token; set data.tokenizer.eos_token")
     return token
 
 

@@ -134,8 +134,8 @@ def check_size(found: int, wanted: int, where: str) -> None:
         )
     if found > wanted:
         raise DataError(
-            f"{where}.vocab_size={wanted}: special tokens and single characters alone are {found}; "
-            f"raise vocab_size above {found}"
+            f"{where}.vocab_size={wanted}: special tokens and single characters are already {found}; raise "
+            f"vocab_size above {found}"
         ).about(code="PHX-I017", key=f"{where}.vocab_size", found=str(wanted), expected=f"more than {found}")
 
 

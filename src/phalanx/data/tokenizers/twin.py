@@ -101,7 +101,7 @@ def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
     ranks = {first + right: rank for rank, (first, right) in enumerate(merges)}
     for rank, (first, right) in enumerate(merges):
         if _parts(first + right, rank, ranks) != [first, right]:
-            raise UnequalError(f"the merge that makes token {first + right!r} is not the one that tiktoken would take")
+            raise UnequalError(f"the merge that makes token {first + right!r} differs from the one that tiktoken uses")
 
 
 def _parts(token: bytes, limit: int, ranks: Mapping[bytes, int]) -> list[bytes]:
@@ -125,15 +125,15 @@ def _pattern(parts: Mapping[str, Any]) -> str:
     """
     model = parts["model"]
     if model["type"] != "BPE":
-        raise UnequalError(f"a vocabulary of kind {model['type']}, no byte-level BPE")
+        raise UnequalError(f"the vocabulary is {model['type']}, not byte-level BPE")
     unusual = [name for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
     unusual += ["byte_fallback"] if model.get("byte_fallback") else []
     unusual += ["normalizer"] if parts["normalizer"] is not None else []
     unusual += [
-        f"{token['content']!r}, added and not special" for token in parts["added_tokens"] if not token["special"]
+        f"{token['content']!r} is added but not special" for token in parts["added_tokens"] if not token["special"]
     ]
     if unusual:
-        raise UnequalError(f"it has what tiktoken lacks: {unusual[0]}")
+        raise UnequalError(f"tiktoken lacks: {unusual[0]}")
     steps = _steps(parts["pre_tokenizer"])
     kinds = [step["type"] for step in steps]
     if not kinds or kinds[-1] != "ByteLevel" or steps[-1]["add_prefix_space"]:
@@ -146,7 +146,7 @@ def _pattern(parts: Mapping[str, Any]) -> str:
         pattern = steps[0]["pattern"].get("Regex")
         if pattern in KNOWN_PATTERNS and steps[0]["behavior"] == "Isolated" and not steps[0]["invert"]:
             return str(pattern)
-    raise UnequalError("text is cut by a pattern that was not compared")
+    raise UnequalError("text is cut by an untested pattern")
 
 
 def _steps(pre_tokenizer: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
@@ -182,13 +182,13 @@ def _ranks(
     for token in (*(bytes([byte]) for byte in range(256)), *(first + right for first, right in merges)):
         number = vocabulary.get("".join(shown[byte] for byte in token))
         if number is None:
-            raise UnequalError(f"the vocabulary lacks {token!r}; it has to have all 256 bytes")
+            raise UnequalError(f"the vocabulary lacks {token!r}; it needs all 256 bytes")
         if token in ranks:
             raise UnequalError(f"token {token!r} is made by two merges")
         ranks[token] = len(ranks)
         ids.append(number)
     if model.get("ignore_merges") and len(ranks) != len(vocabulary):
-        raise UnequalError("it has tokens that no merge makes, which are found as whole words")
+        raise UnequalError("it has tokens that no merge makes, which are matched as whole words")
     return ranks, np.array(ids, dtype=np.uint32)
 
 

@@ -235,7 +235,7 @@ class BridgeCarrier:
         fields = frame.header.fields
         if delivery.asked.fields.kind == SiteGreeting.kind:
             contact.trouble = ""
-            self._say(f"{site}: is in the session")
+            self._say(f"{site}: joined the session")
         elif fields.kind != SiteLeft.kind:
             self._ready.append(CarriedReply(site, fields.kind, fields.body, frame.payload))
 
@@ -244,7 +244,7 @@ class BridgeCarrier:
         for site, contact in self._contacts.items():
             was, contact.is_near = contact.is_near, site in named
             if was and not contact.is_near:
-                self._report_trouble(site, "the engine cannot reach it any more")
+                self._report_trouble(site, "the engine cannot reach it")
                 self._lose_site(site, "gone")
 
     def _forget_engine(self) -> None:
@@ -296,7 +296,7 @@ class BridgeCarrier:
                 before, self._engine = self._engine, (self._engines, connection)
             if before is not None:
                 _close_socket(before[1])
-            self._say("an engine is connected")
+            self._say("an engine connected")
             threading.Thread(target=self._hear_engine, args=(self._engines, connection), daemon=True).start()
 
     def _hear_engine(self, number: int, line: socket.socket) -> None:
@@ -305,7 +305,7 @@ class BridgeCarrier:
                 self._tell_engine(number, message)
         except LineError as exc:
             if not self._closed.is_set():
-                self._say(f"the engine is gone: {exc}")
+                self._say(f"the engine disconnected: {exc}")
         finally:
             with self._lock:
                 if self._engine is not None and self._engine[0] == number:

@@ -59,7 +59,7 @@ def serve_bridge(site: BridgedSite, answer: SiteAnswers, say: Say) -> None:
         raise TransportError(str(exc)).about(code="PHX-T002", found=str(site.socket)) from exc
     heard = OwnerHeard(Speaker(site.identity, site.owner, site.limits), site.session)
     with contextlib.closing(server):
-        say(f"{site.identity.name}: listens at {site.socket}")
+        say(f"{site.identity.name}: listens on {site.socket}")
         is_over = False
         while not is_over:
             connection, _ = server.accept()
@@ -75,19 +75,19 @@ def _serve_one(line: socket.socket, heard: OwnerHeard, answer: SiteAnswers, say:
     try:
         message = read_message(line, heard.most_bytes, _BEGIN_S)
         if message is None or message.kind != ORDER:
-            say("an engine's client has connected and delivers no frame")
+            say("an engine's client connected but delivers no frame")
             return False
         try:
             raw, is_over = _answer_frame(message.data, heard, answer, say)
             reply = ShimMessage(ANSWER, message.number, data=raw)
         except (TransportError, VerificationError) as exc:
             reason = printable(str(exc), _MOST_WORDS)
-            say(f"a frame is refused: {reason}")
+            say(f"refused a frame: {reason}")
             reply = ShimMessage(LOST, message.number, data=f"refused: {reason}".encode())
         write_message(line, reply)
     except LineError as exc:
         # what was answered is kept, for the same frame when it is delivered again
-        say(f"an engine's client is gone: {exc}")
+        say(f"an engine's client disconnected: {exc}")
     return is_over
 
 
@@ -99,7 +99,7 @@ def _answer_frame(raw: bytes, heard: OwnerHeard, answer: SiteAnswers, say: Say) 
     frame = heard.hear(raw)
     fields = frame.header.fields
     if fields.kind == SiteGreeting.kind:
-        say(f"{OWNER} has greeted, in session {fields.run[-16:]}")
+        say(f"{OWNER} sent its greeting, in session {fields.run[-16:]}")
         return heard.welcome(frame), False
     order = parse_body(m.ORDERS, fields.kind, fields.body)
     if isinstance(order, m.EndOrder):

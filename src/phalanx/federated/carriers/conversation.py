@@ -108,9 +108,9 @@ class Speaker:
         frame = parse_frame(raw, self.limits)
         fields = frame.header.fields
         if (fields.sender, fields.receiver, fields.run) != (self.peer.name, self.identity.name, place[0]):
-            raise PeerRefusedError(f"{self.peer.name}: its frame is of or for another party, or of another session")
+            raise PeerRefusedError(f"{self.peer.name}: its frame belongs to another party or session")
         if (fields.sequence, fields.previous) != place[1:]:
-            raise OrderError(f"{self.peer.name}: frame {fields.sequence} does not follow on what was said before")
+            raise OrderError(f"{self.peer.name}: frame {fields.sequence} is out of sequence")
         frame.header.verify(self.peer)
         check_payload(frame)
         return frame
@@ -151,7 +151,7 @@ class SiteAsked:
             FrameError: It is too large.
         """
         if self._last is None:
-            raise PeerRefusedError(f"{self._speaker.peer.name}: has not answered the greeting")
+            raise PeerRefusedError(f"{self._speaker.peer.name}: did not answer the greeting")
         number, previous = self._last
         header, raw = self._speaker.sign_frame((self._run, number + 1, previous), kind, body, payload)
         self._last = number + 1, header.digest
@@ -207,12 +207,12 @@ class OwnerHeard:
         if fields.kind == SiteGreeting.kind:
             if not fields.run.startswith(self._session):
                 raise PeerRefusedError(
-                    f"{OWNER}: greets for run {fields.run[:20]}, this site agrees to {self._session[:20]}"
+                    f"{OWNER}: sent a greeting for run {fields.run[:20]}, but this site agreed to {self._session[:20]}"
                 )
             start = genesis(fields.run, self._speaker.peer.name, self._speaker.identity.name)
             return self._speaker.check_frame(raw, (fields.run, 0, start))
         if self._due is None:
-            raise OrderError(f"{OWNER}: has not greeted this process")
+            raise OrderError(f"{OWNER}: sent no greeting to this process")
         return self._speaker.check_frame(raw, self._due)
 
     def reply(self, heard: Frame, kind: str, body: Body, payload: Payload = b"") -> bytes:

@@ -114,7 +114,7 @@ class FrameRelay:
     def _forward_frame(self, order: ShimMessage) -> None:
         node = self._site_nodes().get(order.name)
         if node is None:
-            self._line.lose(order.number, order.name, "no node is of this site")
+            self._line.lose(order.number, order.name, "no node belongs to this site")
             return
         self._ask_node(Message(_pack_frame(order.data), node, "train"), _Question(node, order))
 
@@ -123,7 +123,7 @@ class FrameRelay:
         if pushed and pushed[0]:
             self._open[pushed[0]] = question
         elif question.order is not None:
-            self._line.lose(question.order.number, question.order.name, "Flower does not take the frame")
+            self._line.lose(question.order.number, question.order.name, "Flower does not accept the frame")
         else:
             # asked again at the next look
             self._nodes.pop(question.node)
@@ -168,7 +168,7 @@ def _frame_in(content: RecordDict) -> bytes:
     record = content.get(_FRAME)
     array = record.get(_FRAME) if isinstance(record, ArrayRecord) else None
     if array is None:
-        raise LineError("a message of Flower's holds no frame")
+        raise LineError("a message from Flower has no frame")
     return bytes(array.data)
 
 

@@ -132,7 +132,7 @@ class LoopbackCarrier:
         """Meet the processes that have called since, and drop ended ones."""
         if self._processes is not None:
             for site, how in self._processes.look().items():
-                self._say(f"{site}: its process ended with {how}")
+                self._say(f"{site}: its process ended: {how}")
                 self._lose_site(site, "gone")
         for site in self._sites:
             joined, met = self._wire.wait_joined(site, 0.0), self._met.get(site)
@@ -144,7 +144,7 @@ class LoopbackCarrier:
             name = name_of_incarnation(site, number)
             self._met[site] = (number, joined)
             if self._names.get(site) is not None:
-                self._lose_site(site, "began anew")
+                self._lose_site(site, "restarted")
             self._endpoint.add_peer(joined.peer.called(name), joined.address)
             self._names[site] = name
             with self._lock:
@@ -163,14 +163,14 @@ class LoopbackCarrier:
         try:
             is_revoked = certified in self._revoked()
         except CertificateError as exc:
-            raise PeerRefusedError("the list of revocations cannot be read, so no site is let in") from exc
+            raise PeerRefusedError("the list of revocations cannot be read, so no site is admitted") from exc
         if is_revoked or certified not in self._sites:
-            why = "was revoked" if is_revoked else "is of no site of this run; federated.sites names them"
-            self._say(f"a caller is refused: the certificate of {certified} {why}")
+            why = "was revoked" if is_revoked else "belongs to no site of this run; federated.sites lists them"
+            self._say(f"refused a caller: the certificate of {certified} {why}")
             raise PeerRefusedError(f"the certificate of {certified} {why}")
         with self._lock:
             if begins:
                 self._begun[certified] = self._begun.get(certified, 0) + 1
             elif certified in self._cut or certified not in self._begun:
-                raise PeerRefusedError(f"{certified}: is out of {OWNER}'s session; begin anew")
+                raise PeerRefusedError(f"{certified}: is not in {OWNER}'s session; connect again")
             return name_of_incarnation(certified, self._begun[certified])

@@ -52,13 +52,13 @@ def _serve_session(call: OwnerCall, answer: SiteAnswers, say: Say) -> bool:
     try:
         met = describe(call.identity, OWNER, call.address, wire.address, call.transport, call.patience_s, begins=True)
         if met.peer != call.owner:
-            raise PeerRefusedError(f"{call.address}: answers with another key than the owner's certificate here has")
+            raise PeerRefusedError(f"{call.address}: its key differs from the owner's certificate here")
         if not met.run.startswith(call.session):
-            raise FrameError(f"{call.address}: serves run {met.run[:20]}, this site agrees to {call.session[:20]}")
+            raise FrameError(f"{call.address}: serves run {met.run[:20]}, but this site agreed to {call.session[:20]}")
         identity = call.identity.called(met.calls_us)
         with Endpoint(identity, {}, met.run, wire, call.transport) as endpoint:
             endpoint.add_peer(met.peer, call.address)
-            say(f"{identity.name}: is in the owner's session")
+            say(f"{identity.name}: joined the owner's session")
             try:
                 return _answer_orders(call, endpoint, wire.address, answer)
             except PeerLostError as exc:
@@ -95,4 +95,4 @@ def _look_for_owner(call: OwnerCall, endpoint: Endpoint, own: str) -> None:
     except PeerRefusedError as exc:
         raise PeerLostError(f"{OWNER}: {exc}") from exc
     if (met.run, met.calls_us) != (endpoint.run, endpoint.name):
-        raise PeerLostError(f"{OWNER}: has begun another session")
+        raise PeerLostError(f"{OWNER}: began another session")

@@ -102,9 +102,9 @@ class TrainedReply(SiteReply):
     @model_validator(mode="after")
     def _tells_of_targets_or_nothing(self) -> Self:
         if (self.loss is None) is not (self.num_targets == 0):
-            raise ValueError("loss: is told of targets, and of none it is null")
+            raise ValueError("loss: expected a number with targets, null without targets")
         if (self.epsilon is None) is not (self.rounds_left is None):
-            raise ValueError("epsilon: is told with the rounds that are left")
+            raise ValueError("epsilon: expected together with the number of rounds left")
         return self
 
 
@@ -131,9 +131,9 @@ class MeasuredReply(SiteReply):
     def _of_some_rows(self) -> Self:
         true, taken = (sum(counts[place] for counts in self.classes) for place in (0, 1))
         if self.classes and not true == taken == self.num_targets:
-            raise ValueError("classes: do not have as many texts as there are targets")
+            raise ValueError("classes: the numbers of texts do not add up to the number of targets")
         if any(right > min(of_it, taken_for_it) for of_it, taken_for_it, right in self.classes):
-            raise ValueError("classes: one has more right texts than texts")
+            raise ValueError("classes: a class has more right texts than texts")
         return self
 
 

@@ -62,7 +62,7 @@ class FrameController(Controller):  # type: ignore[misc]
                 task = Task(_TASK, data, {_NUMBER: order.number}, result_received_cb=self._hand_in)
                 self.send(task, fl_ctx, [order.name], SendOrder.SEQUENTIAL)
         except LineError as exc:
-            self.log_warning(fl_ctx, f"phalanx: the owner is gone: {exc}")
+            self.log_warning(fl_ctx, f"phalanx: lost the owner: {exc}")
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext

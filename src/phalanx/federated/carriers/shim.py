@@ -65,7 +65,7 @@ def write_message(line: socket.socket, message: ShimMessage) -> None:
         line.sendall(_HEAD.pack(_MAGIC, message.kind, message.number, len(name), len(message.data)) + name)
         line.sendall(message.data)
     except OSError as exc:
-        raise LineError(f"socket: nothing can be sent ({exc})") from exc
+        raise LineError(f"socket: cannot send ({exc})") from exc
 
 
 def read_message(
@@ -89,7 +89,7 @@ def read_message(
         name = _read_exactly(line, name_size).decode("utf-8")
         return ShimMessage(kind, number, name, _read_exactly(line, data_size))
     except UnicodeDecodeError as exc:
-        raise LineError("socket: a name is no UTF-8") from exc
+        raise LineError("socket: a name is not UTF-8") from exc
     except LineError:
         raise
     except (OSError, ValueError) as exc:
@@ -110,7 +110,7 @@ def listen(path: str) -> socket.socket:
         raise LineError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
-            raise LineError(f"{path}: another process listens there; end it, or choose another path")
+            raise LineError(f"{path}: another process listens on it; end that process, or choose another path")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     server = socket.socket(socket.AF_UNIX)
@@ -120,7 +120,7 @@ def listen(path: str) -> socket.socket:
         server.listen(8)
     except OSError as exc:
         server.close()
-        raise LineError(f"{path}: cannot be listened at ({exc})") from exc
+        raise LineError(f"{path}: cannot listen on it ({exc})") from exc
     return server
 
 
@@ -135,7 +135,7 @@ def connect(path: str) -> socket.socket:
         connection.connect(path)
     except OSError as exc:
         connection.close()
-        raise LineError(f"{path}: no process listens there ({exc.strerror or exc})") from exc
+        raise LineError(f"{path}: no process listens on it ({exc.strerror or exc})") from exc
     return connection
 
 
@@ -150,7 +150,7 @@ def ask_site(path: str, frame: bytes) -> bytes:
         write_message(connection, ShimMessage(ORDER, data=frame))
         message = read_message(connection)
     if message is None or message.kind not in (ANSWER, LOST):
-        raise LineError(f"{path}: answered with something else than an answer")
+        raise LineError(f"{path}: sent a message that is not an answer")
     if message.kind == LOST:
         raise SiteRefusedError(message.data.decode("utf-8", "replace"))
     return message.data
@@ -212,11 +212,9 @@ class OwnerLine:
 def _check_head(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
-        raise LineError("socket: what came is no message; both ends must be of the same release")
+        raise LineError("socket: received bytes are not a message; both ends need the same release")
     if name_size > _MOST_NAME_BYTES or data_size > most_bytes:
-        raise LineError(
-            f"socket: a message has {data_size} bytes and a name of {name_size}, which is more than allowed"
-        )
+        raise LineError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
     return kind, number, name_size, data_size
 
 
@@ -226,7 +224,7 @@ def _read_exactly(line: socket.socket, size: int) -> bytes:
     while remaining:
         part = line.recv(min(remaining, 2**20))
         if not part:
-            raise LineError("socket: the other end is gone")
+            raise LineError("socket: the other end disconnected")
         parts.append(part)
         remaining -= len(part)
     return b"".join(parts)

@@ -85,7 +85,7 @@ class AggregatorState:
         self._sealer, self._sealed, self._settled = BlobSealer(key, sealed), sealed, settled
         self._members: dict[str, list[str]] = {}
         if self._settled.read() and not self._path.exists():
-            raise RollbackError(f"{self._path}: is missing, and the counter says that there was one; put it back")
+            raise RollbackError(f"{self._path}: is missing, but the counter proves that it existed; restore it")
         if self._path.exists():
             self._load_state()
         else:
@@ -103,7 +103,7 @@ class AggregatorState:
         if self._members.setdefault(update, sites) != sites:
             raise AggregationError(
                 SumRefusal.REPEATED_ROUND,
-                f"round {number}: was aggregated with other members; the difference would tell of single sites",
+                f"round {number}: was aggregated with other members; the difference would reveal single sites",
             )
         self._write_state()
 
@@ -131,7 +131,7 @@ class AggregatorState:
             self.private = X25519PrivateKey.from_private_bytes(bytes.fromhex(body["private"]))
             self._members = dict(body["members"])
         except (ValueError, KeyError, TypeError) as exc:
-            raise CheckpointError(f"{self._path}: holds no state of this release") from exc
+            raise CheckpointError(f"{self._path}: is not a state of this release") from exc
 
 
 class EnclaveAggregator:
@@ -194,7 +194,7 @@ class EnclaveAggregator:
         mixed = least_mixed(config.aggregator, config.byzantine, config.before, len(vectors))
         if mixed < LEAST_CONTRIBUTORS:
             raise AggregationError(
-                SumRefusal.SMALL_COHORT, f"aggregator: {config.aggregator} may return numbers that {mixed} sites sent"
+                SumRefusal.SMALL_COHORT, f"aggregator: {config.aggregator} may return the numbers of {mixed} sites"
             )
         if config.aggregator == "mean":
             return samples / samples.sum() @ vectors
@@ -212,5 +212,5 @@ def joined(header: bytes, values: bytes) -> bytes:
 def _part_update(data: bytes) -> tuple[bytes, bytes]:
     size = int.from_bytes(data[:_HEADER_BYTES], "big")
     if len(data) < _HEADER_BYTES + size or size > _MOST_HEADER:
-        raise AggregationError(SumRefusal.MALFORMED, "update: its header is longer than it")
+        raise AggregationError(SumRefusal.MALFORMED, "update: its header exceeds its size")
     return data[_HEADER_BYTES : _HEADER_BYTES + size], data[_HEADER_BYTES + size :]

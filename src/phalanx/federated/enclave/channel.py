@@ -78,7 +78,7 @@ class AggregatorAppraisal:
             AggregationError: It was not asked for, or it does not pass.
         """
         if self._asked is None or len(payload) < KEY_BYTES:
-            raise AggregationError(SumRefusal.OUT_OF_PHASE, "aggregator: evidence came that nobody asked for")
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, "aggregator: unexpected evidence")
         (verifier, nonce), self._asked = self._asked, None
         public, evidence = payload[:KEY_BYTES], payload[KEY_BYTES:]
         try:

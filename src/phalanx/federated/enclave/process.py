@@ -135,13 +135,13 @@ class _Child:
         _send_bytes(self._end, packed(items))
         message = _receive_bytes(self._end)
         if message is None:
-            raise PeerLostError("the aggregator's process has ended; its last words are above; go on with --resume")
+            raise PeerLostError("the aggregator's process has ended; its last lines are above; continue with --resume")
         answer = unpack_items(message, max(count, 1))
         if answer and answer[0][0] == b"refused":
             reason, _, text = answer[0][1].decode().partition(" ")
             raise AggregationError(SumRefusal(reason), text)
         if len(answer) != count:
-            raise PeerLostError("the aggregator's process answers something else than it was asked")
+            raise PeerLostError("the aggregator's process sent an answer to another request")
         return answer
 
 
@@ -163,7 +163,7 @@ def _answer_items(aggregator: AggregatorPort, items: list[tuple[bytes, bytes]]) 
         public, evidence = aggregator.evidence(items[0][1])
         return [(b"key", public), (b"evidence", evidence)]
     if not items or items[0][0] != b"aggregate":
-        raise AggregationError(SumRefusal.MALFORMED, "aggregator: was asked for nothing that it does")
+        raise AggregationError(SumRefusal.MALFORMED, "aggregator: unknown request")
     try:
         order = json.loads(items[0][1])
         number, model = int(order["round"]), str(order["model"])

@@ -65,7 +65,7 @@ class EnclaveSumMaker:
         if gone := sorted({site for released in sums for site in released.members} - sealed.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
-                f"{', '.join(gone)}: in a sum of this round that was not finished; the aggregator makes no second one "
-                "without it: have it come back",
+                f"{', '.join(gone)}: in a sum of this round that was not finished; the aggregator makes no second "
+                "sum without it: restart that site",
             )
         return sealed

@@ -113,7 +113,7 @@ class RoundCoordinator:
         self._terms, self._fleet, self._journal = terms, fleet, journal
         self._config, self._budget = terms.config, budget
         if (budget is None) is not (terms.config.privacy is None):
-            raise ConfigError("federated.privacy: sums with noise have a budget that they are charged to, others none")
+            raise ConfigError("federated.privacy: sums with noise need a budget, sums without noise must have none")
         self._shapes = shapes_of(weights)
         self._server = ALGORITHMS[self._config.algorithm.kind].server(self._config.algorithm, num_values(self._shapes))
         has_controls = self._config.algorithm.kind == "scaffold"
@@ -139,7 +139,7 @@ class RoundCoordinator:
         config = self._config
         sees = f"sums of updates ({config.sums}), and no single one" if config.secure else "each site's update"
         if config.sums == "enclave" and config.secure:
-            sees = "one update a round, which an aggregator in an enclave makes of the sites' own"
+            sees = "one update a round, which an aggregator in an enclave computes"
         return {
             "sites": list(config.sites),
             "asked": config.num_asked,
@@ -301,7 +301,7 @@ class RoundCoordinator:
             self._fleet.give_up(self._fleet.waited_for())
         if len(record.shares) < self._least:
             # what was let in is kept, and counts when the round is asked for again
-            reasons = ", ".join(f"{site} ({why})" for site, why in sorted(record.left_out.items())) or "none was there"
+            reasons = ", ".join(f"{site} ({why})" for site, why in sorted(record.left_out.items())) or "no update"
             raise FailedRoundError(
                 f"round {record.number}: {len(record.shares)} updates, federated.min_cohort = "
                 f"{self._config.min_cohort}; missing: {reasons}"

@@ -181,7 +181,9 @@ class RoundJournal:
             try:
                 yield json.loads(text)
             except ValueError as exc:
-                raise CheckpointError(f"{self._path}, line {number}: is no JSON; put back what the run wrote") from exc
+                raise CheckpointError(
+                    f"{self._path}, line {number}: is not JSON; restore the file that the run wrote"
+                ) from exc
 
 
 @dataclass
@@ -293,9 +295,9 @@ class LostRounds:
         self._suspects = members & self._suspects if self.in_a_row else members
         if self.in_a_row == MAX_LOST_ROUNDS:
             raise FailedRoundError(
-                f"round {record.number}: {MAX_LOST_ROUNDS} rounds before it were lost, and this one is ({reason}); in "
-                f"the sums of all of them: {', '.join(sorted(self._suspects)) or 'no site'}; revoke the one that "
-                "spoils them, and go on with --resume"
+                f"round {record.number}: {MAX_LOST_ROUNDS} rounds in a row before it were lost, now this one "
+                f"({reason}); sites in all of their sums: {', '.join(sorted(self._suspects)) or 'none'}; revoke the "
+                "site that spoils them, and continue with --resume"
             )
         self.in_a_row += 1
         record.lost = reason

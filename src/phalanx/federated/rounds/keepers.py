@@ -102,7 +102,7 @@ class SiteNames(StrictModel):
         try:
             return cls.model_validate_json(data[:_MOST_NAME_BYTES]).sites
         except ValidationError as exc:
-            raise AggregationError(SumRefusal.MALFORMED, "names: are no list of sites") from exc
+            raise AggregationError(SumRefusal.MALFORMED, "names: expected a list of sites") from exc
 
     def to_bytes(self) -> bytes:
         """Return the payload."""
@@ -177,10 +177,10 @@ def unpack_items(data: bytes, count: int) -> list[Item]:
         size = int.from_bytes(data[position + _COUNT_BYTES : start], "big")
         position = start + header + size
         if header > _MOST_HEADER or position > len(data):
-            raise AggregationError(SumRefusal.MALFORMED, "parts: an item is longer than what came")
+            raise AggregationError(SumRefusal.MALFORMED, "parts: an item exceeds the message")
         items.append((data[start : start + header], data[start + header : position]))
     if position != len(data):
-        raise AggregationError(SumRefusal.MALFORMED, "parts: more bytes came than items have")
+        raise AggregationError(SumRefusal.MALFORMED, "parts: bytes after the last item")
     return items
 
 
@@ -197,7 +197,7 @@ def read_key(terms: RunTerms, keeper: str, item: Item) -> KeeperKey:
     """
     body = _check_signed(terms, keeper, item[0])
     if not isinstance(body, KeyHeader) or body.keeper != keeper or body.key != digest_hex(item[1]):
-        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{keeper}: this is not its key")
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{keeper}: not its key")
     return KeeperKey(item[1], bytes.fromhex(body.seal))
 
 
@@ -213,11 +213,13 @@ def read_part(terms: RunTerms, place: SumPlace, key: str, site: str, item: Item)
     """
     body = _check_signed(terms, site, item[0])
     if not isinstance(body, PartHeader) or body.site != site:
-        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: this is not its part")
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{site}: not its part")
     if (SumPlace(body.round, body.model, body.number), body.key) != (place, key):
-        raise AggregationError(SumRefusal.FOREIGN_ROUND, f"{site}: its part is of another round, model, sum or key")
+        raise AggregationError(
+            SumRefusal.FOREIGN_ROUND, f"{site}: its part belongs to another round, model, sum or key"
+        )
     if body.part != digest_hex(item[1]):
-        raise AggregationError(SumRefusal.MALFORMED, f"{site}: sent other bytes than it signed for")
+        raise AggregationError(SumRefusal.MALFORMED, f"{site}: sent bytes that differ from its signed digest")
     return item[1]
 
 
@@ -267,7 +269,7 @@ class KeptSumSite:
             AggregationError: The site is no keeper, or the order does not have the expected form.
         """
         if self._identity.name not in self._terms.config.keepers:
-            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is no keeper")
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: this site is not a keeper")
         if self._keys is None:
             self._keys = new_key(), X25519PrivateKey.generate()
         key, private = self._keys
@@ -278,7 +280,7 @@ class KeptSumSite:
             return self._check_part_list((key, private), place, payload)
         if order.phase == "open":
             return self._open_sum(key, place, payload)
-        raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: is no phase of a homomorphic sum")
+        raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not a phase of a homomorphic sum")
 
     def _key_advert(self, key: SumKey, private: X25519PrivateKey) -> bytes:
         seal_key = private.public_key().public_bytes_raw().hex()
@@ -294,7 +296,7 @@ class KeptSumSite:
         keepers, place = self._terms.config.keepers, SumPlace(order.round, order.model, order.number)
         items = unpack_items(payload, len(keepers))
         if len(items) != len(keepers):
-            raise AggregationError(SumRefusal.FOREIGN_PARTY, f"keys: {len(items)} came of {len(keepers)} keepers")
+            raise AggregationError(SumRefusal.FOREIGN_PARTY, f"keys: got {len(items)} from {len(keepers)} keepers")
         keys = [read_key(self._terms, keeper, item) for keeper, item in zip(keepers, items, strict=True)]
         terms = [sum_terms(self._terms, order.round, key.digest, self._length) for key in keys]
         shares = share_out(rounded(terms[0], values), len(keepers))
@@ -336,7 +338,7 @@ class KeptSumSite:
         sites = SiteNames.read(payload)
         parts = self._held[1] if self._held is not None and self._held[0] == place else {}
         if not parts.keys() >= set(sites):
-            raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: has a site without a fit part")
+            raise AggregationError(SumRefusal.FOREIGN_PARTY, "sum: has a site without a valid part")
         terms = sum_terms(self._terms, place.round, key.digest, self._length)
         opened = decrypt_sum(key, terms, add_up(key.public, terms, [parts[site] for site in sites]))
         # before anything leaves: of what does not open nothing is held against a later sum
@@ -350,7 +352,7 @@ class KeptSumSite:
 def _check_signed(terms: RunTerms, name: str, header: bytes) -> KeyHeader | PartHeader:
     signed, peer = _parse_signed(header), terms.roster.get(name)
     if peer is None:
-        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name[:80]}: is no site of this run")
+        raise AggregationError(SumRefusal.FOREIGN_PARTY, f"{name[:80]}: not a site of this run")
     try:
         peer.verify(bytes.fromhex(signed.signature), _to_sign(signed.body))
     except SignatureError as exc:
@@ -364,7 +366,7 @@ def _parse_signed(header: bytes) -> _Signed:
     try:
         signed = _Signed.model_validate_json(header)
     except ValidationError as exc:
-        raise AggregationError(SumRefusal.MALFORMED, "header: is none of a key or a part") from exc
+        raise AggregationError(SumRefusal.MALFORMED, "header: not the header of a key or a part") from exc
     if canonical_json(signed.model_dump(mode="json")) != header:
         raise AggregationError(SumRefusal.MALFORMED, "header: is not in canonical form")
     return signed

@@ -121,13 +121,13 @@ class KeptSumMaker:
         if gone := sorted({site for released in sums for site in released.members} - fit.keys()):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
-                f"{', '.join(gone)}: in a sum of this round that was not finished; keepers open no second one without "
-                "it: have it come back",
+                f"{', '.join(gone)}: in a sum of this round that was not finished; keepers open no second sum "
+                "without it: restart that site",
             )
         if len(fit) < self._terms.config.min_cohort:
             raise AggregationError(
                 SumRefusal.TOO_FEW,
-                f"sum: {len(fit)} sites with parts that are fit, expected {self._terms.config.min_cohort} at least",
+                f"sum: {len(fit)} sites with valid parts, expected {self._terms.config.min_cohort} at least",
             )
         return fit
 

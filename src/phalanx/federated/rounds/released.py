@@ -54,8 +54,8 @@ class ReleasedSums:
         if earlier is not None:
             raise AggregationError(
                 SumRefusal.REPEATED_ROUND,
-                f"round {number}: a sum of this update was released with other members; their difference would tell of "
-                "single sites",
+                f"round {number}: a sum of this update was released with other members; their difference would "
+                "reveal single sites",
             )
         try:
             with self._path.open("ab") as file:
@@ -79,7 +79,7 @@ class ReleasedSums:
                 yield (str(entry["model"]), int(entry["round"])), str(entry["members"])
             except (ValueError, KeyError, TypeError) as exc:
                 raise RollbackError(
-                    f"{self._path}, line {number}: is none of this book; it is damaged, and nothing is guessed"
+                    f"{self._path}, line {number}: is not a record of this log; the file is damaged"
                 ) from exc
 
 

@@ -52,7 +52,7 @@ class SealingSite:
         if order.phase == "attest":
             return self._appraisal.nonce()
         if order.phase != "seal":
-            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: not of rounds with an aggregator")
+            raise AggregationError(SumRefusal.OUT_OF_PHASE, f"{order.phase}: invalid in rounds with an aggregator")
         public = self._appraisal.key(payload)
         data = save(values)
         header = UpdateHeader(
@@ -87,7 +87,7 @@ class Site:
     Args:
         trainer: Trains and measures the model.
         rounds: Book of the secure sums that were entered, kept on disk.
-        directory: Keeps control variates, for an algorithm that has them, and books of sums.
+        directory: Keeps control variates, for an algorithm that has them, and logs of sums.
         tell: Takes lines for the people of this site, about its own rounds; none of them leaves it.
 
     Guarantees:
@@ -154,7 +154,7 @@ class Site:
 
     def _train_round(self, order: m.TrainOrder, payload: Payload) -> Answer:
         if digest_hex(payload) != order.model:
-            raise FrameError("weights: are not those of the digest")
+            raise FrameError("weights: differ from the digest")
         trained = self._trained
         if trained is None or (trained.round, trained.model) != (order.round, order.model):
             self._controls.settle(order.counted)
@@ -247,7 +247,7 @@ class Site:
             or (trained.round, trained.model) != (order.round, order.model)
             or not self._terms.config.secure
         ):
-            raise FrameError("sum: is of another round or model than this site has trained")
+            raise FrameError("sum: belongs to another round or model than this site trained")
         if self._sealing is not None:
             sealed = self._sealing.phase(order, trained.values, trained.reply.samples, message)
             return m.SumReply(ticket=order.ticket), sealed
@@ -263,7 +263,7 @@ class Site:
             values = flatten_tensors(trained.values).numpy().astype(np.float32, copy=False)
             noise = None if self._budget is None else self._budget.noise_for(client.terms)
             if noise is not None:
-                self._tell(f"{self._round(order.round)}: brings noise to sum {order.number}{self._spent()}")
+                self._tell(f"{self._round(order.round)}: adds noise to sum {order.number}{self._spent()}")
             deposit = client.mask(message, values, trained.reply.samples, noise)
             reply = m.SumReply(ticket=order.ticket, message=deposit.message.decode("ascii"))
             return reply, deposit.values.data.cast("B")
@@ -291,16 +291,16 @@ class Site:
         try:
             tensors = load(bytes(payload))
         except (SafetensorError, ValueError, RuntimeError, KeyError) as exc:
-            raise FrameError("weights: are no safetensors") from exc
+            raise FrameError("weights: not in safetensors format") from exc
         due = dict(self._shapes)
         if self._terms.config.algorithm.kind == "scaffold":
             due |= {CONTROL + name: shape for name, shape in self._shapes.items()}
         if shapes_of(tensors) != dict(sorted(due.items())) or any(
             tensor.dtype != torch.float32 for tensor in tensors.values()
         ):
-            raise FrameError("weights: are not of the tensors that this site trains")
+            raise FrameError("weights: not the tensors that this site trains")
         if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
-            raise FrameError("weights: one is NaN or infinite")
+            raise FrameError("weights: hold NaN or infinity")
         return tensors
 
 
@@ -314,7 +314,7 @@ def _trained_in_words(update: LocalUpdate, norm: float, max_norm: float) -> str:
 def _measured_in_words(scores: SiteScores) -> str:
     """Say what this site's held-out rows said of the model."""
     if not scores.num_targets:
-        return "measured: this site holds out no rows"
+        return "measured: this site has no held-out rows"
     right = sum(one[2] for one in scores.classes)
     accuracy = f"  accuracy {right / scores.num_targets:.3f}" if scores.classes else ""
     return f"measured on its held-out rows: loss {scores.loss / scores.num_targets:.4f}{accuracy}"
@@ -356,7 +356,7 @@ class _Controls:
                 number = int((file.metadata() or {})["round"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except (SafetensorError, OSError, KeyError, ValueError) as exc:
-            raise CheckpointError(f"{path}: is no control variate of this site; begin the run anew") from exc
+            raise CheckpointError(f"{path}: is not a control variate of this site; begin the run again") from exc
         if shapes_of(tensors) != dict(sorted(self._shapes.items())):
-            raise CheckpointError(f"{path}: is of other tensors than this run trains; begin the run anew")
+            raise CheckpointError(f"{path}: has other tensors than this run trains; begin the run again")
         return number, tensors

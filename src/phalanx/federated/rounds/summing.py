@@ -56,8 +56,8 @@ def robust_over_buckets(sums: Sequence[SumResult], rule: str, byzantine: int) ->
     max_byzantine = AGGREGATORS[rule].most_byzantine(len(sums))
     if byzantine > max_byzantine:
         raise ConfigError(
-            f"{len(sums)} buckets: {rule} stands {max_byzantine} spoiled ones at most, {byzantine} sites may lie; "
-            "make smaller buckets, or ask more sites"
+            f"{len(sums)} buckets: {rule} tolerates at most {max_byzantine} spoiled buckets, but {byzantine} "
+            "sites may lie; make smaller buckets, or ask more sites"
         )
     return aggregate(torch.stack([torch.from_numpy(bucket.mean()) for bucket in sums]), rule, byzantine)
 
@@ -93,7 +93,7 @@ class SumMaker:
         """
         config, buckets = self._terms.config, self._draw_sums(record, model)
         if least_left_of(min(len(bucket.cohort) for bucket in buckets)) < config.min_cohort:
-            raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: a sum may end with too few")
+            raise AggregationError(SumRefusal.TOO_FEW, f"{len(record.shares)} sites: too few for a sum")
         has_rule = config.bucket is not None and config.aggregator != "mean"
         sums, spoiled = list[SumResult](), 0
         for bucket in buckets:
@@ -126,13 +126,13 @@ class SumMaker:
         if gone := sorted(sites_before - set(sites)):
             raise AggregationError(
                 SumRefusal.TOO_FEW,
-                f"{', '.join(gone)}: in a sum of this round that was not finished; others give no second one without "
-                "it: have it come back",
+                f"{', '.join(gone)}: in a sum of this round that was not finished; the others join no second sum "
+                "without it: restart that site",
             )
         rest = [site for site in sites if site not in sites_before]
         size = config.bucket or len(sites)
         if not released and len(sites) < max(size, config.min_cohort):
-            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites have trained; a sum has {size}")
+            raise AggregationError(SumRefusal.TOO_FEW, f"{len(sites)} sites trained; a sum needs {size}")
         fresh = [tuple(rest)] if not released else []
         if config.bucket:
             fresh = bucket_sites(rest, size, bytes.fromhex(model)) if len(rest) >= size else []
@@ -180,15 +180,15 @@ class SumMaker:
             result = server.result()
         except AggregationError as exc:
             if exc.culprit:
-                exclude(exc.culprit, f"broke a sum: {exc.reason}")
+                exclude(exc.culprit, f"spoiled a sum: {exc.reason}")
             raise
         finally:
             for site, accusers in walk.accusers.items():
                 # one of so many is honest, and an honest site refuses what another one has signed only if it is wrong
                 if site in terms.names and len(accusers) >= max(_MIN_ACCUSERS, 1 + terms.most_colluding):
-                    exclude(site, f"broke a sum: {len(accusers)} sites refused what it had signed for them")
+                    exclude(site, f"spoiled a sum: {len(accusers)} sites refused what it had signed for them")
         for site, what in result.liars.items():
-            exclude(site, f"broke a sum: {what}")
+            exclude(site, f"spoiled a sum: {what}")
         if self._noisy is None:
             _check_norm(result)
         return result
@@ -210,6 +210,6 @@ def _check_norm(result: SumResult) -> None:
     if norm > largest:
         raise AggregationError(
             SumRefusal.BAD_INPUT,
-            f"the sum has the norm {norm * result.encoding.step:.3g}, and clipped updates have "
-            f"{largest * result.encoding.step:.3g} at most: a client's masks are not its own",
+            f"the sum has the norm {norm * result.encoding.step:.3g}, the maximum of clipped updates is "
+            f"{largest * result.encoding.step:.3g}: a client used wrong masks",
         )

@@ -109,7 +109,7 @@ class SiteBudget:
             if self._spent_epsilon(after) > self._config.epsilon:
                 raise PrivacyBudgetError(
                     f"privacy: the sums of this directory have spent epsilon {self._spent_epsilon(spent):.3f} of "
-                    f"{self._config.epsilon}, and another one would spend more; this site takes part in no further one"
+                    f"{self._config.epsilon}, and another sum would exceed it; this site joins no further sum"
                 )
             write_number(self._path, _BUDGET, after)
         return plan.draw()

@@ -136,11 +136,11 @@ def make_attack(config: AttackConfig, party: str, log: Path | None) -> Attack:
     if is_own(config.kind):
         return entry.attack(config, party, log)
     if config.direction is not None and (entry.direction is None or entry.fixed):
-        raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; leave it out")
+        raise ConfigError(f"attack.direction: {config.kind!r} has none to choose; remove it")
     if config.strength is not None and entry.strength is None:
-        raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; leave it out")
+        raise ConfigError(f"attack.strength: {config.kind!r} has none to choose; remove it")
     if config.model is not None and not entry.takes_model:
-        raise ConfigError(f"attack.model: {config.kind!r} has no use for one; leave it out")
+        raise ConfigError(f"attack.model: {config.kind!r} has no use for one; remove it")
     filled = {
         "direction": entry.direction if config.direction is None else config.direction,
         "strength": entry.strength if config.strength is None else config.strength,

@@ -120,7 +120,7 @@ def quantize_blocks(stage: StageModule, kind: Quantization) -> None:
     """
     require_bitsandbytes("model.adapter.quantize")
     if stage.family.facts.predicts == "target":
-        raise ModelError(f"model.adapter.quantize: it is not tried with {stage.family.model_type}; leave it out")
+        raise ModelError(f"model.adapter.quantize: it is not tried with {stage.family.model_type}; remove it")
     modules = dict(stage.named_modules())
     inside = {id(part) for block in stage.own_blocks for part in block.modules()}
     for name, module in modules.items():

@@ -65,7 +65,7 @@ class DenoiserConfig(StrictModel):
     @model_validator(mode="after")
     def _check_task(self) -> "DenoiserConfig":
         if TASKS[self.kind].settings is None and self.settings:
-            raise ValueError(f"settings: {self.kind} has none; leave them out")
+            raise ValueError(f"settings: {self.kind} has none; remove them")
         try:
             self.parse_settings()
         except ValidationError as exc:

@@ -66,8 +66,8 @@ class MaskedRows:
         del length
         if settings.whole_words and table.begins_word is None:
             raise ConfigError(
-                f"train.objective.whole_words = true: the tokens of {table.path} do not say where a word begins (no "
-                '"##", no mark of a space); leave it out, or take a tokenizer that marks words'
+                f"train.objective.whole_words = true: the tokens of {table.path} do not say where a word begins "
+                '(no "##", no mark of a space); remove it, or take a tokenizer that marks words'
             )
         return cls(settings, table, table.id_of(settings.mask_token, "train.objective.mask_token"))
 

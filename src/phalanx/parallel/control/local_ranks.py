@@ -73,7 +73,9 @@ class LocalRanks:
         how = process.how_it_ended()
         if rank in self._hung:
             how = f"{how}, after {self._hung[rank]:.0f} s without a sign of life"
-        return PeerLostError(f"rank {rank} ended with {how}: {process.last_output(_LAST_LINES)}; go on with --resume")
+        return PeerLostError(
+            f"rank {rank} ended with {how}: {process.last_output(_LAST_LINES)}; continue with --resume"
+        )
 
     def check(self) -> None:
         """Look whether all run.

@@ -250,7 +250,7 @@ def _lost_connection(exc: RuntimeError) -> PeerLostError | None:
     # gloo says so in an error of the most general kind
     if not (isinstance(exc, dist.DistError) or _GLOO in message):
         return None
-    return PeerLostError(f"a rank was lost: {message.splitlines()[0][:_LONG]}; go on with --resume")
+    return PeerLostError(f"a rank was lost: {message.splitlines()[0][:_LONG]}; continue with --resume")
 
 
 def _tell_ranks(order: RankCommand, *numbers: int) -> None:

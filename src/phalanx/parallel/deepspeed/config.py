@@ -78,9 +78,9 @@ class DeepSpeedConfig(StrictModel):
         if self.uses_disk and self.directory is None:
             raise ValueError('"nvme" needs directory, a folder on a local disk; add it')
         if not self.uses_disk and self.directory is not None:
-            raise ValueError('directory has no meaning without "nvme"; leave it out')
+            raise ValueError('directory has no meaning without "nvme"; remove it')
         if not self.uses_disk and self.aio != AioConfig():
-            raise ValueError('aio has no meaning without "nvme"; leave it out')
+            raise ValueError('aio has no meaning without "nvme"; remove it')
 
     @property
     def uses_disk(self) -> bool:

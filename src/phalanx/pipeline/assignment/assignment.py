@@ -77,7 +77,7 @@ def without(
         successor = assignment.shadows.get(stage)
         if successor is None or successor == gone:
             raise NoHolderError(
-                f"stage {stage}: {gone} is gone and nobody shadowed it; resume from the last checkpoint with --resume"
+                f"stage {stage}: {gone} is lost and had no shadow; resume from the last checkpoint with --resume"
             )
         holders[stage] = successor
     if not guarded:

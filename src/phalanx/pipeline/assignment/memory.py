@@ -123,7 +123,7 @@ class Memory:
         """
         short = self.shortages(holders, shadows)
         if short:
-            raise ConfigError(f"memory: the stages fit nowhere: {'. '.join(short)}; {_ADVICE}").about(code="PHX-C018")
+            raise ConfigError(f"memory: the stages do not fit: {'. '.join(short)}; {_ADVICE}").about(code="PHX-C018")
 
 
 UNBOUNDED = Memory()

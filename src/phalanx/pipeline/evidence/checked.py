@@ -86,7 +86,7 @@ class CheckedEvidence:
         """
         header = self.headers.get(role)
         if header is None:
-            raise self.refuse(f"has no signed header for {role!r}, which its verdict rests on")
+            raise self.refuse(f"lacks the signed header for {role!r}, which its verdict needs")
         try:
             return parse_message(header.fields.kind, header.fields.body)
         except FrameError as exc:
@@ -150,9 +150,9 @@ def certified_peers(path: Path, record: VouchedRecord, pins: Pins) -> tuple[str,
     if pins.authority is not None:
         known_fingerprint = _fingerprint(pins.authority, "the authority to compare with")
         if known_fingerprint != fingerprint:
-            raise EvidenceError(f"{path}: is vouched for by the authority {fingerprint}, expected {known_fingerprint}")
+            raise EvidenceError(f"{path}: was certified by the authority {fingerprint}, expected {known_fingerprint}")
     if pins.session not in (None, record.session):
-        raise EvidenceError(f"{path}: is of the session {record.session!r}, expected {pins.session!r}")
+        raise EvidenceError(f"{path}: belongs to the session {record.session!r}, expected {pins.session!r}")
     return fingerprint, {name: _peer(path, record, name) for name in sorted(record.certificates)}
 
 
@@ -161,7 +161,7 @@ def known_peer(peers: Mapping[str, Peer]) -> Callable[[str], Peer]:
 
     def peer(name: str) -> Peer:
         if name not in peers:
-            raise PeerRefusedError(f"{name[:80]!r} has no certificate here")
+            raise PeerRefusedError(f"{name[:80]!r} has no certificate in it")
         return peers[name]
 
     return peer
@@ -176,7 +176,7 @@ def _open_headers(
             headers[role] = statements.frame(signed, (None, None))
         except (FrameError, SignatureError) as exc:
             if record.verdict.offence != "forgery" or role not in ON_DISPLAY:
-                raise EvidenceError(f"{path}: header {role!r} does not hold: {exc}") from exc
+                raise EvidenceError(f"{path}: header {role!r} is invalid: {exc}") from exc
             unsigned.append(role)
     return headers, tuple(unsigned)
 
@@ -193,11 +193,11 @@ def _peer(path: Path, record: VouchedRecord, name: str) -> Peer:
     try:
         return peer.called(name)
     except CertificateError as exc:
-        raise EvidenceError(f"{place}: is that of {peer.name!r}") from exc
+        raise EvidenceError(f"{place}: belongs to {peer.name!r}") from exc
 
 
 def _fingerprint(pem: bytes, where: str) -> str:
     try:
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii").strip())).hexdigest()
     except ValueError as exc:
-        raise EvidenceError(f"{where}: is no PEM certificate") from exc
+        raise EvidenceError(f"{where}: not a PEM certificate") from exc

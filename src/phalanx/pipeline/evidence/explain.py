@@ -33,7 +33,7 @@ _AboutGradient = TypeVar("_AboutGradient", GradientHeld, StepAudited)
 UNPROVED = "not proved by this file alone"
 """The conclusion where a verdict rests on what only the owner has seen."""
 
-_OWNER_ONLY = "the owner's word, in its signed audit log; what it saw is not in this file"
+_OWNER_ONLY = "the owner's word in its signed audit log; its observations are not in this file"
 
 
 def explain_evidence(path: Path, authority: Path | None = None, session: str | None = None) -> Mapping[str, Any]:
@@ -72,9 +72,9 @@ def judge_evidence(path: Path, pins: Pins) -> Mapping[str, Any]:
     checked = open_evidence(path, pins)
     verdict = checked.record.verdict
     if verdict.party == OWNER:
-        raise checked.refuse("accuses the owner, whom everything rests on")
+        raise checked.refuse("accuses the owner, which is trusted")
     if verdict.party not in checked.peers:
-        raise checked.refuse(f"holds no certificate of {verdict.party!r}, whom it accuses")
+        raise checked.refuse(f"lacks the certificate of {verdict.party!r}, the accused party")
     places = ("stage", "step", "microbatch", "direction", "accuser")
     facts: _Explained = {
         "verdict": f"{verdict.party} is guilty: {verdict.offence}",
@@ -104,7 +104,7 @@ def _shape(checked: CheckedEvidence) -> _Explained:
         checked,
         f"signed a tensor {message.dtype}{list(message.shape)} of {statement.size_bytes} bytes, the plan has "
         f"{str(BOUNDARY_DTYPE).removeprefix('torch.')}{list(plan.hidden_shape)} of {plan.hidden_bytes}",
-        "that the plan is the one of this run",
+        "that the plan belongs to this run",
     )
 
 
@@ -116,7 +116,7 @@ def _equivocation(checked: CheckedEvidence) -> _Explained:
         for statement in (first, other):
             _by_guilty(checked, statement.header.fields.sender, "told_stage, told_auditor")
         if _place(first) != _place(other) or first.digest == other.digest:
-            raise checked.refuse("its two headers are no two versions of one message")
+            raise checked.refuse("its two headers are not two versions of one message")
         return _proved(checked, "signed two different tensors as one message", None)
     sent, committed = checked.said("message", Activation), checked.said("commit", Commit)
     message, commit = sent.message, committed.message
@@ -139,7 +139,7 @@ def _two_statements(checked: CheckedEvidence) -> _Explained:
     first, second = stated
     contradicted = [key for key, content in first.items() if key in second and second[key] != content]
     if not contradicted:
-        raise checked.refuse("its two messages contradict each other in nothing")
+        raise checked.refuse("its two messages do not contradict each other")
     key = contradicted[0]
     what = f"signed two different statements ({key.kind!r}) about stage {key.stage}, step {key.step}, epoch {key.epoch}"
     return _proved(checked, what, None)
@@ -164,7 +164,7 @@ def _gradient(checked: CheckedEvidence) -> _Explained:
     }
     if verdict.party not in signers:
         raise checked.refuse(
-            f"accuses {verdict.party}, who signed none of {', '.join(sorted(signers))}'s words about it"
+            f"accuses {verdict.party}, but the messages about it are from {', '.join(sorted(signers))}"
         )
     if (
         gradient_held is not None
@@ -199,11 +199,11 @@ def _weigh_gradient(
     truth = (transfer_digest(shown), finite_norm_squared(shown))
     # the norm of a gradient that all of them signed needs no recomputation
     if not shown or (again is None and any(claim.digest != truth[0] for claim in claims)):
-        return _believed(f"that {guilty} was off: the owner computed it again")
+        return _believed(f"that {guilty} was wrong: the owner recomputed it")
     guilty_party = weigh_gradient(truth, claims[0], claims[1] if len(claims) > 1 else None)
     if guilty_party != guilty:
         raise checked.refuse(
-            f"accuses {guilty}, but what was signed and recomputed speaks against {guilty_party or 'nobody'}"
+            f"accuses {guilty}, but the signed and recomputed values accuse {guilty_party or 'nobody'}"
         )
     facts: _Explained = {}
     if again is not None:
@@ -212,22 +212,22 @@ def _weigh_gradient(
         facts["weights"] = f"their digest was signed by {' and '.join(signers)}" if signers else "digest not signed"
         if not signers:
             return {**facts, **_believed("which weights the stage had")}
-    believed = "that the plan is the one of this run; that owner and guilty party are of one numeric class"
-    what = "signed a weight gradient or norm that its signed inputs do not give"
+    believed = "that the plan belongs to this run; that owner and guilty party have one numeric class"
+    what = "signed a weight gradient or norm that does not follow from its signed inputs"
     return {**facts, **_proved(checked, what, believed)}
 
 
 def _compare_gradients(checked: CheckedEvidence, shown: Mapping[str, Tensor], again: Mapping[str, Tensor]) -> str:
     if transfer_digest(shown) == transfer_digest(again):
-        return "bit for bit what the referee got"
+        return "bit-equal to the referee's result"
     if {name: tensor.shape for name, tensor in shown.items()} != {name: tensor.shape for name, tensor in again.items()}:
-        raise checked.refuse("its gradient is not of the stage that its plan has")
+        raise checked.refuse("its gradient does not belong to the stage in its plan")
     distance, allowed = gradient_distance(shown, again), checked.record.plan.guard.tolerance
     if not distance <= allowed:
         raise checked.refuse(
-            f"recomputed here, the gradient is {distance:.1e} away from what it says (allowed {allowed:.1e})"
+            f"recomputed here, the gradient is {distance:.1e} away from the claim (allowed {allowed:.1e})"
         )
-    return f"within rounding of what the referee got ({distance:.1e}; this machine is of another numeric class)"
+    return f"within rounding of the referee's result ({distance:.1e}; this machine has another numeric class)"
 
 
 def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held: Statement[GradientHeld]) -> _Explained:
@@ -238,8 +238,8 @@ def _held_gradient(checked: CheckedEvidence, committed: Statement[Commit], held:
         raise checked.refuse(f"accuses {guilty}, which is neither the holder {holder} nor the shadow {shadow}")
     sent = sent_gradient(checked.statements, held.message, (holder, shadow))
     if guilty != (holder if sent == held.message.gradient else shadow):
-        raise checked.refuse(f"the parts that {holder} signed do not speak against {guilty}")
-    what = "sent another gradient than it committed to" if guilty == holder else "holds no gradient that was signed"
+        raise checked.refuse(f"the parts signed by {holder} do not accuse {guilty}")
+    what = "sent another gradient than it committed to" if guilty == holder else "has no signed gradient"
     return _proved(checked, what, None)
 
 
@@ -277,16 +277,18 @@ def _vouched_gradient(checked: CheckedEvidence) -> _Explained:
     statement = statement or _of_attempt(checked, "gradient_held", GradientHeld, committed.message)
     party = checked.record.verdict.party
     if statement is None or statement.header.fields.sender != party:
-        raise checked.refuse(f"shows nothing in which {party} vouches for a gradient")
+        raise checked.refuse(f"has no message in which {party} vouches for a gradient")
     claim = _claim_of(committed)
     if _said(committed.message) != _said(statement.message):
         raise checked.refuse(f"{party} signed another gradient than the stage")
     shown = shown_truth(checked)
     if not shown or redo_gradient(checked, committed) is None:
-        return _believed(f"that the gradient of {claim.party} is wrong: the owner computed it again")
+        return _believed(f"that the gradient of {claim.party} is wrong: the owner recomputed it")
     if weigh_gradient((transfer_digest(shown), finite_norm_squared(shown)), claim, None) is None:
-        raise checked.refuse(f"the gradient that {party} vouches for is what was recomputed")
-    return _proved(checked, f"vouched for a weight gradient of {claim.party} that its signed inputs do not give", None)
+        raise checked.refuse(f"the gradient that {party} vouches for equals the recomputed one")
+    return _proved(
+        checked, f"vouched for a weight gradient of {claim.party} that does not follow from its signed inputs", None
+    )
 
 
 def _state(checked: CheckedEvidence) -> _Explained:
@@ -302,12 +304,12 @@ def _altered_copy(checked: CheckedEvidence) -> _Explained:
         _by_guilty(checked, checked.headers[role].fields.sender if role in checked.headers else "", "agreed, ready")
     agreed, ready = states
     if agreed is None or ready is None or (agreed.weights, agreed.moments) == (ready.weights, ready.moments):
-        raise checked.refuse(f"{party} signed no two states of stage {stage}")
+        raise checked.refuse(f"{party} did not sign two states of stage {stage}")
     if ready.step == agreed.step + 1:
         return _believed(f"which state of stage {stage} step {agreed.step} leads to: the owner made that update")
     if ready.step != agreed.step:
-        raise checked.refuse(f"{party} signed no two states of stage {stage} after the same steps")
-    what = "signed another state of a copy that it kept than it had signed before"
+        raise checked.refuse(f"{party} did not sign two states of stage {stage} after the same steps")
+    what = "signed another state of a kept copy than before"
     return _proved(checked, what, "that no step was undone between the two")
 
 
@@ -318,10 +320,10 @@ def _wrong_update(checked: CheckedEvidence) -> _Explained:
     after = {checked.headers[role].fields.sender: said_state(checked, role) for role in roles}
     signed = {name: state for name, state in after.items() if state is not None}
     if party not in signed:
-        raise checked.refuse(f"accuses {party}, who signed no state of stage {stage} in it")
+        raise checked.refuse(f"accuses {party}, but {party} signed no state of stage {stage} in it")
     before_roles = [role for role in ("before_holder", "before_shadow") if role in checked.headers]
     if _has_moved_frozen(checked, before_roles, signed[party]):
-        return _proved(checked, "signed other frozen weights than those that it had signed before the step", None)
+        return _proved(checked, "signed frozen weights that differ from those signed before the step", None)
     if not before_roles or "apply" not in checked.headers or "commit" not in checked.headers:
         return _unproved(checked)
     before = said_state(checked, before_roles[0])
@@ -332,17 +334,17 @@ def _wrong_update(checked: CheckedEvidence) -> _Explained:
     steps = (before.step, checked.record.verdict.step - 1)
     is_one_step = len(places) == 1 and steps == (commit.step, commit.step)
     if decided.header.fields.sender != OWNER or commit.stage != stage or not is_one_step:
-        raise checked.refuse("its state, commitment and decision are not about one step")
+        raise checked.refuse("its state, commitment and decision belong to different steps")
     truth = redo_update(checked, before, commit.gradient, decided.message.clip_coefficient)
     if truth is None:
         return _unproved(checked)
     off = weigh_update(truth, signed)
     if party not in off:
-        raise checked.refuse(f"the state that {party} signed is what the update leads to")
+        raise checked.refuse(f"the state that {party} signed follows from the update")
     if not checked.pins.in_run and len(off) == len(signed) > 1:
-        return _believed(f"which of {' and '.join(off)} is off: this machine computes other bits, or both are")
-    what = "signed a state that the signed gradient does not lead to from the state before"
-    believed = ["that the plan is the one of this run", "that its machine computes these bits"]
+        return _believed(f"which of {' and '.join(off)} is wrong: this machine computes other bits, or both are wrong")
+    what = "signed a state that does not follow from the signed gradient and the state before"
+    believed = ["that the plan belongs to this run", "that its machine computes these bits"]
     if party not in {checked.headers[role].fields.sender for role in before_roles}:
         believed.append("that it had the state before")
     return _proved(checked, what, "; ".join(believed))

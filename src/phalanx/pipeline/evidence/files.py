@@ -170,7 +170,7 @@ def read_evidence(path: Path, *, own: bool = False) -> tuple[EvidenceRecord, dic
     except ValidationError as exc:
         first = exc.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise EvidenceError(f"{path}: is no evidence of this version: {place}: {first['msg']}") from exc
+        raise EvidenceError(f"{path}: not evidence of this version: {place}: {first['msg']}") from exc
     return record, read_tensors(path.parent, record.tensors), hashlib.sha256(content).hexdigest()
 
 
@@ -190,7 +190,7 @@ def read_tensors(directory: Path, file: TensorFile) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, ValueError, KeyError) as exc:
-        raise EvidenceError(f"{path}: is no safetensors file ({exc})") from exc
+        raise EvidenceError(f"{path}: not a safetensors file ({exc})") from exc
 
 
 def file_digest(path: Path) -> str:
@@ -229,7 +229,7 @@ def read_bounded(path: Path, max_bytes: int) -> bytes:
     except OSError as exc:
         raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
     if len(content) > max_bytes:
-        raise EvidenceError(f"{path}: is larger than {max_bytes} bytes, which no evidence is; it was not read")
+        raise EvidenceError(f"{path}: larger than the limit of {max_bytes} bytes; not read")
     return content
 
 
@@ -240,4 +240,4 @@ def _check_size(path: Path, max_bytes: int) -> None:
     except OSError as exc:
         raise EvidenceError(f"{path}: cannot be read ({exc.strerror}); keep both files together") from exc
     if size_bytes > max_bytes:
-        raise EvidenceError(f"{path}: is larger than {max_bytes} bytes, which no evidence is; it was not read")
+        raise EvidenceError(f"{path}: larger than the limit of {max_bytes} bytes; not read")

@@ -57,10 +57,10 @@ def _nonsense(checked: CheckedEvidence) -> tuple[str, str | None]:
     header, party = checked.headers[NONSENSE], checked.record.verdict.party
     beyond = out_of_bounds(header)
     if header.fields.sender != party:
-        raise checked.refuse(f"accuses {party}, but {header.fields.sender} signed what it shows")
+        raise checked.refuse(f"accuses {party}, but {header.fields.sender} signed the header in it")
     if beyond is None:
-        raise checked.refuse("every value in the message that it shows is within its bounds")
-    return f"signed a value that nothing can have: {beyond}", None
+        raise checked.refuse("every value in its message is within bounds")
+    return f"signed an impossible value: {beyond}", None
 
 
 def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
@@ -94,7 +94,7 @@ def _commitment(checked: CheckedEvidence) -> tuple[str, str | None]:
         return f"committed without the {direction} input of microbatch {microbatch} from stage {source}", None
     if "message" not in checked.record.headers or checked.record.headers["message"] not in commit.received:
         raise checked.refuse(f"the commitment of {sender} holds every input, each signed for it")
-    return "committed to an input of a party that did not hold the stage it is from", _NEIGHBOURS
+    return "committed to an input of a party that did not hold the stage it came from", _NEIGHBOURS
 
 
 def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
@@ -111,15 +111,15 @@ def _report(checked: CheckedEvidence) -> tuple[str, str | None]:
             return f"reported an input that no party had signed in this session: {look.wrong}", look.believed
     if "input" in checked.record.headers:
         if checked.record.headers["input"] not in report.inputs:
-            raise checked.refuse(f"the header that it calls 'input' is not in what {sender} signed")
-        return "reported an input that was not sent to the stage, or not by a party that may have", _NEIGHBOURS
+            raise checked.refuse(f"the header 'input' is not in the message of {sender}")
+        return "reported an input that was not sent to the stage, or was sent by the wrong party", _NEIGHBOURS
     ordered = checked.said("order", Audit)
     order, link = ordered.message, (ordered.header.fields.sender, ordered.header.fields.receiver)
     asked = (order.order, order.epoch, order.step, order.stage)
     if link != (OWNER, sender) or asked != (report.order, report.epoch, report.step, report.stage):
-        raise checked.refuse(f"the order that it shows is not the one that the report of {sender} answers")
+        raise checked.refuse(f"its order is not the order that the report of {sender} answers")
     if set(report.digests) == set(order.directions):
-        raise checked.refuse(f"the report of {sender} is about what it was asked for")
+        raise checked.refuse(f"the report of {sender} answers its order")
     return f"reported on {sorted(report.digests)}, asked for {sorted(order.directions)}", None
 
 
@@ -129,12 +129,12 @@ def _false_complaint(checked: CheckedEvidence) -> tuple[str, str | None]:
     if sender != checked.record.verdict.party:
         raise checked.refuse(f"accuses {checked.record.verdict.party}, but {sender} signed the complaint")
     if fault.evidence is None:
-        raise checked.refuse(f"the complaint of {sender} shows no header")
+        raise checked.refuse(f"the complaint of {sender} has no header")
     look = _look(checked, fault.evidence, fault.epoch, {}, (fault.about, sender))
     if look.message is None:
-        what = f"complained with a header that {fault.about} had not signed for it in this session"
+        what = f"complained about a header that {fault.about} did not sign for it in this session"
         return f"{what}: {look.wrong}", look.believed
-    return "complained of a message of a party that has no link to it", _NEIGHBOURS
+    return "complained about a party that has no link to it", _NEIGHBOURS
 
 
 @dataclass(frozen=True)
@@ -161,4 +161,4 @@ def _look(
         return _Look(message=checked.statements.open(shown, Activation, epoch, place, between_neighbours).message)
     except (FrameError, SignatureError) as exc:
         unknown = isinstance(exc.__cause__, PeerRefusedError)
-        return _Look(str(exc), believed="that this sender takes no part" if unknown else None)
+        return _Look(str(exc), believed="that this sender is not in the run" if unknown else None)

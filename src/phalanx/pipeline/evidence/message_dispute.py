@@ -75,7 +75,7 @@ def _inputs(checked: CheckedEvidence, output: SignedHeader) -> str:
         if header.fields.receiver != output.fields.sender:
             raise checked.refuse(f"header {role!r} is to {header.fields.receiver}, who did not send the output")
         if checked.digest_of(name) != header.fields.payload_digest:
-            raise checked.refuse(f"tensor {name!r} is not the one whose digest {header.fields.sender} signed")
+            raise checked.refuse(f"tensor {name!r} differs from the digest that {header.fields.sender} signed")
         descriptions.append(f"{name} as {header.fields.sender} signed it")
     return ", ".join(descriptions)
 
@@ -97,12 +97,12 @@ def _weigh_holder(checked: CheckedEvidence, output: SignedHeader, truth: Tensor,
             f"accuses {verdict.party}, but {output.fields.sender} signed the message: the wrong party is named"
         )
     if "claimed" in checked.tensors and checked.digest_of("claimed") != output.fields.payload_digest:
-        raise checked.refuse(f"tensor 'claimed' is not the one whose digest {verdict.party} signed")
+        raise checked.refuse(f"tensor 'claimed' differs from the digest that {verdict.party} signed")
     finding = weigh_message(truth, _output(checked, output), None)
     if finding is None or finding.offence != "message":
-        raise checked.refuse(f"the message of {verdict.party} is what was recomputed: it is not guilty")
+        raise checked.refuse(f"the message of {verdict.party} equals the recomputed one: it is not guilty")
     _same_distance(checked, distance)
-    return "signed a message that its signed inputs do not give"
+    return "signed a message that does not follow from its signed inputs"
 
 
 def _weigh_accuser(checked: CheckedEvidence, output: SignedHeader, truth: Tensor, distance: float | None) -> str:
@@ -110,9 +110,9 @@ def _weigh_accuser(checked: CheckedEvidence, output: SignedHeader, truth: Tensor
     report = _claim(checked, verdict.party, _reported(checked, output), "accuser")
     finding = weigh_message(truth, _output(checked, output), report)
     if finding is None or finding.offence != "accusation":
-        raise checked.refuse(f"the report of {verdict.party} is what was recomputed, or the message is not")
+        raise checked.refuse(f"the report of {verdict.party} equals the recomputed message, or the message does not")
     _same_distance(checked, distance)
-    return "signed a report that signed inputs do not give, against a message that they do"
+    return "signed a report that does not follow from signed inputs, against a message that does"
 
 
 def _weigh_accomplice(checked: CheckedEvidence, output: SignedHeader, truth: Tensor) -> str:
@@ -136,7 +136,7 @@ def _reported(checked: CheckedEvidence, output: SignedHeader) -> str:
         raise checked.refuse("its report is about another attempt, step, stage or microbatch")
     claim = {str(direction): digest for direction, digest in report.digests.items()}.get(verdict.direction or "")
     if claim is None or ("accuser" in checked.tensors and checked.digest_of("accuser") != claim):
-        raise checked.refuse(f"tensor 'accuser' is not the one whose digest {verdict.party} signed")
+        raise checked.refuse(f"tensor 'accuser' differs from the digest that {verdict.party} signed")
     return claim
 
 
@@ -155,7 +155,7 @@ def _same_distance(checked: CheckedEvidence, distance: float | None) -> None:
 def _tensor(checked: CheckedEvidence, name: str) -> Tensor:
     tensor = checked.tensors.get(name)
     if tensor is None or tuple(tensor.shape) != checked.record.plan.hidden_shape or not tensor.is_floating_point():
-        raise checked.refuse(f"tensor {name!r} is missing or not of the plan's shape")
+        raise checked.refuse(f"tensor {name!r} is missing or has not the plan's shape")
     return tensor
 
 
@@ -163,24 +163,24 @@ def _compare(checked: CheckedEvidence, truth: Tensor, again: Tensor | None) -> s
     if again is None:
         return "no: the weights are not in the evidence"
     if again.equal(truth):
-        return "bit for bit what the referee got"
+        return "bit-equal to the referee's result"
     distance, allowed = token_distance(again, truth), checked.record.plan.guard.tolerance
     if not distance <= allowed:
         raise checked.refuse(
-            f"recomputed here, the message is {distance:.1e} away from what it says (allowed {allowed:.1e})"
+            f"recomputed here, the message is {distance:.1e} away from the claim (allowed {allowed:.1e})"
         )
-    return f"within rounding of what the referee got ({distance:.1e}; this machine is of another numeric class)"
+    return f"within rounding of the referee's result ({distance:.1e}; this machine has another numeric class)"
 
 
 def _believed(checked: CheckedEvidence, signers: list[str], again: Tensor | None, distance: float | None) -> str | None:
-    parts = ["that the plan is the one of this run"]
+    parts = ["that the plan belongs to this run"]
     if again is None:
         parts.append("the recomputed tensor")
     if not signers:
         parts.append("which weights the stage had")
     beyond_any_class = distance is not None and not distance <= checked.record.plan.guard.tolerance
     if not checked.record.verdict.allowed and not beyond_any_class:
-        parts.append("that owner and guilty party are of one numeric class")
+        parts.append("that owner and guilty party have one numeric class")
     return "; ".join(parts)
 
 

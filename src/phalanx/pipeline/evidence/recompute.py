@@ -35,7 +35,7 @@ def weights_vouched_by(checked: CheckedEvidence) -> list[str]:
         state = said_state(checked, role)
         if state is None or state.step != verdict.step:
             raise checked.refuse(
-                f"header {role!r} is not about the state of stage {verdict.stage} at step {verdict.step}"
+                f"header {role!r} does not describe the state of stage {verdict.stage} at step {verdict.step}"
             )
         (signers if state.weights == checked.record.weights_digest else others).append(header.fields.sender)
     if verdict.party in others or (others and not signers):
@@ -116,14 +116,14 @@ def redo_update(checked: CheckedEvidence, before: StateDigest, gradient: str, cl
     if not state or not applied:
         return None
     if transfer_digest(applied) != gradient:
-        raise checked.refuse("its gradient is not the one that was committed to")
+        raise checked.refuse("its gradient is not the committed one")
     copy = _rebuild(checked, {name: tensor for name, tensor in state.items() if name.startswith(_WEIGHTS)})
     names = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.state().items()}
     if {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()} != names:
-        raise checked.refuse("names, shapes or types of its state are not those of its plan")
+        raise checked.refuse("names, shapes or types of its state differ from its plan")
     copy.load(state, before.step)
     if copy.digest() != before:
-        raise checked.refuse("its state is not the one that was signed before the step")
+        raise checked.refuse("its state differs from the one signed before the step")
     with _threads_of_run(checked):
         copy.apply(before.step, applied, clip)
     return copy.digest()
@@ -150,7 +150,7 @@ def _committed_inputs(checked: CheckedEvidence, committed: Statement[Commit]) ->
         try:
             shown = checked.statements.open(signed, Activation, commit.epoch, place, lambda _: (None, holder))
         except (FrameError, SignatureError) as exc:
-            raise checked.refuse(f"an input of its commitment does not hold: {exc}") from exc
+            raise checked.refuse(f"an input of its commitment is invalid: {exc}") from exc
         received[(shown.message.direction, shown.message.microbatch)] = shown.digest
     return received
 
@@ -163,9 +163,9 @@ def _committed_input(
     if digest is None or name not in checked.tensors:
         return None
     if checked.digest_of(name) != digest:
-        raise checked.refuse(f"tensor {name!r} is not the one that the stage committed to")
+        raise checked.refuse(f"tensor {name!r} differs from the stage's commitment")
     if tuple(checked.tensors[name].shape) != checked.record.plan.hidden_shape:
-        raise checked.refuse(f"tensor {name!r} is not of the plan's shape")
+        raise checked.refuse(f"tensor {name!r} has not the plan's shape")
     return checked.tensors[name]
 
 
@@ -190,7 +190,7 @@ def _shown_stage(checked: CheckedEvidence) -> StageCopy | None:
         return None
     copy = _rebuild(checked, weights)
     if copy.weights_digest() != checked.record.weights_digest:
-        raise checked.refuse("its weights are not those whose digest it names")
+        raise checked.refuse("its weights differ from their signed digest")
     return copy
 
 
@@ -205,9 +205,7 @@ def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCo
         # read off the keys: what builds a model to count it does as much work as its config claims
         claimed = made_one_by_one(plan.hub_config)
         if claimed > MOST_LAYERS and not checked.pins.in_run:
-            raise checked.refuse(
-                f"its plan claims {claimed} layers or labels, more than the {MOST_LAYERS} that evidence is built of"
-            )
+            raise checked.refuse(f"its plan claims {claimed} layers or labels, above the limit of {MOST_LAYERS}")
         # counted before it has memory: a plan must not claim any that its weights do not fill
         (row,) = stage_table(shared_hub_config(plan.hub_config), (spec,), plan.adapter)
         num_values = sum(tensor.numel() for tensor in weights.values())
@@ -218,6 +216,6 @@ def _rebuild(checked: CheckedEvidence, weights: Mapping[str, Tensor]) -> StageCo
         raise checked.refuse(f"its plan builds no stage: {exc}") from exc
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in copy.weights().items()}
     if {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()} != expected:
-        raise checked.refuse("names, shapes or types of its weights are not those of its plan")
+        raise checked.refuse("names, shapes or types of its weights differ from its plan")
     copy.load_weights(weights)
     return copy

@@ -49,7 +49,7 @@ class Admission:
         return self._plan.guard.enabled
 
     def answer_as_owner(self, measurement: ClassMeasurement) -> None:
-        """Run the battery here."""
+        """Compute the kernel fingerprint here."""
         measurement.answers[OWNER] = run_battery(self._plan, measurement.nonce)
 
     def refusal(self, party: str, described: NumericClass, measurement: ClassMeasurement) -> str | None:
@@ -74,13 +74,13 @@ class Admission:
         bits = f"{party} computes other bits than the owner ({', '.join(other)})"
         unlike = described.unlike(self._description)
         if self._plan.guard.classes == "one":
-            how = f"; it has {unlike}" if unlike else ", although it describes itself as the owner does"
+            how = f"; differences: {unlike}" if unlike else ", although its description equals the owner's"
             return (
-                f"{bits}{how}; give it the owner's number of threads, torch build and device, or let several numeric "
-                'classes in with guard.classes = "mixed"'
+                f"{bits}{how}; give it the owner's number of threads, torch build and device, or admit several "
+                'numeric classes with guard.classes = "mixed"'
             )
         if not unlike:
-            return f"{bits}, although it describes itself as the owner does; a party that is not what it says stays out"
+            return f"{bits}, although its description equals the owner's; a party with a wrong description is refused"
         if "update" in other:
             return f"{bits}; also in a mixed fleet all parties must make the same bits of an update"
         return None

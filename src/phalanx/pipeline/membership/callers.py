@@ -49,7 +49,7 @@ class Callers:
             self._check(certified)
             name = self._name_of(certified, begins)
         except PeerRefusedError as exc:
-            self._tell(f"a caller is refused: {exc}")
+            self._tell(f"refused a caller: {exc}")
             raise
         if begins and name is not None:
             self._tell(f"{name} has called" if name == certified_name(name) else f"{name} has called: it came back")
@@ -59,13 +59,13 @@ class Callers:
         try:
             is_revoked = certified in self._revoked()
         except CertificateError as exc:
-            raise PeerRefusedError("the list of revocations cannot be read, so nobody is let in") from exc
+            raise PeerRefusedError("the list of revocations cannot be read, so no party is admitted") from exc
         if is_revoked:
             raise PeerRefusedError(f"the certificate of {certified} was revoked by the owner")
         if certified not in self._expected:
             raise PeerRefusedError(
-                f"{certified} is no party of this session; pipeline.remote_workers and may_join of the run file name "
-                "them, and convicted ones stay out"
+                f"{certified} not a party of this session; pipeline.remote_workers and may_join of the run file "
+                "list the parties, and convicted ones stay excluded"
             ).about(code="PHX-T041", found=certified)
 
     def _tell(self, line: str) -> None:

@@ -137,7 +137,7 @@ class _JoinState:
                 do = (
                     "start them with `phalanx worker`"
                     if expected.may_be_absent
-                    else "their processes live, so look at the load of this machine and at workers/*.log of the run"
+                    else "their processes are alive; check the load of this machine and workers/*.log of the run"
                 )
                 raise PeerLostError(f"{', '.join(names)} {what} within {expected.timeout_s:.0f} s; {do}").about(
                     code="PHX-T052", found=", ".join(names), do=do
@@ -188,7 +188,7 @@ class _JoinState:
         for name in self.hellos:
             self._send(name, Challenge(epoch=0, nonce=measurement.nonce))
         admission.answer_as_owner(measurement)
-        self.await_all(lambda: self.hellos.keys() - measurement.answers.keys(), "did not show what they compute")
+        self.await_all(lambda: self.hellos.keys() - measurement.answers.keys(), "did not prove their numeric class")
         refused = {}
         for name in [name for name in self._expected.known if name in self.hellos]:
             reason = admission.refusal(name, self.hellos[name].numeric_class, measurement)
@@ -205,7 +205,7 @@ class _JoinState:
 
     def _tell_why(self, refused: Mapping[str, str], everything: str) -> None:
         for name in self.hellos:
-            reason = refused.get(name, f"the run does not begin: {everything}")
+            reason = refused.get(name, f"the run cannot begin: {everything}")
             self._send(name, NotLetIn(epoch=0, reason=reason[:LONGEST_REASON]))
         with contextlib.suppress(TransportError):
             self._endpoint.flush(_SECONDS_TO_TELL)

@@ -67,11 +67,11 @@ class LateJoins:
         newcomer = self._newcomers.get(name)
         if isinstance(message, ChallengeReply):
             if not any([newcomer.measurement.take(name, message) for newcomer in self._newcomers.values()]):
-                raise FrameError(f"{name!r} answered a question that it was not asked, or twice")
+                raise FrameError(f"{name!r} sent an answer that was not due")
             if newcomer is not None and received.header is not None:
                 newcomer.said["measured"] = to_signed(received.header)
         elif name in present or name in self._turned_away or (newcomer is not None) == isinstance(message, Hello):
-            raise FrameError(f"{name!r} sent {message.kind!r} and is no newcomer that has yet to send it")
+            raise FrameError(f"{name!r} sent {message.kind!r} although it is not joining")
         elif isinstance(message, Hello):
             self._receive(received, message, present)
         elif newcomer is not None:

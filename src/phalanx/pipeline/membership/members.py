@@ -59,7 +59,7 @@ class Incarnations:
             if not begins or first is None:
                 return present or certified
             if certified in self._barred:
-                raise PeerRefusedError(f"{certified} was shut out and does not come back").about(
+                raise PeerRefusedError(f"{certified} was excluded and may not come back").about(
                     code="PHX-T042", found=certified
                 )
             if present is not None:

@@ -84,7 +84,7 @@ class PipelineEngine:
         """
         context = self._context
         context.party.roles.begin_anew(library)
-        context.forget_unverified("the run goes on from another state")
+        context.forget_unverified("the run continues from another state")
         self._loop.run(self._failover.fall_back(step, known))
 
     def step(self, step: int, inputs: StepInputs) -> StepResult:
@@ -290,7 +290,7 @@ async def collect_agreed(facts: StepFacts, stage: int, purpose: Purpose) -> Stag
             return copy
         if copy is not None:
             reason = VerificationError(
-                f"stage {stage}: {party} sent a {purpose} that is not the one it signed; not used"
+                f"stage {stage}: {party} sent a {purpose} that differs from its signature; not used"
             )
             facts.observe("refused", {"party": party, "error": type(reason).__name__, "reason": str(reason)})
     raise reason

@@ -186,8 +186,8 @@ class EventLoop:
         """Tell a process that another one has its certificate, if it still runs: it takes part no more, and ends."""
         context = self.context
         reason = (
-            "another process has begun with this worker's certificate, and the run goes on with that one; give each "
-            "worker a certificate of its own, and replace this one if you did not start the other process"
+            "another process with this worker's certificate has joined and replaces this one; give each worker a "
+            "certificate of its own, and replace this one if you did not start the other process"
         )
         with contextlib.suppress(TransportError):
             context.mail.post(name, NotLetIn(epoch=0, reason=reason))
@@ -227,6 +227,6 @@ class EventLoop:
         for name in incarnations.take_restarted():
             if name in self.roster.alive:
                 self._tell_fenced(name)
-                self.roster.suspect(name, "its process has begun anew")
+                self.roster.suspect(name, "its process has restarted")
             else:
                 self.newcomers.drop(name)

@@ -265,16 +265,16 @@ class Failover:
                 standings = await ProgressNeed(tuple(roster.alive), Ask(epoch=ledger.epoch, step=ledger.step))
                 patience.broken()
                 for name in [name for name in roster.alive if name not in standings][:1]:
-                    roster.suspect(name, "silent while roles were given out", "silent")
+                    roster.suspect(name, "silent while roles were assigned", "silent")
             if patience.clock.wall() > deadline:
                 # the owner is late because a party does not give it a state
                 missing = sorted(waiting - ready.keys() - {OWNER}) or sorted(context.party.roles.owed_by())
                 if not missing:
-                    raise PeerLostError(f"{OWNER} did not get ready within {timeout_s:.0f} s")
+                    raise PeerLostError(f"{OWNER} was not ready within {timeout_s:.0f} s")
                 if not is_start and guard.enabled and may_lack_a_state(missing, roles):
                     return True
                 for name in missing if is_start else missing[:1]:
-                    roster.suspect(name, f"did not take its roles within {timeout_s:.0f} s", "late")
+                    roster.suspect(name, f"did not start its roles within {timeout_s:.0f} s", "late")
         return False
 
     async def _undo_unwitnessed(self, step: int) -> None:
@@ -288,7 +288,7 @@ class Failover:
         facts.observe("update_unwitnessed", {"step": step - 1, "stages": stages})
         if not self.rollback.can_undo(step - 1):
             raise NoHolderError(
-                f"stages {stages}: one party alone has made the update of step {step - 1}, which cannot be undone; "
+                f"stages {stages}: only one party made the update of step {step - 1}, which cannot be undone; "
                 "resume from the last checkpoint with --resume"
             )
         self._coordinator.forget_audits()

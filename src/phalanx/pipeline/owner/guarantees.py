@@ -7,12 +7,12 @@ from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.verify.facts import StepFacts
 
 GUARANTEES: dict[str, str] = {
-    "own": "the owner serves the stage itself",
-    "bit-equal": "stage, shadow and owner compute the same bits, and any other bit is a lie",
-    "owner-shadowed": "stage and owner compute the same bits, and the owner alone has another copy",
+    "own": "the owner serves the stage",
+    "bit-equal": "stage, shadow and owner compute the same bits; any other bit is a lie",
+    "owner-shadowed": "stage and owner compute the same bits; only the owner has another copy",
     "bounded": "messages and weight gradients are compared within rounding, updates bit by bit",
-    "messages-only": "messages and updates are compared, weight gradients are taken on the stage's word",
-    "unguarded": "what the stage sends is used as it comes",
+    "messages-only": "messages and updates are compared, weight gradients are not",
+    "unguarded": "the stage is not checked",
 }
 """Names and meanings; a later one is weaker."""
 
@@ -49,7 +49,7 @@ _IN_WORDS = {
     "bit-equal": "compared bit for bit with a second copy",
     "owner-shadowed": "compared bit for bit with the owner's copy",
     "bounded": "compared within rounding with a second copy",
-    "messages-only": "compared by messages, with weight gradients on its word",
+    "messages-only": "compared by messages, weight gradients not checked",
     "unguarded": "not checked",
 }
 

@@ -116,7 +116,7 @@ class KeptStates:
                 tensors = await self._fetch(stage, (holder, facts.shadow(stage)))
             if tensors is None:
                 point.close()
-                return holder, f"stage {stage}: {holder} did not bring the state that it signed, nor did its shadow"
+                return holder, f"stage {stage}: {holder} did not send its signed state, and neither did its shadow"
             if not self._write(point, stage, tensors):
                 return None
         self._points[step] = point
@@ -148,7 +148,7 @@ class KeptStates:
 
         def build(stage: int, trained: TrainedState | None = None) -> StageCopy:
             if base is None:
-                raise VerificationError(f"stage {stage}: the owner has no model to build it of")
+                raise VerificationError(f"stage {stage}: the owner has no model to build it from")
             return base(stage) if not point.files else base(stage, trained or self._read(point, stage))
 
         return build

@@ -46,7 +46,7 @@ class StageState:
         frozen = self.agreed.weights[:-_DIGEST_CHARACTERS]
         if state_digest(self.tensors, frozen, self.num_steps) != self.agreed:
             raise VerificationError(
-                f"stage {self.stage}: {self.party} sent a state that is not the one it signed; not used"
+                f"stage {self.stage}: {self.party} sent a state that differs from its signature; not used"
             )
 
 
@@ -101,7 +101,7 @@ class Duplicates:
 
     def begin(self, num_steps: int) -> Duplicate:
         """Ask for copies of the state after so many steps, before the next step begins."""
-        self.abandon("another one was begun")
+        self.abandon("another one was started")
         facts, duplicate = self._facts, Duplicate(num_steps)
         self._present = duplicate
         for stage, party in sorted(facts.assignment.holders.items()):
@@ -135,7 +135,7 @@ class Duplicates:
                     self.abandon(f"stage {stage}: {order.party} sent a state of step {order.num_steps}")
                     return
             elif order.party in lost:
-                self.abandon(f"stage {stage}: {order.party} is gone")
+                self.abandon(f"stage {stage}: {order.party} is lost")
                 return
             elif self._requests.has_lapsed(order):
                 self.abandon(f"stage {stage}: {order.party} did not send its state in time")

@@ -47,10 +47,10 @@ class Verdicts:
             The verdict; None when it names the owner, or its evidence does not hold.
         """
         if judgement.verdict.party == OWNER:
-            self._refuse(judgement, "it names the owner, which is trusted", None)
+            self._refuse(judgement, "the judgement accuses the owner, which is trusted", None)
             return None
         if judgement.verdict.offence == "transfer":
-            self._refuse(judgement, "it did not bring what it had signed, which is no lie", None)
+            self._refuse(judgement, "it did not send its signed data, which does not prove a lie", None)
             return None
         case = VerdictBasis(
             judgement.verdict,
@@ -70,7 +70,7 @@ class Verdicts:
             self._refuse(judgement, str(exc).removeprefix(f"{path}: "), path)
             return None
         if verdict.party in silent and facts["conclusion"] == UNPROVED:
-            self._refuse(judgement, "it brought no answer, and silence is no lie", path)
+            self._refuse(judgement, "it did not answer, which does not prove a lie", path)
             return None
         self.passed.append(verdict)
         details: dict[str, object] = {"referee": judgement.work.model_dump()}
@@ -87,14 +87,14 @@ class Verdicts:
         """
         verdict = judgement.verdict
         if verdict.party != OWNER and (verdict.party in silent or verdict.offence == "transfer"):
-            return verdict.party, "it did not bring what it had signed"
+            return verdict.party, "it did not send its signed data"
         roles = self._facts.assignment
         doubtful = (verdict.party, verdict.accuser, roles.holders.get(verdict.stage), roles.shadows.get(verdict.stage))
         party = next((name for name in doubtful if name not in (None, OWNER)), None)
         if party is None:
             return None
         self._refused[party] += 1
-        reason = "it was found wrong twice, without evidence that others could check"
+        reason = "it was wrong twice, without evidence that others could check"
         return (party, reason) if self._refused[party] > 1 else None
 
     def _refuse(self, judgement: Judgement, why: str, path: Path | None) -> None:

@@ -44,8 +44,8 @@ class Outcome:
         stages = [str(stage) for stage, square in sorted(ledger.norms().items()) if square is None]
         place = f" (of stages {', '.join(stages)})" if stages else ""
         return (
-            f"step {step}: loss {loss}, gradient norm {ledger.total_norm()}{place}, and every audit agrees; "
-            "lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
+            f"step {step}: loss {loss}, gradient norm {ledger.total_norm()}{place}, although every audit "
+            "agrees; lower optimizer.lr or set optimizer.clip_norm, then --resume from the last checkpoint"
         )
 
 
@@ -133,10 +133,10 @@ class Attempts:
         else:
             debtor = self._tally.debtor()
         if debtor is not None:
-            self._roster.suspect(debtor, f"it owed most to a step that {late}", "late")
+            self._roster.suspect(debtor, f"it was the slowest party of a step that {late}", "late")
             return
         raise PeerLostError(
-            f"step {facts.ledger.step} {late}; raise pipeline.step_timeout_s or look at the workers' logs"
+            f"step {facts.ledger.step} {late}; raise pipeline.step_timeout_s or check the workers' logs"
         )
 
     async def _break_silence(self) -> None:
@@ -200,7 +200,7 @@ class VerifiedStep:
     @task
     async def begin_again(self, step: int) -> None:
         """Let every party forget its work on the step."""
-        self._context.duplicates.abandon("a step begins again")
+        self._context.duplicates.abandon("a step is repeated")
         await self._failover.begin_again(step)
         await self.redo_until(step)
 

@@ -82,7 +82,7 @@ class LocalWorkers:
 
     def last_output(self, name: str) -> str:
         """The last line of a worker's log, for an error message; how the worker ended, where it has said nothing."""
-        how = self._processes[name].how_it_ended() if name in self._processes else "it was not started here"
+        how = self._processes[name].how_it_ended() if name in self._processes else "not started here"
         return last_lines(self._directory / f"{name}.log", otherwise=f"(no output, {how})")
 
     def close(self) -> None:

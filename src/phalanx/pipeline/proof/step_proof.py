@@ -99,12 +99,12 @@ class _StepJudge:
         self._leaves, self._rules = leaves, rules
         attempts = self._of(AttemptLeaf)
         if len(attempts) != 1 or (attempts[0].step, attempts[0].epoch) != (step, epoch):
-            raise AuditLogError("its leaves are those of another attempt")
+            raise AuditLogError("its leaves belong to another attempt")
         self._attempt = attempts[0]
         if not self._attempt.session.startswith(f"{rules.run}-"):
-            raise AuditLogError("its leaves are those of another run")
+            raise AuditLogError("its leaves belong to another run")
         if self._attempt.classes and rules.guard.classes == "one":
-            raise AuditLogError(f"{min(self._attempt.classes)} is of another numeric class, and the run has one")
+            raise AuditLogError(f"{min(self._attempt.classes)} has another numeric class, but the run has only one")
         self._assignment = _assignment(self._attempt)
         self._statements = Statements(self._attempt.session, self._peer)
         self._audits = {(leaf.stage, leaf.microbatch, leaf.auditor): leaf for leaf in self._of(AuditLeaf)}
@@ -123,7 +123,7 @@ class _StepJudge:
             equal = digests == self._sent(leaf, digests)
             if not equal and self._bits_decide(leaf.auditor, self._assignment.holders[leaf.stage]):
                 raise AuditLogError(
-                    f"{_place(leaf)}: {leaf.auditor} got another digest than was sent, and no verdict follows"
+                    f"{_place(leaf)}: {leaf.auditor} got another digest than was sent, but no verdict follows"
                 )
             unlike += not equal
             owners += equal and leaf.report is None
@@ -139,15 +139,15 @@ class _StepJudge:
         """Check that every worker's stage has a shadow, commitments and an agreed state."""
         assignment, rules = self._assignment, self._rules
         if set(assignment.holders) != set(range(rules.num_stages)):
-            raise AuditLogError(f"has stages {sorted(assignment.holders)}, the run has {rules.num_stages}")
+            raise AuditLogError(f"has stages {sorted(assignment.holders)}, but the run has {rules.num_stages}")
         commits = {leaf.stage: leaf.party for leaf in self._of(CommitLeaf)}
         states = {leaf.stage for leaf in self._of(StateLeaf)}
         for stage, holder in assignment.holders.items():
             if holder != OWNER and (stage not in assignment.shadows or stage not in states):
-                raise AuditLogError(f"stage {stage}: is in the hands of {holder}, without a shadow or an agreed state")
+                raise AuditLogError(f"stage {stage}: is held by {holder}, without a shadow or an agreed state")
         missing = [stage for stage, holder in assignment.holders.items() if commits.get(stage) != holder]
         if missing:
-            raise AuditLogError(f"stage {missing[0]}: no party has committed to its work")
+            raise AuditLogError(f"stage {missing[0]}: no party committed to its work")
 
     def _check_drawn(self, draw: AuditDraw) -> None:
         """Draw again: everything drawn must have been asked for, and done."""
@@ -158,13 +158,13 @@ class _StepJudge:
             if changed:
                 raise AuditLogError(
                     f"stage {demand.stage}, microbatch {changed[0]}: is drawn for {demand.auditor} by the revealed "
-                    "key, and the log has another draw"
+                    "key, but the log has another draw"
                 )
         self._check_done(demands)
         owned = {leaf.stage for leaf in self._of(OwnerAuditLeaf)}
         for stage in sorted(set(self._watched) - owned):
             if draw.owners_step(step=self._attempt.step, epoch=self._attempt.epoch, stage=stage):
-                raise AuditLogError(f"stage {stage}: is drawn for the owner's own audit, which was not made")
+                raise AuditLogError(f"stage {stage}: was drawn for the owner's audit, which is missing")
 
     def _check_done(self, demands: Iterator[_Demand] | Sequence[_Demand]) -> None:
         for demand in demands:
@@ -172,11 +172,11 @@ class _StepJudge:
             missing = [m for m in demand.microbatches if (stage, m, demand.auditor) not in self._audits]
             if missing:
                 raise AuditLogError(
-                    f"stage {stage}, microbatch {missing[0]}: was drawn for {demand.auditor}, and no report follows"
+                    f"stage {stage}, microbatch {missing[0]}: was drawn for {demand.auditor}, but its report is missing"
                 )
             if demand.whole and (stage, demand.auditor) not in self._step_audits:
                 raise AuditLogError(
-                    f"stage {stage}: its weight gradient was drawn, and {demand.auditor} reports nothing"
+                    f"stage {stage}: its weight gradient was drawn, but the report of {demand.auditor} is missing"
                 )
 
     @property
@@ -211,7 +211,7 @@ class _StepJudge:
         place = {"stage": leaf.stage, "microbatch": leaf.microbatch}
         digests = self._open(leaf.report, leaf.auditor, AuditReport, place, _place(leaf)).message.digests
         if set(digests) != set(_DIRECTIONS):
-            raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} is not about both directions")
+            raise AuditLogError(f"{_place(leaf)}: the report of {leaf.auditor} lacks a direction")
         return {str(direction): digest for direction, digest in digests.items()}
 
     def _sent(self, leaf: AuditLeaf, digests: Mapping[str, str]) -> Mapping[str, str]:
@@ -236,7 +236,7 @@ class _StepJudge:
             audited = self._open(leaf.report, leaf.auditor, StepAudited, place, description).message
             got = (audited.gradient, audited.norm_squared)
         if got != (committed.gradient, committed.norm_squared) and self._bits_decide(leaf.auditor, holder):
-            raise AuditLogError(f"{description}: {leaf.auditor} got another weight gradient, and no verdict follows")
+            raise AuditLogError(f"{description}: {leaf.auditor} got another weight gradient, but no verdict follows")
 
     def _open(
         self, signed: PassedOnHeader, party: str, kind: type[_Said], place: Mapping[str, object], where: str
@@ -247,10 +247,10 @@ class _StepJudge:
             full_place = {**place, "step": attempt.step}
             return self._statements.open(signed, kind, attempt.epoch, full_place, lambda _: (party, None))
         except SignatureError as exc:
-            raise AuditLogError(f"{where}: {party} did not sign the {kind.kind!r} that is shown") from exc
+            raise AuditLogError(f"{where}: {party} did not sign this {kind.kind!r}") from exc
         except FrameError as exc:
             raise AuditLogError(
-                f"{where}: {party} signed the {kind.kind!r} that is shown for another place or session ({exc})"
+                f"{where}: {party} signed this {kind.kind!r} for another place or session ({exc})"
             ) from exc
 
     def _peer(self, name: str) -> Peer:

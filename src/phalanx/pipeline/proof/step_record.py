@@ -267,10 +267,10 @@ def _header(ledger: StepLedger, key: MessageKey) -> PassedOnHeader | None:
 
 Check = Literal["messages", "whole_step", "owner", "state"]
 CHECKS: dict[Check, str] = {
-    "messages": "drawn messages were recomputed by the other copy of the stage",
-    "whole_step": "all messages and the weight gradient were recomputed by the other copy of the stage",
-    "owner": "the same by the owner itself, with the update",
-    "state": "both copies agreed on the weights and the optimizer's state that the step began with",
+    "messages": "the other copy of the stage recomputed the drawn messages",
+    "whole_step": "the other copy of the stage recomputed all messages and the weight gradient",
+    "owner": "the owner recomputed all of these and the update",
+    "state": "both copies agreed on the weights and the optimizer state at the start of the step",
 }
 """Every kind of check, with what it is."""
 

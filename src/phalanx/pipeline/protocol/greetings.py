@@ -42,14 +42,14 @@ class Setup(Message):
 
 
 class Challenge(Message):
-    """The owner measures a party's numeric class: run the battery on inputs that follow from this nonce."""
+    """The owner measures a party's numeric class: compute the kernel fingerprint on inputs drawn from this nonce."""
 
     kind: ClassVar[str] = "challenge"
     nonce: Digest
 
 
 class KernelDigests(StrictModel):
-    """The digests of a battery's results; see `run_battery`."""
+    """The digests of a kernel fingerprint; see `run_battery`."""
 
     forward: Digest
     backward: Digest

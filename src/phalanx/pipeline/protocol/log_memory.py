@@ -19,8 +19,8 @@ Observe = Callable[[str, dict[str, object]], None]
 
 _SESSION = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}")
 _WAY_OUT = (
-    "it was cut or replaced; put the whole run directory back as it was, or begin a new run from one of its "
-    "checkpoints with --from"
+    "it was truncated or replaced; restore the whole run directory, or begin a new run from one of its checkpoints "
+    "with --from"
 )
 
 
@@ -102,9 +102,9 @@ class LogMemory:
         differs = told is not None and due is not None and told.last.number == due.number and told.last != due
         if due is not None and (newest < due.number or differs):
             raise CutLogError(
-                f"{self._owner.name}: its audit log has {newest} lines about sessions, steps and evictions, and this "
-                f"worker knows number {due.number} of this run by the same owner's signature; {_WAY_OUT}; this worker "
-                f"serves the run as it is only without {self._path}"
+                f"{self._owner.name}: its audit log has {newest} lines about sessions, steps and evictions, but "
+                f"this worker has the same owner's signature for number {due.number} of this run; {_WAY_OUT}; to "
+                f"serve the run anyway, remove {self._path}"
             )
         if told is not None:
             self.known, self._is_kept = told, False
@@ -129,7 +129,7 @@ class LogMemory:
             temporary.write_bytes(canonical_json(self.known.model_dump(mode="json")))
             os.replace(temporary, self._path)
         except OSError as exc:
-            _say(f"{self._path}: cannot be written ({exc.strerror}), so nothing is remembered of the owner's audit log")
+            _say(f"{self._path}: cannot be written ({exc.strerror}), so the head of the owner's audit log is not saved")
             self._path = None
 
     def _read(self, path: Path) -> PublicHead | None:
@@ -141,7 +141,9 @@ class LogMemory:
         except FileNotFoundError:
             return None
         except (OSError, ValidationError, FrameError, SignatureError) as exc:
-            _say(f"{path}: cannot be read ({type(exc).__name__}), so nothing is remembered of the owner's audit log")
+            _say(
+                f"{path}: cannot be read ({type(exc).__name__}), so the saved head of the owner's audit log is not used"
+            )
             return None
 
 

@@ -71,7 +71,7 @@ class Mailbox:
         Raises:
             PeerRefusedError: The receiver is unknown or was evicted.
         """
-        self._endpoint.end_link(receiver, "the owner leads this link")
+        self._endpoint.end_link(receiver, "the owner relays this link")
 
     def renew_allowances(self) -> None:
         """Let every party send as much again: another step, or another attempt at one, begins."""

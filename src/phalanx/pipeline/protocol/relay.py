@@ -55,7 +55,7 @@ class LinkRelay:
         header = self._statements.frame(carry.header, (frame.sender, None))
         receiver = header.fields.receiver
         if header.fields.payload_digest != digest_hex(frame.payload):
-            raise FrameError(f"{frame.sender!r} wants a frame carried that is altered")
+            raise FrameError(f"{frame.sender!r} asks to relay an altered frame")
         # the receiver complains of what cannot be read
         with contextlib.suppress(FrameError):
             self.carried.note(parse_message(header.fields.kind, header.fields.body), header)
@@ -71,15 +71,15 @@ class LinkRelay:
             SignatureError: Its header is not its sender's.
         """
         if frame.sender != OWNER:
-            raise FrameError(f"{frame.sender!r} brought a frame of another party; only {OWNER!r} may")
+            raise FrameError(f"{frame.sender!r} sent a frame of another party; only {OWNER!r} may")
         header = self._statements.frame(carry.header, (None, self._endpoint.name))
         fields = header.fields
         if fields.payload_digest != digest_hex(frame.payload):
-            raise FrameError(f"{frame.sender!r} brought a frame of {fields.sender!r} that is altered")
+            raise FrameError(f"{frame.sender!r} sent an altered frame of {fields.sender!r}")
         inner = CheckedFrame(fields.sender, fields.kind, fields.body, frame.payload, header)
         message = parse_message(fields.kind, fields.body)
         if isinstance(message, Carry):
-            raise FrameError(f"{fields.sender!r} sent a frame within a frame within a frame")
+            raise FrameError(f"{fields.sender!r} sent a frame nested too deeply")
         return inner, message
 
     @property

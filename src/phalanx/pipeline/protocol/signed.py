@@ -95,14 +95,14 @@ class Statements:
         fields = header.fields
         message = parse_message(fields.kind, fields.body)
         if not isinstance(message, kind):
-            raise FrameError(f"a passed-on header is of kind {fields.kind!r}, expected {kind.kind!r}")
+            raise FrameError(f"a passed-on header has kind {fields.kind!r}, expected {kind.kind!r}")
         expected = {"epoch": epoch, **place}
         actual = {name: getattr(message, name) for name in expected}
         if actual != expected:
             raise FrameError(f"a passed-on header is about {actual}, expected {expected}")
         allowed = link(message)
         if allowed is None:
-            raise FrameError("a passed-on header is of no link of this assignment")
+            raise FrameError("a passed-on header belongs to no link of this assignment")
         self._bind(header, allowed)
         return Statement(message, header)
 
@@ -139,14 +139,14 @@ class Statements:
             SignatureError: The owner of this session did not sign it.
         """
         if found.run != run_of(self.session):
-            raise FrameError(f"a head of an audit log is of run {found.run!r}, expected {run_of(self.session)!r}")
+            raise FrameError(f"a head of an audit log belongs to run {found.run!r}, expected {run_of(self.session)!r}")
         found.check(self._peer(OWNER))
         return found
 
     def _bind(self, header: SignedHeader, link: Link) -> None:
         fields, (sender, receiver) = header.fields, link
         if fields.run != self.session:
-            raise FrameError(f"a passed-on header of {fields.sender} is of another session: {fields.run!r}")
+            raise FrameError(f"a passed-on header of {fields.sender} belongs to another session: {fields.run!r}")
         if sender not in (None, fields.sender) or receiver not in (None, fields.receiver):
             raise FrameError(
                 f"a passed-on header is from {fields.sender} to {fields.receiver}, "
@@ -155,7 +155,9 @@ class Statements:
         try:
             peer = self._peer(fields.sender)
         except PeerRefusedError as exc:
-            raise SignatureError(f"a passed-on header names {fields.sender} as its sender, who takes no part") from exc
+            raise SignatureError(
+                f"a passed-on header names {fields.sender} as its sender, which is not in the run"
+            ) from exc
         header.verify(peer)
 
 

@@ -1,4 +1,4 @@
-"""The battery, which measures a party's numeric class: the model's own kernels on freshly drawn inputs."""
+"""The kernel fingerprint, which measures a party's numeric class: the model's kernels on freshly drawn inputs."""
 
 import hashlib
 from collections.abc import Mapping

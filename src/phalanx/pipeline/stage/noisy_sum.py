@@ -29,7 +29,7 @@ def noisy_mean(
         The same arguments give the same bits to parties of one numeric class, which is measured with the noise in it.
     """
     if noise_key is None:
-        raise TrainingError(f"privacy: no key for the noise of step {step}; the owner sends one with each epoch")
+        raise TrainingError(f"privacy: the noise key of step {step} is missing; the owner sends one with each epoch")
     noisy = {}
     for name in sorted(total):
         stream, like = noise_stream(noise_key, step, name), total[name]

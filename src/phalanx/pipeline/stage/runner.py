@@ -71,7 +71,7 @@ class StageRunner:
         self._row_clip = row_clip
         self._rows: dict[str, Tensor] = {}
         if row_clip is not None and self._shared is not None and self._shared.requires_grad:
-            raise ModelError("privacy: a tied head is clipped in two stages, and a row moves it by more than its bound")
+            raise ModelError("privacy: two stages clip parts of the tied head, so a row can change it beyond its bound")
 
     def adopt_head(self, last: "StageRunner") -> None:
         """First stage: add the gradient of the tied head, which the last stage keeps apart, to the embedding's.

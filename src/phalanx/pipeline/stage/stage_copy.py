@@ -141,7 +141,7 @@ class StageCopy:
         if self.step <= step:
             return
         if not self.optimizer.can_undo(step):
-            raise StaleReplicaError(f"stage {self.spec.index}: asked for the state of step {step}; it is not kept")
+            raise StaleReplicaError(f"stage {self.spec.index}: the state of step {step} is not saved")
         self.optimizer.restore()
 
     def before_update(self, step: int) -> dict[str, Tensor]:
@@ -153,14 +153,15 @@ class StageCopy:
         if self.step == step:
             return self.weights()
         if not self.optimizer.can_undo(step):
-            raise StaleReplicaError(f"stage {self.spec.index}: asked for the weights of step {step}; they are not kept")
+            raise StaleReplicaError(f"stage {self.spec.index}: the weights of step {step} are not saved")
         undo = self.optimizer.undo_state()
         return {**self._frozen(), **{name: undo[name] for name in undo if name.startswith("weight/")}}
 
     def _expect_step(self, step: int) -> None:
         if self.step != step:
             raise StaleReplicaError(
-                f"stage {self.spec.index}: the copy is at step {self.step}, the update for {step}; resynchronise it"
+                f"stage {self.spec.index}: the copy is at step {self.step}, but the update is for {step}; "
+                "resynchronise it"
             )
 
     def _frozen(self) -> dict[str, Tensor]:

@@ -65,7 +65,7 @@ class Screen:
             return None
         off = abs(log_rms - average.log_rms)
         if off > max(_LEAST_LOG_RATIO, _SIGMAS * math.sqrt(average.variance)):
-            return f"norm is off its moving average by a factor of {math.exp(min(off, 99.0)):.1f}"
+            return f"norm differs from its moving average by a factor of {math.exp(min(off, 99.0)):.1f}"
         if channels is not None and average.channels is not None:
             cosine = _cosine(channels, average.channels)
             if not cosine >= _LEAST_COSINE:

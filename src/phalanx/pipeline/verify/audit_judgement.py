@@ -45,7 +45,7 @@ def _compare(facts: StepFacts, key: MessageKey, target: int) -> Judgement | None
     sent_digest, received = facts.ledger.said_digest(key), facts.ledger.messages.get(key)
     place = f"stage {source}, microbatch {microbatch}, {direction}"
     if received is None:
-        reason = f"{place}: {receiver} committed to the step without this input"
+        reason = f"{place}: {receiver} did not commit to this input"
         headers = {"commit": facts.ledger.commit_header(target)}
         return facts.judgement("forgery", receiver, target, reason, headers=headers)
     if sent_digest == received.digest:

@@ -193,7 +193,7 @@ class Audits:
         """
         key = message_of(hit)
         if key in self._doubted or hit.microbatch >= self._facts.plan.microbatches:
-            raise FrameError(f"{key} of step {hit.step} was screened before, or is no message of a step")
+            raise FrameError(f"{key} of step {hit.step} was screened before, or is not a message of a step")
         self._doubted.add(key)
 
     @property

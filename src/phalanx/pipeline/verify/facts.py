@@ -309,7 +309,7 @@ class StepFacts:
         """Whether any other bit than the one party's is a lie of the other.
 
         Two ways to compute may agree in all that was measured and differ in one number of a million. Where a run lets
-        several in, equal digests of a battery are no proof, and parties are compared within tau.
+        several in, equal kernel fingerprints are no proof, and parties are compared within tau.
         """
         return one == other or (self.plan.guard.classes == "one" and self.same_class(one, other))
 

@@ -73,7 +73,7 @@ class FaultReports:
             if received.header is None:
                 # the owner's own word needs no signature, and convicts no party
                 return None
-            reason = f"{sender} complained of a message that {fault.about} did not send it: {exc}"
+            reason = f"{sender} complained about a message that {fault.about} did not send: {exc}"
             stage = next(iter(facts.assignment.copies_of(sender)), 0)
             return facts.judgement("forgery", sender, stage, reason, headers={"fault": to_signed(received.header)})
         if announces_a_boundary(shown, facts.plan):
@@ -95,7 +95,7 @@ class FaultReports:
     def _convict(self, nonsense: SignedHeader, fault: Fault) -> Judgement | None:
         if fault.about not in self._facts.present:
             return None
-        reason = f"{fault.about} signed a value that nothing can have: {out_of_bounds(nonsense)}"
+        reason = f"{fault.about} signed an impossible value: {out_of_bounds(nonsense)}"
         stage = next(iter(self._facts.assignment.copies_of(fault.about)), 0)
         headers = {NONSENSE: to_signed(nonsense)}
         return self._facts.judgement("forgery", fault.about, stage, reason, headers=headers)
@@ -184,7 +184,7 @@ class ClaimRecorder:
         self._take_costs(sender, message)
         for name in message.states:
             if sender not in (assignment.holders.get(int(name)), assignment.shadows.get(int(name))):
-                raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not have")
+                raise FrameError(f"{sender!r} reported the state of stage {name}, which it does not hold")
         if message.epoch != self._ledger.epoch:
             return
         due = {name: state for name, state in message.states.items() if state.step == self._ledger.step}
@@ -215,12 +215,12 @@ class ClaimRecorder:
             return
         stray = sorted(message.states.keys() - {str(stage) for stage in self._facts.assignment.copies_of(sender)})
         if stray:
-            raise FrameError(f"{sender!r} got ready with stage {stray[0]}, which it does not have")
+            raise FrameError(f"{sender!r} reported ready with stage {stray[0]}, which it does not hold")
         # a state of another step is not what the party was asked for, and is not stored
         due = {name: state for name, state in message.states.items() if state.step == self._ledger.step}
         is_consistent = self._store(received, message.model_copy(update={"states": due}))
         if sender in self.ready and is_consistent:
-            raise FrameError(f"{sender!r} got ready for epoch {message.epoch} twice")
+            raise FrameError(f"{sender!r} reported ready for epoch {message.epoch} twice")
         self.ready.setdefault(sender, message)
 
     def _add_screen_hit(self, sender: str, message: ScreenHit) -> None:
@@ -228,7 +228,7 @@ class ClaimRecorder:
         assignment = self._facts.assignment
         _expect(sender, assignment.holders.get(target_of(message)), message.kind)
         if message.source not in assignment.shadows or self._facts.holder(message.source) == OWNER:
-            raise FrameError(f"{sender!r} finds a message of the owner odd, which needs no audit")
+            raise FrameError(f"{sender!r} screened a message of the owner, which needs no audit")
         self._audits.doubt(message)
         party = self._facts.holder(message.source)
         self._facts.observe("screen_hit", {**message.model_dump(mode="json"), "party": party})
@@ -283,7 +283,9 @@ class ClaimRecorder:
             return
         key = (message.stage, sender)
         if key not in ledger.awaited_step_audits or message.order != ledger.orders.get(key):
-            raise FrameError(f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not asked")
+            raise FrameError(
+                f"{sender!r} recomputed the whole step {message.step} of stage {message.stage}: not requested"
+            )
         if key in ledger.step_audits:
             self._refuse_repetition(received, f"stage {message.stage}, step {message.step}")
         elif self._store(received):
@@ -293,7 +295,7 @@ class ClaimRecorder:
 def _refuse_repeated_input(opened: Sequence[Statement[Activation]]) -> None:
     """Refuse a commitment with two headers for one input."""
     if any(earlier.message.place == opened[-1].message.place for earlier in opened[:-1]):
-        raise FrameError("it shows one input twice")
+        raise FrameError("it has one input twice")
 
 
 def _is_about(message: StepMessage, ledger: StepLedger) -> bool:

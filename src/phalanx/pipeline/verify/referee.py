@@ -33,7 +33,7 @@ from phalanx.transport.tensors import tensor_from
 NoiseKeyOf = Callable[[int, int], bytes | None]
 """Tells the key of the noise of an epoch and a stage; None where there is none."""
 
-_OTHER_WEIGHTS = "brought weights that are not those it signed"
+_OTHER_WEIGHTS = "sent weights that differ from the signed ones"
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Referee:
             }
             if shown_by != {dispute.holder}:
                 return None, ComparedTensors()
-            reason = "brought no input with the digest that it committed to"
+            reason = "sent no input with the committed digest"
             return self._guilty(dispute, dispute.holder, "transfer", reason), ComparedTensors()
         claim, sent_output = await self._claim(dispute), await self._output(dispute)
         shown = {name: tensor for name, tensor in (("accuser", claim), ("claimed", sent_output)) if tensor is not None}
@@ -405,7 +405,7 @@ class Referee:
 
     def _verdict(self, dispute: Dispute, finding: MessageFinding) -> Verdict:
         what = {"message": "sent a wrong tensor", "accusation": "accused an honest stage"}.get(
-            finding.offence, "did not bring the tensor that it signed"
+            finding.offence, "did not send the signed tensor"
         )
         return self._guilty(dispute, finding.party, finding.offence, what, finding.distance, finding.allowed)
 

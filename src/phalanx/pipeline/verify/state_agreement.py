@@ -73,7 +73,9 @@ class StateAgreement:
             if not wrong and expected is not None:
                 facts.agreed[stage] = expected
                 continue
-            reason = f"stage {stage}: {', '.join(wrong) or holder} got ready with another state than the agreed one"
+            reason = (
+                f"stage {stage}: {', '.join(wrong) or holder} reported ready with a state other than the agreed one"
+            )
             if old is None:
                 return Unready(wrong[0] if wrong else holder, reason)
             return self._blame(stage, wrong[0], old, reason)

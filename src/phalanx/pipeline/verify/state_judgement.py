@@ -86,7 +86,9 @@ class StateJudgement:
                 continue
             ruling = await self._judge_held(stage, report)
             guilty = ruling.party or shadow
-            reason = f"stage {stage}: {guilty} reported a weight gradient or norm that is not what was sent or computed"
+            reason = (
+                f"stage {stage}: {guilty} reported a weight gradient or norm that differs from the sent or computed one"
+            )
             headers = {
                 "commit": ledger.commit_header(stage),
                 "gradient_held": facts.record.header_of(shadow, report),
@@ -141,7 +143,7 @@ class StateJudgement:
                 continue
             guilty = ruling.party
             what = "committed to a weight gradient" if guilty == holder else "recomputed a weight gradient"
-            reason = f"stage {stage}: {guilty} {what} that the inputs of step {ledger.step} do not lead to"
+            reason = f"stage {stage}: {guilty} {what} that does not follow from the inputs of step {ledger.step}"
             accuser = auditor if guilty == holder else holder
             work, step = self._referee.spent(), ledger.step
             headers = {
@@ -169,7 +171,7 @@ class StateJudgement:
         before, previous = facts.before.get(stage), facts.previous
         commit = None if previous is None else previous.commits.get(stage)
         if before is None or previous is None or commit is None:
-            reason = f"stage {stage}: {shadow} has another state than the one that it was given"
+            reason = f"stage {stage}: {shadow} has another state than it received"
             return facts.judgement("transfer", shadow, stage, reason, accuser=OWNER)
         gradient = (commit.gradient, previous.clip_coefficient)
         signed = {party: said[party] for party in (holder, shadow)}
@@ -182,7 +184,9 @@ class StateJudgement:
         if said[other] == ruling.state:
             # the owner has made this update itself, and so stands for the copy that is left
             facts.agreed[stage] = said[other]
-        reason = f"stage {stage}: {guilty} has a state that the signed gradient of step {before.step} does not lead to"
+        reason = (
+            f"stage {stage}: {guilty} has a state that does not follow from the signed gradient of step {before.step}"
+        )
         return facts.judgement(
             ruling.offence,
             guilty,
@@ -215,7 +219,10 @@ class StateJudgement:
         ruling = await self._referee.judge_update(stage, parties, before, undone.gradient, present)
         if ruling.party is None or ruling.offence == "transfer":
             return None
-        reason = f"stage {stage}: {ruling.party} alone made an update that step {before.step} does not lead to"
+        reason = (
+            f"stage {stage}: {ruling.party} made an update, without a second copy, that does not follow from step "
+            f"{before.step}"
+        )
         work = self._referee.spent()
         judgement = facts.judgement(
             "state", ruling.party, stage, reason, headers=undone.headers, work=work, compared=ruling.compared
@@ -311,7 +318,7 @@ def vouched_for_gradient(facts: StepFacts, stage: int) -> Judgement | None:
     if said is None or auditor == OWNER or (said.gradient, said.norm_squared) != (commit.gradient, commit.norm_squared):
         return None
     holder = facts.holder(stage)
-    reason = f"stage {stage}: {auditor} vouched for the made-up weight gradient of {holder} in step {ledger.step}"
+    reason = f"stage {stage}: {auditor} vouched for the forged weight gradient of {holder} in step {ledger.step}"
     headers = {"commit": ledger.commit_header(stage), said.kind: facts.record.header_of(auditor, said)}
     return facts.judgement("collusion", auditor, stage, reason, headers=headers)
 
@@ -430,19 +437,19 @@ class OwnerAudits:
         headers = update_headers(facts, stage, dict.fromkeys(redone.parties, state))
         for party in dict.fromkeys(redone.parties):
             if party != OWNER and party in facts.present:
-                reason = f"stage {stage}: {party} agreed on a state that step {redone.step} does not lead to"
+                reason = f"stage {stage}: {party} agreed on a state that does not follow from step {redone.step}"
                 guilty.append(facts.judgement("state", party, stage, reason, headers=headers, compared=compared))
         if not guilty:
             raise NoHolderError(
-                f"stage {stage}: its state after step {redone.step} is wrong, and the parties that made it are gone; "
-                "resume from the last checkpoint with --resume"
+                f"stage {stage}: its state after step {redone.step} is wrong, and the parties that made it are "
+                "lost; resume from the last checkpoint with --resume"
             )
         return guilty
 
     def _brought_nothing(self, stage: int) -> Judgement:
         holder = self._facts.holder(stage)
         return self._facts.judgement(
-            "transfer", holder, stage, f"stage {stage}: no party brought what {holder} committed to"
+            "transfer", holder, stage, f"stage {stage}: no party sent the data that {holder} committed to"
         )
 
     async def _name(
@@ -495,7 +502,7 @@ class OwnerAudits:
         if is_right:
             return []
         holder, step = facts.holder(stage), ledger.step
-        reason = f"stage {stage}: {holder} committed to a weight gradient or norm that step {step} does not lead to"
+        reason = f"stage {stage}: {holder} committed to a weight gradient or norm that does not follow from step {step}"
         headers = {"commit": ledger.commit_header(stage), **facts.agreed_headers(stage, ledger)}
         culprit = facts.judgement("gradient", holder, stage, reason, headers=headers, compared=compared)
         second = vouched_for_gradient(facts, stage)

@@ -44,7 +44,7 @@ def fetch_kept(
     while time.monotonic() - heard < patience_s:
         frame = endpoint.receive(0.2)
         if isinstance(frame, LinkFault) and frame.peer == party:
-            raise CheckpointError(f"stage {stage}: {party} is gone: {frame.error}")
+            raise CheckpointError(f"stage {stage}: {party} is lost: {frame.error}")
         if frame is None or isinstance(frame, LinkFault) or frame.sender != party:
             continue
         try:
@@ -56,7 +56,7 @@ def fetch_kept(
                 continue
             tensors = receiver.add(message.offset, message.total, frame.payload)
         except FrameError as exc:
-            raise CheckpointError(f"stage {stage}: {party} sent another thing than a state: {exc}") from exc
+            raise CheckpointError(f"stage {stage}: {party} sent a message that is not a state: {exc}") from exc
         heard = time.monotonic()
         if tensors is not None:
             return tensors
@@ -70,6 +70,6 @@ def send_kept(post: Post, owner: str, about: FetchBulk, directory: Path | None, 
         CheckpointError: It keeps none, or not of that step.
     """
     if directory is None:
-        raise CheckpointError("this worker keeps no states; give its worker file a directory: journal = DIR")
+        raise CheckpointError("this worker saves no states; set a directory in its worker file: journal = DIR")
     state = read_state(state_path(directory, about.stage, party, about.step), about.step)
     send_bulk(post, owner, about, state, about.step)

@@ -21,11 +21,11 @@ class WorkerOutcome(Enum):
     """How a worker's part in a run came to a good end."""
 
     COMPLETE = "the run is complete"
-    LEFT = "this worker has left"
+    LEFT = "this worker left"
 
 
 class Narration:
-    """The story of one worker's part in a run, for a terminal or a log.
+    """The console of one worker: its part in a run, for a terminal or a log.
 
     Args:
         say: Takes one line; what other parties chose in it is made harmless first. Left out, nothing is said.
@@ -178,6 +178,6 @@ def keep_serving(
             return serve()
         except PeerLostError as exc:
             wait_s = float(min(2**attempt, _LONGEST_PAUSE_S))
-            say(printable(f"{exc}; looking for the owner again in {wait_s:.0f} s, until Ctrl-C"))
+            say(printable(f"{exc}; looking for the owner again in {wait_s:.0f} s; Ctrl-C stops"))
             pause(wait_s)
     return None

@@ -134,7 +134,7 @@ class Party:
             return
         if message.purpose in ("duplicate", "kept"):
             # answers to requests of the owner are taken before they come here
-            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that is not awaited")
+            raise FrameError(f"{self.name}: {received.sender!r} sent a {message.purpose} state that was not expected")
         self._catch_up(message.step)
         if message.step == self.roles.step + 1 or self._shadowing.is_behind(message):
             self._keep_for_later(received)
@@ -143,9 +143,7 @@ class Party:
 
     def _keep_for_later(self, received: ReceivedMessage) -> None:
         if sum(item.sender == received.sender for item in self._early) >= _MOST_EARLY:
-            raise FrameError(
-                f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages before their time"
-            )
+            raise FrameError(f"{self.name}: {received.sender!r} sent more than {_MOST_EARLY} messages too early")
         self._early.append(received)
 
     def _take_relay(self, received: ReceivedMessage, message: Relay) -> None:
@@ -153,7 +151,7 @@ class Party:
         link_of = self.roles.assignment.link_of
         sent = self._context.statements.open(message.evidence, Activation, message.epoch, message.place, link_of)
         if sent.digest != digest_hex(received.payload):
-            raise FrameError(f"{self.name}: a relayed tensor is not the one that its header announces")
+            raise FrameError(f"{self.name}: a relayed tensor differs from its header")
         sender = sent.header.fields.sender
         self._serving.take(ReceivedMessage(sender, sent.message, received.payload, sent.header), sent.message)
 

@@ -187,9 +187,7 @@ class Worker:
                 self._has_asked = True
                 self._mail.post(self._config.owner_name, Leave(epoch=0))
             if self._party is None and time.monotonic() > deadline:
-                raise PeerLostError(
-                    f"{self._config.owner}: the owner did not set this worker up in {_SETUP_TIMEOUT_S:.0f} s"
-                )
+                raise PeerLostError(f"{self._config.owner}: no setup from the owner within {_SETUP_TIMEOUT_S:.0f} s")
             if self._party is None or not self._party.work():
                 self._memory.keep()
                 with self._timer.phase("wait"):
@@ -251,7 +249,7 @@ class Worker:
     def _show_kernels(self, challenge: Challenge) -> None:
         """Send the owner the results of this worker's kernels on inputs that it has just drawn."""
         if self._plan is None:
-            raise FrameError(f"{self._identity.name}: was asked for its kernels before it was set up")
+            raise FrameError(f"{self._identity.name}: got a request for its kernel fingerprint before its setup")
         results = run_battery(self._plan, challenge.nonce, self._kernels)
         self._mail.post(self._config.owner_name, ChallengeReply(epoch=0, nonce=challenge.nonce, found=results))
 
@@ -259,7 +257,7 @@ class Worker:
         pinned = self._config.run_digest
         if pinned is not None and pinned != plan.run_digest:
             raise ConfigError(
-                f"run_digest: the owner runs {plan.run_digest}, pinned is {pinned}; ask the owner or change the pin"
+                f"run_digest: the owner runs {plan.run_digest}, but {pinned} is pinned; ask the owner or change the pin"
             ).about(code="PHX-C017", key="run_digest", found=str(plan.run_digest), expected=str(pinned))
         check_code(plan, self._config)
         if self._party is None:
@@ -305,11 +303,11 @@ class Worker:
         except PeerLostError as exc:
             raise self._owner_is_gone(exc) from exc
         if met.run != self._endpoint.run:
-            raise PeerLostError(f"the owner at {config.owner} serves another session by now; start this worker anew")
+            raise PeerLostError(f"the owner at {config.owner} now serves another session; restart this worker")
         if met.calls_us != self._identity.name:
             raise PeerRefusedError(
-                f"{config.owner}: another process has begun with this worker's certificate, and the run goes on with "
-                "that one; give each worker a certificate of its own"
+                f"{config.owner}: another process with this worker's certificate has joined and replaces this one; "
+                "give each worker a certificate of its own"
             )
         # an owner that goes on without this worker refuses its word, and that ends the link
         epoch = 0 if self._party is None else max(self._party.roles.epoch, 0)
@@ -317,13 +315,13 @@ class Worker:
 
     def _owner_is_gone(self, reason: Exception) -> PeerLostError:
         if isinstance(reason, PeerRefusedError) and self._party is None:
-            return PeerLostError(f"the owner at {self._config.owner} does not let this worker in: {reason}")
+            return PeerLostError(f"the owner at {self._config.owner} refuses this worker: {reason}")
         if isinstance(reason, PeerRefusedError):
             return PeerLostError(
-                f"the owner at {self._config.owner} goes on without this worker ({reason}); when the run is resumed it "
-                "may come back, unless it was convicted"
+                f"the owner at {self._config.owner} continues without this worker ({reason}); unless convicted, it "
+                "may come back when the run is resumed"
             )
-        return PeerLostError(f"the owner at {self._config.owner} is gone ({reason}); this worker ends")
+        return PeerLostError(f"the owner at {self._config.owner} is lost ({reason}); this worker ends")
 
     def _link_broke(self, fault: LinkFault) -> None:
         if fault.peer == self._config.owner_name:
@@ -345,7 +343,7 @@ def _fault(about: str, error: PhalanxError) -> Fault:
 def _say(reason: str) -> None:
     # the log may lie on the same full disk
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"no state is kept on disk any more: {reason}\n")
+        sys.stderr.write(f"states are no longer saved to disk: {reason}\n")
 
 
 @contextlib.contextmanager
@@ -363,7 +361,7 @@ def _leaving_on_signals(leave: Callable[[], None]) -> Iterator[None]:
     def hand_over(signum: int, frame: object) -> None:
         give_back()
         if signum == signal.SIGINT:
-            sys.stderr.write("handing over what this worker serves; Ctrl-C again ends it at once\n")
+            sys.stderr.write("handing over the stages of this worker; a second Ctrl-C ends it at once\n")
         leave()
 
     for number in old:
@@ -417,6 +415,6 @@ def check_code(plan: StepPlan, config: WorkerConfig) -> None:
         return
     named = ", ".join(mine.values()) or "none"
     raise ConfigError(
-        f"code: the owner's model is cut by {plan.family or 'a family of the package'}, this worker's file names "
-        f"{named}; if you trust that code, put the very file beside the worker file and name it in [[code]]"
+        f"code: the owner's model family is {plan.family or 'a family of the package'}, but this worker's file "
+        f"names {named}; if you trust that code, copy the same file beside the worker file and name it in [[code]]"
     )

@@ -45,7 +45,9 @@ class StateUploads:
         """
         self._waiting.pop(about.stage, None)
         if num_steps != about.step:
-            raise FrameError(f"stage {about.stage}: asked for the state of step {about.step}, it is at {num_steps}")
+            raise FrameError(
+                f"stage {about.stage}: the state of step {about.step} was requested, but the stage is at {num_steps}"
+            )
         tensors = {name: tensor.detach().cpu().clone() for name, tensor in state().items()}
         self._waiting[about.stage] = _Parcel(receiver, about, self._send(receiver, about, tensors))
 
@@ -81,7 +83,7 @@ def answer_fetch(context: PartyContext, roles: Roles, sender: str, message: Fetc
     allowed = {OWNER} if message.claim else {OWNER, roles.assignment.shadows.get(target)}
     if sender not in allowed:
         raise FrameError(
-            f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it has no part in it"
+            f"{context.name}: {sender!r} asked for a tensor of stage {message.source}; it does not hold that stage"
         )
     tensor = _claim(roles, message) if message.claim else _message(roles, message)
     if tensor is None and sender != OWNER:

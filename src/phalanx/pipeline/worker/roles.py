@@ -141,7 +141,7 @@ class Roles:
             FrameError: It is not awaited, or not the expected one.
         """
         if message.stage not in self.loading:
-            raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which is not awaited")
+            raise FrameError(f"{self.name}: {sender!r} sent the state of stage {message.stage}, which was not expected")
         copy, receiver, source = self.loading[message.stage]
         if sender != source:
             raise FrameError(
@@ -245,7 +245,7 @@ class Roles:
         elif self.library is not None:
             copy = self.library(role.stage)
         else:
-            raise NoHolderError(f"{self.name} is to send stage {role.stage} but has no copy of it")
+            raise NoHolderError(f"{self.name} must send stage {role.stage} but has no copy of it")
         request = FetchBulk(epoch=self.epoch, step=copy.step, stage=role.stage, purpose="state")
         for target in targets:
             send_bulk(self._context.post, target, request, copy.state(), copy.step)

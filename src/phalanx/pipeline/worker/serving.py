@@ -51,7 +51,7 @@ class ServedStages:
         if holder is None or not_mine or message.source != neighbour or sender != received.sender:
             raise FrameError(
                 f"{context.name}: {received.sender!r} sent {message.direction} from stage {message.source} to stage "
-                f"{message.target}; that is not its link"
+                f"{message.target}; which is not its link"
             )
         slot = (message.step, message.direction, message.microbatch)
         if message.step not in (roles.step, roles.step + 1) or message.microbatch >= context.plan.microbatches:
@@ -60,7 +60,7 @@ class ServedStages:
                 f"microbatches 0..{context.plan.microbatches - 1}"
             )
         if slot in holder.inputs:
-            raise FrameError(f"{context.name}: tensor for {slot} came twice from {received.sender!r}")
+            raise FrameError(f"{context.name}: tensor for {slot} arrived twice from {received.sender!r}")
         tensor = self._read(received, message)
         if tensor is None:
             return

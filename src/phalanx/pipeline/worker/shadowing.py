@@ -65,7 +65,9 @@ class ShadowedStages:
             )
         self.apply(shadow)
         if shadow.gradients is not None or not may_continue(shadow.source, received.sender, message.offset):
-            raise FrameError(f"{context.name}: the gradient of stage {message.stage} came twice, or from two parties")
+            raise FrameError(
+                f"{context.name}: the gradient of stage {message.stage} arrived twice, or from two parties"
+            )
         with context.timer.phase("shadow_receive"):
             if message.offset == 0:
                 # the owner hands on what the holder did not send, from its beginning
@@ -161,7 +163,7 @@ class ShadowedStages:
         context, roles = self._context, self._roles
         stage = message.source + (1 if message.direction == "forward" else -1)
         if stage not in self._shadows or message.evidence is None:
-            raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that it was not asked for")
+            raise FrameError(f"{context.name}: {received.sender!r} sent a tensor that was not requested")
         key: InputKey = (message.source, message.direction, message.microbatch)
         source, holder = roles.assignment.holders.get(key[0]), roles.assignment.holders[stage]
         link_of = roles.assignment.link_of
@@ -171,7 +173,10 @@ class ShadowedStages:
         came = digest_hex(received.payload) if header is None else header.fields.payload_digest
         if sent is None or sent.digest != came:
             if received.sender != source or source == holder:
-                raise FrameError(f"{context.name}: {received.sender!r} shows another tensor than {source!r} announced")
+                raise FrameError(
+                    f"{context.name}: {received.sender!r} sent a tensor that differs from the one announced by "
+                    f"{source!r}"
+                )
             # a wrong copy from the sender convicts no party; the receiver has the bytes under the same header
             self._fetch(holder, message.step, key)
             return

@@ -232,8 +232,8 @@ class ShadowStage:
     def _expect_step(self, step: int) -> None:
         if self.copy.step != step:
             raise StaleReplicaError(
-                f"stage {self.index}: the shadow is at step {self.copy.step}, the claim from step {step}; "
-                "no verdict is possible before it is resynchronised"
+                f"stage {self.index}: the shadow is at step {self.copy.step}, but the claim is from step {step}; no "
+                "verdict is possible before it is resynchronised"
             )
 
     def _claim(self, step: int, microbatch: int, y: Tensor, x_gradient: Tensor | None) -> None:

@@ -47,7 +47,7 @@ def why_not_apart(layout: Layout, outer: Outer | None) -> str | None:
     if layout.dp == 1:
         return "outer joins islands of data parallel copies, and dp=1; raise dp"
     islands = in_islands(layout, outer).islands
-    return None if layout.islands == islands else f"islands={layout.islands}: the run file has {islands}; leave it out"
+    return None if layout.islands == islands else f"islands={layout.islands}: the run file has {islands}; remove it"
 
 
 def _groups_of_a_node(layout: Layout, per_node: int) -> int:

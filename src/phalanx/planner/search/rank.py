@@ -193,8 +193,8 @@ def _rank_mixed(shape: ModelShape, recipe: Recipe, cluster: Cluster, tokens: flo
     if recipe.adapter is not None or recipe.outer is not None:
         feature = "model.adapter" if recipe.adapter is not None else "parallel.outer"
         raise ConfigError(
-            f"plan: found {feature} and pools of different devices, which are planned for training all weights in one "
-            "island; leave it out, or plan one pool at a time"
+            f"plan: found {feature} and pools of different devices, which are planned for training all weights "
+            "in one island; remove it, or plan one pool at a time"
         )
     valid: list[Estimate] = []
     refused: list[RefusedLayout] = []

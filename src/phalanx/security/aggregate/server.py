@@ -324,5 +324,5 @@ def _check_bringer(sender: str, bringer: str) -> None:
 
 def _bad_dealer(name: str) -> AggregationError:
     return AggregationError(
-        SumRefusal.BAD_SHARE, f"{name}: dealt shares of another secret than it said; leave it out", culprit=name
+        SumRefusal.BAD_SHARE, f"{name}: dealt shares of another secret than it said; remove it", culprit=name
     )

@@ -112,7 +112,7 @@ class RevokedParties:
             return _RevokedFile.model_validate_json(read_private(self._path, "phalanx peers --revoke makes it"))
         except ValidationError as exc:
             raise CertificateError(
-                f"{self._path}: is no list of revocations, so nobody is let in; put it back as it was"
+                f"{self._path}: is no list of revocations, so no party is admitted; restore it"
             ) from exc
 
     def _write_file(self, content: _RevokedFile) -> None:

@@ -1,4 +1,4 @@
-"""The knock: before a machine is certified the owner connects to where it wants to be reached, and it answers.
+"""The reachability probe: before it certifies a machine, the owner connects to its address, and the machine answers.
 
 The owner sends 32 random bytes in hex, the machine the HMAC of them under the secret of its token, a line each.
 """
@@ -23,7 +23,7 @@ _NONCE_BYTES = 32
 
 
 class OpenDoor:
-    """The port at which a machine will be reached, open for knocks while it asks to be certified.
+    """The port at which a machine will be reached, open for the reachability probe while it asks for its certificate.
 
     Args:
         port: The port; 0 takes any free one.
@@ -53,7 +53,7 @@ class OpenDoor:
             self._lobby.close()
 
     def _answer_knock(self, visitor: Visitor) -> None:
-        # another that knocks gets an answer that proves nothing to it, and keeps nobody from the door
+        # another caller gets an answer that proves nothing to it, and blocks nobody
         with contextlib.suppress(OSError, TransportError):
             message = receive_line(visitor.connection, time.monotonic() + _KNOCK_S)
             nonce = text(message, "knock", 2 * _NONCE_BYTES)

@@ -49,7 +49,7 @@ class ClientAdmissionConfig(StrictModel):
     def _check(self) -> Self:
         if (self.rule == "mean") != (self.byzantine == 0):
             raise ValueError(
-                f'rule = "{self.rule}" with byzantine = {self.byzantine}: a mean stands no client that lies; set '
-                "byzantine with a robust rule, or leave out both"
+                f'rule = "{self.rule}" with byzantine = {self.byzantine}: a mean tolerates no lying client; set '
+                "byzantine with a robust rule, or remove both"
             )
         return self

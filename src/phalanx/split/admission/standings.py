@@ -14,7 +14,7 @@ from phalanx.split.admission.config import ClientAdmissionConfig, RefusalReason
 _FEWEST_COMPARED = 3
 """Clients among which one can be told from the others."""
 _NO_NUMBER = 1e300
-"""Stands in books for a loss that is no finite number."""
+"""Replaces a loss that is not finite, in the metadata."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ClientStandings:
     def measured(self, client: str, loss: float, targets: int) -> None:
         """Take what some held-out rows of a client came to."""
         total, count = self._measured.get(client, (0.0, 0))
-        # a loss that is no number is one that is too large, and has a place in canonical books
+        # a loss that is no number is one that is too large, and has a place in canonical metadata
         self._measured[client] = (total + (loss if math.isfinite(loss) else _NO_NUMBER), count + targets)
 
     def is_measured(self, client: str) -> bool:
@@ -139,7 +139,7 @@ class ClientStandings:
         ).model_dump(mode="json")
 
     def load(self, books: object) -> None:
-        """Take over books.
+        """Load metadata.
 
         Raises:
             CheckpointError: They are of another run, or of one without this section.
@@ -152,7 +152,7 @@ class ClientStandings:
             ) from exc
         named = {*state.in_a_row, *state.excluded, *state.suspended, *state.measured}
         if not named <= set(self._clients):
-            raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which this run does not name")
+            raise CheckpointError(f"sealed state: has standings of {sorted(named)[:5]}, which are not in this run")
         self._in_a_row = {name: dict(state.in_a_row.get(name, {})) for name in self._clients}
         self._excluded, self._suspended = dict(state.excluded), set(state.suspended)
         self._measured, self._news = dict(state.measured), []

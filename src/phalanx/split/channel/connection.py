@@ -78,7 +78,7 @@ class Connection:
         if item is None:
             return None
         if isinstance(item, LinkFault):
-            raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+            raise PeerLostError(f"{self._peer}: {item.error}; continue with --resume")
         message = parse_message(item.kind, item.body)
         if isinstance(message, RefusedRequest):
             raise error_of(message, self._peer)
@@ -99,7 +99,7 @@ class Connection:
         """
         while (item := self._endpoint.receive(0.0)) is not None:
             if isinstance(item, LinkFault):
-                raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+                raise PeerLostError(f"{self._peer}: {item.error}; continue with --resume")
             if not self._aside(parse_message(item.kind, item.body)):
                 self._unheard.append(item)
 
@@ -126,7 +126,7 @@ class Connection:
                 continue
             if isinstance(item, LinkFault):
                 self._look()
-                raise PeerLostError(f"{self._peer}: {item.error}; go on with --resume")
+                raise PeerLostError(f"{self._peer}: {item.error}; continue with --resume")
             message = parse_message(item.kind, item.body)
             if isinstance(message, RefusedRequest):
                 raise error_of(message, self._peer)

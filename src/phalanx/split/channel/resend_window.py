@@ -36,10 +36,10 @@ class ReceiveWindow:
         if message.attempt < self._attempt:
             return
         if message.attempt > self._attempt:
-            raise FrameError(f"{self._client}: sends again what was not refused")
+            raise FrameError(f"{self._client}: resent a frame that was not refused")
         if len(self._queue) >= self._most:
             raise FrameError(
-                f"{self._client}: {self._most} frames wait already, as many as a step has; wait for feedback"
+                f"{self._client}: {self._most} frames are waiting, the maximum of a step; wait for feedback"
             )
         self._queue.append((message, frame))
 

@@ -78,7 +78,7 @@ class ClientAppraiser:
         if verifier is None:
             if evidence:
                 raise RefusedEvidenceError(
-                    Reason.NO_REFERENCE, f"{client}: brings evidence, and the run file has no policy for it"
+                    Reason.NO_REFERENCE, f"{client}: sent evidence, but the run file has no policy for it"
                 )
             return
         self._appraised_at.pop(client, None)
@@ -111,9 +111,7 @@ class ClientAppraiser:
             RefusedEvidenceError: Its evidence was refused, has not come, or is due again.
         """
         if client in self._verifiers and client not in self._appraised_at:
-            raise RefusedEvidenceError(
-                Reason.MISSING_EVIDENCE, f"{client}: must bring evidence that passes before it sends anything"
-            )
+            raise RefusedEvidenceError(Reason.MISSING_EVIDENCE, f"{client}: must send accepted evidence first")
 
     def news(self) -> tuple[ClientAppraisal, ...]:
         """Hand out, once, the results of appraisals so far."""
@@ -123,10 +121,10 @@ class ClientAppraiser:
     def _appraise(self, verifier: Verifier, client: str, evidence: bytes) -> AppraisalResult:
         nonce = self._asked.pop(client, None)
         if nonce is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: was given no nonce; ask for evidence first")
+            raise RefusedEvidenceError(Reason.WRONG_NONCE, f"{client}: got no nonce; request evidence first")
         if not evidence:
             raise RefusedEvidenceError(
-                Reason.MISSING_EVIDENCE, f"{client}: brings none, and the run file has a policy for it"
+                Reason.MISSING_EVIDENCE, f"{client}: sent no evidence, but the run file has a policy for it"
             )
         binding = self._terms.client_binding(nonce, self._keys[client])
         return verifier.appraise(parse_evidence(evidence), binding, steady_now())

@@ -67,7 +67,7 @@ class EnclaveHandshake:
             PeerRefusedError: It is no client of the run, or it sent no nonce.
         """
         if client not in self._clients:
-            raise PeerRefusedError(f"{client}: is no client of this run")
+            raise PeerRefusedError(f"{client}: is not a client of this run")
         try:
             binding = self._terms.binding(nonce)
         except ValueError as exc:
@@ -144,7 +144,7 @@ class ClientHandshake:
             RefusedEvidenceError: It does not pass; `reason` says why.
         """
         if self._asked is None:
-            raise RefusedEvidenceError(Reason.WRONG_NONCE, "evidence came that nobody asked for")
+            raise RefusedEvidenceError(Reason.WRONG_NONCE, "unexpected evidence")
         (verifier, nonce), self._asked = self._asked, None
         self.result = verifier.appraise(parse_evidence(evidence), self._terms.binding(nonce), steady_now())
         return self.result
@@ -160,7 +160,7 @@ class ClientHandshake:
             raise RefusedEvidenceError(Reason.WRONG_NONCE, "the enclave was not appraised, so it is given no evidence")
         if self._make_evidence is None:
             raise RefusedEvidenceError(
-                Reason.MISSING_EVIDENCE, "the enclave asks for this client's evidence, and its file names no attester"
+                Reason.MISSING_EVIDENCE, "the enclave requires this client's evidence, but its file sets no attester"
             )
         keys = attested_keys(self._identity.public, self._identity.certificate_pem)
         return self._make_evidence(self._terms.client_binding(nonce, keys))

@@ -37,9 +37,7 @@ def policy_of(split: SplitConfig) -> Policy:
     if split.policy is not None:
         return load_policy(Path(split.policy))[0]
     if split.tier == "tpm":
-        raise ConfigError(
-            'split.policy: missing; with tier = "tpm" it names the attestation keys and PCR values that are accepted'
-        )
+        raise ConfigError('split.policy: missing; tier = "tpm" needs the accepted attestation keys and PCR values')
     measurements = {"code": (measure_code().hex(),)}
     config = PolicyConfig.model_validate({"allow_insecure_sim": True, "sim": {"measurements": measurements}})
     return build_policy(config, Path())

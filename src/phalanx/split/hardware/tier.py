@@ -36,7 +36,7 @@ class Tier:
 def worth(split: SplitConfig) -> str:
     """Describe in one line what a split's guard protects."""
     if split.mode == "plaintext":
-        return "plaintext: NOT SECURE: the enclave's host reads and alters what it likes"
+        return "plaintext: NOT SECURE: the enclave's host can read and alter everything"
     return TIERS[split.tier]
 
 

@@ -37,7 +37,7 @@ class CountFromStart:
 
     def _from_start(self, number: int) -> int:
         if number < self._start:
-            raise RollbackError(f"TPM counter: is at {number}, and began at {self._start}; the TPM was turned back")
+            raise RollbackError(f"TPM counter: is at {number}, but started at {self._start}; the TPM was reset")
         return number - self._start
 
 

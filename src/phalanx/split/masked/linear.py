@@ -94,9 +94,11 @@ def mask_linears(module: nn.Module, offload: OffloadClient, names: Sequence[str]
         chosen_names = list(names)
         missing = [name for name in chosen_names if name not in places_by_name]
         if missing:
-            raise ModelError(f"{missing[0]}: is no layer of this module; the names are those of named_modules()")
+            raise ModelError(f"{missing[0]}: is not a layer of this module; use names of named_modules()")
     if not chosen_names:
-        raise ModelError("this module has no frozen linear layer, so there is nothing to mask; is everything trained?")
+        raise ModelError(
+            "this module has no frozen linear layer, so nothing can be masked; check that some layers are frozen"
+        )
     for name in chosen_names:
         # all before the first: a module is changed as a whole or not at all
         _frozen_weight(places_by_name[name][0], name)

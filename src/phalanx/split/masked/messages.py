@@ -155,7 +155,9 @@ def _read(kind: type[_Body], body: dict[str, Any]) -> _Body:
     try:
         return kind.model_validate(body)
     except ValidationError as exc:
-        raise FrameError(f"masked offload: malformed {kind.__name__.lower()}; do both sides run one release?") from exc
+        raise FrameError(
+            f"masked offload: malformed {kind.__name__.lower()}; run the same release on both sides"
+        ) from exc
 
 
 def _numbers(payload: memoryview, kind: str, rows: int, columns: int, product: ProductMessage) -> NDArray[Any]:

@@ -78,7 +78,9 @@ class MaskingClient:
                 f"{'no second worker' if second is None else second.name} is there; make them agree"
             )
         if second is not None and second.name == worker.name:
-            raise ConfigError(f"{worker.name}: is both workers, and would see pads and what they mask; name two")
+            raise ConfigError(
+                f"{worker.name}: is named as both workers and would see pads and masked values; name two workers"
+            )
         self._worker, self._second, self._pads, self._config = worker, second, pads, config
         self._sides: dict[ProductMessage, MaskedProduct] = {}
         # one fills and one takes at a time, which may be two threads: the pools are made for that

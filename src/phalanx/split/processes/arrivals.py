@@ -38,8 +38,10 @@ class Arrivals:
         """
         with self._lock:
             if certified not in self._names:
-                self._tell(f"a caller is refused: {certified} is no party of this run")
-                raise PeerRefusedError(f"{certified}: is no party of this run; split.remote_clients names its clients")
+                self._tell(f"refused a caller: {certified} is not a party of this run")
+                raise PeerRefusedError(
+                    f"{certified}: is not a party of this run; split.remote_clients lists its clients"
+                )
             if begins and certified in self._came:
                 self._returned = certified
                 return None
@@ -60,7 +62,7 @@ class Arrivals:
             PeerLostError: One has begun anew.
         """
         if self._returned is not None:
-            raise PeerLostError(f"{self._returned}: has begun anew, so this session is over; go on with --resume")
+            raise PeerLostError(f"{self._returned}: has restarted, so this session is over; continue with --resume")
 
     def wait(self, wire: GrpcWire) -> dict[str, JoinedPeer]:
         """Wait, however long, until all have called.

@@ -84,7 +84,7 @@ class ConfinedEnclave:
         if (code := self.poll()) is None:
             return
         how = f"signal {code - 128}" if code > 128 else f"exit code {code}"
-        raise PeerLostError(f"the enclave ended with {how}; its last words are above; go on with --resume")
+        raise PeerLostError(f"the enclave ended with {how}; its last lines are above; continue with --resume")
 
     def close(self) -> None:
         """It was told to end: give it a moment, then end it."""

@@ -54,7 +54,7 @@ class LocalEnclave:
         """
         if self._process is not None and self._process.poll() is not None:
             how, last_output = self._process.how_it_ended(), self._process.last_output(_LAST_LINES)
-            raise PeerLostError(f"the enclave ended with {how}: {last_output}; go on with --resume")
+            raise PeerLostError(f"the enclave ended with {how}: {last_output}; continue with --resume")
 
     def close(self) -> None:
         """Give the enclave, which has been told to end, a moment; then kill it."""

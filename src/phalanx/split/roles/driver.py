@@ -118,7 +118,7 @@ class SplitDriver(OwnerRequests):
             losses.update(zip(mine, feedback.losses, strict=True))
         guard = self._hear_of_guard() if self._split.workers_see_hidden_states else None
         if not norm >= 0:
-            raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
+            raise FailedBatchError(f"step {step}: the enclave computed a loss or gradient that is not finite")
         in_order = [losses[number] for number in sorted(losses)]
         targets = sum(count for _, count in in_order)
         return SplitStep(sum(loss for loss, _ in in_order) / targets, targets, norm, guard)

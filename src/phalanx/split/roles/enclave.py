@@ -87,7 +87,7 @@ class Enclave:
             FrameError: It is no client of the run.
         """
         if client not in self._clients:
-            raise FrameError(f"{client}: is no client of this run")
+            raise FrameError(f"{client}: is not a client of this run")
         earlier = self._links.get(client)
         if earlier is not None:
             earlier.close()

@@ -68,7 +68,7 @@ class EnclaveHost:
             except PeerLostError as exc:
                 self._say(f"the session is over: {exc}")
             else:
-                self._say("the owner has ended the run")
+                self._say("the owner ended the run")
                 return
 
     def _serve_session(self) -> None:
@@ -78,7 +78,7 @@ class EnclaveHost:
             wire = GrpcWire(place.identity, place.transport)
             stack.callback(wire.close)
             wire.name_of, wire.awaited = arrivals.name_of, arrivals.missing
-            self._say(f"listening at {wire.address} for {', '.join(place.parties)}")
+            self._say(f"listening on {wire.address} for {', '.join(place.parties)}")
             serve = self._serve_confined if place.is_confined else self._serve_here
             serve(stack, session, wire, arrivals)
 
@@ -92,7 +92,7 @@ class EnclaveHost:
         torch.set_num_threads(config.threads)
         torch.use_deterministic_algorithms(True)
         source = open_model(config.model, Path(config.cache), config.seed)
-        self._say("all parties are there; the session begins")
+        self._say("all parties are connected; the session begins")
         server = EnclaveServer(config, place.identity, endpoint, source)
         # each party knows already where it has called
         server.announce("")
@@ -112,15 +112,15 @@ class EnclaveHost:
         config = self._make_config(session, _certificates(joined))
         process = stack.enter_context(ConfinedEnclave(place.directory, config, far))
         process.start()
-        self._say("all parties are there; the session begins in a sandbox without network")
+        self._say("all parties are connected; the session begins in a sandbox without network")
         while (code := process.poll()) is None:
             arrivals.look()
             # None for as long as nothing of that name calls: a pause that ends with the wire
             wire.wait_joined("", _LOOK_EVERY_S)
         if code == PeerLostError.exit_code:
-            raise PeerLostError("a party is gone; the enclave's last words are above")
+            raise PeerLostError("a party is lost; the enclave's last lines are above")
         if code:
-            raise IsolationError(f"the confined enclave ended with exit code {code}; its last words are above")
+            raise IsolationError(f"the confined enclave ended with exit code {code}; its last lines are above")
 
 
 def _certificates(joined: Mapping[str, JoinedPeer]) -> dict[str, str]:

@@ -97,7 +97,7 @@ class RemoteLead(OwnerRequests):
         self._owner.meet()
         ready, _ = self._owner.line.hear(ask.ClientsReady)
         if tuple(sorted(ready.data)) != tuple(sorted(self._split.client_names)):
-            raise FrameError(f"{len(ready.data)} clients are ready, and they are not those of the run file")
+            raise FrameError(f"{len(ready.data)} clients are ready, but differ from those of the run file")
         self.commitments = ready.data
 
     def step(self, step: int, draw: int) -> SplitStep:
@@ -112,7 +112,7 @@ class RemoteLead(OwnerRequests):
             self._owner.check_trust(every_s=self._split.reattest_s, now=self._split.reattests_at(step))
         norm, loss, targets = self._turn("train", step, draw, _STEP_NUMBERS)
         if not norm >= 0:
-            raise FailedBatchError(f"step {step}: the enclave found a loss or gradient that is not finite")
+            raise FailedBatchError(f"step {step}: the enclave computed a loss or gradient that is not finite")
         count = _count(targets)
         if not count:
             raise FrameError(f"step {step}: the enclave counts no target of a step that it took")
@@ -144,7 +144,7 @@ class RemoteLead(OwnerRequests):
             turn_total, frame = self._owner.line.ask(ask.ClientTurn(what=what, step=step, draw=draw), ask.TurnTotal)
         if (turn_total.what, turn_total.step) != (what, step):
             raise FrameError(
-                f"the enclave tells of {turn_total.what} at step {turn_total.step}, asked was {what} at {step}"
+                f"the enclave reported {turn_total.what} at step {turn_total.step}, but {what} at {step} was requested"
             )
         self._enclave_costs = turn_total.costs
         with self.timer.phase("open"):

@@ -35,7 +35,7 @@ from phalanx.transport import CheckedFrame, Endpoint, LinkFault
 MakeTrainer = Callable[[BackTrainer], SplitTrainer]
 """What trains, made of the trainer of the whole back part in this process."""
 _TRAINER = "trainer"
-"""Key, in the books of a sealed state, of what belongs to the trainer."""
+"""Key of the trainer's part in the metadata of a sealed state."""
 _OWNER_ONLY = (say.Restore, say.Keep, say.Settle, say.Weigh, say.AskRelease, ask.ClientTurn, ask.Conclude, say.End)
 _FAREWELL_S = 3.0
 
@@ -110,7 +110,7 @@ class EnclaveServer:
                 if item is not None:
                     self.handle(item)
                     if self._gone:
-                        raise PeerLostError(f"{self._gone}: has left the run")
+                        raise PeerLostError(f"{self._gone}: left the run")
                 if self._turns is not None:
                     self._tell_who_is_awaited(self._turns)
         except PhalanxError as exc:
@@ -125,10 +125,10 @@ class EnclaveServer:
         try:
             message = say.parse_message(item.kind, item.body)
             if isinstance(message, _OWNER_ONLY) and item.sender != OWNER:
-                raise PeerRefusedError(f"{item.sender}: only {OWNER} may ask for {item.kind!r}")
+                raise PeerRefusedError(f"{item.sender}: only {OWNER} may request {item.kind!r}")
             answer = _ANSWERS.get(type(message))
             if answer is None:
-                raise FrameError(f"{item.sender}: {item.kind!r} is nothing to ask an enclave")
+                raise FrameError(f"{item.sender}: {item.kind!r} is not a request to an enclave")
             answer(self, item.sender, message, item)
         except PhalanxError as exc:
             if item.sender in self._waiting:
@@ -160,11 +160,11 @@ class EnclaveServer:
 
     def _queue(self, sender: str, message: say.Upload, item: CheckedFrame) -> None:
         if sender not in self._waiting:
-            raise PeerRefusedError(f"{sender}: is no client")
+            raise PeerRefusedError(f"{sender}: is not a client")
         if self._keeper.has_kept and not self._is_current:
             raise RollbackError(
-                "the enclave has a state of this run to go on from and was given none; --resume from the newest "
-                "checkpoint, or, to begin anew, change the run file or give the enclave another directory"
+                "the enclave has a saved state of this run but got none; --resume from the newest checkpoint, or, "
+                "to start again, change the run file or give the enclave another directory"
             )
         self._handshakes.check(sender)
         if self._turns is not None:
@@ -266,7 +266,7 @@ class EnclaveServer:
 
     def _clients_turns(self, sender: str) -> ClientTurns:
         if sender == OWNER or self._turns is None:
-            raise PeerRefusedError(f"{sender}: is no client of another owner")
+            raise PeerRefusedError(f"{sender}: is not a client of another owner")
         return self._turns
 
     def _tell_all_are_ready(self) -> None:

@@ -70,11 +70,11 @@ class ClientTurns:
             FrameError: It has said so before.
         """
         if client in self._ready:
-            raise FrameError(f"{client}: has said before that it is ready, and is bound to that")
+            raise FrameError(f"{client}: already reported ready and cannot change it")
         if message.model != self._model:
-            raise DataError(f"{client}: has other model files than the enclave; give all parties the same ones")
+            raise DataError(f"{client}: its model files differ from the enclave's; give all parties the same files")
         if any(other.tokenizer != message.tokenizer for other in self._ready.values()):
-            raise DataError(f"{client}: has another tokenizer than the other clients; give all parties the same one")
+            raise DataError(f"{client}: its tokenizer differs from the other clients'; give all parties the same one")
         self._ready[client] = message
 
     def begin(self, message: ask.ClientTurn, num_steps: int) -> None:

@@ -54,7 +54,7 @@ class ReleaseMaker:
         return release, out
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """What has left, and the books of the gate; for a sealed state."""
+        """Return the released tensors and the metadata of the gate, for a sealed state."""
         if self.gate is None:
             return {}, {}
         return {f"{_BASE}{name}": tensor for name, tensor in self._base.items()}, self.gate.state()
@@ -72,7 +72,7 @@ class ReleaseMaker:
         base = {name.removeprefix(_BASE): tensor for name, tensor in tensors.items() if name.startswith(_BASE)}
         if self._policy is not None:
             if base.keys() != self._base.keys():
-                raise CheckpointError("sealed state: what it says to have released is of another model")
+                raise CheckpointError("sealed state: its released adapters belong to another model")
             self._base, self.gate = base, ReleaseGate(self._policy, books)
         return {name: tensor for name, tensor in tensors.items() if not name.startswith(_BASE)}
 

@@ -115,5 +115,5 @@ def task_of(objective: str, num_classes: int) -> SplitTask:
         ModelError: Its head needs more classes.
     """
     if objective not in OBJECTIVES:
-        raise ConfigError(f'train.objective = "{objective}": a split can learn {", ".join(OBJECTIVES)}')
+        raise ConfigError(f'train.objective = "{objective}": a split supports {", ".join(OBJECTIVES)}')
     return TASKS[objective](num_classes) if objective in TASKS else NextToken(objective)

@@ -89,7 +89,7 @@ class SplitTrainer(Protocol):
         ...
 
     def check_books(self, books: Mapping[str, object]) -> None:
-        """Look at the books of a state before it is loaded.
+        """Check the metadata of a state before it is loaded.
 
         Raises:
             RollbackError: What they speak of has been turned back since.
@@ -122,7 +122,7 @@ class BackTrainer:
         head = task.put_head(back)
         self._trained: dict[str, nn.Parameter] = {**back.trainable(), **head}
         if not self._trained:
-            raise ModelError("split: nothing in the back part is trained; give model.adapter a rank")
+            raise ModelError("split: the back part has no trained weights; set model.adapter.rank")
         self._config, self._total_steps = optimizer, total_steps
         self._optimizer = StageOptimizer(self._trained, optimizer)
         self._seed, self._num_learned = seed, 0
@@ -200,7 +200,7 @@ class BackTrainer:
         """Take one step with summed gradients of so many targets, wherever they come from; as `step`."""
         norm = math.sqrt(gradient_norm_squared(gradients))
         if not targets:
-            raise FailedBatchError(f"step {self.num_steps}: no label of the batch counts; give another batch")
+            raise FailedBatchError(f"step {self.num_steps}: the batch has no label to learn; give another batch")
         try:
             coefficient = clip_coefficient(norm / targets, self._config.clip_norm)
         except NonFiniteLossError as exc:
@@ -256,7 +256,7 @@ class BackTrainer:
     def check_books(self, books: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
         if books:
-            raise CheckpointError("sealed state: is of an enclave that owns a pipeline, and this one does not")
+            raise CheckpointError("sealed state: belongs to an enclave with a pipeline, but this one has none")
 
     def _gradients(self) -> dict[str, Tensor]:
         return {

@@ -33,7 +33,7 @@ class MlflowConfig(SinkSettings):
     def _check_secrets(self) -> Self:
         if self.uri is not None and urlsplit(self.uri).password is not None:
             raise ValueError(
-                "uri has a password, and a run file is public; take it out and set MLFLOW_TRACKING_USERNAME and "
+                "uri has a password, and a run file is public; remove it and set MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD"
             )
         return self

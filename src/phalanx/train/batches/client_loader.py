@@ -75,7 +75,7 @@ class ClientLoader:
         """
         if set(state) != set(self._loaders):
             raise CheckpointError(
-                f"loader state: of {sorted(state)[:5]}, this run has {sorted(self._loaders)[:5]}; "
+                f"loader state: belongs to {sorted(state)[:5]}, but this run has {sorted(self._loaders)[:5]}; "
                 "resume with the run file of the run that was saved"
             )
         for name, loader in self._loaders.items():

@@ -47,7 +47,7 @@ class LabelledRows:
             DataError: There is no such text.
         """
         if not all(0 <= index < len(self.classes) for index in indices):
-            raise DataError(f"texts {list(indices)[:5]} were asked for; there are 0 to {len(self.classes) - 1}")
+            raise DataError(f"texts {list(indices)[:5]} are out of range; expected 0 to {len(self.classes) - 1}")
         return Batch(*self.pick(indices), tuple(indices))
 
     @cached_property
@@ -132,7 +132,7 @@ def prepare_labelled(
     """
     labelled = data.labelled
     if labelled is None:
-        raise DataError("data.labelled: missing; it names the task")
+        raise DataError("data.labelled: missing; add it with the task")
     holders: tuple[str, ...] = ()
     if labelled.own is None:
         classes, shares = _shares_of(labelled, len(clients), seed)
@@ -163,8 +163,8 @@ def _own_shares(own: OwnTaskConfig, clients: Sequence[str]) -> tuple[Shares, tup
     """Read every client's files; return their texts, and which client has each held-out one."""
     if len(own.train) != len(clients):
         raise ConfigError(
-            f"data.labelled.task.train: names {len(own.train)} files, and split.clients = {len(clients)}; give each "
-            "client its own"
+            f"data.labelled.task.train: names {len(own.train)} files, but split.clients = {len(clients)}; give each "
+            "client its own files"
         )
     columns = Columns(own.text, own.label, own.classes)
     pairs = [load_own(train, test, columns) for train, test in zip(own.train, own.test, strict=True)]

@@ -62,7 +62,7 @@ def prepare_pairs(
     if REFERENCE in extra_names:
         if not store.path.is_file() and not store.must_exist:
             rows = len(corpus.train.ids) + len(corpus.held_out.ids)
-            begun = ", from where an earlier session ended" if store.parts.is_dir() else ""
+            begun = ", continuing an earlier session" if store.parts.is_dir() else ""
             say(f"computing the reference's log-probabilities of {rows} rows, once{begun}")
         model = ReferenceModel(source, run.model.attention, run.train.seed, quantize=run.model.quantize)
         reference = reference_log_probs(store, corpus, model)

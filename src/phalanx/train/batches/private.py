@@ -62,7 +62,7 @@ class PoissonLoader:
     ) -> None:
         if corpus.order(0, batch_size).is_mixed:
             raise ConfigError(
-                "[privacy] has no mixtures: every row must have the same chance to be drawn; use one group"
+                "[privacy] excludes mixtures: every row must have the same chance to be drawn; use one group"
             )
         self._corpus, self._batch_size, self._multiple = corpus, batch_size, multiple
         self._key, self._ledger, self._places = key, ledger, places
@@ -152,7 +152,7 @@ def private_batches(
     if privacy is None:
         return None
     if not isinstance(corpus, Corpus):
-        raise ConfigError("[privacy] draws single rows, and this run has others; remove one")
+        raise ConfigError("[privacy] needs single rows, which this run does not have; remove one")
     rows = corpus.num_train_sequences
     mean = _mean_rows(run, privacy, rows) if isinstance(run, PipelineRun) else train.batch_size
     share = check_rate(rows, mean, privacy.delta)
@@ -168,8 +168,7 @@ def private_batches(
     ledger = BudgetLedger(log, step, privacy.epsilon, privacy.delta, terms, past, session)
     if not ledger.affordable:
         raise ConfigError(
-            f"privacy.epsilon = {privacy.epsilon} does not pay for one step with noise_multiplier = {noise:g}; "
-            "raise one"
+            f"privacy.epsilon = {privacy.epsilon} does not allow one step with noise_multiplier = {noise:g}; raise one"
         )
     if privacy.sampling == "order":
         return PrivateBatches(ChargedLoader(corpus, train.batch_size, train.seed, ledger), ledger, train.batch_size)
@@ -199,7 +198,7 @@ def round_budget(run: FederatedRun, sums: NoisyRounds | None, log: AuditLog, pas
     ledger = BudgetLedger(log, sums, privacy.epsilon, privacy.delta, terms, past, session)
     if not ledger.affordable:
         raise ConfigError(
-            f"federated.privacy.epsilon = {privacy.epsilon} does not pay for one sum with noise_multiplier = "
+            f"federated.privacy.epsilon = {privacy.epsilon} does not allow one sum with noise_multiplier = "
             f"{sums.noise_multiplier:g}; raise one"
         )
     return ledger
@@ -230,8 +229,9 @@ def site_rows(run: FederatedRun, data: SiteData, identity: Identity, own: Path) 
     ledger = BudgetLedger(log, step, privacy.epsilon, privacy.delta, terms, past, session)
     if ledger.affordable < run.federated.local_steps:
         raise ConfigError(
-            f"privacy.epsilon = {privacy.epsilon} does not pay for federated.local_steps = {run.federated.local_steps} "
-            f"steps with noise_multiplier = {step.noise_multiplier:g}; raise one, or lower local_steps"
+            f"privacy.epsilon = {privacy.epsilon} does not allow federated.local_steps = "
+            f"{run.federated.local_steps} steps with noise_multiplier = {step.noise_multiplier:g}; raise one, or "
+            "lower local_steps"
         )
     return SiteRows(data, privacy, ledger, sampling_key(own / "secrets"))
 
@@ -249,9 +249,9 @@ def _mean_rows(run: PipelineRun, wanted: PrivacyConfig, rows: int) -> int:
     mean = wanted.mean_rows or max_rows
     if not 0 < mean <= max_rows:
         raise ConfigError(
-            f"privacy.mean_rows = {wanted.mean_rows or 1}: in {steps} steps with room for train.batch_size = {places} "
-            f"rows each, samples do not fit too likely for privacy.delta = {wanted.delta}; at most {max_rows} are "
-            "drawn in the mean here, so lower it, or raise train.batch_size and train.microbatches"
+            f"privacy.mean_rows = {wanted.mean_rows or 1}: in {steps} steps with room for train.batch_size = "
+            f"{places} rows each, samples exceed that room too often for privacy.delta = {wanted.delta}; at most "
+            f"{max_rows} are drawn in the mean here, so lower it, or raise train.batch_size and train.microbatches"
         )
     return mean
 
@@ -277,7 +277,7 @@ def _noise(wanted: PrivacyConfig, rate: float, steps: int, past: PastCharges) ->
 def _terms(wanted: PrivacyConfig, rows: int, corpus: str) -> dict[str, Any]:
     return {
         "example": "one training row",
-        "neighbours": "a row is left out",
+        "neighbours": "a row is removed",
         "sampling": wanted.sampling,
         "clip_norm": wanted.clip_norm,
         "rows": rows,

@@ -135,8 +135,8 @@ def reference_log_probs(store: ReferenceStore, corpus: PairCorpus, model: Refere
     if not path.is_file():
         if store.must_exist:
             raise CheckpointError(
-                f"{path}: is missing, and a run that goes on does not compute its reference again; put it back, or "
-                "begin a new run"
+                f"{path}: is missing, and a resumed run does not compute its reference again; restore it, or begin "
+                "a new run"
             )
         _write(path, _computed(store, corpus, model, made_of), made_of)
     log_probs = _read(path, made_of, {name: len(rows.ids) for name, rows in _halves(corpus)})
@@ -188,10 +188,10 @@ def _read(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str,
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in expected}
     except (OSError, SafetensorError) as exc:
-        raise CheckpointError(f"{path}: cannot be read as what this run has stored: {exc}") from exc
+        raise CheckpointError(f"{path}: is not a reference file of this run: {exc}") from exc
     if metadata.get(_MADE_OF) != made_of:
         raise CheckpointError(
-            f"{path}: is of another model or of other pairs ({str(metadata.get(_MADE_OF))[:16]}..., expected "
+            f"{path}: belongs to another model or to other pairs ({str(metadata.get(_MADE_OF))[:16]}..., expected "
             f"{made_of[:16]}...); resume with the model and the data of the run"
         )
     for name, rows in expected.items():
@@ -200,6 +200,6 @@ def _read(path: Path, made_of: str, expected: Mapping[str, int]) -> Mapping[str,
     # a finished file of an older release tells none, and the signed log names what it holds
     if _DIGEST in metadata and metadata[_DIGEST] != _digest(path.name, tensors):
         raise CheckpointError(
-            f"{path}: holds other numbers than were written; put it back, or delete it where the run has not begun"
+            f"{path}: its numbers differ from those written; restore it, or delete it if the run has not begun"
         )
     return tensors

@@ -38,7 +38,7 @@ class RemoteTurns:
         Raises:
             DataError: Always.
         """
-        raise DataError(f"held-out texts {list(indices)[:5]} are with the clients")
+        raise DataError(f"held-out texts {list(indices)[:5]} are on the clients' machines")
 
     def meet(self, commitments: Mapping[str, str]) -> None:
         """Take the clients' commitments to their texts.
@@ -49,8 +49,8 @@ class RemoteTurns:
         other = [name for name, digest in commitments.items() if self._commitments.get(name, digest) != digest]
         if other:
             raise CheckpointError(
-                f"{', '.join(other)}: has other texts than when the run began, or lost its own directory; resume with "
-                "what there was then, or begin a new run"
+                f"{', '.join(other)}: its texts changed since the start of the run, or its directory is lost; "
+                "resume with the earlier texts, or begin a new run"
             )
         self._commitments = dict(commitments)
 
@@ -66,5 +66,7 @@ class RemoteTurns:
         """
         draws, clients = state.get("draws"), state.get("clients")
         if type(draws) is not int or draws < 0 or not isinstance(clients, dict):
-            raise CheckpointError("loader state: is not of a run with remote clients; resume the run that was saved")
+            raise CheckpointError(
+                "loader state: does not belong to a run with remote clients; resume the run that was saved"
+            )
         self.drawn, self._commitments = draws, {str(name): str(digest) for name, digest in clients.items()}

@@ -171,7 +171,7 @@ class RolloutLoader:
             CheckpointError: It is malformed, or of other prompts or another seed.
         """
         if state.keys() != self.state().keys() or type(state["draws"]) is not int:
-            raise CheckpointError("loader state: is not of a run with rollouts; resume the run that was saved")
+            raise CheckpointError("loader state: does not belong to a run with rollouts; resume the run that was saved")
         self._order.load_state(state["prompts"])
         self._draws, pending = state["draws"], state["kept"]
         try:
@@ -217,7 +217,7 @@ class RolloutLoader:
 
     def _sampled(self, prompts: Sequence[PromptRecord], samples: int, temperature: float) -> tuple[Rollout, ...]:
         if self._weights is None:
-            raise ConfigError("rollouts: no engine gives the weights that texts are to be written by")
+            raise ConfigError("rollouts: no engine provides the weights to generate texts")
         weights = dict(self._weights())
         if self._settings.has_critic:
             self._value_head = weights.pop(SCORE_WEIGHT)
@@ -263,7 +263,7 @@ class RolloutLoader:
     def _values(self, rollouts: Sequence[Rollout]) -> list[Tensor]:
         """What the policy that sampled expects before every sampled token, as its last stage says it."""
         if self._policy is None or self._value_head is None:
-            raise ConfigError("rollouts: there are no weights that values are to be computed by")
+            raise ConfigError("rollouts: no weights to compute values with")
         head = self._value_head.to(self._run.train.device)
         values_by_rollout = []
         for labels, read in self._read(self._policy, rollouts):
@@ -342,7 +342,7 @@ def settings_of(run: RunConfig) -> RolloutSettings:
     """
     settings = run.train.objective
     if not isinstance(settings, RolloutSettings):
-        raise ConfigError(f'train.objective = "{run.train.objective_kind}": does not learn from rollouts')
+        raise ConfigError(f'train.objective = "{run.train.objective_kind}": needs no rollouts')
     return settings
 
 
@@ -355,6 +355,6 @@ def check_fresh(result: StepResult) -> None:
     redone = (result.guard or UNGUARDED).steps_redone
     if redone:
         raise StaleRolloutsError(
-            f"step {result.step}: {redone} steps before it were undone, and its texts were written by weights that do "
-            "not hold; without a checkpoint from before them there is nothing to go back to: set checkpoint.every"
+            f"step {result.step}: {redone} steps before it were undone, so its texts were generated with invalid "
+            "weights; no earlier checkpoint exists: set checkpoint.every"
         )

@@ -115,7 +115,7 @@ class TextSampler:
         self._prompts = {text: [*first, *ids] for text, ids in bare.items()}
         for text, ids in bare.items():
             if not ids:
-                raise ConfigError(f"train.samples.prompts: {text[:40]!r} has no token; give words")
+                raise ConfigError(f"train.samples.prompts: {text[:40]!r} has no token; give at least a word")
 
     @classmethod
     def of(cls, run: RunConfig, corpus: Corpus | PairCorpus) -> "TextSampler | None":

@@ -57,7 +57,7 @@ class Scores:
         """
         texts = sum(true for true, _, _ in classes)
         if not texts:
-            raise DataError("held-out texts: there is none to score")
+            raise DataError("held-out texts: none to score")
         # as `Confusion.macro_f1` has it
         shares = [2 * right / (predicted + true) for true, predicted, right in classes if predicted + true]
         return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
@@ -106,7 +106,7 @@ class ValidationResult:
         """
         value: Validation | None = self.own if name == HELD_OUT else self.named.get(name)
         if value is None:
-            raise DataError(f'validation set "{name}": is not measured; there are {", ".join(self.names) or "none"}')
+            raise DataError(f'validation set "{name}": is not measured; choices: {", ".join(self.names) or "none"}')
         if isinstance(value, MeanReward):
             loss = -value.reward
         else:

@@ -75,7 +75,7 @@ class SharedTexts:
         """What the owner measures on."""
         source = self.corpus if self.labelled is None else self.labelled
         if source is None:
-            raise ConfigError("data: there is no text")
+            raise ConfigError("data: no text")
         return source
 
     def of(self, site: str) -> SiteData:
@@ -96,10 +96,10 @@ class SharedTexts:
             return SiteData(site, loader, texts.num_train_sequences, held_out, texts.train_batch, texts.digest)
         corpus = self.corpus
         if corpus is None:
-            raise ConfigError("data: there is no text")
+            raise ConfigError("data: no text")
         if self._run.privacy is not None and corpus.order(0, size).is_mixed:
             raise ConfigError(
-                "[privacy] has no mixtures: every row must have the same chance to be drawn; use one group"
+                "[privacy] excludes mixtures: every row must have the same chance to be drawn; use one group"
             )
         rows = corpus.shared((number, of)).tolist()
 

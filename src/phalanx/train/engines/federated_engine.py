@@ -120,7 +120,7 @@ class FederatedEngine:
         try:
             self._coordinator.load_state(weights, tensors)
         except KeyError as exc:
-            raise CheckpointError(f"{checkpoint.path}: lacks {exc}; it is of a run of another kind") from exc
+            raise CheckpointError(f"{checkpoint.path}: lacks {exc}; it belongs to another kind of run") from exc
         self._num_steps = checkpoint.step
 
     def _note(self, step: int, record: RoundRecord) -> None:

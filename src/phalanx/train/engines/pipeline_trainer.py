@@ -65,7 +65,7 @@ class PipelineTrainer:
         """As `SplitTrainer` says; a label is refused here, before any stage has worked on its microbatch."""
         counted = labels[labels != IGNORE]
         if bool(((counted < 0) | (counted >= self._vocab_size)).any()):
-            raise DataError(f"labels: one is outside 0 .. {self._vocab_size - 1}, the model's vocabulary")
+            raise DataError(f"labels: a label is outside of the model's vocabulary, 0 .. {self._vocab_size - 1}")
         self._fed.append((hidden.to(torch.float32), labels, extras))
 
     def step(self) -> float:
@@ -81,7 +81,7 @@ class PipelineTrainer:
         report = UNGUARDED
         try:
             if not sum(targets):
-                raise FailedBatchError(f"step {step}: no label of the batch counts; give another batch")
+                raise FailedBatchError(f"step {step}: the batch has no label to learn; give another batch")
             engine = self._running()
             hidden, labels, extras = zip(*fed, strict=True)
             result = engine.step(step, StepInputs(hidden, labels, sum(targets), extras if extras[0] else ()))
@@ -114,7 +114,7 @@ class PipelineTrainer:
             CheckpointError: Another model's, or the stages are at work already.
         """
         if self._engine is not None:
-            raise CheckpointError("sealed state: the pipeline is at work; begin another session with --resume")
+            raise CheckpointError("sealed state: the pipeline is running; begin another session with --resume")
         self.forget()
         self._whole.load_state(tensors, num_steps)
         self._gathered_after = num_steps

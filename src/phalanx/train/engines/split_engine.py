@@ -224,6 +224,6 @@ class SplitEngine:
             RollbackError: It holds one that is older than the newest that was kept.
         """
         if set(checkpoint.names()) != {_SEALED}:
-            raise CheckpointError(f"{checkpoint.path}: holds no sealed state; it is of a run of another kind")
+            raise CheckpointError(f"{checkpoint.path}: holds no sealed state; it belongs to another kind of run")
         self._lead.restore(checkpoint.step, tensor_buffers(checkpoint.tensor(_SEALED).contiguous()))
         self._num_steps = checkpoint.step

@@ -66,7 +66,8 @@ class StagedTrainer:
         del rule
         if rate != self._rate(number):
             raise ConfigError(
-                f"round {number}: the owner asks for the learning rate {rate}, the run file has {self._rate(number)}"
+                f"round {number}: the owner requested the learning rate {rate}, but the run file has "
+                f"{self._rate(number)}"
             )
         plan, lost = self._modules.plan, list[PhalanxError]()
         # what breaks a round off without a guard: that any one worker is gone

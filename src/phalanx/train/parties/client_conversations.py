@@ -48,11 +48,11 @@ def look_at_conversations(wanted: ConversationsConfig, train: Path, test: Path) 
     learned, held_out = ({document.text for document in _files(wanted, path).documents()} for path in (train, test))
     for path, documents in ((train, learned), (test, held_out)):
         if not documents:
-            raise DataError(f"{path}: holds no conversation; give one at least")
+            raise DataError(f"{path}: holds no conversation; give at least one")
     if learned & held_out:
         raise DataError(
-            f"{test}: {len(learned & held_out)} of its conversations are training ones too, so to find what comes next "
-            "would prove nothing; take them out of one file"
+            f"{test}: {len(learned & held_out)} of its conversations are also training conversations, so the "
+            "held-out score would prove nothing; remove them from one file"
         )
 
 
@@ -83,7 +83,7 @@ def _files(wanted: ConversationsConfig, path: Path) -> ConversationFiles:
 
 def _sources(data: DataConfig, path: Path) -> DataConfig:
     if data.conversations is None:
-        raise ConfigError("data.conversations: missing, so the run is for no client with conversations")
+        raise ConfigError("data.conversations: missing, so the run has no clients with conversations")
     talks = data.conversations.model_copy(update={"sources": (ConversationSource(path=path),)})
     # what is held out is a file of its own
     return data.model_copy(update={"conversations": talks, "validation_share": 0.0})
@@ -92,5 +92,5 @@ def _sources(data: DataConfig, path: Path) -> DataConfig:
 def _corpus(data: DataConfig, source: ModelSource, cache: Path, seed: int) -> ChatCorpus:
     corpus = prepare(data, cache, seed, source.tokenizer_path)
     if not isinstance(corpus, ChatCorpus):
-        raise DataError("data.conversations: became no corpus of conversations")
+        raise DataError("data.conversations: not a corpus of conversations")
     return corpus

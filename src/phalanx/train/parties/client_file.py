@@ -62,9 +62,9 @@ class ClientFile(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.policy is not None and self.allow_insecure_sim:
-            raise ValueError("allow_insecure_sim: a policy file says itself what it allows; leave it out")
+            raise ValueError("allow_insecure_sim: not allowed with a policy file, which has its own rules; remove it")
         if self.endorsements and self.attester in (None, "sim"):
-            raise ValueError("endorsements: go along with evidence of hardware; set attester, or leave them out")
+            raise ValueError("endorsements: they accompany evidence of hardware; set attester, or remove them")
         return self
 
     @property
@@ -80,7 +80,7 @@ class ClientFile(StrictModel):
         """
         task = None if run.data.labelled is None else run.data.labelled.own
         if task is None:
-            raise ConfigError(f"{self.run}: has no data.labelled.task with classes, so it is for no client of its own")
+            raise ConfigError(f"{self.run}: data.labelled.task has no classes, so the run has no clients of this kind")
         return Columns(self.text or task.text, self.label or task.label, task.classes)
 
     def evidence(self, binding: Binding, identity: Identity) -> bytes:
@@ -92,7 +92,9 @@ class ClientFile(StrictModel):
             ConfigError: An endorsement cannot be read, or the file names no attester.
         """
         if self.attester is None:
-            raise ConfigError("attester: missing; it gives the evidence that the enclave asks this client for")
+            raise ConfigError(
+                "attester: missing; set the source of the evidence that the enclave requires from this client"
+            )
         if self.attester == "sim":
             return SimAttester(identity, measure_code()).evidence(binding).to_bytes()
         added = {name: _read(Path(path)) for name, path in self.endorsements.items()}
@@ -109,8 +111,8 @@ class ClientFile(StrictModel):
             kinds = " or ".join(f'"{kind}"' for kind in policy.kinds)
             given_attester = "missing" if self.attester is None else f'"{self.attester}"'
             raise ConfigError(
-                f"attester: {given_attester}; the run file has a policy for {name}, whose enclave takes nothing of it "
-                f"without evidence: set attester = {kinds}"
+                f"attester: {given_attester}; the run file has a policy for {name}, so the enclave requires its "
+                f"evidence: set attester = {kinds}"
             )
 
     def policy_now(self, split: SplitConfig) -> Policy:
@@ -122,11 +124,11 @@ class ClientFile(StrictModel):
         if self.policy is not None:
             return load_policy(Path(self.policy))[0]
         if split.tier not in _WITHOUT_PROOF:
-            raise ConfigError(f'policy: missing; with tier = "{split.tier}" it names the enclave that you trust')
+            raise ConfigError(f'policy: missing; tier = "{split.tier}" needs the policy of an enclave that you trust')
         if not self.allow_insecure_sim:
             raise ConfigError(
                 f'tier = "{split.tier}" proves nothing to this client: the machine of the enclave could read its '
-                "texts; set allow_insecure_sim = true to go on all the same, or policy"
+                "texts; set allow_insecure_sim = true to continue anyway, or set policy"
             )
         return policy_of(split.model_copy(update={"policy": None}))
 
@@ -149,7 +151,7 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
     split, name = run.split, load_identity(Path(client.identity)).name
     if name not in split.remote_clients:
         raise ConfigError(
-            f"{client.identity}: is of {name!r}, which {client.run} does not name; its clients are "
+            f"{client.identity}: belongs to {name!r}, which is not a client of {client.run}; its clients are "
             f"{', '.join(split.remote_clients)}"
         )
     try:

@@ -62,7 +62,7 @@ def run_client(client: ClientFile, run: SplitRun, name: str, tell: Say) -> None:
     with deterministic(client.threads), interruptible():
         process = ClientProcess(client, run, name, tell)
         while not process.serve():
-            tell("waiting for the next session; Ctrl-C leaves")
+            tell("waiting for the next session; Ctrl-C stops")
 
 
 class ClientProcess:
@@ -83,10 +83,10 @@ class ClientProcess:
         self._front = FrontPart(source, split.cut, attention=run.model.attention, wire=split.wire)
         self._kinds = kinds_of(run, source, num_classes_of(run))
         self._ready = ready_of(client, source, read)
-        tell(f"{name}: agrees to {client.run}, digest {digest(run)[:16]}; {worth(split)}")
+        tell(f"{name}: agreed to {client.run}, digest {digest(run)[:16]}; {worth(split)}")
         if client.attester is not None:
             code = f", code {measure_code().hex()}" if client.attester == "sim" else ""
-            tell(f"{name}: brings {client.attester} evidence where it is asked for; {TIERS[client.attester]}{code}")
+            tell(f"{name}: gives {client.attester} evidence on request; {TIERS[client.attester]}{code}")
 
     def serve(self) -> bool:
         """Serve one session; return whether the run is over.
@@ -116,7 +116,7 @@ class ClientProcess:
             except PhalanxError as exc:
                 _leave(called, _reason_of(exc))
                 raise
-        self._tell("the owner has ended the run; both ends saw the same frames")
+        self._tell("the owner ended the run; both ends saw the same frames")
         return True
 
     def _work(self, called: CalledEnclave) -> None:
@@ -129,7 +129,7 @@ class ClientProcess:
         with contextlib.closing(party):
             client_end.meet()
             result = party.appraisal
-            self._tell(f"the enclave is one that this client accepts: {'' if result is None else result.claims.kind}")
+            self._tell(f"this client accepts the enclave: {'' if result is None else result.claims.kind}")
             connection.say(self._ready)
             taker = TurnTaker(split, self._run.train.steps, party, client_end, self._texts, self._tell_step)
             taker.work()
@@ -157,7 +157,7 @@ class ClientProcess:
             return
         targets = sum(count for _, count in told.losses)
         if not targets:
-            self._tell(f"step {step + 1}/{self._run.train.steps}  the enclave's admission does not count these texts")
+            self._tell(f"step {step + 1}/{self._run.train.steps}  the enclave does not admit these texts")
             return
         mean = sum(loss for loss, _ in told.losses) / targets
         self._tell(f"step {step + 1}/{self._run.train.steps}  own loss {mean:.4f}")

@@ -54,7 +54,7 @@ def read_enclave_run(path: Path, start: EnclaveStart) -> SplitRun:
     name = load_identity(start.identity).name
     if name != ENCLAVE:
         raise CertificateError(
-            f"{start.identity}: is of {name!r}; the enclave's request is made with `phalanx pki request {ENCLAVE}`"
+            f"{start.identity}: belongs to {name!r}; make the enclave's keys with `phalanx pki request {ENCLAVE}`"
         )
     check_inputs(run)
     return run

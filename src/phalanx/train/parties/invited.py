@@ -55,16 +55,16 @@ def check_terms(name: str, text: str) -> None:
         ConfigError: Says which of these.
     """
     if not text:
-        raise ConfigError(f"token: is for a worker of a pipeline; join as {name} without texts")
+        raise ConfigError(f"token: belongs to a worker of a pipeline; join as {name} without texts")
     try:
         named = own_references(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as exc:
-        raise ConfigError(f"run file that came: is not valid TOML ({exc}); tell the owner") from exc
+        raise ConfigError(f"received run file: is not valid TOML ({exc}); tell the owner") from exc
     if named:
-        what, do = ", ".join(map(printable, named)), "get run file and code by hand, and read them"
+        what, do = ", ".join(map(printable, named)), "get run file and code from the owner, and read them"
         raise ConfigError(
-            f"run file that came: names code ({what}), which an invitation never brings; {do}; then `phalanx client` "
-            "or `phalanx enclave serve`"
+            f"received run file: names code ({what}), which an invitation never transfers; {do}; then `phalanx "
+            "client` or `phalanx enclave serve`"
         ).about(code="PHX-C019", found=what, do=do)
 
 
@@ -78,17 +78,19 @@ def _to_split(run: SplitRun, target: Path, names: list[str], port: int | None) -
         )
     text = target.read_text(encoding="utf-8")
     if len(text.encode()) > _MOST_BYTES:
-        raise ConfigError(f"{target}: has more than {_MOST_BYTES:,} bytes, which no invitation takes; shorten comments")
+        raise ConfigError(
+            f"{target}: has more than {_MOST_BYTES:,} bytes, above the limit of invitations; shorten comments"
+        )
     clients = ", ".join(split.remote_clients)
     proving = ", ".join(split.client_policies)
-    evidence = f"as {proving}: bring evidence of your machine that passes your policy in run.toml"
+    evidence = f"as {proving}: give evidence of your machine that meets your policy in run.toml"
     asks = (
         f"agree to run {digest(run)[:16]}, whose file is run.toml beside the keys: {run.train.length} with {clients}, "
         f"an enclave of tier {split.tier} at {split.remote_enclave}",
-        f"as a client: compute {split.cut} layers of the model; texts and labels stay on your machine, what crosses is "
+        f"as a client: compute {split.cut} layers of the model; texts and labels stay on your machine, messages are "
         f"sealed for the enclave, and the owner of the run gets sums over {split.clients} clients",
         *((evidence,) if proving else ()),
-        f"as the enclave: listen at {split.remote_enclave} and train the layers behind them",
-        "stay until the owner ends the run; Ctrl-C leaves, and the same command comes back",
+        f"as the enclave: listen on {split.remote_enclave} and train the layers behind them",
+        "stay until the owner ends the run; Ctrl-C stops, and the same command continues",
     )
     return Path(split.pki), _EVERYWHERE, JoinTerms(port or PORT, asks, run=text)

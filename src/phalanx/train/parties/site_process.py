@@ -69,7 +69,9 @@ def run_site(file: SiteFile, run: FederatedRun, identity: Identity, say: Say) ->
 def _standing(name: str, file: SiteFile, identity: Identity) -> str:
     if name == identity.name:
         return " (this site)"
-    return " (as in keys)" if name in file.keys else " (by the authority's word; ask the site, and name it in keys)"
+    return (
+        " (as in keys)" if name in file.keys else " (certified by the authority only; ask the site, and add it to keys)"
+    )
 
 
 @contextlib.contextmanager

@@ -65,7 +65,8 @@ class RankedTrainer:
         del rule
         if rate != self._rate(number):
             raise ConfigError(
-                f"round {number}: the owner asks for the learning rate {rate}, the run file has {self._rate(number)}"
+                f"round {number}: the owner requested the learning rate {rate}, but the run file has "
+                f"{self._rate(number)}"
             )
         self._load(start)
         schedule, total, targets = self._schedule, 0.0, 0
@@ -152,7 +153,7 @@ def play_site_rank(run: FederatedRankRun, models: Path) -> None:
     load_own_code(run)
     parallel, place = run.parallel, find_place(os.environ)
     if place is None:
-        raise ConfigError("parallel: nobody gave this process a rank of a site; the site's own process starts it")
+        raise ConfigError("parallel: this process has no rank of a site; start the site's own process")
     with deterministic(run.train.threads):
         source = open_model(run.model, models, run.train.seed)
         keep_freed_memory()

@@ -70,10 +70,8 @@ def say_worse(summary: Mapping[str, Any]) -> list[str]:
     found = summary.get("worse_than_before")
     if not found:
         return []
-    noise = "; the noise of its privacy may be why" if "privacy" in summary else ""
-    return [
-        f"WORSE THAN BEFORE: {', '.join(found)}. The model that training began with does better on held-out rows{noise}"
-    ]
+    noise = "; the noise of its privacy is a possible cause" if "privacy" in summary else ""
+    return [f"WORSE THAN BEFORE: {', '.join(found)}. The model before training is better on held-out rows{noise}"]
 
 
 def _shown(value: float | None) -> str:

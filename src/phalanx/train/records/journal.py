@@ -157,11 +157,11 @@ def newer_entry(home: RunDirectory, history: RunHistory, log: AuditLog) -> Entry
     if entry is None or entry.step <= (history.certified.newest or 0):
         return None
     if entry.run != home.run_id or entry.config_digest not in history.configs:
-        raise CheckpointError(f"{home.journal / _FILE}: foreign: of another run or another config")
+        raise CheckpointError(f"{home.journal / _FILE}: it belongs to another run or config")
     if entry.num_events < history.undone_at:
-        raise CheckpointError(f"{home.journal / _FILE}: of steps that were undone since")
+        raise CheckpointError(f"{home.journal / _FILE}: its steps were undone since")
     if entry.log_head is not None and not log.contains(entry.log_head):
-        raise CheckpointError(f"{home.journal / _FILE}: knows lines of the audit log that are not there")
+        raise CheckpointError(f"{home.journal / _FILE}: the audit log lacks lines that it names")
     return entry
 
 
@@ -177,12 +177,12 @@ def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch |
     for stage in range(library.num_stages):
         place = entry.stages.get(str(stage))
         if place is None:
-            raise CheckpointError(f"{directory / _FILE}: says nothing of stage {stage}")
+            raise CheckpointError(f"{directory / _FILE}: has no entry for stage {stage}")
         copy, is_here = library(stage), fetch is None or place.party == OWNER
         path = state_path(directory, stage, place.party, entry.step)
         place_text = str(path) if is_here else f"stage {stage}, kept by {place.party}"
         if place.digest is None and not is_here:
-            raise CheckpointError(f"{place_text}: what it should be was not verified")
+            raise CheckpointError(f"{place_text}: the state was not verified")
         try:
             if fetch is None or is_here:
                 state = read_state(path, entry.step)
@@ -194,5 +194,5 @@ def collect(directory: Path, entry: Entry, library: StageLibrary, fetch: Fetch |
         except PhalanxError as exc:
             raise CheckpointError(f"{place_text}: {exc}") from exc
         if place.digest is not None and copy.digest() != place.digest:
-            raise CheckpointError(f"{place_text}: is not the state that was verified; its digest differs")
+            raise CheckpointError(f"{place_text}: differs from the verified state")
         yield Shard(stage, copy.optimizer.state(), entry.step)

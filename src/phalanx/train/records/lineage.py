@@ -86,7 +86,7 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
     if isinstance(past.config, SplitRun):
         raise DataError(f"{past.path}: is a split run: each client draws its own texts, which only the client can tell")
     if data.dataset is None and not data.sources and data.conversations is None:
-        raise DataError(f"{past.path}: was trained from no shards; only those know their documents")
+        raise DataError(f"{past.path}: was not trained from shards, which are needed to find documents")
     if moved_to is not None:
         path = moved_to
     elif data.dataset is not None:
@@ -177,8 +177,8 @@ def _seen(batches: Iterator[tuple[int, list[int]]], wanted: set[int], lines: _Li
         odd = [name for name, digest_text in stated_digests.items() if digest_text != digest]
         if odd:
             raise DataError(
-                f"{home}: step {step} commits in its {odd[0]} to other samples than the order of its config gives; "
-                "config.toml, the dataset or that file is not the run's own"
+                f"{home}: step {step} {odd[0]} has other samples than the order of the run's config; config.toml, "
+                "the dataset or that file does not belong to the run"
             )
         seen_sequences = tuple(sequence for sequence in sequences if sequence in wanted)
         if seen_sequences:

@@ -78,4 +78,4 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as exc:
-        raise AuditLogError(f"{path}: cannot be read, so a cut-off log could not be told from a whole one") from exc
+        raise AuditLogError(f"{path}: cannot be read, so a truncated log could not be detected") from exc

@@ -70,8 +70,8 @@ class PastRun:
         """
         rule, best = self.config.checkpoint.best, self._certified.best
         if best is None:
-            why = "the run file has no checkpoint.best" if rule is None else "none is kept yet, or it was undone"
-            raise CheckpointError(f"{self.checkpoints}: there is no best checkpoint: {why}; choose one with --step")
+            why = "the run file has no checkpoint.best" if rule is None else "none is saved yet, or it was undone"
+            raise CheckpointError(f"{self.checkpoints}: no best checkpoint: {why}; choose one with --step")
         return best.step
 
     def open(self, step: int | None = None, *, best: bool = False) -> Checkpoint:
@@ -87,7 +87,7 @@ class PastRun:
             AuditLogError: The newest one knows lines that the log does not have.
         """
         if best and step is not None:
-            raise ConfigError("--best and --step name two checkpoints; leave one of them out")
+            raise ConfigError("--best and --step name two checkpoints; remove one of them")
         step = self.best_step if best else step
         if step is None:
             path = latest_checkpoint(self.checkpoints)
@@ -96,15 +96,15 @@ class PastRun:
         else:
             path = self.checkpoints / step_directory(step)
         if path is None or not path.is_dir():
-            raise CheckpointError(f"{path or self.checkpoints}: there is no checkpoint")
+            raise CheckpointError(f"{path or self.checkpoints}: no checkpoint")
         if step is not None:
             self._certified.check_writing(step, manifest_digest(path), str(self.checkpoints))
         config = digest(self.config)
         configs = self._configs or {config}
         if config not in configs:
             raise CheckpointError(
-                f"{self.path / 'config.toml'}: has config digest {config:.12}..., and no session of the run had that; "
-                "put back the one that was there"
+                f"{self.path / 'config.toml'}: has config digest {config:.12}..., which no session of the run had; "
+                "restore the file of the run"
             )
         checkpoint = open_checkpoint(path, self.owner, run=self.run_id, config_digest=configs, key=self.key())
         if step is None and checkpoint.log_head is not None:

@@ -34,12 +34,12 @@ class PeersView:
         """Return in words how far the run is, and how old that is."""
         status = self.status
         if status is None:
-            return "no session has begun"
+            return "no session has started"
         age_s = max(0, int(now - status.written))
         if status.ended:
             going = "not under way"
         elif age_s > LATE_S:
-            going = f"no sign of the owner for {age_s} s: it has ended without a word, or hangs"
+            going = f"no sign of the owner for {age_s} s: it has crashed or hangs"
         else:
             going = "under way"
         return f"{printable(status.run)}: step {status.step} of {status.steps}, {going}"
@@ -96,5 +96,5 @@ def _places(target: Path) -> tuple[Path, Path | None]:
     run_dir = target if is_run_dir else default_directory(run)
     pki = run_dir / "pki" if run.pki is None else Path(run.pki)
     if not (pki / "authority.pem").exists():
-        raise ConfigError(f"{target}: has no parties with certificates; {pki / 'authority.pem'} is not there")
+        raise ConfigError(f"{target}: has no parties with certificates; {pki / 'authority.pem'} is missing")
     return pki, run_dir

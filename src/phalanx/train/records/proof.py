@@ -75,12 +75,12 @@ class RunProof:
     def conclusion(self) -> str:
         """Describe in one sentence what the log proves about steps."""
         if self.own_log:
-            return f"what the owner was told: the enclave that guards the steps signs a log of its own, {self.own_log}"
+            return f"only reports to the owner: the enclave that guards the steps signs its own log, {self.own_log}"
         if not self.is_guarded:
             return "no step was verified: the guard was off"
         if not self.steps:
-            return "verdicts only: no step has a record in the log"
-        drawn = f"{self.proven} of {self.steps} steps: each drawn audit was drawn again and found to be done"
+            return "verdicts only: the log has no record of a step"
+        drawn = f"{self.proven} of {self.steps} steps: each drawn audit was drawn again and was done"
         # that no audit was left out says nothing about work that none was drawn for
         return f"{drawn}; NOT that they are right: {'; '.join(self.in_doubt)}" if self.in_doubt else drawn
 
@@ -134,13 +134,13 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
     for session in (session for session in reader.sessions if session.is_guarded):
         place = f"the session that begins in line {session.number}"
         if not session.has_leaves:
-            remarks.append(f"{place} has no records of steps: it proves verdicts only")
+            remarks.append(f"{place} has no records of steps and proves verdicts only")
             continue
         rules = _rules(session, owner, reader.keys, log.run or "")
         if session.steps_a_round is not None:
-            remarks.append(f"{place} is of a site: it proves the rounds that it has, and not that there were no others")
+            remarks.append(f"{place} is the log of a site: it proves its rounds, but not that there were no others")
         if rules.draw is None:
-            unproven.append(f"{place}: the key of its audits is not revealed, so they cannot be drawn again")
+            unproven.append(f"{place}: the key of its audits is not revealed, so the audits cannot be drawn again")
         elif not rules.guard.enabled:
             remarks.append(f"{place} recomputes nothing: its steps are recorded and not verified")
         for entry, batch in session.steps:
@@ -152,12 +152,12 @@ def verify_run(run_dir: Path, certificate: Path | None = None, heads: Sequence[P
             proven = proven | step if is_proven else proven - step
         if len(session.names) > 1 or session.names & names:
             raise AuditLogError(
-                f"{place}: its steps are signed for {len(session.names)} sessions, or for an earlier one"
+                f"{place}: its steps are signed for {len(session.names)} sessions, or for an earlier session"
             )
         names |= session.names
     if work.unlike:
         remarks.append(
-            f"{work.unlike} audits are between numeric classes: how far the results differ is the owner's word"
+            f"{work.unlike} audits are between numeric classes: the distance of their results is the owner's word"
         )
     return RunProof(
         log=log,
@@ -205,14 +205,14 @@ class _Order:
         elif line.kind == "step":
             if body["step"] != self._next:
                 raise AuditLogError(
-                    f"line {line.head.num_events}: step {self._next} has no record, step {body['step']} follows"
+                    f"line {line.head.num_events}: step {self._next} has no record, but step {body['step']} follows"
                 )
             self._next = body["step"] + 1
         elif line.kind == "run_completed":
             self._ended = True
             if session is not None and session.has_leaves and self._next != self._total:
                 raise AuditLogError(
-                    f"line {line.head.num_events}: the run is complete, and step {self._next} has no record"
+                    f"line {line.head.num_events}: the run is complete, but step {self._next} has no record"
                 )
 
     def _begin_round(self, line: Line, session: _Session | None) -> None:
@@ -220,15 +220,17 @@ class _Order:
         step, round_steps = line.body["step"], None if session is None else session.steps_a_round
         if round_steps is None or step % round_steps:
             raise AuditLogError(
-                f"line {line.head.num_events}: a round begins at step {step}, and the session's have {round_steps} "
-                "steps each"
+                f"line {line.head.num_events}: a round begins at step {step}, but rounds of the session have "
+                f"{round_steps} steps"
             )
         self._next = step
 
     def _begin(self, line: Line) -> None:
         step, last = line.body.get("step", 0), self._next
         if line.kind == "run_resumed" and last is not None and step > last:
-            raise AuditLogError(f"line {line.head.num_events}: goes on with step {step}, and step {last} has no record")
+            raise AuditLogError(
+                f"line {line.head.num_events}: continues with step {step}, but step {last} has no record"
+            )
         self._next, self._total = step, line.body.get("steps")
 
     def open_end(self, is_told: bool) -> Iterator[str]:
@@ -238,11 +240,11 @@ class _Order:
             is_told: Whether the owner has signed, outside of the log, that it ends here.
         """
         if self._next is None:
-            yield "the log's beginning: no session of a run has begun in it"
+            yield "the log's beginning: no session of a run has started in it"
         if self._ended or is_told:
             return
         why = "the last session was stopped" if self._last in ("run_stopped", KEY_REVEALED) else "the run has not ended"
-        yield f"the log's end: {why}, and no {SUMMARY_FILE} with a signed head says that no line comes after"
+        yield f"the log's end: {why}, and no {SUMMARY_FILE} with a signed head proves that no line follows"
 
 
 class _Reader:
@@ -271,9 +273,7 @@ class _Reader:
         elif line.kind == KEY_REVEALED:
             key = bytes.fromhex(line.body["key"])
             if hashlib.sha256(key).hexdigest() != line.body["commitment"]:
-                raise AuditLogError(
-                    f"line {line.head.num_events}: the revealed key is not the one that was committed to"
-                )
+                raise AuditLogError(f"line {line.head.num_events}: the revealed key differs from the committed one")
             self.keys[line.body["commitment"]] = key
         elif line.kind == "step":
             if not self.sessions:
@@ -294,15 +294,15 @@ def _lacking(paths: Sequence[Path], owner: Peer, run: str | None, public: Sequen
     for path in paths:
         head = read_public_head(path, owner)
         if head.run != run:
-            raise AuditLogError(f"{path}: is about the log of run {head.run}, and this is the log of {run}")
+            raise AuditLogError(f"{path}: belongs to the log of run {head.run}, but this is the log of {run}")
         cut = lacks(public, head.forced, str(path))
         if cut is not None:
             raise AuditLogError(
-                f"the log {cut}, and it was on the owner's disk for certain: it has been cut or replaced"
+                f"the log {cut}, which was certainly on the owner's disk: the log was truncated or replaced"
             )
         gap = lacks(public, head.last, str(path))
         if gap is not None:
-            yield f"the log {gap}: only a crash of the owner's machine can take that honestly"
+            yield f"the log {gap}: the only honest cause is a crash of the owner's machine"
 
 
 def _checked(path: Path, line: Line, batch: LeafBatch, rules: Rules) -> ShownWork:
@@ -330,9 +330,9 @@ def _rules(session: _Session, owner: Peer, keys: Mapping[str, bytes], run: str) 
     except ValidationError as exc:
         first = exc.errors(include_url=False)[0]
         place = ".".join(map(str, ("guard", *first["loc"])))
-        raise AuditLogError(f"{where}: has a guard of another version: {place}: {first['msg']}") from exc
+        raise AuditLogError(f"{where}: its guard is from another version: {place}: {first['msg']}") from exc
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise AuditLogError(f"{where}: does not say how its steps are audited ({exc})") from exc
+        raise AuditLogError(f"{where}: has no valid rules for the audits of its steps ({exc})") from exc
 
 
 def _peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: str) -> dict[str, Peer]:
@@ -344,7 +344,7 @@ def _peers(certificates: Mapping[str, str], authority: str, owner: Peer, where: 
             pem.encode(), authority.encode(), facts.not_before, f"{where}, certificate of {name}"
         )
         if peer.name != name or (name == OWNER and peer != owner):
-            raise AuditLogError(f"{where}: the certificate of {name} is another party's")
+            raise AuditLogError(f"{where}: the certificate of {name} belongs to another party")
         peers[name] = peer
     return peers
 
@@ -362,7 +362,7 @@ def _told_end(run_dir: Path, owner: Peer) -> tuple[LogHead | None, bool]:
         return LogHead(int(head["num_events"]), str(head["digest"])), False
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
         raise AuditLogError(
-            f"{path}: has no readable audit_log_head, so a cut-off log could not be told from a whole one"
+            f"{path}: has no readable audit_log_head, so a truncated log could not be detected"
         ) from exc
 
 

@@ -55,32 +55,35 @@ _MOST_CHARACTERS = 2000
 LASTING = ("run_started", "run_resumed", "verdict", "evicted", "revoked", "client_excluded")
 _SAID: dict[str, tuple[Kind, str]] = {
     "awaiting": ("note", "listening on {address}; waiting for {parties}"),
-    "log_head_ignored": ("alarm", "what {party} says of the audit log does not count: {reason}"),
-    "not_let_in": ("eviction", "{party} is not let in: {reason}"),
+    "log_head_ignored": ("alarm", "the log head of {party} is ignored: {reason}"),
+    "not_let_in": ("eviction", "{party} is refused: {reason}"),
     "guarantees": ("note", "from step {step} on: {said}"),
-    "guarantee_weaker": ("alarm", "stage {stage} is checked less than before ({now}): {meaning}"),
-    "alarm": ("alarm", "step {step}: the shadow of stage {stage} got another result than stage {stage} sent"),
-    "drift": ("alarm", "step {step}: {party} leans to one side at stage {stage}, below the tolerance; audited in full"),
+    "guarantee_weaker": ("alarm", "stage {stage} is now checked less ({now}): {meaning}"),
+    "alarm": ("alarm", "step {step}: the result of the shadow of stage {stage} differs from that of the stage"),
+    "drift": (
+        "alarm",
+        "step {step}: the results of {party} at stage {stage} drift to one side, below the tolerance; audited in full",
+    ),
     "doubts_not_followed": (
         "alarm",
-        "step {step}: {auditor} had the weight gradient of stage {stage} recomputed again and again, and it was right "
-        "each time; from now on one step in {steps_per_doubt} is recomputed for it",
+        "step {step}: {auditor} repeatedly doubted the weight gradient of stage {stage}, which was right each "
+        "time; from now on one step in {steps_per_doubt} is recomputed for it",
     ),
     "verdict": ("verdict", "verdict: {party} is guilty: {reason}"),
     "verdict_refused": (
         "alarm",
-        "step {step}: {accuser} spoke against {party}, and the evidence does not hold: {why}; nobody is evicted",
+        "step {step}: {accuser} accused {party}, but the evidence is invalid: {why}; nobody is evicted",
     ),
     "evicted": ("eviction", "{party} is evicted"),
     "revoked": ("eviction", "the certificate of {party} is revoked: {reason}"),
-    "replaced": ("eviction", "step {step}: {party} is given up, not convicted ({cause}): {reason}"),
-    "lost": ("eviction", "{party} is gone"),
-    "left": ("note", "{party} has handed over and left"),
-    "batch_skipped": ("alarm", "step {step}: batch {number} is given up, the next one takes its place: {reason}"),
+    "replaced": ("eviction", "step {step}: {party} is lost, not convicted ({cause}): {reason}"),
+    "lost": ("eviction", "{party} is lost"),
+    "left": ("note", "{party} handed over its stages and left"),
+    "batch_skipped": ("alarm", "step {step}: batch {number} is dropped and the next one used instead: {reason}"),
     "stopped_early": (
         "note",
-        "ended early after step {step}: {validations_without_improvement} validations in a row brought nothing; the "
-        "best was after step {best_step}",
+        "ended early after step {step}: {validations_without_improvement} validations in a row without "
+        "improvement; the best was after step {best_step}",
     ),
     "budget_spent": (
         "note",
@@ -88,29 +91,32 @@ _SAID: dict[str, tuple[Kind, str]] = {
     ),
     "budget_told": (
         "note",
-        "privacy: epsilon {epsilon_spent:.3f} of {epsilon} is spent at delta {delta}",
+        "privacy: epsilon {epsilon_spent:.3f} of {epsilon} spent at delta {delta}",
     ),
-    "fell_back": ("eviction", "nobody can serve a stage: back from step {from_step} to the checkpoint of {to_step}"),
-    "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training goes on: {reason}"),
-    "journal_failed": ("alarm", "no journal any more, training goes on: {reason}"),
-    "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} is on this disk only: {reason}"),
+    "fell_back": (
+        "eviction",
+        "no party can serve a stage: returning from step {from_step} to the checkpoint of {to_step}",
+    ),
+    "checkpoint_failed": ("alarm", "no checkpoint of step {step}, training continues: {reason}"),
+    "journal_failed": ("alarm", "the journal stopped, training continues: {reason}"),
+    "checkpoint_not_copied": ("alarm", "the checkpoint of step {step} exists on this disk only: {reason}"),
     "client_refused": (
         "alarm",
-        "step {step}: what {client} sent does not count: {reason}, {figure} of at most {bound}",
+        "step {step}: the data of {client} is ignored: {reason}, {figure} of at most {bound}",
     ),
-    "client_appraised": ("note", "the enclave has appraised {client}: {evidence} evidence, by policy {policy:.16}"),
+    "client_appraised": ("note", "the enclave appraised {client}: {evidence} evidence, by policy {policy:.16}"),
     "client_evidence_refused": (
         "alarm",
-        "the enclave takes nothing of {client}, whose evidence its policy in the run file does not accept: {reason}",
+        "the enclave ignores {client}, whose evidence does not meet its policy in the run file: {reason}",
     ),
-    "client_excluded": ("eviction", "step {step}: {client} is shut out: {reason}, {figure} of at most {bound}"),
-    "round_lost": ("alarm", "round {round}: is lost and moved nothing: {reason}"),
-    "site_left_out": ("alarm", "round {round}: goes on without {site}: {reason}"),
-    "site_excluded": ("eviction", "round {round}: {site} is asked no more: {reason}"),
-    "rolled_back": ("takeover", "the run goes back from step {step} to step {to}, and does what is undone again"),
-    "distrusted": ("eviction", "step {step}: {party} is replaced for what it did"),
-    "state_not_kept": ("alarm", "no conviction can take the run back to step {step}: {reason}"),
-    "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is done again"),
+    "client_excluded": ("eviction", "step {step}: {client} is excluded: {reason}, {figure} of at most {bound}"),
+    "round_lost": ("alarm", "round {round}: is lost and changed no weights: {reason}"),
+    "site_left_out": ("alarm", "round {round}: continues without {site}: {reason}"),
+    "site_excluded": ("eviction", "round {round}: {site} gets no further orders: {reason}"),
+    "rolled_back": ("takeover", "the run returns from step {step} to step {to} and repeats the undone steps"),
+    "distrusted": ("eviction", "step {step}: {party} is replaced after a fault"),
+    "state_not_kept": ("alarm", "no conviction can return the run to step {step}: {reason}"),
+    "takeover": ("takeover", "stage {stage} is now served by {by}; step {step} is repeated"),
 }
 
 

@@ -14,29 +14,29 @@ _SHOWN_KEYS = 4
 
 CHANGEABLE: Mapping[str, str] = MappingProxyType(
     {
-        "train.steps": "only more: steps that are done stay, later ones follow the schedule of the new length",
+        "train.steps": "only more steps: finished steps stay, later ones follow the schedule of the new length",
         "train.validate_every": "validation changes no weight",
-        "train.early_stopping": "the validations so far are kept, and the new rule is applied to those on its set",
-        "train.samples": "a text that the model writes changes no weight",
+        "train.early_stopping": "earlier validations stay, and the new rule is applied to those on its set",
+        "train.samples": "a generated sample changes no weight",
         "train.histograms": "a histogram of the state changes no weight",
-        "data.phases": "phases that are over stay as they were; the loader refuses others",
-        "data.repeats": "what was seen stays seen; a limit that would have changed it is refused",
-        "data.skip": "batches are left out from here on; those that were trained on stay so",
-        "data.dataset": "each group that gave samples must be there with the same tokens; new ones may be added",
-        "rewards.timeout_s": "how long a reward may take changes none that came in time",
-        "checkpoint.every": "when a state is written changes no state",
+        "data.phases": "finished phases stay unchanged; the loader refuses other changes",
+        "data.repeats": "earlier batches stay; a limit that would have changed them is refused",
+        "data.skip": "batches are skipped from here on; earlier batches stay",
+        "data.dataset": "each group that gave samples must have the same tokens; new groups may be added",
+        "rewards.timeout_s": "the timeout changes no reward that was in time",
+        "checkpoint.every": "the time of a save changes no state",
         "checkpoint.keep": "older checkpoints are removed after the next one",
         "checkpoint.keep_every": "older checkpoints are removed after the next one",
-        "checkpoint.best": "the best one is that of the validations from here on, where the set is another one",
+        "checkpoint.best": "the best checkpoint is chosen among the later validations, if the set is another one",
         "checkpoint.asynchronous": "a checkpoint has the bits of its own step either way",
-        "tracking": "trackers are told of the run and change nothing of it",
+        "tracking": "trackers get metrics and change nothing in the run",
     }
 )
 """The keys, or sections, that ``--resume`` may change, each with what that means."""
 
 LAYOUT: Mapping[str, str] = MappingProxyType(
     {
-        f"parallel.{key}": "a checkpoint holds whole tensors, which are cut anew: the same training, up to rounding"
+        f"parallel.{key}": "a checkpoint has whole tensors, which are divided again: the same training, up to rounding"
         for key in (
             *("dp", "tp", "pp", "cp", "context", "zero", "replicas", "schedule", "sequence_parallel", "offload"),
             *("activation_checkpointing", "compile", "min_dp", "max_dp", "restarts", "silence_s"),
@@ -78,14 +78,12 @@ class RunChanges:
         """Describe the effect of the changes from a step on."""
         lines = [f"{key}: {_shown(old_value)} -> {_shown(here)}" for key, (old_value, here) in self.keys.items()]
         if any(key in LAYOUT for key in self.keys):
-            lines.append(
-                f"From step {step} on whole tensors are cut for the new layout, and nothing but rounding changes"
-            )
+            lines.append(f"From step {step} on, whole tensors are divided for the new layout; only rounding changes")
         rates = self.rates(run, step)
         if rates is not None:
             lines.append(
-                f"Steps before {step} stay as they were trained. From step {step} on the learning rate follows the "
-                f"schedule of {run.train.steps} steps: {rates[1]:.3g}, where the old length had {rates[0]:.3g}"
+                f"Steps before {step} stay unchanged. From step {step} on the learning rate follows the schedule of "
+                f"{run.train.steps} steps: {rates[1]:.3g}, where the old length had {rates[0]:.3g}"
             )
         return "; ".join(lines)
 
@@ -110,29 +108,29 @@ def changes_between(before: RunConfig, now: RunConfig, where: str) -> RunChanges
         (key for key in keys if not _is_among(key, allowed)),
         key=lambda key: key.partition(".")[0] not in ENGINE_SECTIONS,
     )
-    instead = f"or begin a new run where this one is: --from {where} with another --run-dir"
+    instead = f"or begin a new run from its weights: --from {where} with another --run-dir"
     if refused:
         shown = ", ".join(f"{key} ({keys[key][0]!r} there, {keys[key][1]!r} here)" for key in refused[:_SHOWN_KEYS])
         raise ConfigError(
-            f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may change "
-            f"{', '.join(allowed)} alone: take the values of {where}/config.toml, {instead}"
+            f"{where}: holds another run: {shown}{', ...' if len(refused) > _SHOWN_KEYS else ''}; --resume may "
+            f"change only {', '.join(allowed)}: use the values of {where}/config.toml, {instead}"
         ).about(
             code="PHX-C016",
             file=where,
             key=refused[0],
             found=str(keys[refused[0]][1]),
             expected=str(keys[refused[0]][0]),
-            do=f"take the values of {where}/config.toml",
+            do=f"use the values of {where}/config.toml",
         )
     if keys and isinstance(now, SplitRun):
         raise ConfigError(
             f"{where}: holds another run: {', '.join(keys)} differ, and an enclave's evidence and sealed states are "
-            f"bound to every key of its run file: take the values of {where}/config.toml, or begin a new run"
+            f"bound to every key of its run file: use the values of {where}/config.toml, or begin a new run"
         ).about(code="PHX-C016", file=where, key=next(iter(keys)))
     if now.train.steps < before.train.steps:
         raise ConfigError(
-            f"{where}: train.steps: found {now.train.steps}, expected {before.train.steps} or more: a run is not made "
-            f"shorter, for its learning rate went by its length; take {before.train.steps}, {instead}"
+            f"{where}: train.steps: found {now.train.steps}, expected {before.train.steps} or more: a run cannot be "
+            f"shortened, because its learning rate depends on its length; use {before.train.steps}, {instead}"
         ).about(code="PHX-C016", file=where, key="train.steps")
     return RunChanges(before, keys)
 

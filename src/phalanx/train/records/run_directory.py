@@ -38,8 +38,8 @@ def cache_beside(run_dir: Path) -> Path:
 def kept_preparations(run_dir: Path) -> str:
     """Say what is left of an interrupted preparation, and what goes on with it."""
     return (
-        f"what was prepared whole lies in {shlex.quote(str(cache_beside(run_dir)))} and used again, the rest is not; "
-        "the same command begins again"
+        f"finished preparations are in {shlex.quote(str(cache_beside(run_dir)))} and are reused; repeat the same "
+        "command"
     )
 
 
@@ -118,7 +118,7 @@ def _not_usable(path: Path, why: str) -> ConfigError:
 
 
 def _nothing_to_resume(run_dir: Path) -> CheckpointError:
-    return CheckpointError(f"{run_dir}: there is no run to resume; start it without --resume").about(
+    return CheckpointError(f"{run_dir}: no run to resume; start it without --resume").about(
         code="PHX-I051",
         file=str(run_dir),
         key="--resume",
@@ -129,9 +129,7 @@ def _nothing_to_resume(run_dir: Path) -> CheckpointError:
 
 
 def _holds_run(run_dir: Path) -> ConfigError:
-    return ConfigError(
-        f"{run_dir}: holds a run already; add --resume to go on with it, or choose another --run-dir"
-    ).about(
+    return ConfigError(f"{run_dir}: already has a run; add --resume to continue it, or choose another --run-dir").about(
         code="PHX-C012",
         file=str(run_dir),
         key="--run-dir",
@@ -225,9 +223,9 @@ class RunDirectory(Closeable):
         path = self.pki / name / "certificate.pem"
         if not path.exists():
             raise ConfigError(
-                f"{path}: missing; have {name} make keys and a request with `phalanx pki request {name}`, and sign it "
-                f"with `phalanx pki sign {shlex.quote(str(self.pki))} request.csr`; if that directory was moved away, "
-                "copy its certificate.pem back"
+                f"{path}: missing; let {name} make keys and a request with `phalanx pki request {name}`, and sign "
+                f"it with `phalanx pki sign {shlex.quote(str(self.pki))} request.csr`; if that directory was moved "
+                "away, copy its certificate.pem back"
             )
         return path.read_text(encoding="ascii")
 
@@ -309,8 +307,7 @@ class RunDirectory(Closeable):
         foreign = sorted(name for name in _OWN_NAMES if (self.path / name).exists())
         if foreign and not begun:
             raise ConfigError(
-                f"{self.path}: holds {', '.join(foreign)} but no {_RECORD}, so it is no run of ours; "
-                "choose another --run-dir"
+                f"{self.path}: has {', '.join(foreign)} but no {_RECORD}, so it is not a run; choose another --run-dir"
             ).about(code="PHX-C013", file=str(self.path), do="choose another --run-dir")
 
     def _begin(self, record: Path, resume: bool) -> str:
@@ -361,8 +358,8 @@ class RunDirectory(Closeable):
         changed = changed_code(existing_run.own_code, self._run.own_code)
         if changed is not None:
             raise ConfigError(
-                f"{self.path}: {changed}; put it back as it was ({self.path / KEPT_CODE} has a copy of each file), or "
-                f"begin a new run where this one is: --from {self.path} with another --run-dir"
+                f"{self.path}: {changed}; restore it ({self.path / KEPT_CODE} has a copy of each file), or begin a "
+                f"new run from its weights: --from {self.path} with another --run-dir"
             )
 
     def keep_changes(self) -> None:
@@ -402,8 +399,8 @@ class RunDirectory(Closeable):
             return run_id
         if is_unstarted(self.path):
             raise ConfigError(
-                f"{self.path}: the run in it has not finished a step, so there is nothing to resume; start it "
-                "without --resume, and it is begun anew with this run file"
+                f"{self.path}: its run finished no step, so there is nothing to resume; start without --resume to "
+                "begin again with this run file"
             ).about(code="PHX-C014", file=str(self.path), do="start it without --resume")
         self._check_code()
         self.changes = changes_between(self._config_there(config_digest), self._run, str(self.path))
@@ -417,5 +414,6 @@ class RunDirectory(Closeable):
         except ConfigError as exc:
             raise ConfigError(
                 f"{self.path}: holds another run (config digest {config_digest[:12]}..., this run file has "
-                f"{digest(self._run)[:12]}...), and what differs cannot be told: {exc}; resume with the very run file"
+                f"{digest(self._run)[:12]}...), and the different keys are unknown: {exc}; resume with the same run "
+                "file"
             ).about(code="PHX-C016", file=str(self.path)) from exc

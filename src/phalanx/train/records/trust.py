@@ -48,8 +48,8 @@ class LoggedDoubts:
         elif kind == "verdict":
             self._convicted.add(str(body.get("party", "a party")))
         elif kind == "in_doubt":
-            whose = f"of stage {body['stage']} are the work of {body['party']}, who was convicted"
-            self._said.append(f"{in_words(body['steps'])} {whose}, and nobody recomputed them in full")
+            whose = f"of stage {body['stage']} were computed by {body['party']}, which was convicted"
+            self._said.append(f"{in_words(body['steps'])} {whose}, and not recomputed in full")
         elif kind == "run_completed":
             self._is_complete = True
 
@@ -57,7 +57,7 @@ class LoggedDoubts:
         """Return one sentence a stage and party."""
         if self._convicted and not self._is_complete:
             names = ", ".join(sorted(self._convicted))
-            return (f"convicted: {names}; the run has not ended, so it does not say what is left of their work",)
+            return (f"convicted: {names}; the run has not ended, so the steps in doubt are not known yet",)
         return tuple(self._said)
 
 
@@ -94,22 +94,22 @@ def trust_figures(
 def say_trust(summary: dict[str, Any]) -> list[str]:
     """Describe for people, line by line, which steps cannot be trusted at the end of a run; nothing where all can."""
     lines = [
-        f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} are the work of {row['party']}, who was "
-        f"{_fate(row['convicted_in'])}. Nobody recomputed them in full; they are in the weights."
+        f"IN DOUBT: {in_words(row['steps'])} of stage {row['stage']} were computed by {row['party']}, which was "
+        f"{_fate(row['convicted_in'])}. They were not recomputed in full and are in the weights."
         for row in summary.get("steps_in_doubt", ())
     ]
     if lines:
         step = summary["checkpoint_before_doubt"]
         back = (
-            "no checkpoint of before them is left: train again to be rid of them"
+            "no earlier checkpoint is left: train again to remove them"
             if step is None
-            else f"--resume --from-step {step} goes back to before them"
+            else f"--resume --from-step {step} returns to a checkpoint before them"
         )
         lines.append(f"  {back}; with guard.keep_states a run undoes such steps itself")
     for row in summary.get("drifts", ()):
         lines.append(
-            f"DRIFT: {row['party']} leant to one side at stage {row['stage']} ({row['direction']}), first seen in step "
-            f"{row['first_step']}, last in step {row['last_step']}; below the tolerance, so no party is blamed."
+            f"DRIFT: {row['party']} drifted to one side at stage {row['stage']} ({row['direction']}), first seen in "
+            f"step {row['first_step']}, last in step {row['last_step']}; below the tolerance, so no party is blamed."
         )
     return lines
 
@@ -125,28 +125,28 @@ def drill_result(summary: Mapping[str, Any]) -> str | None:
         return None
     lies = f"{injected} step{'s' if injected > 1 else ''}"
     if summary["guard"] == "off":
-        return f"What this run shows: a party lied in {lies}, and without a guard nobody noticed."
+        return f"What this run shows: a party lied in {lies}, and without a guard the lie was not detected."
     verdicts = summary["verdicts"]
     if not verdicts:
         return f"What this run shows: a party lied in {lies}, and no party was named."
     named = ", ".join(f"{one['party']} at stage {one['stage']} in step {one['step']}" for one in verdicts)
     wrong = summary["false_accusations"]
-    accused = f"; {wrong} of the verdicts are against a party that did not lie" if wrong else ""
+    accused = f"; {wrong} of the verdicts are against honest parties" if wrong else ""
     if summary["in_doubt"]:
-        left = "but steps of its work that nobody recomputed are left in the weights (IN DOUBT, above)"
+        left = "but steps of its work that were not recomputed are in the weights (IN DOUBT, above)"
     elif summary["steps_redone"]:
-        left = f"{summary['steps_redone']} earlier steps were done again, and no lie is left in the weights"
+        left = f"{summary['steps_redone']} earlier steps were repeated, and no lie is in the weights"
     else:
-        left = "its lie was thrown away and the step done again, so that no lie is left in the weights"
+        left = "the lie was discarded and the step repeated, so that no lie is in the weights"
     return (
-        f"What this run shows: of {lies} with a lie the guard found {summary['detections']} and named {named}; the "
-        f"party was shut out, {left}{accused}."
+        f"What this run shows: of {lies} with a lie the guard detected {summary['detections']} and named {named}; "
+        f"the party was excluded, {left}{accused}."
     )
 
 
 def _fate(convicted_in: Sequence[int]) -> str:
     steps = ", ".join(map(str, convicted_in))
-    return f"convicted in step {steps}" if steps else "replaced for what it did, without a conviction"
+    return f"convicted in step {steps}" if steps else "replaced after a fault, without a conviction"
 
 
 def in_words(ranges: Iterable[Sequence[int]]) -> str:

@@ -110,9 +110,9 @@ def _lock(handle: int, run_dir: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
-        raise ConfigError(
-            f"{run_dir}: another process runs here; wait until it has ended, or choose another --run-dir"
-        ).about(code="PHX-C015", file=str(run_dir)) from exc
+        raise ConfigError(f"{run_dir}: another process uses it; wait for its end, or choose another --run-dir").about(
+            code="PHX-C015", file=str(run_dir)
+        ) from exc
 
 
 def _has_keys_of_its_own(run_dir: Path) -> bool:
@@ -128,6 +128,6 @@ def _kinds(log: Path) -> Iterator[str]:
     if not log.exists():
         return
     if log.stat().st_size > _MOST_LOG_BYTES:
-        raise ValueError(f"{log}: is too long")
+        raise ValueError(f"{log}: exceeds the size limit")
     for row in log.read_bytes().splitlines():
         yield json.loads(row)["kind"]

@@ -229,7 +229,7 @@ class Savepoint:
         path = self._home.checkpoints / step_directory(step)
         if not path.is_dir():
             present = sorted(list_checkpoints(self._home.checkpoints))
-            raise CheckpointError(f"{path}: missing; there are checkpoints of steps {present}")
+            raise CheckpointError(f"{path}: missing; existing checkpoints: steps {present}")
         self._open(path)
         self.forget_after(step)
 
@@ -248,8 +248,8 @@ class Savepoint:
             totals = self._progress.totals
             if totals.steps != start or start > self._run.train.steps:
                 raise CheckpointError(
-                    f"{checkpoint.path}: is of step {start}, its totals count {totals.steps} steps, "
-                    f"the run has {self._run.train.steps}; use an older checkpoint"
+                    f"{checkpoint.path}: is from step {start}, its totals count {totals.steps} steps, but the run "
+                    f"has {self._run.train.steps}; use an older checkpoint"
                 )
         metrics.truncate_after(start - 1)
         return start
@@ -265,8 +265,8 @@ class Savepoint:
         head = checkpoint.log_head
         if self._log is not None and head is not None and not self._log.contains(head):
             raise CheckpointError(
-                f"{path}: was written when the audit log had {head.num_events} events, and the one that is there is "
-                "not that log; put back the log that belongs to it"
+                f"{path}: was written when the audit log had {head.num_events} events, but the present log is "
+                "another one; restore the log that belongs to it"
             )
         if self._base is not None:
             checkpoint.check_base(self._base)

@@ -209,7 +209,7 @@ class Saver(BesideSaver):
         self._duplicate = None
         if duplicate.failure is not None:
             self.is_overdue = True
-            self._say_failed(duplicate.num_steps, f"given up: {duplicate.failure}")
+            self._say_failed(duplicate.num_steps, f"copy failed: {duplicate.failure}")
             return
         self._write(duplicate.num_steps, _checked(duplicate), self._state)
 

@@ -110,7 +110,7 @@ class JoinedWorkers:
         # a worker that had come back in the last session is called by its certificate again
         name = certified_name(party)
         if name not in self.members.addresses:
-            raise CheckpointError(f"stage {stage}: {name}, who kept its state, has not come back")
+            raise CheckpointError(f"stage {stage}: {name}, which has its state, did not come back")
         return fetch_kept(self.endpoint, name, stage, step, expected)
 
 

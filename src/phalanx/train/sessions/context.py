@@ -182,7 +182,7 @@ class SessionContext(Generic[RunT_co]):
         origin = self.beginning.origin
         if origin is None:
             if self.history.adopted and self.history.certified.newest is None:
-                raise CheckpointError(f"{self.home.path}: --from was interrupted; begin again in another directory")
+                raise CheckpointError(f"{self.home.path}: --from was interrupted; start again in another directory")
             return
         state = adopted_state(origin, self.run, self.home.run_id)
         # first the log: a crash from here on must not pass for a run that begins from nothing
@@ -224,19 +224,23 @@ class SessionContext(Generic[RunT_co]):
         ):
             self.say(f"goes back from step {reached} to step {start}: {done} had no verified state yet; done again")
         else:
-            reason = "the run stopped, and its last state is of that step"
+            reason = "the run stopped at its last state"
             body = {"from_step": reached, "to_step": start, "steps_lost": reached - start, "reason": reason}
             self.tell(FELL_BACK, body)
             self.figures.observe(FELL_BACK, body)
             self.say(
-                f"goes back from step {reached} to step {start}, of which the last state is: {done} of the last "
-                f"session are lost and done again; {self._keep_more()}"
+                f"returns from step {reached} to step {start}, its last state: {done} of the last session are lost "
+                f"and will be repeated; {self._keep_more()}"
             )
 
     def _keep_more(self) -> str:
         """What to set, so that less is lost the next time."""
         can_journal = self.run.checkpoint.journal is False and self.run.can_journal
-        return "checkpoint.journal = true loses none" if can_journal else "a smaller checkpoint.every loses fewer"
+        return (
+            "checkpoint.journal = true loses no steps"
+            if can_journal
+            else "a smaller checkpoint.every loses fewer steps"
+        )
 
     def opening(self, recorder: RunRecorder, start: int, loader: Loader, facts: dict[str, Any]) -> None:
         """Write the first event of the session, with what its engine adds."""
@@ -260,8 +264,8 @@ class SessionContext(Generic[RunT_co]):
         self.check_begins_anew()
         self.figures.budget = ledger
         self.say(
-            f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within epsilon "
-            f"{ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} are charged"
+            f"privacy: noise multiplier {ledger.step.noise_multiplier:.3f}, {ledger.affordable} steps within "
+            f"epsilon {ledger.epsilon:g} at delta {ledger.delta:g}; {ledger.charges} charged"
         )
         if "against" in ledger.terms:
             self.say(f"privacy: the bound holds against {ledger.terms['against']}")
@@ -274,8 +278,8 @@ class SessionContext(Generic[RunT_co]):
         """
         if self.beginning.origin is not None or self.history.adopted:
             raise ConfigError(
-                "[privacy]: --from goes on from weights that another run trained, and a bound of this run's steps says "
-                "nothing of those; give them as model.path where they were trained on other text"
+                "[privacy]: --from starts from weights of another run, which the bound of this run does not cover; "
+                "use model.path if they were trained on other text"
             )
 
     def observer(self, recorder: RunRecorder) -> Observe:
@@ -290,5 +294,5 @@ class SessionContext(Generic[RunT_co]):
 
     def _say(self, phase: str, documents: int) -> None:
         if documents:
-            unit = "files" if phase.startswith("passed over") else "documents"
+            unit = "files" if phase.startswith("skipped") else "documents"
             self.console.print(f"  {phase}: {documents} {unit}", style="dim", markup=False)

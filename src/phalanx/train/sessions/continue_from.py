@@ -36,8 +36,8 @@ def check_adoption(run: RunConfig, past: PastRun) -> None:
     for name, mine, theirs in pairs:
         if mine != theirs:
             raise ConfigError(
-                f"{name}: is not that of {past.path}, so its checkpoint cannot be gone on from; "
-                f"see {past.path / 'config.toml'}"
+                f"{name}: differs from {past.path}, so its checkpoint cannot be continued; see "
+                f"{past.path / 'config.toml'}"
             ).about(code="PHX-C016", key=name)
 
 
@@ -48,8 +48,8 @@ def schedule_told(run: RunConfig, past: RunConfig, step: int) -> str | None:
         return None
     rates = [learning_rate(run.optimizer, at_step, steps) for at_step, steps in ((max(0, step - 1), was), (step, now))]
     return (
-        f"train.steps: {was} -> {now}. Steps before {step} stay as they were trained. From step {step} on the learning "
-        f"rate follows the schedule of {now} steps: {rates[1]:.3g}, after {rates[0]:.3g} where the other run ended. "
+        f"train.steps: {was} -> {now}. Steps before {step} stay unchanged. From step {step} on the learning rate "
+        f"follows the schedule of {now} steps: {rates[1]:.3g}, after {rates[0]:.3g} where the other run ended. "
         "Weights, optimizer, order of the data and seeds go on; the run, its log and its keys are new."
     )
 
@@ -98,7 +98,7 @@ def _record_of(checkpoint: Checkpoint) -> CheckRecord:
     try:
         record.load_json(checkpoint.state["figures"]["checks"])
     except (KeyError, TypeError) as exc:
-        raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; it is of another version") from exc
+        raise CheckpointError(f"{checkpoint.path}: its state lacks {exc}; it is from another version") from exc
     return record
 
 
@@ -114,10 +114,12 @@ def cut_anew(checkpoint: Checkpoint, library: StageLibrary) -> Iterator[Shard]:
         state = library(stage).optimizer.state()
         missing = sorted(state.keys() - names.keys())
         if missing:
-            raise CheckpointError(f"{checkpoint.path}: lacks {missing[:3]}; it is of another model")
+            raise CheckpointError(f"{checkpoint.path}: lacks {missing[:3]}; it belongs to another model")
         unread -= state.keys()
         # in the order of the old stages, so that each of them is read once
         order = sorted(state, key=lambda name: (names[name], name))
         yield Shard(stage, {name: checkpoint.tensor(name) for name in order}, checkpoint.step)
     if unread:
-        raise CheckpointError(f"{checkpoint.path}: holds {sorted(unread)[:3]} too many; it is of another model")
+        raise CheckpointError(
+            f"{checkpoint.path}: has unexpected tensors {sorted(unread)[:3]}; it belongs to another model"
+        )

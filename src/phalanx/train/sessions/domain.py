@@ -97,7 +97,7 @@ def play_rank(run: DomainRun, models: Path) -> None:
     """
     config, place = run.parallel, find_place(os.environ)
     if place is None:
-        raise ConfigError("parallel: nobody gave this process a rank; use torchrun or `phalanx launch`")
+        raise ConfigError("parallel: this process has no rank; start it with torchrun or `phalanx launch`")
     source = open_model(run.model, models, run.train.seed)
     parallel = fitted(config, place.world, source.hub_config_dict, load_of(run))
     is_needed, place = place.rank < parallel.world, place.among(parallel.world)
@@ -225,7 +225,7 @@ class DomainSetup:
         keep_freed_memory()
         if parallel.unsafe_public_network:
             self._context.console.print(
-                "parallel.unsafe_public_network: whoever reaches the ranks' ports can run code in them"
+                "parallel.unsafe_public_network: anyone who reaches the ranks' ports can run code in them"
             )
         with contextlib.ExitStack() as stack:
             ranks = None
@@ -317,8 +317,6 @@ def _saving(run: DomainRun, member: RankWork, domain: Domain) -> RankSaver | Non
 def _as_it_is(checkpoint: Checkpoint) -> Iterator[Shard]:
     """Shards of another layout: tensors are found by name, whichever shard they are in."""
     if "updates" in checkpoint.names():
-        raise CheckpointError(
-            f"{checkpoint.path}: its stages have skipped different updates; it cannot be gone on from"
-        )
+        raise CheckpointError(f"{checkpoint.path}: its stages skipped different updates; it cannot be continued")
     for stage in checkpoint.stages:
         yield checkpoint.shard(stage)

@@ -72,8 +72,8 @@ def call_enclave(call: EnclaveCall, expected: Peer | None = None) -> Iterator[Ca
         met = _first_answer(call, address)
         if expected is not None and met.peer != expected:
             raise PeerRefusedError(
-                f"{call.enclave}: answers with another key than the enclave's certificate here has; have the request "
-                "of the enclave that is meant signed, and no other"
+                f"{call.enclave}: its key differs from the enclave's certificate here; sign the request of the "
+                "intended enclave, and no other"
             )
         # known before the first frame of it can come
         peers = {met.peer.name: met.peer}
@@ -120,7 +120,7 @@ def _own_host(towards: str) -> str:
             probe.connect(address)
             own_address = str(probe.getsockname()[0])
     except OSError as exc:
-        raise PeerLostError(f"{towards}: there is no way to it ({exc}); is the name right?") from exc
+        raise PeerLostError(f"{towards}: cannot be reached ({exc}); check the name") from exc
     return f"[{own_address}]" if ":" in own_address else own_address
 
 
@@ -150,9 +150,9 @@ class _Watch:
         except PeerLostError as exc:
             self._silent_since = self._silent_since or now
             if now - self._silent_since >= call.transport.timeout_s:
-                raise PeerLostError(f"the enclave at {call.enclave} is gone: {exc}") from exc
+                raise PeerLostError(f"the enclave at {call.enclave} is lost: {exc}") from exc
             return
         self._silent_since = None
         self._notice.waits_for(met.awaited)
         if met.run != self._session:
-            raise PeerLostError(f"the enclave at {call.enclave} has begun another session; go on with --resume")
+            raise PeerLostError(f"the enclave at {call.enclave} began another session; continue with --resume")

@@ -58,7 +58,7 @@ def serve_owner(config: EnclaveOwnerConfig) -> None:
     """
     run = config.run
     if digest(run) != config.enclave.config_digest:
-        raise ConfigError("enclave file: its config digest is of another run than the one in it; start it with the run")
+        raise ConfigError("enclave file: its config digest belongs to another run; let the run start it")
     home = RunDirectory(Path(config.middle), run, resume=True, parties=run.stage_workers)
 
     @contextlib.contextmanager
@@ -139,15 +139,15 @@ def check_end(log: AuditLog, books: Mapping[str, object]) -> None:
         books: From `end_of` when the state was sealed.
 
     Raises:
-        CheckpointError: They are no books of an enclave that owns a pipeline.
+        CheckpointError: They are not the metadata of an enclave that owns a pipeline.
         RollbackError: The log was turned back, or exchanged.
     """
     number, ends = books.get("num_events"), books.get("digest")
     if not isinstance(number, int) or not isinstance(ends, str):
-        raise CheckpointError("sealed state: is of an enclave that owns no pipeline, and this one does")
+        raise CheckpointError("sealed state: belongs to an enclave without a pipeline, but this one has a pipeline")
     if not log.contains(LogHead(number, ends)):
         raise RollbackError(
-            f"{MIDDLE}/{LOG_FILE}: lacks lines that the sealed state knows of, maybe a conviction; put back the log "
+            f"{MIDDLE}/{LOG_FILE}: lacks lines that the sealed state requires, maybe a conviction; restore the log "
             "that belongs to it"
         )
 

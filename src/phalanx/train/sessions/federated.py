@@ -172,7 +172,9 @@ class FederatedSetup:
             present_sites = await_all(carrier, section.sites, _JOIN_S, context.say)
             if len(present_sites) < section.min_cohort:
                 missing = ", ".join(sorted(set(section.sites) - present_sites))
-                raise PeerLostError(f"{missing}: no call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume")
+                raise PeerLostError(
+                    f"{missing}: did not call within {_JOIN_S:g} s; {where_to_look(context)}, then --resume"
+                )
             saver = PlainSaver(engine.shards, opening.savepoint, context.observer(recorder))
             yield RunningRounds(engine, saver, context, opening)
             fleet.end_sites()

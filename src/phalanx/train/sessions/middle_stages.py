@@ -20,8 +20,8 @@ from phalanx.train.sessions.cluster import OpenWorkers, WorkerProcesses, worker_
 from phalanx.train.sessions.enclave_owner import CHECKED
 
 WORKERS_SEE = (
-    "the workers of the middle stages see hidden states, their gradients and their stages' adapters in the clear; text "
-    "can be rebuilt from these: it is secret from everybody but these workers and the machines that they run on"
+    "the workers of the middle stages see hidden states, their gradients and their stages' adapters in the clear; "
+    "text can be reconstructed from these: it is secret from everybody except these workers and their machines"
 )
 """What a run with such workers is not worth, for terminal, summary and report."""
 
@@ -64,7 +64,7 @@ class MiddleStages:
                 try:
                     self._note(message.event, message.facts)
                 except (KeyError, TypeError, ValueError, AttributeError) as exc:
-                    raise FrameError(f"{ENCLAVE}: tells of {message.event!r} without {exc}") from exc
+                    raise FrameError(f"{ENCLAVE}: reported {message.event!r} without {exc}") from exc
             case _:
                 return False
         return True
@@ -72,7 +72,7 @@ class MiddleStages:
     def _start(self, wanted: say.WorkersWanted) -> None:
         strangers = sorted(set(wanted.names) - set(self.run.stage_workers))
         if strangers:
-            raise FrameError(f"{ENCLAVE}: asks for {strangers[0]!r}, which is no worker of this run")
+            raise FrameError(f"{ENCLAVE}: requested {strangers[0]!r}, which is not a worker of this run")
         self._awaited |= set(wanted.names)
         files = {name: worker_config(self.run, self.home, name, wanted.address) for name in wanted.names}
         self._workers.start(files)

@@ -112,7 +112,7 @@ class OwnedPipeline:
         """
         joined = self._joined
         if joined is None:
-            raise ConfigError("an owned pipeline begins once its workers are there")
+            raise ConfigError("an owned pipeline starts after its workers have joined")
         run, home, history = self._run, self._home, self._history
         draw = session_draw(home, run)
         facts = opening_facts(run, home, source, self._names, self._session, draw)

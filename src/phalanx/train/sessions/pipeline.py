@@ -151,9 +151,9 @@ class PipelineSetup:
                 fetch = self._joined_workers.fetch_kept if context.run.remote_workers else None
                 saved = savepoint.write(entry.step, collect(home.journal, entry, library, fetch), entry.state)
                 context.tell("checkpoint_saved", saved.body())
-                context.console.print(f"journal: the run goes on where it died, at step {entry.step}")
+                context.console.print(f"journal: the run continues where it ended, at step {entry.step}")
         except CheckpointError as exc:
-            context.console.print(f"journal: {exc}; the run goes on from its last checkpoint")
+            context.console.print(f"journal: {exc}; the run continues from its last checkpoint")
         discard(home.journal)
 
     @contextlib.contextmanager
@@ -220,7 +220,7 @@ class PipelineSetup:
             context.history.committed.add(facts["audit_key_commitment"])
         if context.history.head is not None and guard.enabled:
             context.console.print(
-                "audits are drawn anew from here on: nobody can know from an earlier session what comes next"
+                "audits are drawn from a new key from here on: no earlier session reveals the next draws"
             )
 
 
@@ -314,9 +314,9 @@ def _recall(context: SessionContext[PipelineRun]) -> None:
     for kind, body in context.history.decisions:
         context.figures.observe(kind, body)
     for name in sorted(context.history.convicted & set(context.run.pipeline.workers)):
-        context.console.print(f"{name} was evicted earlier and stays out")
+        context.console.print(f"{name} was evicted earlier and stays excluded")
     for name in sorted(context.history.revoked & set(context.run.pipeline.workers)):
-        context.console.print(f"{name} was revoked earlier and stays out")
+        context.console.print(f"{name} was revoked earlier and stays excluded")
 
 
 def _journal(context: SessionContext[PipelineRun], recorder: RunRecorder) -> Journal | None:

@@ -66,7 +66,7 @@ class WaitNotice:
         if not isinstance(message, ask.AwaitedClients):
             return False
         self._tell(
-            f"waiting for {', '.join(message.names)}; after {self._timeout_s:g} s (split.step_timeout_s) the run ends "
-            "with exit code 4, and --resume goes on with the last checkpoint"
+            f"waiting for {', '.join(message.names)}; after {self._timeout_s:g} s (split.step_timeout_s) the run "
+            "ends with exit code 4, and --resume continues from the last checkpoint"
         )
         return True

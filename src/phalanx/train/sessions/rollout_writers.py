@@ -60,7 +60,7 @@ def open_writers(
         def note(decision: RolloutVerdict | RolloutDismissal) -> None:
             is_lie = isinstance(decision, RolloutVerdict)
             context.log.append("rollout_verdict" if is_lie else "rollout_dismissal", decision.model_dump(mode="json"))
-            what = "lied about a text and is shut out" if is_lie else "is left out, and convicted of nothing"
+            what = "lied about a text and is excluded" if is_lie else "is dismissed without a conviction"
             context.say(f"{decision.party} {what}: {decision.reason}")
 
         company.told = note

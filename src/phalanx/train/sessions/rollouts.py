@@ -34,7 +34,7 @@ def rollout_material(context: SessionContext[PipelineRun | DomainRun], source: M
     """
     run, home = context.run, context.home
     if run.rewards is None:
-        raise ConfigError("rewards: the run file has no such section")
+        raise ConfigError("rewards: the section [rewards] is missing")
     check_head(run, source)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
     longest = settings_of(run).max_new_tokens
@@ -42,7 +42,7 @@ def rollout_material(context: SessionContext[PipelineRun | DomainRun], source: M
     check_vocabulary(prompts.tokenizer.vocab_size, source.vocab_size)
     context.say(f"prompts: {len(prompts.train)} to train on, {len(prompts.held_out)} held out")
     if prompts.tokenizer.beginning and any(one.asked is None for one in prompts.train):
-        context.say(f"prompts of text begin with {prompts.tokenizer.beginning}, as the tokenizer begins texts")
+        context.say(f"prompts begin with {prompts.tokenizer.beginning}, as the tokenizer's texts do")
     with RewardScorer(run.rewards, run.home, home.path / LOG) as scorer, open_writers(context) as write:
         loader = RolloutLoader(prompts, run, source, scorer, write)
         file = original_tokenizer(run.data.tokenizer, source.tokenizer_path) or prompts.tokenizer_path

@@ -81,7 +81,7 @@ class Session:
             history = read_history(home.path / LOG_FILE, home.owner.public, home.run_id)
             finished = home.read_summary() if resume and beginning.from_step is None else None
             if finished is not None and history.is_told_by(finished) and home.changes is None:
-                self._console.print(f"{home.path}: is complete, all {finished['steps']} steps are done")
+                self._console.print(f"{home.path}: is complete with all {finished['steps']} steps")
                 return finished
             run, figures = self._run_file, Figures(checks=CheckRecord(self._run_file.stage_guard))
             context = SessionContext(
@@ -102,7 +102,7 @@ class Session:
             yield summary
             figures.status = "completed"
         except CutLogError:
-            # whatever is signed now would be another story of the same run
+            # a later signature would contradict the log of the same run
             is_whole = False
             raise
         except KeyboardInterrupt:
@@ -110,7 +110,7 @@ class Session:
             if is_unstarted(self._home.path):
                 self._say(f"interrupted before the first step; {kept_preparations(self._home.path)}")
             else:
-                self._console.print("interrupted; go on with --resume")
+                self._console.print("interrupted; continue with --resume")
         except OSError as exc:
             raise CheckpointError(
                 f"{exc.filename or self._home.path}: {exc.strerror or exc}; {writing_cure(exc)}, then --resume"
@@ -219,7 +219,6 @@ def clear_tokens_note(run: RunConfig, run_dir: Path) -> str | None:
     if not run.checkpoint.encrypt or (run.data.dataset is not None and not run.data.validation):
         return None
     return (
-        "checkpoint.encrypt covers what the run writes; the tokens of its sources are in "
-        f"{cache_beside(run_dir)} in the clear, as the sources are: name an encrypted dataset (phalanx data build with "
-        "output.key) as data.dataset instead"
+        f"checkpoint.encrypt does not cover the tokens of the sources, which are in {cache_beside(run_dir)} in the "
+        "clear: use an encrypted dataset (phalanx data build with output.key) as data.dataset instead"
     )

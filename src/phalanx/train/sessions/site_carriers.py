@@ -56,7 +56,7 @@ def open_carrier(context: SessionContext[FederatedRun], terms: RunTerms) -> Iter
             post = OwnerPost(path, session, section.transport)
             bridge = BridgeCarrier(home.owner, post, terms.roster, revoked, context.say)
             stack.callback(bridge.close)
-            context.say(f"waiting for an engine at {path}")
+            context.say(f"waiting for an engine on {path}")
             yield bridge
             return
         loopback = LoopbackCarrier(home.owner, session, section.sites, section.transport, revoked, context.say)

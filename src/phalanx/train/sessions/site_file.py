@@ -48,7 +48,7 @@ class SiteFile(StrictModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.owner is None) == (self.socket is None):
-            raise ValueError("socket: missing; it is the path where the engine's client delivers frames")
+            raise ValueError("socket: missing; set the path where the engine's client delivers frames")
         return self
 
     @property
@@ -76,18 +76,18 @@ def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
     section = run.federated
     if identity.name not in section.sites:
         raise ConfigError(
-            f"{file.identity}: is of {identity.name!r}, which {file.run} does not name; its sites are "
+            f"{file.identity}: belongs to {identity.name!r}, which is not a site of {file.run}; its sites are "
             f"{', '.join(section.sites)}"
         )
     if file.socket is not None and section.carrier != "bridge":
         raise ConfigError(
-            f'{file.run}: federated.carrier = "{section.carrier}" has no sites of others; ask its owner for a file '
-            'with "bridge"'
+            f'{file.run}: federated.carrier = "{section.carrier}" has only local sites; ask its owner for a run '
+            'file with "bridge"'
         )
     if file.sources and (isinstance(run.data.tokenizer, BpeConfig) or not run.data.sources):
         raise ConfigError(
-            f"{path}: sources go with a run that has data.sources, and a tokenizer that all sites have; "
-            f'{file.run} has data.tokenizer.kind = "{run.data.tokenizer.kind}"'
+            f"{path}: sources need a run with data.sources and with a tokenizer that all sites have; but {file.run} "
+            f'has data.tokenizer.kind = "{run.data.tokenizer.kind}"'
         )
     _check_names(path, file, identity.name, section.sites)
     return file, run, identity
@@ -99,12 +99,13 @@ def _check_names(path: Path, file: SiteFile, own: str, sites: tuple[str, ...]) -
         return
     if unpinned := [site for site in sites if site != own and site not in file.keys]:
         raise ConfigError(
-            f"{path}: keys has none of {', '.join(unpinned)}, and {file.run} has them as sites; ask each for its "
-            "message key, not the owner, or take no part: sites that the owner has made up hide nothing in a sum"
+            f"{path}: keys lacks {', '.join(unpinned)}, which are sites of {file.run}; ask each site, not the "
+            "owner, for its message key, or do not join: invented sites of the owner would hide nothing in a sum"
         )
     if strangers := sorted(set(file.keys) - {OWNER, *sites}):
         raise ConfigError(
-            f"{path}: keys has {', '.join(strangers)}, which {file.run} does not name; its sites are {', '.join(sites)}"
+            f"{path}: keys has {', '.join(strangers)}, which are not sites of {file.run}; its sites are "
+            f"{', '.join(sites)}"
         )
 
 
@@ -138,11 +139,9 @@ def terms_of(
 def _check_key(peer: Peer, key: str, where: str) -> None:
     if (actual_key := peer.public_key.hex()) != key:
         raise CertificateError(
-            f"{where}: certifies the message key {actual_key}, and keys has {key} for {peer.name!r}; ask {peer.name!r} "
-            "which one is its own: who issues certificates can put another in its place, and read what it was to hide"
-        ).about(
-            code="PHX-V014", file=where, found=actual_key, expected=key, do=f"ask {peer.name!r} which one is its own"
-        )
+            f"{where}: certifies the message key {actual_key}, but keys has {key} for {peer.name!r}; ask "
+            f"{peer.name!r} for its key: the issuer of certificates can substitute a key and read the hidden values"
+        ).about(code="PHX-V014", file=where, found=actual_key, expected=key, do=f"ask {peer.name!r} for its key")
 
 
 def _certified(name: str, certificates: Path, identity: Identity) -> Peer:
@@ -151,5 +150,5 @@ def _certified(name: str, certificates: Path, identity: Identity) -> Peer:
         raise ConfigError(f"{path}: missing; the owner gives each site the certificates of all, and of itself")
     peer = peer_from_certificate(path.read_bytes(), identity.authority_pem, where=str(path))
     if peer.name != name:
-        raise CertificateError(f"{path}: is the certificate of {peer.name!r}, expected that of {name!r}")
+        raise CertificateError(f"{path}: is the certificate of {peer.name!r}, expected {name!r}")
     return peer

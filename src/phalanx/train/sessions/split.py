@@ -299,7 +299,7 @@ def _labelled(context: SessionContext[SplitRun], source: ModelSource) -> Labelle
     texts = prepare_labelled(run.data, run.split.client_names, seed, source.tokenizer_path)
     check_vocabulary(texts.vocab_size, source.vocab_size)
     if texts.tokenizer.beginning:
-        begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer begins texts"
+        begin = f"labelled texts begin with {texts.tokenizer.beginning}, as the tokenizer's texts do"
         context.console.print(begin, markup=False)
     context.figures.texts = describe_texts(texts, labelled.name, seed)
     return texts

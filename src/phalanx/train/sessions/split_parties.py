@@ -49,8 +49,8 @@ class SplitRevocations:
                 self._barred.add(name)
         if gone := [name for name in self._parties if name in self._barred]:
             raise PeerRefusedError(
-                f"{', '.join(gone)}: the certificate was revoked, and a split waits for all its parties; begin another "
-                "run with a run file without it"
+                f"{', '.join(gone)}: the certificate was revoked, but a split needs all its parties; begin "
+                "another run without this party in the run file"
             )
 
 
@@ -112,8 +112,8 @@ class AppraisedClients:
             return False
         if message.client not in self._expected:
             raise FrameError(
-                f"the enclave tells of evidence of {message.client!r}; expected {', '.join(self._expected) or 'none'}, "
-                "of which split.client_policies has a policy"
+                f"the enclave reported evidence of {message.client!r}; expected "
+                f"{', '.join(self._expected) or 'none'}, of which split.client_policies has a policy"
             )
         if isinstance(message, ask.ClientEvidenceRefused):
             self.facts.pop(message.client, None)
@@ -133,6 +133,6 @@ class AppraisedClients:
         for name, policy in self._expected.items():
             if self.facts.get(name, {}).get("policy") != policy:
                 raise FrameError(
-                    f"{name}: is ready, and the enclave has not told of evidence that passes "
-                    f"split.client_policies.{name}; nothing is trained"
+                    f"{name}: is ready, but the enclave reported no evidence that meets "
+                    f"split.client_policies.{name}; no step is trained"
                 )

@@ -58,15 +58,15 @@ def guarded_by_nobody(run: StagedRun) -> str | None:
     if not run.guard.enabled or stages > 2 or not isinstance(run, PipelineRun):
         return None
     return (
-        f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first and '
-        'the last stage are the owner\'s own; set pipeline.stages to 3 or more, or guard.mode = "off"'
+        f'WARNING: guard.mode = "{run.guard.mode}" checks nothing here: pipeline.stages = {stages}, and the first '
+        'and the last stage belong to the owner; set pipeline.stages to 3 or more, or guard.mode = "off"'
     )
 
 
 def preset_in_words(guard: GuardConfig) -> str:
     """The preset that is in force, with the keys that the run file writes out in its place, or that there is none."""
     if guard.preset_in_force is not None or guard.preset is None:
-        return guard.preset_in_force or "none, rates are written out"
+        return guard.preset_in_force or "none, rates are set one by one"
     changed = [
         f"{key} = {getattr(guard, key):g}" for key, value in guard.preset_values.items() if getattr(guard, key) != value
     ]
@@ -77,9 +77,9 @@ def price_note(guard: GuardConfig, cost: GuardPrice) -> str:
     """Describe the guard's cost in one sentence."""
     memory_text = ""
     if guard.keep_states:
-        every = f"{cost.disk_per_number:.0f} bytes on the owner's disk for each state that it keeps"
+        every = f"{cost.disk_per_number:.0f} bytes on the owner's disk for each saved state"
         memory_text = f" and {every}, one every {guard.keep_states} steps,"
     return (
-        f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an unguarded "
-        f"run, {cost.bytes_per_number:.1f} bytes a step{memory_text} for each number that is trained in other hands"
+        f"guard preset: {preset_in_words(guard)}; estimated extra CPU {100 * cost.extra_compute:.0f} % of an "
+        f"unguarded run, {cost.bytes_per_number:.1f} bytes a step{memory_text} for each number that workers train"
     )

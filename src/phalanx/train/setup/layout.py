@@ -51,15 +51,14 @@ def check_head(run: RunConfig, source: ModelSource) -> None:
     head = objective_of(run.train.objective).head
     if source.head != head:
         raise ConfigError(
-            f'model.head: the model gives "{source.head}" for each token, and train.objective = '
-            f'"{run.train.objective_kind}" reads "{head}"; set model.head = "{head}"'
+            f'model.head: the model returns "{source.head}" for each token, but train.objective = '
+            f'"{run.train.objective_kind}" needs "{head}"; set model.head = "{head}"'
         )
     if run.train.samples is not None and head == "score":
-        raise ConfigError("train.samples: a model that gives scores writes no text; leave it out")
+        raise ConfigError("train.samples: a model with a scoring head cannot write texts; remove it")
     if run.train.samples is not None and source.family.facts.predicts != "next":
         raise ConfigError(
-            f"train.samples: {source.family.model_type} has an encoder, and texts are continued by decoders alone; "
-            "leave it out"
+            f"train.samples: {source.family.model_type} has an encoder, and only decoders can continue texts; remove it"
         )
 
 
@@ -71,8 +70,8 @@ def make_plan(run: StagedRun, source: ModelSource) -> StepPlan:
     """
     if FAMILIES[source.hub_config.model_type].facts.routed and run.guard.classes == "mixed":
         raise ConfigError(
-            f'guard.classes = "mixed": {source.hub_config.model_type} has experts, and parties that round otherwise '
-            'may ask others of them, which looks like a lie; set guard.classes = "one"'
+            f'guard.classes = "mixed": {source.hub_config.model_type} has experts, and another rounding may choose '
+            'other experts, which looks like a lie; set guard.classes = "one"'
         )
     require_extras(run)
     check_length(run.data.sequence_length, getattr(source.hub_config, "max_position_embeddings", None))
@@ -118,19 +117,19 @@ def check_virtual_tokens(run: RunConfig, source: ModelSource) -> None:
     kind = attention_kind(run, source)
     if kind != "causal":
         raise ConfigError(
-            f'model.adapter.kind = "{adapter.kind}": virtual tokens come before causal rows alone, and those of this '
-            f'run have {kind} attention; take kind = "lora"'
+            f'model.adapter.kind = "{adapter.kind}": virtual tokens need causal rows, but this run has {kind} '
+            'attention; set kind = "lora"'
         )
     if isinstance(adapter, PromptEncoderConfig) and run.train.neftune_alpha is not None:
         raise ConfigError(
-            f'model.adapter.kind = "{adapter.kind}" with train.neftune_alpha: noise is of the tokens of a text, and '
-            "the first ones here are virtual; leave one out"
+            f'model.adapter.kind = "{adapter.kind}" with train.neftune_alpha: the noise applies to tokens of a '
+            "text, but the first ones here are virtual; remove one"
         )
     if longest is not None and run.data.sequence_length + adapter.tokens > longest:
         raise ConfigError(
-            f"model.adapter.tokens = {adapter.tokens}: each takes a position, and data.sequence_length = "
-            f"{run.data.sequence_length} leaves {longest - run.data.sequence_length} of the {longest} that the model "
-            "has; lower one of the two"
+            f"model.adapter.tokens = {adapter.tokens}: each takes a position, but data.sequence_length = "
+            f"{run.data.sequence_length} leaves {longest - run.data.sequence_length} of the model's {longest}; "
+            "lower one of the two"
         )
 
 
@@ -144,21 +143,21 @@ def _check_masters(run: StagedRun, source: ModelSource) -> None:
         return
     shared = run.pipeline.layout is not None or bool(run.pipeline.layouts)
     faults = {
-        'guard.classes = "mixed": how far honest parties may differ is known of float32 weights; set "one"': (
+        'guard.classes = "mixed": its tolerance is known for float32 weights only; set "one"': (
             run.guard.classes == "mixed"
         ),
-        "data.attention: numbers of documents cross beside hidden states, and bf16 cannot hold them": (
+        "data.attention: document numbers accompany hidden states, but bf16 cannot represent them": (
             attends_in_documents(run, source)
         ),
-        "a prefix in its rows: where it ends crosses beside hidden states, and bf16 cannot hold that": (
+        "a prefix in its rows: its end accompanies hidden states, but bf16 cannot represent it": (
             attention_of(run, source) in MARKED_KINDS
         ),
-        "model.adapter.quantize: widened matrices would be rounded twice": run.model.quantize is not None,
-        "pipeline.layout: ranks of a party share float32 weights; leave it out": shared,
+        "model.adapter.quantize: unpacked matrices would be rounded twice": run.model.quantize is not None,
+        "pipeline.layout: ranks of a party divide float32 weights; remove it": shared,
     }
     for feature, holds in faults.items():
         if holds:
-            raise ConfigError(f'train.precision = "bf16_weights" with {feature}; or take "bf16"')
+            raise ConfigError(f'train.precision = "bf16_weights" with {feature}; or use "bf16"')
 
 
 def _check_few_bits(run: StagedRun) -> None:
@@ -170,10 +169,10 @@ def _check_few_bits(run: StagedRun) -> None:
     if not OPTIMIZERS[run.optimizer.kind].in_bytes:
         return
     faults = {
-        'guard.classes = "mixed": a moment that two processors round apart may fall to another byte; set "one"': (
+        'guard.classes = "mixed": different rounding of a moment may change its byte; set "one"': (
             run.guard.classes == "mixed"
         ),
-        "pipeline.layout: ranks of a party share float32 moments; leave it out": (
+        "pipeline.layout: ranks of a party divide float32 moments; remove it": (
             run.pipeline.layout is not None or bool(run.pipeline.layouts)
         ),
     }

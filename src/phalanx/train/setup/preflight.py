@@ -92,7 +92,7 @@ def _check_tokenizer(run: RunConfig) -> None:
     elif isinstance(tokenizer, FileTokenizerConfig):
         if not tokenizer.path.is_file():
             raise DataError(
-                f"data.tokenizer.path: {tokenizer.path}: is no file; give the path of a tokenizer.json"
+                f"data.tokenizer.path: {tokenizer.path}: not a file; give the path of a tokenizer.json"
             ).about(
                 code="PHX-I016",
                 file=str(tokenizer.path),
@@ -140,9 +140,9 @@ def _check_held_out(run: RunConfig) -> None:
     do = "set data.validation_share above 0"
     if data.preferences is None and not data.prompts:
         do += ", or name a set in data.validation"
-    raise ConfigError(
-        f"data.validation_share: found 0, and a run measures itself on text that is held out; {do}"
-    ).about(key="data.validation_share", found="0", expected="above 0", do=do)
+    raise ConfigError(f"data.validation_share: found 0, but a run needs held-out text; {do}").about(
+        key="data.validation_share", found="0", expected="above 0", do=do
+    )
 
 
 def _is_small(sources: Sequence[SourceSettings]) -> bool:
@@ -180,7 +180,7 @@ def load_past_code(run: RunConfig, run_dir: Path, *, allowed: bool) -> RunConfig
     """
     if run.own_code and not allowed:
         raise ConfigError(
-            f"{run_dir}: the run has code of its own ({', '.join(run.own_code)}); read it in {run_dir / KEPT_CODE}, "
+            f"{run_dir}: the run has its own code ({', '.join(run.own_code)}); read it in {run_dir / KEPT_CODE}, "
             "then add --own-code"
         )
     load_own_code(run)
@@ -195,8 +195,8 @@ def _check_own_family(model: ModelConfig) -> None:
     family, described = adopt_family(model.family), describe(model) or {}
     if described.get("model_type") != family.model_type:
         raise ConfigError(
-            f"model.family is for model_type {family.model_type!r}, the model's is {described.get('model_type')!r}; "
-            "take the model of that type, or leave it out"
+            f"model.family supports model_type {family.model_type!r}, but the model has "
+            f"{described.get('model_type')!r}; use a model of that type, or remove it"
         )
 
 

@@ -39,8 +39,8 @@ class NoiseOutlook:
         """Return what a person must know of it before the run."""
         return [
             f"privacy: protects {self.protected}; epsilon {self.epsilon:g} at delta {self.delta:g} for the whole run",
-            f"privacy: the budget pays for {self.paid_rounds} of {self.rounds} rounds",
-            f"privacy: noise beside the largest update: ratio {self.ratio:.3g} ({self.largest}, "
+            f"privacy: the budget allows {self.paid_rounds} of {self.rounds} rounds",
+            f"privacy: noise relative to the largest update: ratio {self.ratio:.3g} ({self.largest}, "
             f"{self.num_values:,} trained values)",
         ]
 
@@ -79,13 +79,13 @@ def sums_outlook(section: FederatedConfig, rounds: int, length: int) -> NoiseOut
         paid_rounds=sums.affordable(wanted.epsilon, wanted.delta, rounds),
         epsilon=wanted.epsilon,
         delta=wanted.delta,
-        cure="have more sites, train fewer values (a smaller model.adapter.rank), take fewer rounds, or raise "
-        "federated.privacy.epsilon; beside updates that are smaller than max_norm the noise is larger still",
+        cure="have more sites, train fewer values (a smaller model.adapter.rank), use fewer rounds, or raise "
+        "federated.privacy.epsilon; for updates smaller than max_norm the ratio is even larger",
     )
 
 
 def _with_sites(colluding: int, sites: int) -> str:
-    return f"and {colluding} of {sites} sites that collude with it" if colluding else "without any site's help"
+    return f"and {colluding} of {sites} colluding sites" if colluding else "without colluding sites"
 
 
 def rows_outlook(run: FederatedRun, wanted: PrivacyConfig, rows: int, length: int) -> NoiseOutlook:

@@ -22,20 +22,21 @@ def check_private_model(run: StagedRun, source: ModelSource) -> None:
     config, kind = source.hub_config_dict, source.hub_config.model_type
     if run.model.adapter is None and getattr(source.hub_config, "tie_word_embeddings", False):
         raise ConfigError(
-            f"[privacy] has no tied weights that are trained whole: {kind} has its embedding in the first and in the "
-            "last stage, both would clip a part of its gradient, and a row could move it by more than its bound; train "
-            'an adapter (model.adapter.kind = "lora"), or set tie_word_embeddings = false'
+            f"[privacy] excludes tied weights without an adapter: {kind} has its embedding in the first and in the "
+            "last stage, each would clip a part of its gradient, and a row could exceed its bound; train an "
+            'adapter (model.adapter.kind = "lora"), or set tie_word_embeddings = false'
         )
     if FAMILIES[kind].facts.routed:
         raise ConfigError(
-            f"[privacy] has no experts in stages: {kind} balances them over the rows that are there, and a row would "
-            "change what others add; take a model without, or [parallel]"
+            f"[privacy] excludes experts in stages: {kind} balances them over the present rows, so a row would "
+            "change the contribution of others; use a model without experts, or [parallel]"
         )
     for name, share in _numbers(config):
         if "drop" in name and not name.startswith(_HEADS) and share > 0:
             raise ConfigError(
-                f"[privacy] has no dropout in stages: the model has {name} = {share}, auditors draw it by the place of "
-                "a microbatch, and so it would tell how many rows stand before one; set it to 0 in the model's config"
+                f"[privacy] excludes dropout in stages: the model has {name} = {share}, auditors draw it by the "
+                "index of a microbatch, which would reveal the number of rows before it; set it to 0 in the "
+                "model's config"
             )
 
 

@@ -9,7 +9,7 @@ from phalanx.train.config import RunConfig, SplitPipelineRun, SplitRun
 
 _PROBE = "phalanx.security.isolation.probe"
 _PROBE_S = 30.0
-_NEEDS_NETWORK = "its sandbox reaches no network, and workers listen on one"
+_NEEDS_NETWORK = "its sandbox has no network, but workers listen on one"
 
 
 def settle_tier(run: RunConfig) -> RunConfig:
@@ -42,8 +42,8 @@ def _best(policy: str | None, *, simulates: bool, may_simulate: bool, lacking: s
         return "process"
     if not may_simulate:
         raise ConfigError(
-            f'split.tier = "auto": split.policy has no section [tpm], and no process can be confined here ({lacking}); '
-            "enrol a TPM with phalanx enclave enrol, or set allow_insecure_sim = true"
+            'split.tier = "auto": split.policy has no section [tpm], and this machine cannot confine a process '
+            f"({lacking}); enrol a TPM with phalanx enclave enrol, or set allow_insecure_sim = true"
         )
     return "sim"
 

@@ -1,1 +1,1 @@
-"""Lies in the protocol itself: false receipts, two stories, silence, accusations, leagues."""
+"""Lies in the protocol itself: false receipts, contradictions, silence, accusations, collusion."""

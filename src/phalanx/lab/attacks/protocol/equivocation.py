@@ -13,7 +13,7 @@ class Equivocation(Attack):
     """The receiver gets the negated tensor; commitments and answers to auditors speak of the true one."""
 
     def rewrite(self, outgoing: OutgoingMessage) -> Sequence[OutgoingMessage]:
-        """Send a lie, and sign the truth for one's own books."""
+        """Send a lie, and sign the truth for one's own commitment."""
         message = outgoing.message
         if not isinstance(message, Activation) or not self.lies_in(message.step) or outgoing.receiver == self.party:
             return (outgoing,)

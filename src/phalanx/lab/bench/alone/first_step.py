@@ -45,7 +45,7 @@ def measure_round(home: Path, started: ExitStack) -> dict[str, float]:
     prepare(home)
     owner = start(started, home, "invite", "shared.toml", "--name", "alice", "--name", "bob", "--host", "127.0.0.1")
     output = home / "invite.txt"
-    wait_for(lambda: "waiting for them" in output.read_text(encoding="utf-8"), owner)
+    wait_for(lambda: "waiting for all to join" in output.read_text(encoding="utf-8"), owner)
     tokens = re.findall(r"phalanx join (\S+)", output.read_text(encoding="utf-8"))
     begin = time.time()
     for name, token in zip(NAMES, tokens, strict=True):

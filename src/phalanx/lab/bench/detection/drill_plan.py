@@ -114,7 +114,7 @@ def attacks_of(run: StagedRun, drill: Drill) -> dict[str, AttackConfig]:
         attack = _beside([_parsed(run, drill, text) for text in drill.together])
         attacks[_name(attack)] = attack
     if not attacks:
-        raise ConfigError("attack: no attack is named; give --kinds, or leave it out for the default ones")
+        raise ConfigError("attack: no attack is named; give --kinds, or remove it for the default ones")
     for name, attack in attacks.items():
         if not attack.attackers:
             raise ConfigError(f"attack: {name!r} is no attack; see --list")
@@ -162,7 +162,7 @@ def _of_kind(run: StagedRun, drill: Drill, kind: str) -> AttackConfig:
 def _of_section(run: StagedRun, drill: Drill) -> AttackConfig:
     """Make the attackers of the run file, which act together; options for one place or time do not apply to them."""
     if drill.stages is not None:
-        raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; leave it out")
+        raise ConfigError("attack: --stages is for one kind of attack, and the run file has several; remove it")
     changed = {"from_step": drill.from_step, "rate": drill.rate}
     changes = {key: value for key, value in changed.items() if value is not None}
     return _beside([_made({**attacker.model_dump(exclude={"also"}), **changes}) for attacker in run.attack.attackers])
