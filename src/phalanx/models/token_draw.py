@@ -10,7 +10,7 @@ Source: Maddison et al. 2014 (Gumbel-max); Karvonen et al. 2025, arXiv 2511.2062
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ _FEW = 64
 _CACHED_NUMBERS = 2**16
 
 
+@runtime_checkable
 class DrawRule(Protocol):
     """The numbers that decide who takes part in a race, by the names that every sampler uses."""
 
