@@ -17,7 +17,7 @@ from phalanx.train.batches.preferences import PreferenceScores
 from phalanx.train.batches.scores import Scores
 from phalanx.train.runs.base import BaseRun
 from phalanx.train.runs.support import ABSENT_SECTIONS, SECTIONS, limits, sections_of
-from phalanx.train.sessions.refused_clients import EXCLUDED, REFUSED
+from phalanx.train.sessions.split_parties import EXCLUDED, REFUSED
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "phalanx"
@@ -68,7 +68,7 @@ _WRITERS = {
         "train/batches/private.py": ("charged_figures",),
         "train/batches/rollouts.py": ("_summed_up",),
         "train/engines/federated_engine.py": ("_note",),
-        "train/sessions/refused_clients.py": ("__init__",),
+        "train/sessions/split_parties.py": ("__init__",),
         "telemetry/metrics.py": ("append",),
     },
     "summary": {

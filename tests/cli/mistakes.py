@@ -252,7 +252,7 @@ MISTAKES = (
     of_run(
         "no such tokenizer",
         FROM_SCRATCH.replace('kind = "bpe", vocab_size = 300', 'kind = "file", path = "tok.json"'),
-        "data.tokenizer.path: tok.json: is no file",
+        "data.tokenizer.path: tok.json: not a file",
         "give the path of a tokenizer.json",
         code=3,
     ),
@@ -331,7 +331,7 @@ MISTAKES = (
     ),
     # the run directory
     of_run(
-        "an existing run",
+        "a run that is there already",
         FROM_SCRATCH,
         "old: already has a run; add --resume",
         "another --run-dir",
@@ -342,7 +342,7 @@ MISTAKES = (
     of_run(
         "nothing to resume",
         FROM_SCRATCH,
-        "new: there is no run to resume; start it without --resume",
+        "new: no run to resume; start it without --resume",
         code=3,
         more="--run-dir new --resume",
     ),

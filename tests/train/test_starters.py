@@ -80,8 +80,8 @@ def test_every_way_to_begin_is_a_valid_run_file(begun, texts, model, way):
 @pytest.mark.parametrize(
     ("way", "digest"),
     [
-        ("scratch", "89cdcaae7cc6d912"),
-        ("remote", "58021c4930f279ff"),
+        ("scratch", "a970c41d21d837b4"),
+        ("remote", "15a9c86f49a46357"),
         ("cluster", "00f8b27c786d6173"),
         ("split", "05a0355eb0051fbe"),
         ("federated", "c242c4584d03fcdf"),
@@ -260,7 +260,7 @@ def test_preferences_are_learned_by_the_objective_of_their_shape(begun, model, t
 @pytest.mark.parametrize("way", ["chat", "preferences", "finetune"])
 def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tmp_path, way):
     wrong = {"chat": PAIR, "preferences": CHAT, "finetune": PAIR}[way]
-    says = {"chat": "holds preferences", "preferences": "a table of conversations", "finetune": "--kind preferences"}[
+    says = {"chat": "holds preferences", "preferences": "holds conversations", "finetune": "--kind preferences"}[
         way
     ]
 

@@ -90,7 +90,7 @@ class SplitPipelineRun(SplitRun, StagedBase):
         if "pipeline" not in names:
             return missing_section(
                 "pipeline",
-                "split.workers_see_hidden_states = true is for workers of middle stages, and there are none",
+                "split.workers_see_hidden_states = true needs workers of middle stages, and there are none",
                 "add [pipeline], or leave it out",
             )
         return None

@@ -26,8 +26,8 @@ ENGINE_SECTIONS = ("parallel", "deepspeed", "split", "federated")
 
 _TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
 _ENCLAVE = (
-    "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true lets workers "
-    "have the middle ones"
+    "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true gives "
+    "workers the middle ones"
 )
 _ZERO = "only the ranks of [parallel] share by it"
 _SITES = "a site trains in one process, by ranks of [parallel], or by stages of [pipeline], of its own"
