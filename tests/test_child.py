@@ -128,7 +128,7 @@ def test_memory_beyond_the_bound_is_refused_in_the_child(child):
 )
 def test_a_frame_that_is_none_ends_the_child(child, frame):
     """A library in the child, or who took it over by the bytes that it reads, writes what it likes."""
-    with pytest.raises(EOFError, match="sent what is no answer"):
+    with pytest.raises(EOFError, match="sent a malformed answer"):
         child.ask({"act": "raw"}, frame)
 
     assert_nothing_is_left(child)

@@ -142,11 +142,10 @@ class AskedProcess:
 
     Args:
         command: The module, which calls `answer_orders`, and its arguments.
-        environment: Variables beside the starter's.
-        log: Gets what the child prints; where it is left out, that goes to the starter's standard error.
+        log: Gets the child's output; standard error of the starter where it is left out.
 
     Guarantees:
-        A child that dies, hangs beyond a timeout, or sends what is no answer is ended, its pipes are closed, and the
+        A child that dies, hangs beyond a timeout, or sends a malformed answer is ended, its pipes are closed, and the
         caller gets an exception; memory is taken only for bytes that have arrived.
     """
 
@@ -179,7 +178,7 @@ class AskedProcess:
         """Send an order and return its answer.
 
         Raises:
-            EOFError: The child has ended, or sent what is no answer; the text says how it ended and its last output.
+            EOFError: The child has ended, or sent a malformed answer; the text has how it ended and its last output.
             TimeoutError: There was no answer in time; the child is ended.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -226,13 +225,13 @@ class AskedProcess:
     def _receive(self, deadline: float | None) -> Message:
         with self._lock:
             searched = 0
-            while (end := self._received.find(b"\n", searched)) < 0:
+            while (line_bytes := self._received.find(b"\n", searched) + 1) == 0:
                 searched = len(self._received)
                 if searched > _MAX_LINE_BYTES:
                     raise self._refuse_answer()
                 self._read_pipe(deadline)
             try:
-                answer, size = json.loads(self._take_bytes(end + 1))
+                answer, size = json.loads(self._take_bytes(line_bytes))
             except (ValueError, TypeError, RecursionError) as exc:
                 raise self._refuse_answer() from exc
             if not (isinstance(answer, dict) and type(size) is int and 0 <= size <= _MAX_CONTENT_BYTES):
@@ -271,7 +270,7 @@ class AskedProcess:
 
     def _refuse_answer(self) -> EOFError:
         self.close()
-        return EOFError("it sent what is no answer, and was ended")
+        return EOFError("it sent a malformed answer, and was ended")
 
     def _describe_end(self) -> str:
         return f"{self._process.how_it_ended()}; {self._process.last_output()}"
@@ -280,7 +279,7 @@ class AskedProcess:
 def answer_orders(
     answer: Callable[[dict[str, Any], bytes], Iterable[Message]], memory_bytes: int | None = None
 ) -> None:
-    """Answer the orders of the starter until it closes the pipe; what is printed goes to standard error.
+    """Answer the orders of the starter until it closes the pipe; output of libraries goes to standard error.
 
     Args:
         answer: Takes an order and its content; each message that it yields is sent.
@@ -291,8 +290,8 @@ def answer_orders(
         os.dup2(2, 1)
         if memory_bytes is not None:
             bound_memory(memory_bytes)
-        while line := sys.stdin.buffer.readline():
-            order, size = json.loads(line)
+        while header := sys.stdin.buffer.readline():
+            order, size = json.loads(header)
             for message, content in answer(order, sys.stdin.buffer.read(size)):
                 answers.write(_frame(message, content))
             answers.flush()

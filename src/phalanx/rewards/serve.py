@@ -20,7 +20,7 @@ def main() -> None:
     die_with_parent()
     rules: list[Rule] = []
 
-    def answer(order: dict[str, Any], _: bytes) -> Iterator[Message]:
+    def answer_order(order: dict[str, Any], _: bytes) -> Iterator[Message]:
         try:
             if "home" in order:
                 rules.extend(_open_rules(order["rewards"], Path(order["home"])))
@@ -30,7 +30,7 @@ def main() -> None:
         except (PhalanxError, MemoryError, RecursionError) as exc:
             yield {"error": f"{exc or type(exc).__name__}"[:_MAX_CHARACTERS]}, b""
 
-    answer_orders(answer)
+    answer_orders(answer_order)
 
 
 def _open_rules(rewards: dict[str, Any], home: Path) -> Iterator[Rule]:

@@ -77,7 +77,7 @@ class SimulatedStep:
     """The clients' joint knowledge of a step.
 
     Attributes:
-        norm: Gradient norm before clipping.
+        norm: Gradient norm over all parameters, before clipping.
         bytes_crossed: Bytes of all frames, both ways.
     """
 

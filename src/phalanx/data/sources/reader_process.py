@@ -14,7 +14,6 @@ class ReaderProcess(AskedProcess):
     """One process that reads foreign bytes.
 
     Args:
-        module: Module of the process.
         task: Task of the process; an idle one is reused for the same task only.
     """
 

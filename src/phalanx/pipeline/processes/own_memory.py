@@ -44,7 +44,7 @@ def available_memory(proc: Path, groups: Path, machine_bytes: int) -> dict[str, 
     Args:
         proc: Mount point of the proc file system.
         groups: Mount point of control groups, of version 1 or 2.
-        machine_bytes: Free on the machine.
+        machine_bytes: Bytes that are free, or can be freed, on the whole machine.
     """
     try:
         machine = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
