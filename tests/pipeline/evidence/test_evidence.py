@@ -283,8 +283,8 @@ def swap_certificates(record):
     ("change", "complaint"),
     [
         (swap_headers, "is about"),
-        (break_signature, "'output' does not hold"),
-        (rewrite_header, "'output' does not hold"),
+        (break_signature, "'output' is invalid"),
+        (rewrite_header, "'output' is invalid"),
         (swap_certificates, "belongs to 'worker-2'"),
         (lambda record: record["headers"].pop("output"), "lacks the signed header for 'output'"),
         (lambda record: record["certificates"].pop("worker-1"), "worker-1"),
