@@ -130,7 +130,7 @@ def test_a_state_of_another_run_is_refused(corpus, place):
     other = prepare(made_config(place / "other", made_documents(seed=5)), place / "cache", seed=1)
 
     for state, said in [
-        (BatchLoader(corpus, 2, seed=2).state(), "seed is 2, this run has 1"),
+        (BatchLoader(corpus, 2, seed=2).state(), "seed is 2, but this run has 1"),
         (BatchLoader(other, 2, seed=1).state(), "resume with the data"),
         (good | {"corpus": 1}, "corpus is 1"),
         (good | {"corpus_digest": good["corpus_digest"][:-1] + "x"}, "belongs to the corpus"),

@@ -78,11 +78,11 @@ def test_groups_and_weights_are_those_of_the_run_file(made, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dataset": {"groups": ["mail"]}}, 'unknown group "mail".*the dataset code, web'),
-        ({"dataset": {"weights": {"mail": 1.0}}}, 'unknown group "mail"'),
-        ({"repeats": {"mail": 1.0}}, 'unknown group "mail"'),
-        ({"phases": [{"weights": {"mail": 1.0}}]}, 'unknown group "mail"'),
-        ({"dataset": {"groups": ["web"]}, "phases": [{"weights": {"code": 1.0}}]}, 'unknown group "code"'),
+        ({"dataset": {"groups": ["mail"]}}, 'no group "mail".*the dataset code, web'),
+        ({"dataset": {"weights": {"mail": 1.0}}}, 'no group "mail"'),
+        ({"repeats": {"mail": 1.0}}, 'no group "mail"'),
+        ({"phases": [{"weights": {"mail": 1.0}}]}, 'no group "mail"'),
+        ({"dataset": {"groups": ["web"]}, "phases": [{"weights": {"code": 1.0}}]}, 'no group "code"'),
     ],
 )
 def test_a_group_that_the_dataset_has_not_is_refused_by_name(made, tmp_path, changes, message):

@@ -177,7 +177,7 @@ def test_a_resume_that_would_change_what_is_over_is_refused_by_name(groups, phas
         ({"groups": {"web": {"samples": []}}}, "group 'web' is"),
         ({"groups": {"\n": None}}, "group"),
         ({"num_samples": -1}, "num_samples is -1"),
-        ({"seed": 2}, "seed is 2, this run has 1"),
+        ({"seed": 2}, "seed is 2, but this run has 1"),
         ({"extra": 1}, "found keys"),
     ],
 )

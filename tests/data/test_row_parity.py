@@ -27,17 +27,18 @@ TRL = json.loads((ROOT / "benchmarks/results/row-parity-trl.json").read_text())[
 OUTCOMES = json.loads((ROOT / "tests/data/row_parity.json").read_text())
 EQUAL, BOTH_REFUSE = "=", "x"
 REASONS = {
-    "n": "TRL also learns the blanks that the template writes behind the token that ends a turn; nobody says them",
+    "n": "TRL also learns the blanks that the template writes after the token that ends a turn",
     "b": "TRL's answer begins where the tokens of prompt and whole part, of two answers at the earlier place; here it "
     "begins with the token in which the prompt's text ends",
     "e": "the tokenizer writes the end of text itself; TRL has it twice, and behind prompts too",
     "w": "TRL knows no weights of messages; here a turn of weight 0 is not learned",
-    "t": "the text of a special token is that token to TRL, by which a text forges the end of another; here it is text",
-    "f": "a message holds the text of a special token; refused, for it could forge a turn",
-    "l": "the template leaves out a call or a thought; refused, for less would be learned",
+    "t": "TRL encodes the text of a special token as that token, so that a text can forge the end of another; here "
+    "it is text",
+    "f": "a message has the text of a special token; refused, because it could forge a turn",
+    "l": "the template omits a call or a thought; refused, because less would be learned",
     "a": "the answer, or the prompt, is empty; refused",
-    "d": "the template writes a learned turn otherwise than when it was written (a default message, a thought taken "
-    "back); refused",
+    "d": "the template writes a learned turn differently in its context (a default message, a removed thought); "
+    "refused",
     "m": "transformers finds no token of the assistant where the tokenizer trims spaces off its offsets; TRL refuses",
 }
 REFUSALS = {

@@ -124,7 +124,7 @@ def test_pages_without_the_extra_name_it(tmp_path, monkeypatch):
         (b"{", "line 2: is not JSON"),
         (b"[" * 100_000, "line 2: is not JSON"),
         (b"[1]", "line 2: found a JSON list, expected an object"),
-        (b'{"txt": "x"}', "line 2: no field 'text'; its fields are: txt; set `field` to the one with the text"),
+        (b'{"txt": "x"}', "line 2: no field 'text'; its fields are: txt; set `field` to the text field"),
         (b"{}", "line 2: no field 'text'; its fields are: none"),
         (b'{"text": 5}', "line 2: field 'text' holds a JSON int, expected text$"),
         (

@@ -82,7 +82,7 @@ def test_a_section_that_contradicts_itself_is_refused(keys, words):
         ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 2\n[deepspeed]\n", "parallel.outer"),
         ("[parallel]\ndp = 2\ncompile = true\n[deepspeed]\n", "parallel.compile"),
         ("[parallel]\n[deepspeed]\n[guard]\naudit_rate = 1.0\n", "exclude each other"),
-        ("[parallel]\n[deepspeed]\n[checkpoint]\nasynchronous = true\n", "has no checkpoint.asynchronous"),
+        ("[parallel]\n[deepspeed]\n[checkpoint]\nasynchronous = true\n", "excludes checkpoint.asynchronous"),
         ("[parallel]\n[deepspeed]\noffload = 'cpu'\n", "unknown key"),
     ],
 )

@@ -169,7 +169,7 @@ def test_the_section_says_what_does_not_go_together():
     for keys, said in (
         ({"sites": ["a"]}, "at least 2"),
         ({"sites": ["a", "a"]}, "distinct names"),
-        ({"sites": ["a", "owner"]}, "none of them"),
+        ({"sites": ["a", "owner"]}, "other than"),
         ({"min_cohort": 5}, "min_cohort = 5"),
         ({"byzantine": 1}, "tolerates no lying site"),
         ({"secure": True}, "needs at least 3 sites to hide one"),

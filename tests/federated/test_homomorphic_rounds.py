@@ -314,7 +314,7 @@ def test_a_site_that_is_no_keeper_opens_nothing(tmp_path):
         ({"keepers": ["a"]}, "a single keeper could read every site"),
         ({"keepers": []}, "keepers: none"),
         ({"keepers": ["a", "a"]}, "distinct"),
-        ({"keepers": ["a", "z"]}, "expected 2 sites"),
+        ({"keepers": ["a", "z"]}, "expected 2 distinct sites"),
         ({"weights": "samples"}, "weights: excludes"),
         ({"bucket": 3, "aggregator": "median", "byzantine": 1}, "bucket: excludes"),
         ({"aggregator": "median", "byzantine": 1}, "aggregator: excludes"),

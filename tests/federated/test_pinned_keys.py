@@ -120,7 +120,7 @@ def test_another_key_of_the_owner_or_of_the_site_itself_is_refused_too(place, na
     ("keys", "words"),
     [
         ({"south": "ab" * 32}, "keys lacks east, which are sites of .*; ask each"),
-        ({"south": "ab" * 32, "east": "ab" * 32, "west": "ab" * 32}, "keys has west, which .* does not name"),
+        ({"south": "ab" * 32, "east": "ab" * 32, "west": "ab" * 32}, "keys has west, which are not sites of"),
         ({"south": "ab" * 31, "east": "ab" * 32}, "keys.south"),
         ({"south": "AB" * 32, "east": "ab" * 32}, "keys.south"),
     ],

@@ -45,13 +45,13 @@ def test_a_site_that_deals_another_seed_than_it_announced_costs_one_round_and_is
 def test_masks_that_are_not_a_sites_own_cost_a_round_and_nobody_is_accused(tmp_path):
     scene = attacked(tmp_path, "mask_key other in all", always=True)
 
-    with pytest.raises(FailedRoundError, match="a client used wrong masks"):
+    with pytest.raises(FailedRoundError, match="a client's masks are not its own"):
         scene.owner.round(1, 0.5)
     lost = scene.owner.round(1, 0.5)
     scene.adversary.schedule = None
     record = scene.owner.round(2, 0.5)
 
-    assert "a client used wrong masks" in lost.lost and scene.owner.excluded == {}
+    assert "a client's masks are not its own" in lost.lost and scene.owner.excluded == {}
     assert len(record.shares) == 5
     torch.testing.assert_close(scene.w, mean_of(scene, [*HONEST, "site-4"]), atol=1e-5, rtol=1e-5)
 

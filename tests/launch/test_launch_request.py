@@ -61,7 +61,7 @@ def test_on_a_shared_disk_the_parties_are_chosen_by_name(keys):
     [
         ((), {}, "lacks the keys of owner, alice, bob, alice-2, bob-2"),
         (("owner",), {"chosen": ("alice",)}, "lacks the keys of alice"),
-        (("owner",), {"chosen": ("carol",)}, "--party carol: .*knows owner, alice, bob, alice-2, bob-2"),
+        (("owner",), {"chosen": ("carol",)}, "--party carol: choices of .*: owner, alice, bob, alice-2, bob-2"),
     ],
 )
 def test_parties_without_keys_are_refused(keys, have, options, words):

@@ -120,7 +120,7 @@ def test_a_run_file_chooses_the_kind_and_lora_needs_none():
 
 
 def test_the_verified_pipeline_refuses_rows_that_are_chosen_by_weights():
-    with pytest.raises(ValidationError, match=r'\[pipeline\] has no model\.adapter\.kind = "spf"'):
+    with pytest.raises(ValidationError, match=r'\[pipeline\] excludes model\.adapter\.kind = "spf"'):
         tiny_run(adapter=SpfConfig(kind="spf"))
 
 

@@ -155,7 +155,12 @@ def test_a_ledger_from_which_charges_are_cut_is_refused(make_run, tmp_path, monk
     [
         (RANKS + PRIVACY + "mean_rows = 4\n", (), {}, "privacy.mean_rows: a step draws train.batch_size rows"),
         (RANKS + PRIVACY, ("parallel.pp=2",), {}, "parallel.pp = 2: each rank would see a part"),
-        (RANKS + PRIVACY, ("parallel.activation_checkpointing=full",), {}, "parallel.activation_checkpointing: hooks"),
+        (
+            RANKS + PRIVACY,
+            ("parallel.activation_checkpointing=full",),
+            {},
+            "parallel.activation_checkpointing: per-row gradients",
+        ),
         (RANKS + PRIVACY, ("parallel.dp=2",), {}, "parallel.dp: data-parallel copies are not yet tested"),
         (RANKS + PRIVACY, (), {"adapter": ADAPTER + "dora = true\n"}, "model.adapter.dora: Opacus clips"),
         (RANKS + PRIVACY, (), {"adapter": '[model.adapter]\nkind = "ptuning"\n'}, "per-row gradients are not tested"),

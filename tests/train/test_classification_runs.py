@@ -111,7 +111,7 @@ def test_what_a_classification_excludes_is_named(make, overrides, named):
         ({'objective = "classification"': ""}, "data.labelled needs"),
         ({"[data.labelled]": "[[data.sources]]", 'task = "medquad"': 'kind = "python_manual"',
           "texts_per_client = 16\ntest_texts = 24\n": ""}, "which data.sources lack"),
-        ({"[split]\ncut = 1\nclients = 3\nallow_insecure_sim = true\n": ""}, r"has no train\.objective .*split"),
+        ({"[split]\ncut = 1\nclients = 3\nallow_insecure_sim = true\n": ""}, r"excludes train\.objective .*split"),
     ],
 )  # fmt: skip
 def test_an_objective_without_its_data_or_its_engine_is_refused(tmp_path, changes, named):
@@ -132,7 +132,9 @@ def test_a_shortened_model_is_for_a_split_alone(tmp_path):
     )
     (tmp_path / "run.toml").write_text(text)
 
-    with pytest.raises(ConfigError, match=r"\[pipeline\] has no model\.layers = 2: it trains the whole language model"):
+    with pytest.raises(
+        ConfigError, match=r"\[pipeline\] excludes model\.layers = 2: it trains the whole language model"
+    ):
         load_run(tmp_path / "run.toml")
 
 

@@ -90,9 +90,9 @@ def test_a_client_reads_its_own_name_and_the_runs_classes(make):
         (TPM, {}, "north", (), ConfigError, "policy: missing"),
         ({}, {"policy": "policy.toml"}, "north", (), ConfigError, "not allowed with a policy file"),
         ({}, {"policy": "nowhere.toml"}, "north", ("allow_insecure_sim",), ConfigError, "nowhere.toml"),
-        ({}, {"train": "nowhere.csv"}, "north", (), DataError, "nowhere.csv: is no file"),
+        ({}, {"train": "nowhere.csv"}, "north", (), DataError, "nowhere.csv: is not a file"),
         ({}, {"label": "class"}, "north", (), DataError, r"0\.jsonl, line 1: no column 'class'"),
-        ({'["flu", "cold"]': '["flu", "fever"]'}, {}, "north", (), DataError, "label 'cold' is none of the classes"),
+        ({'["flu", "cold"]': '["flu", "fever"]'}, {}, "north", (), DataError, "label 'cold' is not among the classes"),
         ({}, {"identity": "nowhere"}, "north", (), CertificateError, "nowhere"),
         ({}, {"labels": "x"}, "north", (), ConfigError, "did you mean 'label'"),
         (HALF, {}, "north", (), ConfigError, "and remote_clients, remote_enclave is missing"),
@@ -196,7 +196,7 @@ def test_only_the_enclaves_own_keys_serve_it(make, keys, tmp_path):
     make()
 
     assert read_enclave_run(tmp_path / "run.toml", EnclaveStart(keys / "enclave", tmp_path / "e")).split.remote_enclave
-    with pytest.raises(CertificateError, match="is of 'north'"):
+    with pytest.raises(CertificateError, match="belongs to 'north'"):
         read_enclave_run(tmp_path / "run.toml", EnclaveStart(keys / "north", tmp_path / "e"))
     make(
         {

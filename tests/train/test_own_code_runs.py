@@ -111,7 +111,7 @@ def test_a_resume_that_cannot_read_what_is_there_says_no_more_than_that(make_run
     ("section", "said"),
     [
         ("parallel={dp=2}", None),
-        ("deepspeed={}", r"\[deepspeed\] has no train\.objective"),
+        ("deepspeed={}", r"\[deepspeed\] excludes train\.objective"),
     ],
 )
 def test_engines_that_cannot_learn_it_refuse_it_by_name(run_file, section, said):

@@ -127,8 +127,8 @@ def test_a_client_measures_its_own_held_out_texts_and_no_batch_has_rows_of_two(t
     ("override", "error", "named"),
     [
         ("split.clients=3", ConfigError, r"names 2 files, but split\.clients = 3"),
-        ("data.labelled.task.train=['x.csv','y.csv']", DataError, r"x\.csv: is no file"),
-        ("data.labelled.task.classes=['flu','fever']", DataError, r"line 2: label 'cold' is none of the classes"),
+        ("data.labelled.task.train=['x.csv','y.csv']", DataError, r"x\.csv: is not a file"),
+        ("data.labelled.task.classes=['flu','fever']", DataError, r"line 2: label 'cold' is not among the classes"),
     ],
 )
 def test_files_that_do_not_fit_the_run_are_refused(make, override, error, named):

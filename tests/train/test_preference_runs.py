@@ -221,7 +221,10 @@ def test_the_pipeline_learns_what_one_process_learns(make, quietly, tmp_path, ki
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("train.objective='causal_lm'",), "and data.preferences belong together, but the objective reads none"),
+        (
+            ("train.objective='causal_lm'",),
+            "and data.preferences belong together, but the objective does not read preferences",
+        ),
         (("train.batch_size=6", "train.microbatches=2"), "rows are pairs, which 2 microbatches would split"),
         (("data.packing='best_fit'",), "is for text; an answer with its prompt is one row"),
         (("train.objective={kind='dpo', beta=0.0}",), "greater than 0"),

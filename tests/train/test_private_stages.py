@@ -156,7 +156,7 @@ def test_a_worker_process_that_leaves_its_noise_out_is_evicted_before_that_step_
             ("privacy.clipping=hooks",),
             "privacy.clipping: with one row a microbatch, a stage has the gradient of each row",
         ),
-        (("privacy.mean_rows=25",), "privacy.mean_rows = 25 with room for train.batch_size = 24"),
+        (("privacy.mean_rows=25",), "privacy.mean_rows = 25 but room for train.batch_size = 24"),
         (("privacy.mean_rows=4", "privacy.sampling=order"), 'privacy.mean_rows with sampling = "order"'),
         (("train.steps=0", "train.epochs=1"), "train.epochs: the number of rows of a step varies"),
         (("train.device=cuda",), "noise and clipping of stages are not supported there"),
@@ -181,7 +181,7 @@ def test_a_split_has_no_noise_yet(private):
     [
         (("model.architecture.tie_word_embeddings=true",), "excludes tied weights without an adapter"),
         (("model.architecture.resid_pdrop=0.1",), "the model has resid_pdrop = 0.1"),
-        ((f"model.architecture={EXPERTS}",), "qwen3_moe balances them over the rows that are there"),
+        ((f"model.architecture={EXPERTS}",), "qwen3_moe balances them over the present rows"),
     ],
 )
 def test_a_model_whose_rows_are_not_apart_is_refused_before_the_first_step(private, tmp_path, overrides, words):

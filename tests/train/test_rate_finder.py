@@ -62,7 +62,7 @@ def test_without_a_finite_loss_nothing_is_suggested(tmp_path):
 
     assert (advice.suggested, advice.lowest_at) == (None, None)
     assert "no learning rate to suggest" in advice.in_words()
-    with pytest.raises(InputError, match="no loss was finite"):
+    with pytest.raises(InputError, match="no finite loss"):
         write_rate_svg([(0.1, None, None)], None, tmp_path / "lr.svg")
 
 

@@ -73,7 +73,7 @@ def test_a_malformed_state_is_refused(change):
     ("sections", "said"),
     [
         ({"rewards": None}, r"learns from texts of the model and needs \[rewards\]; add it"),
-        ({"train": {"objective": "causal_lm"}}, "has no use for data.prompts; remove it"),
+        ({"train": {"objective": "causal_lm"}}, "does not use data.prompts; remove it"),
         ({"train": {"batch_size": 6}}, "is not a multiple of train.objective.group = 4"),
         ({"train": {"steps": 0, "epochs": 1.0}}, "set train.steps"),
         ({"model": {"adapter": {"rank": 2}}}, "model.adapter: texts are generated without adapters"),

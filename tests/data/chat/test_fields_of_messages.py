@@ -80,7 +80,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_the_same_objects(enc
             [{"role": "system", "content": "Be brief."}, ASKED, SAID],
             "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
             "{% if add_generation_prompt %}[assistant]{% endif %}",
-            "turn 1: its text .'Be brief.'. does not come out",
+            "turn 1: its text .'Be brief.'. is not written",
         ),
         ([ASKED, {**SAID, "reasoning": "a", "thinking": "b"}], HEAD + FOOT, "turn 2: has reasoning and thinking"),
     ],

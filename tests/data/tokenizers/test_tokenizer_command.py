@@ -96,7 +96,7 @@ def test_text_without_a_word_is_refused(home, capfd):
     code, found = told(capfd, ["tokenizer", "train", "out", "--text", "texts/a.txt", "--vocab-size", "257"])
 
     assert code == 3
-    assert "has no text" in found["error"]["message"]
+    assert "holds no text" in found["error"]["message"]
 
 
 def test_check_says_what_a_vocabulary_is_and_does(home, capfd):

@@ -118,7 +118,7 @@ def test_a_vocabulary_without_byte_fallback_has_an_unknown_token():
         (ByteBpeTraining(vocab_size=5000), r"supports \d+ tokens only; lower"),
         (ByteBpeTraining(vocab_size=100), "special tokens and single characters are already 257; raise"),
         (WordPieceTraining(vocab_size=5000), r"supports \d+ tokens only; lower"),
-        (WordPieceTraining(vocab_size=5), r"alone are \d+; raise"),
+        (WordPieceTraining(vocab_size=5), r"are already \d+; raise"),
         (SentencePieceTraining(kind="sentencepiece_bpe", vocab_size=5000), r"too large .* at most \d+"),
         (SentencePieceTraining(kind="sentencepiece_unigram", vocab_size=50), r"too small .* at least \d+"),
     ],

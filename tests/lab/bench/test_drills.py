@@ -241,7 +241,7 @@ def test_of_two_kinds_of_liars_both_must_be_found():
 
 
 def test_a_remote_drill_outside_the_middle_stages_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="they hold the middle stages"):
+    with pytest.raises(ConfigError, match="only the middle stages"):
         drill_scenes(run_with(REMOTE, tmp_path=tmp_path), Drill(stages=(3,)))
 
 
@@ -272,7 +272,7 @@ def test_a_list_of_attacks_is_kept_and_read_again_as_it_was(tmp_path):
     ("drill", "message"),
     [
         (Drill(kinds=["sine_flip"]), "'sine_flip'; choices: none, adaptive"),
-        (Drill(stages=[3]), "they hold the middle stages"),
+        (Drill(stages=[3]), "only the middle stages"),
         (Drill(steps=4, from_step=4), "nobody lies before step 4; raise --steps"),
         (Drill(kinds=[]), "give --kinds"),
     ],

@@ -132,7 +132,7 @@ def nudge(prefix):
         ("stage, by its auditor", "stage/", "weights differ from their signed digest"),
         ("stage, by its auditor", "input-", "differs from the stage's commitment"),
         ("stage, by its auditor", "gradient-", "differs from the stage's commitment"),
-        ("auditor", "truth/", "speaks against worker-1"),
+        ("auditor", "truth/", "signed and recomputed values accuse worker-1"),
         ("stage, by its auditor", "truth/", "away from the claim"),
         ("update of the holder", "stage/", "its state differs from the one signed before the step"),
         ("update of the holder", "truth/", "its gradient is not the committed one"),

@@ -86,7 +86,7 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
     reason = admission.refusal("north", described, measurement)
 
     assert reason == (
-        "north computes other bits than the owner (gradient); it has threads 2 instead of 1; give it the owner's "
+        "north computes other bits than the owner (gradient); differences: threads 2 instead of 1; give it the owner's "
         'number of threads, torch build and device, or admit several numeric classes with guard.classes = "mixed"'
     )
 

@@ -70,8 +70,8 @@ def test_what_the_neighbour_said_to_the_stage_opens():
 @pytest.mark.parametrize(
     ("signed", "complaint"),
     [
-        (header(run="run-0"), "of another session: 'run-0'"),
-        (header(run="run-1-and-more"), "of another session"),
+        (header(run="run-0"), "belongs to another session: 'run-0'"),
+        (header(run="run-1-and-more"), "another session"),
         (header(receiver="eve"), "from alice to eve, expected from alice to bob"),
         (header(signer="eve"), "from eve to bob, expected from alice to bob"),
         (header(body=BODY | {"epoch": 1}), "'epoch': 1"),

@@ -114,7 +114,7 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
         (SITES + STAGES + '[attack]\nkind = "none"\n', (), "starts honest workers only"),
         (SITES + STAGES + RANKS, (), r"\[parallel\] and \[pipeline\] exclude each other"),
         (SITES + STAGES, ("pipeline.stages=2",), "workers need one between them; set it to 3 or more"),
-        (SITES + STAGES, ("optimizer.kind=sgd",), r'\[pipeline\] has no optimizer.kind = "sgd"'),
+        (SITES + STAGES, ("optimizer.kind=sgd",), r'\[pipeline\] excludes optimizer.kind = "sgd"'),
         (SITES + 'personal = ["*.wte.*"]\n' + STAGES, (), r"stages of \[pipeline\] send all trained weights"),
         (LORA + SITES + 'exchange = "frozen_a"\n' + STAGES, (), r"stages of \[pipeline\] train both"),
         (

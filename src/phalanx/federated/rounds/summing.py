@@ -211,5 +211,5 @@ def _check_norm(result: SumResult) -> None:
         raise AggregationError(
             SumRefusal.BAD_INPUT,
             f"the sum has the norm {norm * result.encoding.step:.3g}, the maximum of clipped updates is "
-            f"{largest * result.encoding.step:.3g}: a client used wrong masks",
+            f"{largest * result.encoding.step:.3g}: a client's masks are not its own",
         )
