@@ -323,7 +323,7 @@ def test_a_site_whose_budget_is_spent_says_so_to_its_people_and_one_word_to_the_
 def test_noise_without_a_bound_that_it_is_measured_in_is_refused_and_a_config_that_was_written_down_has_one():
     section = {"sites": ["a", "b", "c"], "secure": True, "min_cohort": 3, "privacy": {"epsilon": 8.0, "delta": DELTA}}
 
-    with pytest.raises(ValidationError, match="max_norm: missing; noise is measured in it"):
+    with pytest.raises(ValidationError, match="max_norm: missing; the noise is scaled by it"):
         FederatedConfig.model_validate_json(json.dumps(section))
 
     config = FederatedConfig.model_validate_json(json.dumps({**section, "max_norm": 10.0}))

@@ -185,7 +185,7 @@ def test_anything_else_is_refused_by_name_with_both_values_and_the_way_out(sessi
     said = str(refusal.value)
     key = override.partition("=")[0]
     assert f"holds another run: {key} (" in said
-    assert "--resume may change train.steps, train.validate_every" in said
+    assert "--resume may change only train.steps, train.validate_every" in said
     assert f"--from {tmp_path / 'run'} with another --run-dir" in said
     # nothing was touched
     assert events(tmp_path / "run", "config_changed") == []

@@ -123,7 +123,7 @@ def test_keys_that_were_not_made_for_the_run_are_never_removed(make_run, tmp_pat
     first.close()
     (tmp_path / "keys").rename(first.path / "pki")
 
-    with pytest.raises(ConfigError, match=r"holds pki but no run\.json"):
+    with pytest.raises(ConfigError, match=r"has pki but no run\.json"):
         RunDirectory(first.path, make_run(), resume=False)
 
     assert load_identity(first.path / "pki" / "owner").public == first.owner.public
@@ -163,7 +163,7 @@ def test_somebody_elses_keys_are_not_swept_away(make_run, tmp_path):
     (tmp_path / "pki").mkdir()
     (tmp_path / "pki" / "authority.key").write_text("precious")
 
-    with pytest.raises(ConfigError, match="holds pki"):
+    with pytest.raises(ConfigError, match="has pki"):
         RunDirectory(tmp_path, make_run(), resume=False)
 
     assert (tmp_path / "pki" / "authority.key").read_text() == "precious"

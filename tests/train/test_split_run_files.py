@@ -110,7 +110,7 @@ def test_one_client_draws_what_anybody_would_and_too_many_are_refused(corpus):
     alone, plain = ClientLoader(corpus, ("a",), 8, 4, seed=5), BatchLoader(corpus, 8, 5)
 
     assert alone.next().indices == plain.next().indices
-    with pytest.raises(ConfigError, match="cannot be shared"):
+    with pytest.raises(ConfigError, match="cannot be divided among"):
         BatchLoader(corpus, 1, 5, (10**6, 10**6 + 1))
 
 

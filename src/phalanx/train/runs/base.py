@@ -92,13 +92,13 @@ class BaseRun(StrictModel):
         for key, name in judges.items():
             if name is not None and name not in set_names:
                 yield (
-                    f'{key} = "{name}" is no validation set of [data]; expected one of '
-                    f"{', '.join(set_names) or 'none'}: name one, or hold text out"
+                    f'{key} = "{name}" is not a validation set of [data]; expected one of '
+                    f"{', '.join(set_names) or 'none'}: name one, or add held-out text"
                 )
         if self.checkpoint.best is not None and not self.train.validate_every:
             yield (
-                "checkpoint.best keeps the best of several validations, and train.validate_every = 0 has one at the "
-                "end only; set validate_every"
+                "checkpoint.best compares several validations, but train.validate_every = 0 has only one at the "
+                "end; set validate_every"
             )
 
     def _objective_faults(self) -> Faults:

@@ -45,14 +45,13 @@ class FederatedRun(PrivateBase):
             )
         if section.exchange != "factors" and not isinstance(adapter, LoraConfig):
             yield (
-                f'federated.exchange = "{section.exchange}" is about the two factors of LoRA; give model.adapter the '
-                'kind "lora", or leave it out'
+                f'federated.exchange = "{section.exchange}" needs the two factors of LoRA; set model.adapter.kind = '
+                '"lora", or leave it out'
             )
         elif section.exchange != "factors" and isinstance(adapter, LoraConfig) and adapter.dora:
             yield (
-                f'federated.exchange = "{section.exchange}" averages what adapters add exactly, and the sizes that '
-                "DoRA learns beside its factors have no such mean; set model.adapter.dora = false, or leave exchange "
-                "out"
+                f'federated.exchange = "{section.exchange}" averages exactly what adapters add, but not '
+                "DoRA's magnitudes; set model.adapter.dora = false, or leave exchange out"
             )
         if own_files is not None and len(own_files.train) != len(section.sites):
             yield (
@@ -75,8 +74,8 @@ class FederatedRun(PrivateBase):
         section = self.federated
         if section.algorithm.kind in ("fedprox", "scaffold"):
             yield (
-                f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, and '
-                f"{parties} take whole steps; take another kind, or remove {part}"
+                f'federated.algorithm.kind = "{section.algorithm.kind}" corrects each gradient of a site, but '
+                f"{parties} make whole steps; choose another kind, or remove {part}"
             )
         if section.exchange == "frozen_a":
             yield (
@@ -84,13 +83,13 @@ class FederatedRun(PrivateBase):
                 f'take "factors" or "product", or remove {part}'
             )
         if section.personal:
-            yield f"federated.personal: {parties} send all that they train; leave it out, or remove {part}"
+            yield f"federated.personal: {parties} send all trained weights; leave it out, or remove {part}"
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
         if privacy.mean_rows is not None:
             yield "privacy.mean_rows: a step draws train.batch_size rows in the mean here; leave it out"
         if self.federated.privacy is not None:
-            yield "federated.privacy: a site would have two budgets, and tell of neither which one holds; remove one"
+            yield "federated.privacy: a site would have two budgets, without a joint bound; remove one"
 
     @property
     def _privately_learned(self) -> tuple[str, ...]:
@@ -137,12 +136,12 @@ class FederatedRankRun(FederatedRun, RankedBase):
         yield from self._whole_step_faults("ranks of [parallel]", "[parallel]")
         if self.parallel.outer is not None or self.parallel.most_dp > self.parallel.dp:
             yield (
-                "parallel.outer and parallel.max_dp: a site's ranks are as many in each round, with one model; leave "
-                "them out beside [federated]"
+                "parallel.outer and parallel.max_dp: a site has a fixed number of ranks and one model; leave them "
+                "out beside [federated]"
             )
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
-        yield "[parallel] beside [federated]: ranks of a site are not shown yet to add the noise once; remove one"
+        yield "[parallel] beside [federated]: not yet tested to add the noise of a site only once; remove one"
 
     @property
     def steps_a_rate(self) -> int:
@@ -170,11 +169,11 @@ class FederatedPipelineRun(FederatedRun, GuardedBase):
         if self.pipeline.stages < _MIN_SITE_STAGES:
             yield (
                 f"pipeline.stages = {self.pipeline.stages} beside [federated]: the owner of a site's pipeline has the "
-                f"first and the last one, and workers need one between them; make it {_MIN_SITE_STAGES} or more"
+                f"first and the last one, and workers need one between them; set it to {_MIN_SITE_STAGES} or more"
             )
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
-        yield "[pipeline] beside [federated]: a site's stages are not tried yet with a budget of its own; remove one"
+        yield "[pipeline] beside [federated]: stages with a site's own budget are not supported yet; remove one"
 
     @property
     def site_world(self) -> tuple[int, int]:

@@ -37,8 +37,8 @@ class SplitRun(BaseRun):
         data, talks = self.data, self.data.conversations
         own_files = None if data.labelled is None else data.labelled.own
         if own_files is not None and bool(own_files.train) == is_remote:
-            has = "names train and test files" if is_remote else "names no train and test files"
-            yield f"data.labelled.task {has}: where the run plays the clients, it has a file of each; {_THEIRS}"
+            has = "has train and test files" if is_remote else "has no train and test files"
+            yield f"data.labelled.task {has}: a run with local clients needs one file for each; {_THEIRS}"
         if talks is not None and bool(talks.sources) == is_remote:
             yield (
                 f"data.conversations.sources: are there; {_THEIRS}"
