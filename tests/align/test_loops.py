@@ -85,12 +85,12 @@ def test_rows_of_another_model_are_neither_gone_on_with_nor_overwritten(prompts,
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         revised(FakeWriter(replies, dies_after=6), prompts, out)
-    with pytest.raises(DataError, match="unfinished: is of another value of model; give another name"):
+    with pytest.raises(DataError, match="unfinished: was made with another value of model; give another name"):
         revised(FakeWriter(replies, digest="e" * 64), prompts, out)
     revised(FakeWriter(replies), prompts, out)
 
     loop = Revision(FakeWriter(replies), CONSTITUTION, prompts, rounds=2, seed=6)
-    with pytest.raises(DataError, match="is of another value of seed; give"):
+    with pytest.raises(DataError, match="was made with another value of seed; give"):
         ResumableRows(out, loop.lineage, 3).done()
     same = Revision(FakeWriter(replies), CONSTITUTION, prompts, rounds=2, seed=5)
     assert ResumableRows(out, same.lineage, 3).done()["rows"] == 7

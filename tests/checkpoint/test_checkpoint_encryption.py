@@ -98,7 +98,7 @@ def test_without_a_key_or_with_another_one_it_is_refused_by_name(save_sealed, ow
 
     assert "is encrypted; give its key" in refusal(path, owner, None)
     assert re.search(
-        r"key\.json: was wrapped with key aes256-\w{16}, checkpoint\.key is aes256-", refusal(path, owner, other)
+        r"key\.json: was wrapped with key aes256-\w{16}, but checkpoint\.key is aes256-", refusal(path, owner, other)
     )
 
 
@@ -192,7 +192,7 @@ def test_a_plain_file_in_the_place_of_a_sealed_one_is_refused():
 
 def test_a_new_key_is_for_its_owner_only_and_never_overwritten(key):
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    with pytest.raises(CertificateError, match="already exists"):
+    with pytest.raises(CertificateError, match="exists already"):
         write_new_key(key)
 
 

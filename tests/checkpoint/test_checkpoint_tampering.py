@@ -111,7 +111,9 @@ def test_two_stages_that_change_places_are_refused(path, owner):
 def test_a_whole_checkpoint_under_the_name_of_another_step_is_refused(path, owner):
     moved = path.rename(path.with_name("step-00000090"))
 
-    assert re.search("manifest.json: swapped: it is of step 50, its directory is step-00000090", refusal(moved, owner))
+    assert re.search(
+        "manifest.json: swapped: it belongs to step 50, but its directory is step-00000090", refusal(moved, owner)
+    )
 
 
 def test_a_copy_under_a_name_that_is_no_step_is_accepted(path, owner):

@@ -72,7 +72,7 @@ def test_virtual_tokens_are_no_weights_and_an_old_directory_stays(cache, tmp_pat
     with pytest.raises(CheckpointError, match="virtual tokens are not weights"):
         merge_adapter(source.directory, tmp_path / "adapter", tmp_path / "merged")
     exported(cache, "llama", "lora", tmp_path / "lora")
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match="already exists"):
         merge_adapter(source.directory, tmp_path / "lora", tmp_path / "adapter")
 
 

@@ -102,7 +102,7 @@ def test_another_class_is_refused_at_the_door_and_everybody_is_told_why(place, c
     assert workers["north"].wait() != 0
     assert "north computes other bits than the owner" in workers["north"].text
     assert workers["south"].wait() == 4
-    assert "the run does not begin: north computes other bits" in workers["south"].text
+    assert "the run cannot begin: north computes other bits" in workers["south"].text
     assert [body["party"] for body in bodies(place, "not_let_in")] == ["north"]
     assert bodies(place, "verdict") == []
 

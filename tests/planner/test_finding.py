@@ -153,5 +153,5 @@ def test_the_numbers_that_are_promised_are_those_of_the_formulas():
     assert f"found within {subtle} steps" in promised
     assert f"found within {subtle} steps" in readme
     assert f"within {league} steps" in promised
-    assert f"within {league}, and what they did is undone" in readme.replace("\nleague", " league")
+    assert f"within {league}; their steps are undone" in readme.replace("\nleague", " league")
     assert f"that makes {gross} steps" in promised

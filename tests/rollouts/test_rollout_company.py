@@ -275,7 +275,7 @@ def test_altered_evidence_convicts_nobody_here(change, words, evidence, tmp_path
 def test_evidence_of_another_session_is_refused(evidence):
     path, authority = evidence
 
-    with pytest.raises(EvidenceError, match="is of the session 'run-1', expected 'run-2'"):
+    with pytest.raises(EvidenceError, match="belongs to the session 'run-1', expected 'run-2'"):
         explain_any_evidence(path, authority, "run-2")
 
 

@@ -85,7 +85,7 @@ def test_a_client_is_bound_to_its_first_word(turns):
 def test_a_client_with_another_model_or_tokenizer_is_not_ready(turns, change, said):
     turns.ready("north", word())
 
-    with pytest.raises(DataError, match=f"south: has {said}"):
+    with pytest.raises(DataError, match=f"south: {said}"):
         turns.ready("south", word(**change))
     assert not turns.is_ready
 

@@ -145,7 +145,7 @@ def test_an_owner_cannot_send_what_clients_send_and_clients_cannot_ask_for_turns
         lead = session.lead()
         owner = lead.parties[0]
         for message in (session.ready(), ask.TurnDone(step=0), ask.ClientLeft(reason="data"), ask.ConcludeReply()):
-            with pytest.raises(PeerRefusedError, match="is no client of another owner"):
+            with pytest.raises(PeerRefusedError, match="is not a client of another owner"):
                 owner.line.ask(message, ask.TurnTotal)
         with pytest.raises(PeerRefusedError, match="is not a client"):
             owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), ask.TurnTotal, (b"x",))
@@ -275,7 +275,7 @@ def test_a_client_that_leaves_ends_the_session_and_the_owner_is_told_who_and_why
         lead = session.lead()
         south.line.say(ask.ClientLeft(reason="stopped"))
 
-        with pytest.raises(PeerLostError, match=r"south \(stopped\): has left"):
+        with pytest.raises(PeerLostError, match=r"south \(stopped\): left the run"):
             lead.step(0, 0)
         session.wait()
 

@@ -125,4 +125,4 @@ class ResumableRows:
     def _foreign_error(self, path: Path, told: object) -> DataError:
         entries = told if isinstance(told, dict) else {}
         other = [f"another value of {name}" for name, value in self._lineage.items() if entries.get(name) != value]
-        return DataError(f"{path}: belongs to {', '.join(other)}; give another name, or remove it")
+        return DataError(f"{path}: was made with {', '.join(other)}; give another name, or remove it")

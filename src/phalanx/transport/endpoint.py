@@ -324,7 +324,7 @@ class Endpoint(Closeable):
         name = self._incarnations.get(tls_peer, tls_peer)
         link = self._links.get(name)
         if link is None or name in self._evicted or name in self._cut:
-            unknown = "is no party of this run; its run file names workers in pipeline.remote_workers and may_join"
+            unknown = "is not a party of this run; its run file names workers in pipeline.remote_workers and may_join"
             raise PeerRefusedError(f"{tls_peer}: {unknown if link is None else 'is evicted'}")
         excess = self.allowances.spend_frame(name, memoryview(raw).nbytes)
         if excess is not None:

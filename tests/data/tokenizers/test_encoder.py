@@ -210,7 +210,7 @@ def test_without_the_proof_of_merges_the_ids_would_differ():
 def test_other_kinds_are_left_to_tokenizers():
     tokenizer = train_tokenizer(made_texts(), WordPieceTraining(vocab_size=300))
 
-    with pytest.raises(UnequalError, match="kind WordPiece"):
+    with pytest.raises(UnequalError, match="the vocabulary is WordPiece, not byte-level BPE"):
         make_twin(tokenizer.backend)
 
 

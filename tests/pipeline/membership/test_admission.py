@@ -172,7 +172,7 @@ def test_everybody_is_told_why_a_run_does_not_begin(tmp_path, model_cache):
     assert {"hello", "measured"} == set(body["evidence"])
     assert all(isinstance(error, PeerRefusedError) for error in company.errors.values())
     assert "worker-1 computes other bits" in str(company.errors["worker-1"])
-    assert "the run does not begin: worker-1 computes other bits" in str(company.errors["worker-2"])
+    assert "the run cannot begin: worker-1 computes other bits" in str(company.errors["worker-2"])
 
 
 def test_a_late_worker_with_another_kernel_is_refused_while_the_run_goes_on(make_company, honest_digest):
