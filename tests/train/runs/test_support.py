@@ -218,7 +218,7 @@ def test_a_value_that_is_refused_is_named_for_programs_too(load):
         load(ENGINES["federated"], "train.precision=bf16")
 
     facts = refusal.value.facts
-    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "leave it out")
+    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "remove it")
 
 
 def test_a_drill_of_a_run_without_stages_is_refused(load):

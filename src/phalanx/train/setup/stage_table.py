@@ -144,7 +144,7 @@ def _guard_notes(run: StagedRun, rows: Sequence[StageEstimate], source: ModelSou
     table = FittedTable(
         tuple(lines[0]),
         [tuple(line.values()) for line in lines],
-        title="one stage in other hands that lies in every step",
+        title="one worker's stage that lies in every step",
         left=tuple(lines[0]),
     )
     return [table, price_note(run.guard, expected[1])]
