@@ -287,7 +287,7 @@ def test_a_value_that_an_engine_lacks_is_refused_with_the_reason(load, engine, k
     with pytest.raises(ConfigError) as refusal:
         load(ENGINE[engine.replace("+", " with ")], override, *more)
 
-    assert f"{sections_of(engine)} has no {key}" in str(refusal.value)
+    assert f"{sections_of(engine)} excludes {key}" in str(refusal.value)
     assert f": {limit.reason}; {limit.instead}" in str(refusal.value)
 
 
