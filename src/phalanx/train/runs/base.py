@@ -339,8 +339,8 @@ class PrivateBase(BaseRun):
 def section_of_rollouts(kind: str, name: str, *, is_wanted: bool) -> str:
     """Describe a section of learning from the model's texts that is missing, or that has no use."""
     if is_wanted:
-        return f'train.objective = "{kind}" learns from what the model writes and needs {name}; add it'
-    return f'train.objective = "{kind}" has no use for {name}; remove it'
+        return f'train.objective = "{kind}" learns from texts of the model and needs {name}; add it'
+    return f'train.objective = "{kind}" does not use {name}; remove it'
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

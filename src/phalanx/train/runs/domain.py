@@ -37,7 +37,7 @@ class DomainRun(RankedBase, RolloutBase):
     def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
         if "deepspeed" in names and "parallel" not in names:
             return section_fault("deepspeed", names) or missing_section(
-                "parallel", "[deepspeed] is what the ranks of [parallel] share by, and there are none", "add [parallel]"
+                "parallel", "[deepspeed] needs the ranks of [parallel]", "add [parallel]"
             )
         return None
 
