@@ -331,7 +331,7 @@ MISTAKES = (
     ),
     # the run directory
     of_run(
-        "a run that is there already",
+        "a run that already exists",
         FROM_SCRATCH,
         "old: already has a run; add --resume",
         "another --run-dir",

@@ -260,9 +260,7 @@ def test_preferences_are_learned_by_the_objective_of_their_shape(begun, model, t
 @pytest.mark.parametrize("way", ["chat", "preferences", "finetune"])
 def test_rows_of_another_kind_are_refused_with_the_kind_to_take(model, texts, tmp_path, way):
     wrong = {"chat": PAIR, "preferences": CHAT, "finetune": PAIR}[way]
-    says = {"chat": "holds preferences", "preferences": "holds conversations", "finetune": "--kind preferences"}[
-        way
-    ]
+    says = {"chat": "holds preferences", "preferences": "holds conversations", "finetune": "--kind preferences"}[way]
 
     with pytest.raises(ConfigError, match=says):
         run_file(way, Answers((rows(tmp_path / "rows.jsonl", wrong),), model))

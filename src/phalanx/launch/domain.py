@@ -55,7 +55,7 @@ class DomainLaunch:
             ConfigError: It has none.
         """
         if not isinstance(self.run, DomainRun):
-            raise ConfigError(f"{self.run_file}: has no section [parallel]")
+            raise ConfigError(f"{self.run_file}: the section [parallel] is missing")
         return self.run.parallel
 
     @property

@@ -62,7 +62,7 @@ class Launch:
             ConfigError: The run file is wrong, or does not name the directory with the parties' keys.
         """
         run = self._loaded(self.overrides)
-        run.require_steps("phalanx launch, whose parties pin the run beforehand,")
+        run.require_steps("phalanx launch, whose parties pin the run in advance,")
         if run.pipeline.pki is None:
             names = " ".join((OWNER, *run.pipeline.workers, *run.pipeline.late_workers))
             raise ConfigError(

@@ -109,7 +109,7 @@ def _bytes_of_sources(run: RunConfig) -> int:
 def _time(run: RunConfig, row: StageRow, tokens: int) -> str:
     """Estimate the time on this machine by its speed at one matrix product; of other machines nothing is known."""
     if run.pki is not None or run.train.device != "cpu":
-        return "time: not known beforehand; the first steps say how fast the machines are"
+        return "time: unknown until the first steps have shown the speed of the machines"
     price = None
     if isinstance(run, StagedRun) and run.guard.enabled:
         price = outlook(run, max(run.pipeline.stages - 2, 0) / run.pipeline.stages)
@@ -137,8 +137,8 @@ def _disk(run: RunConfig, row: StageRow) -> str:
     guard = run.stage_guard
     if guard is not None and guard.enabled and guard.keep_states:
         points = 1 + math.ceil(math.log2(1 + run.train.steps / guard.keep_states))
-        parts.append(f"{size_in_words(points * state)} of states to go back to while it runs")
-    return f"disk: {', '.join(parts)}; prepared text takes about as much as its files"
+        parts.append(f"{size_in_words(points * state)} of saved states while it runs")
+    return f"disk: {', '.join(parts)}; prepared text needs about the size of its files"
 
 
 def _duration(seconds: float) -> str:

@@ -65,16 +65,16 @@ def train(
     if from_step is not None and not resume:
         raise ConfigError("--from-step names a checkpoint of an existing run; add --resume")
     if from_run is not None and resume:
-        raise ConfigError("--from begins a new run and --resume goes on with an old one; leave one of them out")
+        raise ConfigError("--from begins a new run, --resume continues an old one; remove one of them")
     if isinstance(run, SplitRun) and (from_step is not None or from_run is not None):
         raise ConfigError(
             "--from and --from-step need an earlier sealed state, but an enclave opens only the newest; begin a "
             "new run, or use --resume"
         )
     if isinstance(run, FederatedRun) and from_run is not None:
-        raise ConfigError("--from is not for [federated]: set model.path to what the other run exported")
+        raise ConfigError("--from is not supported with [federated]; set model.path to the export of the other run")
     if ranks is not None and not isinstance(run, DomainRun):
-        raise ConfigError("--ranks is for runs with [parallel] and no sites; leave it out")
+        raise ConfigError("--ranks needs a run with [parallel] and without sites; remove it")
     if isinstance(run, StagedRun) and run.attack.kind != "none" and open_workers is None:
         raise ConfigError(
             "attack: this command starts honest workers only; use `phalanx train` or `phalanx attack`, or in "

@@ -218,7 +218,7 @@ def test_a_value_that_is_refused_is_named_for_programs_too(load):
         load(ENGINES["federated"], "train.precision=bf16")
 
     facts = refusal.value.facts
-    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "leave it out")
+    assert (facts["key"], facts["found"], facts["do"]) == ("train.precision", '"bf16"', "remove it")
 
 
 def test_a_drill_of_a_run_without_stages_is_refused(load):
@@ -287,7 +287,7 @@ def test_a_value_that_an_engine_lacks_is_refused_with_the_reason(load, engine, k
     with pytest.raises(ConfigError) as refusal:
         load(ENGINE[engine.replace("+", " with ")], override, *more)
 
-    assert f"{sections_of(engine)} has no {key}" in str(refusal.value)
+    assert f"{sections_of(engine)} excludes {key}" in str(refusal.value)
     assert f": {limit.reason}; {limit.instead}" in str(refusal.value)
 
 

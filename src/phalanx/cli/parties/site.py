@@ -89,5 +89,5 @@ def _bridged(run_file: Path, run_dir: Path | None) -> "tuple[FederatedRun, tuple
 
     run = load_run(run_file)
     if not isinstance(run, FederatedRun) or run.federated.carrier != "bridge":
-        raise ConfigError(f'{run_file}: has no sites that an engine carries for; set federated.carrier = "bridge"')
+        raise ConfigError(f'{run_file}: needs sites behind an engine; set federated.carrier = "bridge"')
     return run, run.federated.sites, (run_dir or default_directory(run)).resolve() / OWNER_SOCKET

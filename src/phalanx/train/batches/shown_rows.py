@@ -72,7 +72,7 @@ def _labelled_rows(run: RunConfig, tokenizer_path: Path | None) -> ShownRows:
     """Return the training texts of all clients or sites, each with its class."""
     labelled = run.data.labelled
     if labelled is not None and labelled.own is not None and not labelled.own.train:
-        raise ConfigError("data.labelled: its rows are with remote clients; each client has its own run file to show")
+        raise ConfigError("data.labelled: its rows are on the machines of remote clients; use the run file of a client")
     texts = prepare_labelled(run.data, run.text_parties, run.train.seed, tokenizer_path)
     places = [(name, at) for name, one in texts.clients.items() for at in range(one.num_train_sequences)]
 

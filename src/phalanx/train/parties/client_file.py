@@ -147,7 +147,7 @@ def read_client(path: Path) -> tuple[ClientFile, SplitRun, str]:
     client = load_config(path, ClientFile)
     run = load_run(client.run)
     if not isinstance(run, SplitRun) or not run.split.remote_clients:
-        raise ConfigError(f"{client.run}: names no split.remote_clients; ask the owner for the file of such a run")
+        raise ConfigError(f"{client.run}: split.remote_clients is missing; ask the owner for the right run file")
     split, name = run.split, load_identity(Path(client.identity)).name
     if name not in split.remote_clients:
         raise ConfigError(

@@ -102,7 +102,7 @@ def read_texts(client: ClientFile, run: SplitRun, name: str, source: ModelSource
         ConfigError: The tokenizer is not one that every party has, or has more tokens than the model.
     """
     if isinstance(run.data.tokenizer, BpeConfig):
-        raise ConfigError('data.tokenizer: kind = "bpe" is made from the texts of all; take "model" or "file"')
+        raise ConfigError('data.tokenizer: kind = "bpe" needs the texts of all clients; use "model" or "file"')
     paths = Path(client.train), Path(client.test)
     rows: Sequence[OwnRows]
     if run.data.conversations is None:

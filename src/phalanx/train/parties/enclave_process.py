@@ -48,9 +48,7 @@ def read_enclave_run(path: Path, start: EnclaveStart) -> SplitRun:
     """
     run = load_run(path)
     if not isinstance(run, SplitRun) or run.split.remote_enclave is None:
-        raise ConfigError(
-            f"{path}: names no split.remote_enclave; `phalanx train` starts the enclave of such a run itself"
-        )
+        raise ConfigError(f"{path}: split.remote_enclave is missing; `phalanx train` starts the enclave of such a run")
     name = load_identity(start.identity).name
     if name != ENCLAVE:
         raise CertificateError(

@@ -84,7 +84,7 @@ def dataset_of(past: PastRun, moved_to: Path | None = None) -> tuple[Path, Datas
     """
     data = past.config.data
     if isinstance(past.config, SplitRun):
-        raise DataError(f"{past.path}: is a split run: each client draws its own texts, which only the client can tell")
+        raise DataError(f"{past.path}: is a split run: only the clients have its texts")
     if data.dataset is None and not data.sources and data.conversations is None:
         raise DataError(f"{past.path}: was not trained from shards, which are needed to find documents")
     if moved_to is not None:

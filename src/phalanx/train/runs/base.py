@@ -76,12 +76,12 @@ class BaseRun(StrictModel):
         yield from self._pair_faults()
         if self.train.steps and self.optimizer.warmup_steps >= self.train.steps:
             yield RefusedKeyError(
-                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} leaves nothing of "
-                f"train.steps = {self.train.steps}; lower it, or give optimizer.warmup_share in its place",
+                f"optimizer.warmup_steps = {self.optimizer.warmup_steps} takes all of train.steps = "
+                f"{self.train.steps}; lower it, or use optimizer.warmup_share instead",
                 key="optimizer.warmup_steps",
                 found=str(self.optimizer.warmup_steps),
                 expected=f"below train.steps = {self.train.steps}",
-                do="lower it, or give optimizer.warmup_share in its place",
+                do="lower it, or use optimizer.warmup_share instead",
             )
 
     def _validation_faults(self) -> Faults:
@@ -97,30 +97,32 @@ class BaseRun(StrictModel):
                 )
         if self.checkpoint.best is not None and not self.train.validate_every:
             yield (
-                "checkpoint.best compares several validations, but train.validate_every = 0 has only one at the "
-                "end; set validate_every"
+                "checkpoint.best compares several validations, but train.validate_every = 0 has only one at "
+                "the end; set validate_every"
             )
 
     def _objective_faults(self) -> Faults:
         kind, data = self.train.objective_kind, self.data
         classifies = kind == "classification"
         if classifies and data.labelled is None:
-            yield 'train.objective = "classification": data.sources have no labels; put data.labelled in their place'
+            yield (
+                'train.objective = "classification" needs labels, which data.sources lack; use data.labelled instead'
+            )
         if data.labelled is not None and not classifies:
-            yield f'data.labelled is for train.objective = "classification", which is "{kind}"; change one of them'
+            yield f'data.labelled needs train.objective = "classification", got "{kind}"; change one of them'
         objective = OBJECTIVES.get(kind)
         if objective is None:
             return
         # rows that an objective makes say themselves which tokens see which
         if objective.rewriting is not None and data.attention == "document":
             yield (
-                f'train.objective = "{kind}" makes rows of its own, in which it says what tokens see, and '
-                'data.attention = "document" says it too; take attention = "across"'
+                f'train.objective = "{kind}" defines the attention of its own rows and excludes data.attention '
+                '= "document"; set attention = "across"'
             )
         if objective.attention == "bidirectional" and self.train.samples is not None:
             yield (
-                f'train.samples: a model that learns train.objective = "{kind}" from both sides does not go on with '
-                "texts; leave samples out"
+                f'train.samples: a model with attention in both directions (train.objective = "{kind}") cannot '
+                "continue texts; remove samples"
             )
 
     def _pair_faults(self) -> Faults:
@@ -133,8 +135,8 @@ class BaseRun(StrictModel):
         talks = self.data.conversations
         if (talks is not None and talks.weighted) != (self.train.objective_kind == WEIGHTED_OBJECTIVE):
             yield (
-                f'train.objective = "{self.train.objective_kind}": weights come with data.conversations and weighted = '
-                f'true, and only "{WEIGHTED_OBJECTIVE}" reads them; set both or neither'
+                f'train.objective = "{self.train.objective_kind}": only "{WEIGHTED_OBJECTIVE}" reads the '
+                "weights of data.conversations with weighted = true; set both or neither"
             )
 
     @model_serializer(mode="wrap")
@@ -219,9 +221,7 @@ class BaseRun(StrictModel):
             return self.with_sections({"train": train})
         except ValidationError as exc:
             reasons = "; ".join(error["msg"].removeprefix("Value error, ") for error in exc.errors())
-            raise ConfigError(
-                f"train.epochs = {self.train.epochs:g} comes to train.steps = {steps}: {reasons}"
-            ) from exc
+            raise ConfigError(f"train.epochs = {self.train.epochs:g} is train.steps = {steps}: {reasons}") from exc
 
     def require_steps(self, reader: str) -> None:
         """Return where the run file gives its length in steps.
@@ -234,8 +234,8 @@ class BaseRun(StrictModel):
         """
         if self.train.epochs is not None:
             raise ConfigError(
-                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text; `phalanx train "
-                "RUN.toml --dry-run` does: give --unset train.epochs --set train.steps=N"
+                f"train.epochs = {self.train.epochs:g}: {reader} does not count the training text, but `phalanx "
+                "train RUN.toml --dry-run` does: use --unset train.epochs --set train.steps=N"
             )
 
     @property
@@ -295,21 +295,19 @@ class RolloutBase(BaseRun):
             yield section_of_rollouts(kind, "[rewards]", is_wanted=self.rewards is None)
         if not isinstance(settings, RolloutSettings):
             if self.rollouts is not None:
-                yield f'train.objective = "{kind}" has no use for [rollouts]; remove it'
+                yield f'train.objective = "{kind}" does not use [rollouts]; remove it'
             return
         if self.rollouts is not None and train.precision != "fp32":
-            yield (
-                f'train.precision = "{train.precision}": texts of [rollouts] are checked in fp32 alone; leave one out'
-            )
+            yield (f'train.precision = "{train.precision}": texts of [rollouts] are checked in fp32 only; remove one')
         if train.batch_size % settings.group:
             yield (
-                f"train.batch_size = {train.batch_size} texts are no whole groups of train.objective.group = "
+                f"train.batch_size = {train.batch_size} texts is not a multiple of train.objective.group = "
                 f"{settings.group}; make it a multiple"
             )
         if train.epochs is not None:
-            yield "train.epochs: passes are over text, and this run writes its own; give train.steps"
+            yield "train.epochs: epochs count passes over text, but this run generates its texts; set train.steps"
         if self.model.adapter is not None:
-            yield "model.adapter: texts are written by whole weights so far; leave it out"
+            yield "model.adapter: texts are generated without adapters only; remove it"
 
 
 class PrivateBase(BaseRun):
@@ -323,7 +321,7 @@ class PrivateBase(BaseRun):
             return
         learned = self._privately_learned
         for fault in (*self._privacy_faults(self.privacy), *data_faults(self.model, self.data, self.train, learned)):
-            yield f"[privacy] has no {fault}"
+            yield f"[privacy] excludes {fault}"
         if self.tracking and not self.engine.startswith("federated"):
             loss = "the loss of training rows would leave this machine without noise"
             yield f"[privacy] has no tracking: {loss}; remove it"
@@ -341,8 +339,8 @@ class PrivateBase(BaseRun):
 def section_of_rollouts(kind: str, name: str, *, is_wanted: bool) -> str:
     """Describe a section of learning from the model's texts that is missing, or that has no use."""
     if is_wanted:
-        return f'train.objective = "{kind}" learns from what the model writes and needs {name}; add it'
-    return f'train.objective = "{kind}" has no use for {name}; remove it'
+        return f'train.objective = "{kind}" learns from texts of the model and needs {name}; add it'
+    return f'train.objective = "{kind}" does not use {name}; remove it'
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -37,7 +37,7 @@ class DomainRun(RankedBase, RolloutBase):
     def _section_fault(cls, names: Collection[str]) -> RefusedKeyError | None:
         if "deepspeed" in names and "parallel" not in names:
             return section_fault("deepspeed", names) or missing_section(
-                "parallel", "[deepspeed] is what the ranks of [parallel] share by, and there are none", "add [parallel]"
+                "parallel", "[deepspeed] needs the ranks of [parallel]", "add [parallel]"
             )
         return None
 
@@ -47,7 +47,7 @@ class DomainRun(RankedBase, RolloutBase):
         yield from super()._faults()
         kind, cuts = self.train.objective_kind, self.parallel.cp
         if self.train.learns_from_texts and cuts > 1 and not OBJECTIVES[kind].shares_rows:
-            yield f'parallel.cp = {cuts} cuts rows, and train.objective = "{kind}" weighs whole ones; set it to 1'
+            yield f'parallel.cp = {cuts} divides rows, but train.objective = "{kind}" needs whole rows; set it to 1'
 
     def _island_faults(self, every: int) -> Faults:
         """Describe steps between outer steps: islands differ there, and there is no one model to measure or save."""
@@ -60,28 +60,31 @@ class DomainRun(RankedBase, RolloutBase):
             if number % every:
                 nearest = max(1, round(number / every)) * every
                 yield (
-                    f"{name} = {number} is no multiple of parallel.outer.every = {every}, and islands differ "
-                    f"between two outer steps; make it {nearest}"
+                    f"{name} = {number} is not a multiple of parallel.outer.every = {every}, and islands differ "
+                    f"between two outer steps; set it to {nearest}"
                 )
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
         if privacy.mean_rows is not None:
-            yield "privacy.mean_rows: a step draws train.batch_size rows in the mean here; leave it out"
+            yield "privacy.mean_rows: a step draws train.batch_size rows on average here; remove it"
         if self.deepspeed is not None:
-            yield "[deepspeed]: it joins gradients before single rows could be clipped; remove one"
+            yield "[deepspeed]: it sums gradients before single rows can be clipped; remove one"
         layout = self.parallel
         if layout.most_dp > 1:
-            yield "parallel.dp: data parallel copies are not shown yet to add the noise once; set dp and max_dp to 1"
+            yield (
+                "parallel.dp: data-parallel copies are not yet tested to add the noise only once; set dp and "
+                "max_dp to 1"
+            )
         for name in ("tp", "pp", "cp"):
             if (size := getattr(layout, name)) > 1:
                 yield (
-                    f"parallel.{name} = {size}: each rank would see a part of a row's gradient, and clip by a part of "
-                    "its norm; set it to 1"
+                    f"parallel.{name} = {size}: each rank would see a part of a row's gradient and of its norm; "
+                    "set it to 1"
                 )
         plain: dict[str, object] = {"zero": 0, "gradient_compression": "none", "activation_checkpointing": "none"}
         for name, only in {**plain, "compile": False, "outer": None}.items():
             if getattr(layout, name) != only:
-                yield f"parallel.{name}: hooks that tell rows apart are not tried with it; leave it out"
+                yield f"parallel.{name}: per-row gradients are not supported with it; remove it"
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -45,23 +45,23 @@ class FederatedRun(PrivateBase):
             )
         if section.exchange != "factors" and not isinstance(adapter, LoraConfig):
             yield (
-                f'federated.exchange = "{section.exchange}" needs the two factors of LoRA; set model.adapter.kind = '
-                '"lora", or leave it out'
+                f'federated.exchange = "{section.exchange}" needs the two factors of LoRA; set '
+                'model.adapter.kind = "lora", or remove it'
             )
         elif section.exchange != "factors" and isinstance(adapter, LoraConfig) and adapter.dora:
             yield (
-                f'federated.exchange = "{section.exchange}" averages exactly what adapters add, but not '
-                "DoRA's magnitudes; set model.adapter.dora = false, or leave exchange out"
+                f'federated.exchange = "{section.exchange}" averages the products of the factors exactly, but '
+                "not DoRA's magnitudes; set model.adapter.dora = false, or remove exchange"
             )
         if own_files is not None and len(own_files.train) != len(section.sites):
             yield (
-                f"data.labelled.task names files of {len(own_files.train)} clients, and federated.sites has "
-                f"{len(section.sites)} names; give each site its own, in their order"
+                f"data.labelled.task names files of {len(own_files.train)} clients, but federated.sites has "
+                f"{len(section.sites)} names; give each site its own files, in the same order"
             )
         if section.privacy is not None and self.data.tokenizer.kind == "bpe":
             yield (
-                'federated.privacy has no data.tokenizer.kind = "bpe": a vocabulary that is trained on the text of '
-                'sites tells of it without noise; take "model", or "file" with one of public text'
+                'federated.privacy excludes data.tokenizer.kind = "bpe": a vocabulary trained on the sites\' '
+                'text reveals it without noise; use "model", or "file" with one of public text'
             )
 
     def _whole_step_faults(self, parties: str, part: str) -> Faults:
@@ -79,15 +79,15 @@ class FederatedRun(PrivateBase):
             )
         if section.exchange == "frozen_a":
             yield (
-                f'federated.exchange = "frozen_a" trains one factor of each adapter, and {parties} train both; '
-                f'take "factors" or "product", or remove {part}'
+                f'federated.exchange = "frozen_a" trains one factor of each adapter, but {parties} train both; '
+                f'set "factors" or "product", or remove {part}'
             )
         if section.personal:
-            yield f"federated.personal: {parties} send all trained weights; leave it out, or remove {part}"
+            yield f"federated.personal: {parties} send all trained weights; remove it, or remove {part}"
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
         if privacy.mean_rows is not None:
-            yield "privacy.mean_rows: a step draws train.batch_size rows in the mean here; leave it out"
+            yield "privacy.mean_rows: a step draws train.batch_size rows on average here; remove it"
         if self.federated.privacy is not None:
             yield "federated.privacy: a site would have two budgets, without a joint bound; remove one"
 
@@ -136,12 +136,12 @@ class FederatedRankRun(FederatedRun, RankedBase):
         yield from self._whole_step_faults("ranks of [parallel]", "[parallel]")
         if self.parallel.outer is not None or self.parallel.most_dp > self.parallel.dp:
             yield (
-                "parallel.outer and parallel.max_dp: a site has a fixed number of ranks and one model; leave them "
-                "out beside [federated]"
+                "parallel.outer and parallel.max_dp: a site has a fixed number of ranks and one model; remove "
+                "them with [federated]"
             )
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
-        yield "[parallel] beside [federated]: not yet tested to add the noise of a site only once; remove one"
+        yield "[parallel] with [federated]: not yet tested to add the noise of a site only once; remove one"
 
     @property
     def steps_a_rate(self) -> int:
@@ -168,12 +168,13 @@ class FederatedPipelineRun(FederatedRun, GuardedBase):
         yield from self._whole_step_faults("stages of [pipeline]", "[pipeline]")
         if self.pipeline.stages < _MIN_SITE_STAGES:
             yield (
-                f"pipeline.stages = {self.pipeline.stages} beside [federated]: the owner of a site's pipeline has the "
-                f"first and the last one, and workers need one between them; set it to {_MIN_SITE_STAGES} or more"
+                f"pipeline.stages = {self.pipeline.stages} with [federated]: the owner of a site's pipeline has "
+                f"the first and the last stage, and workers need one between them; set it to {_MIN_SITE_STAGES} "
+                "or more"
             )
 
     def _privacy_faults(self, privacy: PrivacyConfig) -> Iterator[str]:
-        yield "[pipeline] beside [federated]: stages with a site's own budget are not supported yet; remove one"
+        yield "[pipeline] with [federated]: stages with a site's own budget are not supported yet; remove one"
 
     @property
     def site_world(self) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from phalanx.security.privacy.config import PrivacyConfig
 from phalanx.train.runs.base import BaseRun, Faults, PrivateBase, RolloutBase
 
 _UNDONE = {
-    "keep_states": "a step that was published could be done again with the same rows, which was not paid for",
-    "classes": "a gradient with noise in it is no measure for how far it may be off without",
+    "keep_states": "a published step could be repeated with the same rows without a charge",
+    "classes": "a gradient with noise does not show how wrong it may be",
 }
 _GUARDED: dict[str, object] = {"keep_states": 0, "classes": "one"}
 
@@ -36,8 +36,8 @@ class GuardedBase(BaseRun):
         yield from super()._faults()
         if self.guard.upkeep.adapters_only and self.model.adapter is None:
             yield (
-                'guard.shadow = "adapters" promises that only adapters move, and [model] has none; give model.adapter '
-                'a rank, or set guard.shadow = "gradient"'
+                'guard.shadow = "adapters" promises that only adapters change, but [model] has none; give '
+                'model.adapter a rank, or set guard.shadow = "gradient"'
             )
 
 
@@ -51,8 +51,8 @@ class StagedBase(GuardedBase):
         middle = range(1, self.pipeline.stages - 1)
         if stray := [stage for attacker in self.attack.attackers for stage in attacker.stages if stage not in middle]:
             yield RefusedKeyError(
-                f"attack.stages has {stray}: only the middle stages {list(middle)} are in other hands; "
-                "the first and the last stage are the owner's",
+                f"attack.stages has {stray}: only workers can attack, and they hold the middle stages "
+                f"{list(middle)}; the first and the last stage are the owner's",
                 key="attack.stages",
                 found=str(stray),
                 expected=f"some of {list(middle)}",
@@ -79,18 +79,19 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
         yield from super()._faults()
         if self.attack.kind != "none" and self.pipeline.remote_workers:
             yield (
-                "attack is for drills with local workers; a remote worker attacks where the laboratory starts it: "
-                "`phalanx attack --kinds KIND` says how"
+                "attack needs local workers; the laboratory starts a remote attacker: see the output of "
+                "`phalanx attack --kinds KIND`"
             )
         yield from self._layout_faults()
         if self.checkpoint.journal and not self.can_journal:
             yield (
-                'checkpoint.journal = true needs train.device = "cpu", nothing encrypted, '
-                "and with remote_workers a guard: without one it is not known what they should have kept; leave it out"
+                'checkpoint.journal = true needs train.device = "cpu", no encryption, and with remote_workers '
+                "a guard, which verifies their saved states; remove it"
             )
         if self.train.learns_from_texts and self.guard.commit_lag > 0:
             yield (
-                f"guard.commit_lag = {self.guard.commit_lag}: texts are written by verified weights alone; set it to 0"
+                f"guard.commit_lag = {self.guard.commit_lag}: texts are generated with verified weights only; "
+                "set it to 0"
             )
 
     def _layout_faults(self) -> Faults:
@@ -99,8 +100,8 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
             return
         if self.guard.enabled and self.guard.classes == "one":
             yield (
-                f"pipeline.layout gives {shared[0]} several ranks, which add up in another order than the owner; set "
-                'guard.classes = "mixed"'
+                f"pipeline.layout gives {shared[0]} several ranks, which sum in another order than the owner; "
+                'set guard.classes = "mixed"'
             )
         if (fault := unshared_adapter(self.model.adapter)) is not None:
             yield f"pipeline.layout gives {shared[0]} several ranks: {fault}"
@@ -114,22 +115,25 @@ class PipelineRun(StagedBase, RolloutBase, PrivateBase):
             )
         if privacy.mean_rows is not None and privacy.mean_rows > train.batch_size:
             yield (
-                f"privacy.mean_rows = {privacy.mean_rows} with room for train.batch_size = {train.batch_size}; lower it"
+                f"privacy.mean_rows = {privacy.mean_rows} but room for train.batch_size = {train.batch_size}; lower it"
             )
         if privacy.mean_rows is not None and privacy.sampling == "order":
-            yield 'privacy.mean_rows with sampling = "order": each step has train.batch_size rows; leave it out'
+            yield 'privacy.mean_rows with sampling = "order": each step has train.batch_size rows; remove it'
         if "clipping" in privacy.model_fields_set:
-            yield "privacy.clipping: a stage has the gradient of each row, as a microbatch is one; leave it out"
+            yield "privacy.clipping: with one row a microbatch, a stage has the gradient of each row; remove it"
         if train.epochs is not None:
-            yield "train.epochs: a step draws another number of rows than train.batch_size; give train.steps"
+            yield "train.epochs: the number of rows of a step varies; set train.steps"
         if train.device != "cpu":
-            yield f'train.device = "{train.device}": noise and clipping of stages are not tried there; set it to "cpu"'
+            yield (
+                f'train.device = "{train.device}": noise and clipping of stages are not supported there; set it to '
+                '"cpu"'
+            )
         if self.pipeline.layout is not None or self.pipeline.layouts is not None:
-            yield "pipeline.layout: ranks of a worker each see a part of a row's gradient; leave it out"
+            yield "pipeline.layout: each rank of a worker sees a part of a row's gradient; remove it"
         if isinstance(self.model.adapter, LoraConfig) and self.model.adapter.dropout:
             yield (
-                f"model.adapter.dropout = {self.model.adapter.dropout}: auditors draw it by the place of a microbatch, "
-                "and so it would tell how many rows stand before one; set it to 0"
+                f"model.adapter.dropout = {self.model.adapter.dropout}: auditors draw it by the index of a "
+                "microbatch, which would reveal the number of rows before it; set it to 0"
             )
         yield from _guard_faults(self.guard)
 
@@ -164,8 +168,8 @@ def _guard_faults(guard: GuardConfig) -> Iterator[str]:
     """Describe what would let a step be published whose noise no other party has computed, or be undone afterwards."""
     if guard.mode != "phalanx" or not guard.upkeep.in_lockstep:
         yield (
-            f'guard.mode = "{guard.mode}" with shadow = "{guard.shadow}": a step whose noise was left out could be '
-            'published before it is found out; set mode = "phalanx" and shadow = "lockstep"'
+            f'guard.mode = "{guard.mode}" with shadow = "{guard.shadow}": a step without noise could be '
+            'published before its detection; set mode = "phalanx" and shadow = "lockstep"'
         )
     for name, only in _GUARDED.items():
         if (value := getattr(guard, name)) != only:

@@ -15,21 +15,24 @@ def data_faults(model: ModelConfig, data: DataConfig, train: TrainConfig, learne
     yield from _adapter_faults(model)
     if data.tokenizer.kind == "bpe":
         yield (
-            'data.tokenizer.kind = "bpe": a vocabulary that is trained on the rows tells of them without noise; take '
+            'data.tokenizer.kind = "bpe": a vocabulary trained on the rows reveals them without noise; use '
             '"model", or "file" with one of public text'
         )
     for name, value in (("phases", data.phases), ("skip", data.skip)):
         if value:
-            yield f"data.{name}: every row must have the same chance to be drawn in each step; leave it out"
+            yield f"data.{name}: every row must have the same chance to be drawn in each step; remove it"
     if train.objective_kind not in learned:
         yield (
-            f'train.objective = "{train.objective_kind}": its loss is not known to be a sum over rows that each depend '
-            f"on one example; take one of {', '.join(learned)}"
+            f'train.objective = "{train.objective_kind}": its loss may not be a sum over rows that each '
+            f"depend on one example; choose one of {', '.join(learned)}"
         )
     if train.precision != "fp32":
-        yield f'train.precision = "{train.precision}": a norm in it does not bound what is added; take "fp32"'
+        yield (
+            f'train.precision = "{train.precision}": its rounded norms do not bound a row\'s contribution; set it '
+            'to "fp32"'
+        )
     if train.neftune_alpha is not None:
-        yield "train.neftune_alpha: its noise follows from a row's place among those that were drawn; leave it out"
+        yield "train.neftune_alpha: its noise depends on a row's place in the draw; remove it"
 
 
 def _adapter_faults(model: ModelConfig) -> Iterator[str]:
@@ -37,8 +40,8 @@ def _adapter_faults(model: ModelConfig) -> Iterator[str]:
     if adapter is None:
         return
     if adapter.kind != "lora":
-        yield f'model.adapter.kind = "{adapter.kind}": single rows are not shown to be told apart; take "lora"'
+        yield f'model.adapter.kind = "{adapter.kind}": per-row gradients are not tested with it; set it to "lora"'
     elif adapter.quantize is not None:
-        yield "model.adapter.quantize: hooks that tell rows apart are not tried with it; leave it out"
+        yield "model.adapter.quantize: per-row gradients are not supported with it; remove it"
     elif adapter.dora:
-        yield "model.adapter.dora: Opacus clips the sizes of its outputs wrongly or not at all; set it to false"
+        yield "model.adapter.dora: Opacus clips its magnitudes wrongly or not at all; set it to false"

@@ -12,7 +12,7 @@ from phalanx.train.runs.support import missing_section
 
 _MIN_JOINED_STAGES = 3
 """Stages of the pipeline of an enclave, which has the first and the last one itself."""
-_THEIRS = "remote clients name theirs in their client files, and the owner has none"
+_THEIRS = "remote clients set these files in their client files, not the owner"
 
 
 class SplitRun(BaseRun):
@@ -23,11 +23,11 @@ class SplitRun(BaseRun):
 
     def _faults(self) -> Faults:
         if self.model.adapter is None:
-            yield "[split] trains adapters in the enclave, and [model] has none; add [model.adapter]"
+            yield "[split] trains adapters in the enclave, but [model] has none; add [model.adapter]"
         if self.split.clients > self.train.microbatches:
             yield (
-                f"split.clients = {self.split.clients} take turns with train.microbatches = {self.train.microbatches}, "
-                "so some would never have one; raise microbatches"
+                f"split.clients = {self.split.clients} share train.microbatches = {self.train.microbatches}, so "
+                "some clients would get none; raise microbatches"
             )
         yield from self._text_faults(is_remote=bool(self.split.remote_clients))
         yield from super()._faults()
@@ -41,22 +41,22 @@ class SplitRun(BaseRun):
             yield f"data.labelled.task {has}: a run with local clients needs one file for each; {_THEIRS}"
         if talks is not None and bool(talks.sources) == is_remote:
             yield (
-                f"data.conversations.sources: are there; {_THEIRS}"
+                f"data.conversations.sources: not allowed; {_THEIRS}"
                 if is_remote
-                else "data.conversations.sources: missing; give some"
+                else "data.conversations.sources: missing; add at least one"
             )
         if not is_remote:
             return
         if self.train.epochs is not None:
-            yield "train.epochs: only remote clients know how many texts they have; give train.steps"
+            yield "train.epochs: only remote clients know their number of texts; set train.steps"
         if (own_files is None and talks is None) or isinstance(data.tokenizer, BpeConfig):
             yield (
-                "split.remote_clients learn labelled texts or conversations of their own, with a tokenizer that all "
-                "parties have: give data.labelled.task its classes, or data.conversations without sources, and "
-                'data.tokenizer the kind "model" or "file"'
+                "split.remote_clients need labelled texts or conversations of their own, and a tokenizer that "
+                "all parties have: set the classes of data.labelled.task, or data.conversations without "
+                'sources, and data.tokenizer.kind = "model" or "file"'
             )
         if data.attention == "document":
-            yield 'data.attention = "document": each conversation of a remote client has a row of its own'
+            yield 'data.attention = "document": each conversation of a remote client is a separate row'
 
     @property
     def text_parties(self) -> tuple[str, ...]:
@@ -91,15 +91,15 @@ class SplitPipelineRun(SplitRun, StagedBase):
             return missing_section(
                 "pipeline",
                 "split.workers_see_hidden_states = true needs workers of middle stages, and there are none",
-                "add [pipeline], or leave it out",
+                "add [pipeline], or remove it",
             )
         return None
 
     def _faults(self) -> Faults:
         if self.pipeline.stages < _MIN_JOINED_STAGES:
             yield (
-                f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the last one, "
-                f"and workers need one between them; make it {_MIN_JOINED_STAGES} or more"
+                f"pipeline.stages = {self.pipeline.stages} beside [split]: the enclave has the first and the "
+                f"last stage, and workers need one between them; set it to {_MIN_JOINED_STAGES} or more"
             )
         yield from super()._faults()
 

@@ -24,14 +24,14 @@ SECTIONS = (
 ENGINE_SECTIONS = ("parallel", "deepspeed", "split", "federated")
 """Sections that make a run something else than a pipeline."""
 
-_TRUST = "the ranks of a domain trust each other, and there are no stages in other hands"
+_TRUST = "the ranks of a domain trust each other, so no stage needs other parties"
 _ENCLAVE = (
     "an enclave and its clients take the place of stages, unless split.workers_see_hidden_states = true gives "
     "workers the middle ones"
 )
-_ZERO = "only the ranks of [parallel] share by it"
-_SITES = "a site trains in one process, by ranks of [parallel], or by stages of [pipeline], of its own"
-_NO_ROLLOUTS = "an enclave answers with losses, and a text that the model writes would leave it"
+_ZERO = "it configures the ranks of [parallel] only"
+_SITES = "a site trains in one process, with ranks of [parallel], or with its own stages of [pipeline]"
+_NO_ROLLOUTS = "an enclave answers with losses only, and a text of the model would leave it"
 _NO_NOISE = (
     "noise is added by [parallel], [federated] and [pipeline]; clients and enclave of [split] share no secret that it "
     "could come from, and what they send each other tells of rows"
@@ -43,7 +43,7 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
     "parallel": dict.fromkeys(("pipeline", "guard", "attack"), _TRUST),
     "deepspeed": dict.fromkeys(("pipeline", "guard", "attack"), _ZERO),
     "split": {
-        "parallel": "a run is trained by ranks or by an enclave and its clients",
+        "parallel": "a run is trained either by ranks or by an enclave and its clients",
         "deepspeed": _ZERO,
         **dict.fromkeys(("pipeline", "guard", "attack"), _ENCLAVE),
         **dict.fromkeys(("rewards", "rollouts"), _NO_ROLLOUTS),
@@ -51,8 +51,8 @@ ABSENT_SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "federated": {
         "deepspeed": _SITES,
-        "split": "sites train a whole model each, or clients the front of one",
-        "attack": "the owner of a site's pipeline starts honest workers only; play drills with [pipeline] alone",
+        "split": "sites train a whole model each, but clients only its front",
+        "attack": "the owner of a site's pipeline starts honest workers only; run drills with [pipeline] alone",
         **dict.fromkeys(("rewards", "rollouts"), _SITES_LEARN),
     },
     "federated+pipeline": {"parallel": _TRUST},
@@ -96,7 +96,7 @@ class ValueLimit:
     """
 
     reason: str
-    instead: str = "leave it out"
+    instead: str = "remove it"
     only: tuple[object, ...] = ()
     never: tuple[object, ...] = ()
     own: bool = False
@@ -121,22 +121,22 @@ class ValueLimit:
         return f"all but {' or '.join(f'`{json.dumps(value)}`' for value in self.only)}"
 
 
-_COPIES, _NOT_TRIED = "its ranks are data parallel copies only", "it is not tried here"
-_ADAMW = "what is saved, sealed or checked of an optimizer are the two moments of adamw"
-_TWO_MOMENTS = "what stages keep, compare and go back to are two moments of each number"
-_SET_ADAMW, _SET_BF16 = 'take "adamw"', 'take "bf16" or "fp32"'
-_EVIDENCE = "an enclave runs the code that its evidence names, and no other"
-_OWN_DRAWS = "each client draws by itself from its share of every group, and a phase counts samples of the whole run"
-_NO_DEEPSPEED, _STAGES_OR_RANKS = "leave [deepspeed] out", "take [pipeline] or [parallel]"
+_COPIES, _NOT_TRIED = "its ranks are data-parallel copies only", "it is not supported here"
+_ADAMW = "only the two moments of adamw can be saved, sealed and checked"
+_TWO_MOMENTS = "stages save and compare the two moments of each number"
+_SET_ADAMW, _SET_BF16 = 'set it to "adamw"', 'set it to "bf16" or "fp32"'
+_EVIDENCE = "an enclave runs only the code that its evidence names"
+_OWN_DRAWS = "each client draws from its own share of every group, but a phase counts samples of the whole run"
+_NO_DEEPSPEED, _STAGES_OR_RANKS = "remove [deepspeed]", "use [pipeline] or [parallel]"
 
 _UNTRIED = ValueLimit(_NOT_TRIED, only=(None,))
 _UNCUT = ValueLimit("it trains the whole language model", only=(None,))
 _UNCHOSEN = ValueLimit(
-    "which heads and rows are trained follows from the model's weights, and stages are made without any",
+    "the trained heads and rows depend on the model's weights, and stages are created without weights",
     'set kind = "lora", "ptuning" or "prompt_encoder"',
     never=("spf",),
 )
-_UNCOUNTED_TOKENS = ValueLimit(_NOT_TRIED, 'take "lora" or "ptuning"', never=("prompt_encoder",))
+_UNCOUNTED_TOKENS = ValueLimit(_NOT_TRIED, 'set it to "lora" or "ptuning"', never=("prompt_encoder",))
 _UNQUANTIZED = ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(None,))
 _ACROSS = ValueLimit(_NOT_TRIED, never=("document",))
 _ONE_COPY = ValueLimit(_COPIES, "set it to 1", only=(1,))
@@ -149,13 +149,13 @@ _HERE: Mapping[str, str] = {
 LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     "model.family": {
         "deepspeed": ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, only=(None,)),
-        "split": ValueLimit(_EVIDENCE, "take [pipeline]", only=(None,)),
-        "federated": ValueLimit(_NOT_TRIED, "take [pipeline]", only=(None,)),
+        "split": ValueLimit(_EVIDENCE, "use [pipeline]", only=(None,)),
+        "federated": ValueLimit(_NOT_TRIED, "use [pipeline]", only=(None,)),
     },
     "model.layers": {"pipeline": _UNCUT, "parallel": _UNCUT},
     "model.activation_checkpointing": {
         "parallel": ValueLimit(
-            "ranks have a key of their own for it", 'set parallel.activation_checkpointing = "full"', only=(False,)
+            "ranks have their own key for it", 'set parallel.activation_checkpointing = "full"', only=(False,)
         ),
     },
     "model.adapter.kind": {
@@ -163,23 +163,23 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
         "parallel": _UNCHOSEN,
         "deepspeed": _UNCOUNTED_TOKENS,
         "split": ValueLimit(
-            "its virtual tokens come before the text, and clients send rows as long as their text is",
-            'take "lora" or "ptuning"',
+            "its virtual tokens precede the text, and clients send rows of the text's length",
+            'set it to "lora" or "ptuning"',
             never=("prompt_encoder",),
         ),
         "federated": _UNCOUNTED_TOKENS,
     },
     "model.adapter.dora": {
         "split": ValueLimit(
-            "it reads the frozen matrices beside what they multiply, and those of an enclave may be masked",
-            "take rslora, or [pipeline]",
+            "it reads the frozen matrices, and those of an enclave may be masked",
+            "use rslora, or [pipeline]",
             only=(None, False),
         ),
     },
     "model.adapter.quantize": {
         "deepspeed": _UNQUANTIZED,
         "split": ValueLimit(
-            "an enclave's matrices may be masked, which is arithmetic of integers of its own",
+            "an enclave's matrices may be masked, which uses integer arithmetic",
             _STAGES_OR_RANKS,
             only=(None,),
         ),
@@ -187,93 +187,91 @@ LIMITS: Mapping[str, Mapping[str, ValueLimit]] = {
     },
     "model.adapter.path": {
         "split": ValueLimit(
-            "an enclave draws its adapter's first values itself, and reads no directory of a client's", only=(None,)
+            "an enclave draws the first values of its adapter and reads no directory of a client", only=(None,)
         ),
     },
     "data.phases": {"split": _NO_PHASES, "federated": _NO_PHASES},
     "data.skip": {"federated": _NO_PHASES},
     "data.attention": {"deepspeed": _ACROSS, "federated": _ACROSS},
-    "train.epochs": {"federated": ValueLimit("a step is a round of all sites", "give train.steps", only=(None,))},
+    "train.epochs": {"federated": ValueLimit("a step is a round of all sites", "set train.steps", only=(None,))},
     "train.precision": {
         "pipeline": ValueLimit(
-            "its loss scale depends on every stage, and an audit would have to know it", _SET_BF16, never=("fp16",)
+            "its loss scale depends on every stage, so an audit would have to know it", _SET_BF16, never=("fp16",)
         ),
         "parallel": ValueLimit(
-            "ranks keep float32 weights, which ZeRO shares, and round them for each product",
+            "ranks store float32 weights, which ZeRO divides, and round them for each product",
             _SET_BF16,
             never=("bf16_weights",),
         ),
         "deepspeed": ValueLimit(
-            "its own loss scale would skip steps and not do them again", _SET_BF16, never=("fp16",)
+            "its own loss scale would skip steps without repeating them", _SET_BF16, never=("fp16",)
         ),
         "split": ValueLimit("both parts compute in float32", only=("fp32",)),
         "federated": ValueLimit("sites compute in float32", only=("fp32",)),
     },
     "train.device": {
-        "split": ValueLimit("no enclave here has an accelerator", only=("cpu",)),
+        "split": ValueLimit("enclaves do not support accelerators", only=("cpu",)),
         "federated": ValueLimit(_NOT_TRIED, 'set it to "cpu"', only=("cpu",)),
     },
     "train.samples": {
-        "parallel": ValueLimit("ranks answer with losses, and no logits leave them", only=(None,)),
-        "split": ValueLimit("an enclave answers with losses, and a text would leave it", only=(None,)),
+        "parallel": ValueLimit("ranks return losses, not logits", only=(None,)),
+        "split": ValueLimit("an enclave answers with losses only, and a text would leave it", only=(None,)),
         "federated": _UNTRIED,
     },
     "train.histograms": {
-        "split": ValueLimit("an enclave hands its state out sealed alone", only=(None,)),
+        "split": ValueLimit("an enclave gives out its state only sealed", only=(None,)),
         "federated": _UNTRIED,
     },
     "train.neftune_alpha": {
         "deepspeed": _UNTRIED,
         "split": ValueLimit(
-            "clients embed their own texts, and are told of no step that noise could be drawn for", only=(None,)
+            "clients embed their own texts and learn no step number, which the noise would need", only=(None,)
         ),
         "federated": _UNTRIED,
     },
     "optimizer.kind": {
-        "pipeline": ValueLimit(_TWO_MOMENTS, 'take "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")),
-        "deepspeed": ValueLimit("it has a kernel on the host for adamw alone", _SET_ADAMW, only=("adamw",)),
+        "pipeline": ValueLimit(_TWO_MOMENTS, 'set it to "adamw" or "adamw8bit"', only=("adamw", "adamw8bit")),
+        "deepspeed": ValueLimit("its kernel on the host supports adamw only", _SET_ADAMW, only=("adamw",)),
         "split": ValueLimit(_ADAMW, _SET_ADAMW, only=("adamw",)),
-        "federated": ValueLimit(_NOT_TRIED, 'take "adamw" or "sgd"', never=("adafactor", "adamw8bit")),
+        "federated": ValueLimit(_NOT_TRIED, 'set it to "adamw" or "sgd"', never=("adafactor", "adamw8bit")),
     },
     "checkpoint.journal": {
         "parallel": ValueLimit(
-            "ranks start again together, from a checkpoint, and none keeps a state of its own", only=(None, False)
+            "ranks restart together from a checkpoint, and none saves its own state", only=(None, False)
         ),
-        "split": ValueLimit("a journal is of stages; an enclave keeps its newest state sealed", only=(None, False)),
-        "federated": ValueLimit("rounds have a journal of their own", only=(None, False)),
+        "split": ValueLimit("a journal saves stages; an enclave saves its newest state sealed", only=(None, False)),
+        "federated": ValueLimit("rounds have their own journal", only=(None, False)),
     },
     "checkpoint.asynchronous": {
-        "deepspeed": ValueLimit("it would take a copy of a state that may be on disk", only=(False,)),
-        "split": ValueLimit("an enclave numbers its states and has one that is not settled yet", only=(False,)),
+        "deepspeed": ValueLimit("it would copy a state that may be on disk", only=(False,)),
+        "split": ValueLimit("an enclave numbers its states, and its last state may not be verified yet", only=(False,)),
         "federated": ValueLimit("a checkpoint ends a round, and the next one begins with it", only=(False,)),
     },
-    "checkpoint.best": {"split": ValueLimit("an enclave opens no state but its newest", only=(None,))},
+    "checkpoint.best": {"split": ValueLimit("an enclave opens only its newest state", only=(None,))},
     "parallel.tp": {"deepspeed": _ONE_COPY},
     "parallel.pp": {"deepspeed": _ONE_COPY},
     "parallel.cp": {"deepspeed": _ONE_COPY},
-    "parallel.zero": {"deepspeed": ValueLimit("deepspeed.zero says what is shared", only=(0,))},
+    "parallel.zero": {"deepspeed": ValueLimit("deepspeed.zero configures the sharding", only=(0,))},
     "parallel.gradient_compression": {"deepspeed": ValueLimit(_NOT_TRIED, only=("none",))},
     "parallel.outer": {"deepspeed": _UNTRIED},
     "parallel.compile": {"deepspeed": ValueLimit(_NOT_TRIED, only=(False,))},
     "split.mode": {
         "split+pipeline": ValueLimit(
-            "what is masked is a whole back part in one process", 'set mode = "sealed"', never=("masked",)
+            "masking needs the whole back part in one process", 'set mode = "sealed"', never=("masked",)
         ),
     },
     "split.tier": {
         "split+pipeline": ValueLimit(
-            "its sandbox reaches no network, and workers listen on one",
+            "its sandbox has no network, but workers listen on one",
             'set tier = "tpm" or "sim"',
             never=("process",),
         ),
     },
     "guard.mode": {
-        "split+pipeline": ValueLimit(
-            "workers that nobody trusts are not believed", 'set mode = "phalanx"', only=("phalanx",)
-        ),
+        "split+pipeline": ValueLimit("untrusted workers must be checked", 'set mode = "phalanx"', only=("phalanx",)),
     },
     "guard.commit_lag": {
-        "split+pipeline": ValueLimit("an enclave tells of a step once it is verified", only=(0,)),
+        "split+pipeline": ValueLimit("an enclave reports a step only after its verification", only=(0,)),
     },
     "pipeline.remote_workers": {engine: ValueLimit(reason, only=((),)) for engine, reason in _HERE.items()},
     "pipeline.pki": {engine: ValueLimit(reason, only=(None,)) for engine, reason in _HERE.items()},
@@ -297,24 +295,24 @@ def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
         objective = OBJECTIVES[name]
         reasons: dict[str, tuple[str, str]] = {}
         if name != WHOLE_MODEL_OBJECTIVE:
-            reasons["deepspeed"] = (f"it learns {WHOLE_MODEL_OBJECTIVE} alone", _NO_DEEPSPEED)
+            reasons["deepspeed"] = (f"it supports {WHOLE_MODEL_OBJECTIVE} only", _NO_DEEPSPEED)
         if objective.target == "pair":
-            reasons["split"] = ("it reads pairs of rows, and clients take turns with single texts", _STAGES_OR_RANKS)
+            reasons["split"] = ("it reads pairs of rows, but clients take turns with single texts", _STAGES_OR_RANKS)
         elif name == WEIGHTED_OBJECTIVE:
-            weights = ("its rows of weights are not handed on there", "call the engine from Python")
+            weights = ("its row weights are not supported there", "call the engine from Python")
             reasons |= {"split": weights, "deepspeed": weights}
         elif objective.extras:
             rows = ", ".join(sorted(objective.extras))
-            reason = f"it reads extra rows ({rows}), and no data source of a run file has any"
+            reason = f"it reads extra rows ({rows}), which no data source of a run file has"
             reasons = dict.fromkeys(("pipeline", "parallel", "split"), (reason, "call the engine from Python"))
         elif objective.own_head:
-            reason = "it trains a head of its own, and stages and ranks have the language model's"
-            reasons = dict.fromkeys(("pipeline", "parallel"), (reason, "take [split] alone"))
+            reason = "it trains its own head, but stages and ranks have the language model's"
+            reasons = dict.fromkeys(("pipeline", "parallel"), (reason, "use [split] alone"))
         elif objective.rewriting is not None:
-            reasons["split"] = ("clients make their own batches, of rows as they were packed", _STAGES_OR_RANKS)
+            reasons["split"] = ("clients make their own batches of packed rows", _STAGES_OR_RANKS)
         elif objective.settings is not None:
             reasons["split"] = (
-                "an enclave is told the name of what is learned, and no settings of it",
+                "an enclave gets the name of the objective, but not its settings",
                 _STAGES_OR_RANKS,
             )
         for engine, (reason, instead) in reasons.items():
@@ -322,8 +320,8 @@ def _objective_limits() -> Iterator[tuple[str, ValueLimit]]:
     for name in filter(learns_from_rollouts, OBJECTIVES):
         yield "split", ValueLimit(_NO_ROLLOUTS, _STAGES_OR_RANKS, never=(name,))
         yield "deepspeed", ValueLimit(_NOT_TRIED, _NO_DEEPSPEED, never=(name,))
-    yield "deepspeed", ValueLimit(f"it learns {WHOLE_MODEL_OBJECTIVE} alone", _NO_DEEPSPEED, own=True)
-    yield "split", ValueLimit(_EVIDENCE, "take [pipeline]", own=True)
+    yield "deepspeed", ValueLimit(f"it supports {WHOLE_MODEL_OBJECTIVE} only", _NO_DEEPSPEED, own=True)
+    yield "split", ValueLimit(_EVIDENCE, "use [pipeline]", own=True)
     yield "federated", ValueLimit(_NOT_TRIED, _STAGES_OR_RANKS, only=(WHOLE_MODEL_OBJECTIVE, "classification"))
 
 
@@ -354,7 +352,7 @@ def unsupported_value(run: object, engines: Collection[str]) -> RefusedKeyError 
             has_text = isinstance(value, str | int | float)
             value_text = f" = {json.dumps(value)}" if has_text else ""
             return RefusedKeyError(
-                f"{sections_of(engine)} has no {key}{value_text}: {limit.reason}; {limit.instead}",
+                f"{sections_of(engine)} excludes {key}{value_text}: {limit.reason}; {limit.instead}",
                 key=key,
                 found=json.dumps(value) if has_text else "a value",
                 expected=f"a value that {sections_of(engine)} has",

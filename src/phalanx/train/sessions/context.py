@@ -218,11 +218,13 @@ class SessionContext(Generic[RunT_co]):
             return
         done = in_words([(start, reached - 1)])
         if self.beginning.from_step is not None:
-            self.say(f"goes back from step {reached} to step {start}, as --from-step says: {done} will be done again")
+            self.say(f"returns from step {reached} to step {start}, by --from-step: {done} will be repeated")
         elif (
             isinstance(self.run, PipelineRun) and self.run.journals and reached - start <= 1 + self.run.guard.commit_lag
         ):
-            self.say(f"goes back from step {reached} to step {start}: {done} had no verified state yet; done again")
+            self.say(
+                f"returns from step {reached} to step {start}: {done} had no verified state yet and will be repeated"
+            )
         else:
             reason = "the run stopped at its last state"
             body = {"from_step": reached, "to_step": start, "steps_lost": reached - start, "reason": reason}

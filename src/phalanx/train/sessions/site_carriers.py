@@ -84,7 +84,7 @@ def _in_failure(act: Callable[[], None]) -> Callable[[type[BaseException] | None
 def where_to_look(context: SessionContext[FederatedRun]) -> str:
     """Say where a person finds why a site is not there."""
     if context.run.federated.carrier == "bridge":
-        return "see that the engine's job runs, and `phalanx site` at each of them"
+        return "check the engine's job and `phalanx site` at each of them"
     return f"see {context.home.path / 'sites'}/NAME.log"
 
 

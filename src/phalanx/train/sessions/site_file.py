@@ -72,7 +72,7 @@ def read_site(path: Path) -> tuple[SiteFile, FederatedRun, Identity]:
     file = load_config(path, SiteFile)
     run, identity = load_run(file.run), load_identity(Path(file.identity))
     if not isinstance(run, FederatedRun):
-        raise ConfigError("federated: the run file has no such section")
+        raise ConfigError("federated: the section [federated] is missing")
     section = run.federated
     if identity.name not in section.sites:
         raise ConfigError(

@@ -178,4 +178,4 @@ def _check_few_bits(run: StagedRun) -> None:
     }
     for feature, holds in faults.items():
         if holds:
-            raise ConfigError(f'optimizer.kind = "{run.optimizer.kind}" with {feature}; or take "adamw"')
+            raise ConfigError(f'optimizer.kind = "{run.optimizer.kind}" with {feature}; or use "adamw"')

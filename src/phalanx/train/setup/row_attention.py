@@ -19,12 +19,12 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     hides = isinstance(settings, DenoisersSettings) and any(part.kind == "masked" for part in settings.parts)
     if family.facts.predicts == "target" and hides:
         # hidden tokens are predicted where they stood, and that is the encoder's text
-        needs, has = "logits of the text that is seen", "only those of what a decoder writes"
+        needs, has = "only logits of the decoder's text", "only those of what a decoder writes"
     elif kind in family.attention_kinds:
         return kind
     raise ConfigError(
-        f'train.objective = "{run.train.objective_kind}": its rows need {needs}, and {family.model_type} has {has}; '
-        "take another objective or model"
+        f'train.objective = "{run.train.objective_kind}": its rows need {needs}, but {family.model_type} has '
+        f"{has}; choose another objective or model"
     ).about(code="PHX-C025", key="train.objective", found=run.train.objective_kind)
 
 
@@ -54,6 +54,6 @@ def attends_in_documents(run: RunConfig, source: ModelSource) -> bool:
     model_type = source.hub_config.model_type
     if "documents" not in FAMILIES[model_type].attention_kinds:
         raise ConfigError(
-            f'data.attention = "document": transformers has no such attention for {model_type}; take "across"'
+            f'data.attention = "document": transformers does not support it for {model_type}; set "across"'
         )
     return True
