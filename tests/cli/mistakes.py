@@ -178,7 +178,7 @@ MISTAKES = (
         "attack on the owner's stage",
         FROM_SCRATCH.replace("stages = 2", "stages = 4") + "[attack]\nkind = 'zero'\nstages = [0]\n",
         "attack.stages has [0]",
-        "only the middle stages [1, 2]",
+        "they hold the middle stages [1, 2]",
     ),
     of_run(
         "warm-up longer than the run",
@@ -331,7 +331,7 @@ MISTAKES = (
     ),
     # the run directory
     of_run(
-        "a run that already exists",
+        "a run that is there already",
         FROM_SCRATCH,
         "old: already has a run; add --resume",
         "another --run-dir",

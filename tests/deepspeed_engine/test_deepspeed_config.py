@@ -70,22 +70,19 @@ def test_a_section_that_contradicts_itself_is_refused(keys, words):
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ("[deepspeed]\n", r"the ranks of \[parallel\] share by, and there are none; add \[parallel\]"),
-        (
-            "[parallel]\ndp = 2\ntp = 2\n[deepspeed]\n",
-            "parallel.tp = 2: its ranks are data parallel copies only; set it to 1",
-        ),
+        ("[deepspeed]\n", r"needs the ranks of \[parallel\]; add \[parallel\]"),
+        ("[parallel]\ndp = 2\ntp = 2\n[deepspeed]\n", "parallel.tp = 2: its ranks are data-parallel copies only"),
         ("[parallel]\npp = 2\n[deepspeed]\n", "parallel.pp = 2"),
         ("[parallel]\ncp = 2\n[deepspeed]\n", "parallel.cp = 2"),
         (
             "[parallel]\ndp = 2\nzero = 3\n[deepspeed]\n",
-            "parallel.zero = 3: deepspeed.zero says what is shared; leave it out",
+            "parallel.zero = 3: deepspeed.zero configures the sharding; remove it",
         ),
         ("[parallel]\ndp = 2\ngradient_compression = 'fp16'\n[deepspeed]\n", "gradient_compression"),
         ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 2\n[deepspeed]\n", "parallel.outer"),
         ("[parallel]\ndp = 2\ncompile = true\n[deepspeed]\n", "parallel.compile"),
         ("[parallel]\n[deepspeed]\n[guard]\naudit_rate = 1.0\n", "exclude each other"),
-        ("[parallel]\n[deepspeed]\n[checkpoint]\nasynchronous = true\n", "has no checkpoint.asynchronous = true"),
+        ("[parallel]\n[deepspeed]\n[checkpoint]\nasynchronous = true\n", "excludes checkpoint.asynchronous"),
         ("[parallel]\n[deepspeed]\noffload = 'cpu'\n", "unknown key"),
     ],
 )
@@ -97,8 +94,8 @@ def test_sections_that_contradict_each_other_are_refused(make_run, sections, wor
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("optimizer.kind=sgd", 'a kernel on the host for adamw alone; take "adamw"'),
-        ("train.precision=fp16", 'take "bf16" or "fp32"'),
+        ("optimizer.kind=sgd", 'supports adamw only; set it to "adamw"'),
+        ("train.precision=fp16", 'set it to "bf16" or "fp32"'),
     ],
 )
 def test_what_deepspeed_has_not_here_is_refused(make_run, override, words):

@@ -181,9 +181,12 @@ def test_a_layout_that_cannot_work_is_refused_before_a_process_starts(
         ("[parallel.outer]\nevery = 2\n", "dp = 1; set dp to 2 or more"),
         ("[parallel]\ndp = 3\n[parallel.outer]\nevery = 2\nislands = 2\n", "islands = 2 does not divide dp = 3"),
         ("[parallel]\ndp = 2\nzero = 1\n[parallel.outer]\nevery = 2\n", "of an island have, and there is one"),
-        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 4\n", "train.steps = 6 is no multiple.*make it 8"),
-        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 6\n", "train.validate_every = 3 is no multiple.*make it 6"),
-        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 3\n", "checkpoint.every = 2 is no multiple.*make it 3"),
+        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 4\n", "train.steps = 6 is not a multiple.*set it to 8"),
+        (
+            "[parallel]\ndp = 2\n[parallel.outer]\nevery = 6\n",
+            "train.validate_every = 3 is not a multiple.*set it to 6",
+        ),
+        ("[parallel]\ndp = 2\n[parallel.outer]\nevery = 3\n", "checkpoint.every = 2 is not a multiple.*set it to 3"),
         ("[parallel]\ndp = 2\nring = 1\n", "unknown key"),
     ],
 )
@@ -267,9 +270,9 @@ def test_every_precision_goes_with_every_layout(make_run, section, precision):
 
 
 def test_what_only_a_domain_has_is_refused_to_stages(make_run):
-    with pytest.raises(ConfigError, match=r'has no train\.precision = "fp16".*an audit would'):
+    with pytest.raises(ConfigError, match=r'excludes train\.precision = "fp16".*an audit would'):
         make_run(ALONE, "train.precision=fp16")
-    with pytest.raises(ConfigError, match=r'has no optimizer\.kind = "adafactor".*two moments'):
+    with pytest.raises(ConfigError, match=r'excludes optimizer\.kind = "adafactor".*two moments'):
         make_run(ALONE, "optimizer.kind=adafactor")
 
 

@@ -90,7 +90,7 @@ def test_a_site_that_is_asked_no_more_is_named_with_the_reason():
 
     found = headline(record_of(ROUNDS | {"federated": facts}))
 
-    assert "west is asked no more (refused again: over_norm)" in found
+    assert "west gets no further orders (refused again: over_norm)" in found
     assert {name: value for name, value, _ in headline_tiles(record_of(ROUNDS | {"federated": facts}))}[
         "Sites"
     ] == "2 of 3"

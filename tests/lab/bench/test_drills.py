@@ -251,7 +251,7 @@ def test_a_remote_drill_outside_the_middle_stages_is_refused(tmp_path):
         ("[attack]\nkind = 'zero'\n[[attack.also]]\nkind = 'inf'\n", r"stages \[1\] are in two attacks"),
         ("[attack]\nkind = 'zero'\n[[attack.also]]\nstages = [2]\n", 'a kind other than "none"'),
         ("[attack]\nkind = 'none'\n[[attack.also]]\nkind = 'inf'\nstages = [2]\n", 'a kind other than "none"'),
-        ("[attack]\nkind = 'zero'\n[[attack.also]]\nkind = 'inf'\nstages = [3]\n", r"\[3\]: only the middle stages"),
+        ("[attack]\nkind = 'zero'\n[[attack.also]]\nkind = 'inf'\nstages = [3]\n", r"\[3\]: only workers can attack"),
     ],
 )
 def test_attackers_in_a_run_file_that_cannot_be_are_refused(tmp_path, text, message):
@@ -272,7 +272,7 @@ def test_a_list_of_attacks_is_kept_and_read_again_as_it_was(tmp_path):
     ("drill", "message"),
     [
         (Drill(kinds=["sine_flip"]), "'sine_flip'; choices: none, adaptive"),
-        (Drill(stages=[3]), "only the middle stages"),
+        (Drill(stages=[3]), "only workers can attack"),
         (Drill(steps=4, from_step=4), "nobody lies before step 4; raise --steps"),
         (Drill(kinds=[]), "give --kinds"),
     ],

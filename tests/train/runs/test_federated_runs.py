@@ -93,13 +93,13 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
             ("optimizer.kind=sgd", "optimizer.momentum=0.9"),
             "corrects plain gradients",
         ),
-        (SUMS, (), 'federated.privacy has no data.tokenizer.kind = "bpe"'),
-        (SITES + ROWS, (), r"\[privacy\] has no data.tokenizer.kind"),
-        (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] has no model.adapter.dora"),
+        (SUMS, (), 'excludes data.tokenizer.kind = "bpe"'),
+        (SITES + ROWS, (), r"\[privacy\] excludes data.tokenizer.kind"),
+        (LORA + "dora = true\n" + SITES + ROWS, (), r"\[privacy\] excludes model.adapter.dora"),
         (
             LORA + SITES + ROWS + RANKS,
             (),
-            r"\[privacy\] has no \[parallel\] beside \[federated\]: not yet tested",
+            r"\[privacy\] excludes \[parallel\] with \[federated\]: not yet tested",
         ),
         (
             SITES + 'algorithm = { kind = "fedprox", mu = 0.1 }\n' + RANKS,
@@ -114,7 +114,7 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
         (SITES + STAGES + '[attack]\nkind = "none"\n', (), "starts honest workers only"),
         (SITES + STAGES + RANKS, (), r"\[parallel\] and \[pipeline\] exclude each other"),
         (SITES + STAGES, ("pipeline.stages=2",), "workers need one between them; set it to 3 or more"),
-        (SITES + STAGES, ("optimizer.kind=sgd",), r'\[pipeline\] has no optimizer.kind = "sgd"'),
+        (SITES + STAGES, ("optimizer.kind=sgd",), r'\[pipeline\] excludes optimizer.kind = "sgd"'),
         (SITES + 'personal = ["*.wte.*"]\n' + STAGES, (), r"stages of \[pipeline\] send all trained weights"),
         (LORA + SITES + 'exchange = "frozen_a"\n' + STAGES, (), r"stages of \[pipeline\] train both"),
         (
@@ -125,9 +125,9 @@ def test_factors_of_dora_may_be_averaged_one_by_one(read):
         (
             LORA + SITES + ROWS + STAGES,
             (),
-            r"\[privacy\] has no \[pipeline\] beside \[federated\]: stages with a site's own budget",
+            r"\[privacy\] excludes \[pipeline\] with \[federated\]: stages with a site's own budget",
         ),
-        (SUMS + ROWS, (), r"\[privacy\] has no federated.privacy: a site would have two budgets"),
+        (SUMS + ROWS, (), r"\[privacy\] excludes federated.privacy: a site would have two budgets"),
     ],
 )
 def test_what_rounds_could_not_keep_to_is_refused_by_name(read, sections, overrides, words):
