@@ -306,7 +306,7 @@ def test_a_rule_that_does_not_stand_so_many_liars_is_refused_before_anything_sta
     if stands:
         check_split(split, source, seq=SEQ, objective="classification")
     else:
-        with pytest.raises(ConfigError, match=f"stands 1 of {clients} clients"):
+        with pytest.raises(ConfigError, match=f"tolerates 1 of {clients} clients"):
             check_split(split, source, seq=SEQ, objective="classification")
 
 

@@ -147,7 +147,7 @@ def test_what_would_be_no_continuation_is_refused_and_leaves_nothing(
 ):
     stopped()
 
-    with pytest.raises(ConfigError, match=f"{named}: (is not that of|5 are fewer than the 6 of)"):
+    with pytest.raises(ConfigError, match=f"{named}: (differs from|5 are fewer than the 6 of)"):
         quietly(make_run(override), tmp_path / "new", from_run=tmp_path / "old")
 
     assert not (tmp_path / "new").exists()

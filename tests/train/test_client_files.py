@@ -179,7 +179,7 @@ def test_a_run_file_that_cannot_be_one_of_remote_clients_is_refused(make, keys, 
 def test_a_tokenizer_that_needs_everybodys_texts_is_refused(make, tmp_path):
     old = f'{{ kind = "file", path = "{tmp_path}/tokenizer.json" }}'
 
-    with pytest.raises(ConfigError, match='data.tokenizer.kind = "model" or "file"'):
+    with pytest.raises(ConfigError, match=r'data\.tokenizer\.kind = "model" or "file"'):
         read_client(make({old: '{ kind = "bpe", vocab_size = 260 }'}))
 
 
