@@ -58,7 +58,7 @@ def test_a_draw_is_a_function_of_seed_and_place_and_keeps_to_the_weights(tmp_pat
         (TWO.replace("kind", "short"), "'short' appears twice"),
         (TWO.replace('revise = "Shorten it."', ""), "critique and revise belong together"),
         (TWO.replace("Shorten it.", " "), "white space alone"),
-        ('[[principle]]\nname = "void"\n', "void: says nothing"),
+        ('[[principle]]\nname = "void"\n', "void: is empty"),
         ('comparison = "{first}?"\n' + TWO, "write {second} where they belong"),
         (TWO.replace("3.0", "0.0"), "greater than 0"),
         ("[[principle", "is not valid TOML"),

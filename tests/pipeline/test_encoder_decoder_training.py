@@ -133,7 +133,7 @@ def test_a_worker_that_alters_what_it_only_hands_on_is_named(make_company, hones
 
 @pytest.mark.parametrize("kind", ["causal_lm", "masked", "fill_in_the_middle"])
 def test_an_objective_without_a_text_for_the_encoder_is_refused_before_the_first_step(make_company, kind):
-    with pytest.raises(ConfigError, match="and t5 has only prefix"):
+    with pytest.raises(ConfigError, match="but t5 has only prefix"):
         make_company(learning(kind))
 
 

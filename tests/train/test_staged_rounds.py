@@ -264,7 +264,7 @@ def test_another_learning_rate_than_that_of_the_run_file_is_refused(make_site):
     site = make_site(run_of())
 
     with pytest.raises(
-        ConfigError, match=r"round 1: the owner requested the learning rate 0.5, but but the run file has 0.01"
+        ConfigError, match=r"round 1: the owner requested the learning rate 0.5, but the run file has 0.01"
     ):
         site.trainer.train(1, site.first, 0.5, PlainRule(None, site.first))
 

@@ -231,7 +231,7 @@ def test_a_holder_that_hands_out_other_weights_than_it_signed_is_passed_over_and
 
     (refused,) = company.bodies("refused")
     assert refused["party"] == "worker-1"
-    assert "worker-1 sent a weights that is not the one it signed" in refused["reason"]
+    assert "worker-1 sent a weights that differs from its signature" in refused["reason"]
 
 
 def test_a_party_that_gets_ready_with_an_altered_state_is_named(make_company, honest_digest):
