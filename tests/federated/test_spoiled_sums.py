@@ -37,7 +37,7 @@ def test_a_site_that_deals_another_seed_than_it_announced_costs_one_round_and_is
 
     assert "site-4: dealt shares of another secret than it said" in lost.lost
     assert not lost.shares and lost.left_out["site-0"] == "the sum was lost"
-    assert scene.owner.excluded == {"site-4": "broke a sum: bad_share"}
+    assert scene.owner.excluded == {"site-4": "spoiled a sum: bad_share"}
     assert sorted(record.shares) == HONEST and not record.lost
     torch.testing.assert_close(scene.w, mean_of(scene, HONEST), atol=1e-5, rtol=1e-5)
 

@@ -143,7 +143,9 @@ def test_a_mixture_with_tokens_that_are_predicted_where_they_stood_is_refused(ma
     if part == "causal_lm":
         assert make_company(learning(mixture)).plan.attends == "prefix"
         return
-    with pytest.raises(ConfigError, match="need logits of the text that is seen, and t5 has only those of what"):
+    with pytest.raises(
+        ConfigError, match="need logits of the text that the encoder reads, but t5 has only those of what"
+    ):
         make_company(learning(mixture))
 
 

@@ -127,5 +127,5 @@ def test_a_worker_that_shortens_a_prefix_is_named(make_company, honest_digest, k
 def test_a_family_without_the_attention_is_refused_before_the_first_step(make_company, monkeypatch):
     monkeypatch.setattr(type(FAMILIES["gpt2"]), "attention_kinds", frozenset({"causal"}))
 
-    with pytest.raises(ConfigError, match="its rows need prefix attention, and gpt2 has only causal"):
+    with pytest.raises(ConfigError, match="its rows need prefix attention, but gpt2 has only causal"):
         make_company(learning("prefix_lm"))

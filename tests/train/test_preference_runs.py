@@ -243,5 +243,5 @@ def test_a_reward_model_needs_a_head_that_scores(make, quietly, tmp_path):
     run = make("reward")
     wrong = run.model_copy(update={"model": run.model.model_copy(update={"head": None})})
 
-    with pytest.raises(ConfigError, match=r'train.objective = "reward" reads "score"; set model.head = "score"'):
+    with pytest.raises(ConfigError, match=r'train.objective = "reward" needs "score"; set model.head = "score"'):
         quietly(wrong, tmp_path / "run")

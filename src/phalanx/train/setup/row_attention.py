@@ -19,7 +19,7 @@ def attention_of(run: RunConfig, source: ModelSource) -> RowAttention:
     hides = isinstance(settings, DenoisersSettings) and any(part.kind == "masked" for part in settings.parts)
     if family.facts.predicts == "target" and hides:
         # hidden tokens are predicted where they stood, and that is the encoder's text
-        needs, has = "only logits of the decoder's text", "only those of what a decoder writes"
+        needs, has = "logits of the text that the encoder reads", "only those of what a decoder writes"
     elif kind in family.attention_kinds:
         return kind
     raise ConfigError(
