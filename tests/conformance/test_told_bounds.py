@@ -78,8 +78,8 @@ def test_the_page_on_rounds_names_the_carriers_that_one_test_holds_to_the_same_p
     assert re.search(r"IN_PROCESSES = (\(.*\))", tested)[1] == '("loopback", "bridge", "flower")'
     assert "all carriers" not in text
     assert (
-        "tests the same promises for `loopback`, `bridge` with an engine that only forwards, and `bridge` with the two ends of the Flower"
-        in text
+        "tests the same promises for `loopback`, `bridge` with an engine that only forwards, and `bridge` with the "
+        "two ends of the Flower" in text
     )
 
 

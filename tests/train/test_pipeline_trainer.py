@@ -138,7 +138,7 @@ def test_a_label_outside_of_the_vocabulary_is_refused_before_any_stage_works(mak
     hidden, labels = microbatches(owned.company, 0)[0]
     labels[0, 0] = label
 
-    with pytest.raises(DataError, match=r"outside 0 .. 63"):
+    with pytest.raises(DataError, match=r"outside of the model's vocabulary, 0 .. 63"):
         trainer.learn(hidden, labels)
 
     assert (trainer.num_learned, owned.begun_at) == (0, None)
@@ -174,5 +174,5 @@ def test_a_back_part_in_one_process_refuses_the_state_of_an_enclave_with_a_pipel
     whole = whole_of(owned.company)
 
     whole.check_books({})
-    with pytest.raises(CheckpointError, match="an enclave that owns a pipeline"):
+    with pytest.raises(CheckpointError, match="an enclave with a pipeline"):
         whole.check_books(trainer.books())

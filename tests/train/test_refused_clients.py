@@ -40,8 +40,8 @@ def test_any_other_message_is_left_to_others():
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (REFUSED, "step 4: what west sent does not count: over_norm, 7.5 of at most 2.0"),
-        (EXCLUDED, "step 4: west is shut out: over_norm, 7.5 of at most 2.0"),
+        (REFUSED, "step 4: the data of west is ignored: over_norm, 7.5 of at most 2.0"),
+        (EXCLUDED, "step 4: west is excluded: over_norm, 7.5 of at most 2.0"),
     ],
 )
 def test_a_person_is_told_in_a_sentence(kind, said):
@@ -51,7 +51,7 @@ def test_a_person_is_told_in_a_sentence(kind, said):
 @pytest.mark.parametrize(
     ("admission", "said"),
     [
-        ({"refusals": {}, "excluded": {"west": {"reason": "far"}}}, "shut out: west (far)"),
+        ({"refusals": {}, "excluded": {"west": {"reason": "far"}}}, "excluded: west (far)"),
         ({"refusals": {"west": 1}, "excluded": {}}, None),
         ({"excluded": ["west"]}, None),
         ("west", None),

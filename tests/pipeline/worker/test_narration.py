@@ -48,7 +48,7 @@ def test_what_another_party_chose_cannot_steer_the_terminal():
 
     Narration(said.append).ended(WorkerOutcome.LEFT, "\x1b[2Jgone")
 
-    assert said == ["this worker has left (?[2Jgone)"]
+    assert said == ["this worker left (?[2Jgone)"]
 
 
 def test_an_owner_that_is_gone_is_looked_for_again_ever_more_slowly():
