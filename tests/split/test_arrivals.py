@@ -33,7 +33,7 @@ def test_a_process_that_begins_anew_ends_the_session_and_one_that_looks_does_not
     arrivals.look()
     assert arrivals.name_of("north", True) is None
 
-    with pytest.raises(PeerLostError, match="north: has begun anew"):
+    with pytest.raises(PeerLostError, match="north: has restarted"):
         arrivals.look()
 
 

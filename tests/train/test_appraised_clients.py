@@ -46,7 +46,7 @@ def test_an_appraisal_is_recorded_with_its_policy_and_lets_the_run_begin():
     facts = {"evidence": "tpm", "policy": POLICY, "device": "", "measurements": {"sha256.0": "cd"}}
     assert clients.facts == {"north": facts}
     assert seen == [(APPRAISED, {"client": "north", **facts})]
-    assert in_words(*seen[0])[1] == f"the enclave has appraised north: tpm evidence, by policy {POLICY[:16]}"
+    assert in_words(*seen[0])[1] == f"the enclave appraised north: tpm evidence, by policy {POLICY[:16]}"
 
 
 @pytest.mark.parametrize(

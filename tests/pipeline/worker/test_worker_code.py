@@ -54,7 +54,9 @@ def test_the_same_code_in_another_file_is_the_same_code(worker_file, tmp_path):
 def test_code_that_the_owner_names_is_refused_where_the_worker_file_does_not(worker_file, tmp_path):
     theirs = pinned("mine.py:cwm", tmp_path)
 
-    with pytest.raises(ConfigError, match=rf"cut by {theirs}, this worker's file names none; if you trust that code"):
+    with pytest.raises(
+        ConfigError, match=rf"model family is {theirs}, but this worker's file names none; if you trust that code"
+    ):
         check_code(plan(theirs), load_worker(worker_file("")))
 
     with pytest.raises(ConfigError, match="code that this process has not loaded"):
@@ -66,14 +68,16 @@ def test_other_code_under_the_same_name_is_refused(worker_file, tmp_path, change
     theirs = pinned("mine.py:cwm", tmp_path)
     (tmp_path / "mine.py").write_text(changed)
 
-    with pytest.raises(ConfigError, match=r"cut by mine\.py:cwm@.*, this worker's file names mine\.py:cwm@"):
+    with pytest.raises(
+        ConfigError, match=r"model family is mine\.py:cwm@.*, but this worker's file names mine\.py:cwm@"
+    ):
         check_code(plan(theirs), load_worker(worker_file(NAMED)))
 
 
 def test_a_worker_does_not_put_its_own_family_under_a_plan_that_names_none(worker_file, monkeypatch):
     monkeypatch.setattr(process, "ADOPTED", {"cwm"})
 
-    with pytest.raises(ConfigError, match="cut by a family of the package, this worker's file names mine"):
+    with pytest.raises(ConfigError, match="is a family of the package, but this worker's file names mine"):
         check_code(plan(None), load_worker(worker_file(NAMED)))
 
 
