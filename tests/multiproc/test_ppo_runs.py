@@ -175,4 +175,4 @@ def test_a_model_without_a_critic_is_refused_by_name(critic):
     process = critic.train("model.head='lm'")
 
     assert process.wait() == 2, process.text
-    assert 'reads "lm_and_score"; set model.head = "lm_and_score"' in " ".join(process.text.split())
+    assert 'needs "lm_and_score"; set model.head = "lm_and_score"' in " ".join(process.text.split())

@@ -34,7 +34,7 @@ def test_another_vocabulary_of_the_same_size_is_refused_by_resume_and_does_not_r
 
     longer = run.model_copy(update={"train": run.train.model_copy(update={"steps": 3})})
     with pytest.raises(
-        CheckpointError, match=rf"the vocabulary {digest[:16]}\.\.\., that of data\.tokenizer is"
+        CheckpointError, match=rf"the vocabulary {digest[:16]}\.\.\., but that of data\.tokenizer is"
     ) as said:
         train(longer, tmp_path / "run", resume=True)
 

@@ -33,7 +33,7 @@ def test_a_stranger_is_refused_before_it_gets_a_name_and_cannot_fill_the_termina
     callers = Callers(named, ("bob",), said.append)
 
     for _ in range(3):
-        with pytest.raises(PeerRefusedError, match="alice is no party of this session"):
+        with pytest.raises(PeerRefusedError, match="alice is not a party of this session"):
             callers.name_of("alice", True)
 
     assert len(said) == 1

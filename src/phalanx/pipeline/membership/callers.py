@@ -64,7 +64,7 @@ class Callers:
             raise PeerRefusedError(f"the certificate of {certified} was revoked by the owner")
         if certified not in self._expected:
             raise PeerRefusedError(
-                f"{certified} not a party of this session; pipeline.remote_workers and may_join of the run file "
+                f"{certified} is not a party of this session; pipeline.remote_workers and may_join of the run file "
                 "list the parties, and convicted ones stay excluded"
             ).about(code="PHX-T041", found=certified)
 
