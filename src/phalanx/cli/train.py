@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from phalanx.cli.files import naming_file
 from phalanx.cli.forking import one_blas_thread, opener_of
 from phalanx.cli.options import RunDir, Sets, Unsets, overrides_of
 from phalanx.cli.report import say_summary, summary_of
+
+if TYPE_CHECKING:
+    from phalanx.train import RunConfig
 
 EXIT_CODE_OF = {"completed": 0, "failed": 6, "interrupted": 130}
 
@@ -46,7 +49,6 @@ def train(
     from phalanx.train import (
         DomainRun,
         PipelineRun,
-        StagedRun,
         check_directory,
         check_inputs,
         default_directory,
@@ -77,11 +79,7 @@ def train(
         from phalanx.train import describe, drill_result, follow, plays_rank
         from phalanx.train import train as train_run
 
-    if isinstance(run, StagedRun) and run.attack.kind != "none":
-        from phalanx.lab.attacks.table import check_attack, load_attack
-
-        load_attack(run.attack, run.home)
-        check_attack(run.attack)
+    _check_attack(run)
     if dry_run:
         say_page(describe(run))
         return Answer({"dry_run": True, "config": run.model_dump(mode="json")})
@@ -106,3 +104,14 @@ def train(
     if shown is not None:
         typer.echo(shown)
     return Answer({**summary, "report": page}, EXIT_CODE_OF[summary["status"]])
+
+
+def _check_attack(run: "RunConfig") -> None:
+    """Load the attack of a drill, so that one that cannot be is refused before anything is trained."""
+    from phalanx.train import StagedRun
+
+    if isinstance(run, StagedRun) and run.attack.kind != "none":
+        from phalanx.lab.attacks.table import check_attack, load_attack
+
+        load_attack(run.attack, run.home)
+        check_attack(run.attack)

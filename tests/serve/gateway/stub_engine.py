@@ -23,6 +23,10 @@ _OPEN = """
 """
 OPEN_ROUTES = tuple(_OPEN.split())
 ORIGIN = {"model_digest": "ab" * 32, "marked": ["gumbel"], "secret_of_the_engine": 1}
+FALSE_USAGE = {
+    "wrong usage": {"prompt_tokens": -5, "completion_tokens": True},
+    "too much usage": {"prompt_tokens": 10**9, "completion_tokens": 10**9},
+}
 USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, "prompt_tokens_details": {"cached_tokens": 1}}
 
 
@@ -127,10 +131,10 @@ class Stub:
         }
         if text == "marked":
             answer["phalanx"] = ORIGIN
+        if text in FALSE_USAGE:
+            answer["usage"] = FALSE_USAGE[text]
         if text == "no usage":
             del answer["usage"]
-        if text == "wrong usage":
-            answer["usage"] = {"prompt_tokens": -5, "completion_tokens": True}
         return JSONResponse(answer)
 
     async def stream(self, body: dict, text: str):  # noqa: C901

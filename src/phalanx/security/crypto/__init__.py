@@ -18,6 +18,7 @@ from phalanx.security.crypto.counter import (
     NotRollbackProofCounter as NotRollbackProofCounter,
     lock_file as lock_file,
     read_number as read_number,
+    replace_file as replace_file,
     write_number as write_number,
 )
 from phalanx.security.crypto.files import (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from phalanx.config import canonical_json
-from phalanx.errors import RollbackError
+from phalanx.errors import DiskError, RollbackError
 from phalanx.security.crypto.canonical import parse_canonical
 
 _MAX_FILE_BYTES = 4096
@@ -120,11 +120,23 @@ def write_number(path: Path, key: str, number: int) -> None:
     Raises:
         RollbackError: The disk refuses; the old file is still there.
     """
-    fresh = path.with_name(path.name + ".new")
     try:
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(canonical_json({key: number}))
+        replace_file(path, canonical_json({key: number}), 0o600)
+    except DiskError as exc:
+        raise RollbackError(str(exc)) from exc
+
+
+def replace_file(path: Path, data: bytes, mode: int) -> None:
+    """Write a file in the place of an older one, at once and durably.
+
+    Raises:
+        DiskError: The disk refuses; the old file is still there.
+    """
+    fresh = path.with_name(path.name + ".new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(fresh, flags, mode), "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
@@ -134,4 +146,4 @@ def write_number(path: Path, key: str, number: int) -> None:
         finally:
             os.close(directory)
     except OSError as exc:
-        raise RollbackError(f"{path}: cannot be written ({exc.strerror})") from exc
+        raise DiskError(f"{path}: cannot be written ({exc.strerror})") from exc

@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from phalanx.closing import Closeable
 from phalanx.config import StrictModel
 from phalanx.errors import DiskError, InputError
-from phalanx.serve.access.key_file import replace_file
+from phalanx.security.crypto import replace_file
 
 KeyId = Annotated[str, Field(pattern=r"^[a-z2-7]{12}\z")]
 Tokens = Annotated[int, Field(ge=0, le=2**60)]

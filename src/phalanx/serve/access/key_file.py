@@ -6,15 +6,14 @@ has not the operator's key can only take it away: `read_key_file` refuses any ot
 """
 
 import ipaddress
-import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from phalanx.config import StrictModel, canonical_json, printable
-from phalanx.errors import DiskError, KeyFileError, SignatureError
-from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain, parse_canonical
+from phalanx.errors import KeyFileError, SignatureError
+from phalanx.security.crypto import Identity, Peer, digest_hex, in_domain, parse_canonical, replace_file
 
 MAX_KEYS = 10_000
 _MAX_FILE_BYTES = 32 * 1024 * 1024
@@ -186,26 +185,3 @@ def write_key_file(path: Path, operator: Identity, content: KeyFile) -> None:
     signature = operator.sign(in_domain(_DOMAIN, canonical_json(statement))).hex()
     # a server of another user reads it by its group
     replace_file(path, canonical_json({"signature": signature, "statement": statement}), 0o640)
-
-
-def replace_file(path: Path, data: bytes, mode: int) -> None:
-    """Write a file in the place of an older one, at once and durably.
-
-    Raises:
-        DiskError: The disk refuses; the old file is still there.
-    """
-    fresh = path.with_name(path.name + ".new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(fresh, flags, mode), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as exc:
-        raise DiskError(f"{path}: cannot be written ({exc.strerror})") from exc

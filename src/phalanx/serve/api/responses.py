@@ -11,7 +11,7 @@ from phalanx.config import StrictModel
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import ToolCall
 from phalanx.serve.access import Caller
-from phalanx.serve.api.chat import describe_origin, read_call, schema_grammar
+from phalanx.serve.api.chat import FunctionSpec, describe_origin, read_call, schema_grammar
 from phalanx.serve.api.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -68,14 +68,10 @@ class InputResult(StrictModel):
 InputItem = InputMessage | InputCall | InputResult
 
 
-class ResponseTool(StrictModel):
+class ResponseTool(FunctionSpec):
     """A function that may be called; no other tool is."""
 
     type: Literal["function"]
-    name: ToolName
-    description: Annotated[str, Field(max_length=8192)] | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
 
 
 class NamedResponseTool(StrictModel):

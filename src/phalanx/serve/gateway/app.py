@@ -176,9 +176,10 @@ class _Entry(contextlib.AbstractContextManager["_Entry"]):
         if self.refusal is not None and self.refusal.code in _FREE:
             self._reservation.settle(0, 0)
         else:
+            # an engine's counts are claims: they lower what was reserved, and cannot use up a key's budget
             self._reservation.settle(
-                entry.prompt if facts.prompt_tokens is None else facts.prompt_tokens,
-                entry.completion if facts.completion_tokens is None else facts.completion_tokens,
+                entry.prompt if facts.prompt_tokens is None else min(facts.prompt_tokens, entry.prompt),
+                entry.completion if facts.completion_tokens is None else min(facts.completion_tokens, entry.completion),
             )
         sizes = {"prompt_tokens": facts.prompt_tokens, "completion_tokens": facts.completion_tokens}
         self._request_log.record_request(
