@@ -17,6 +17,7 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.init import init
+from phalanx.cli.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
@@ -77,6 +78,7 @@ app.command(
     "Example: phalanx init shared.toml --kind remote --workers alice,bob"
 )(init)
 app.command(epilog="Example: phalanx train run.toml --set train.steps=100 --run-dir runs/first")(train)
+app.command(epilog=LAPTOP_EPILOG)(laptop)
 app.command(epilog="Example: phalanx nvflare-job run.toml job")(nvflare_job)
 app.command(epilog="Example: phalanx flower-app run.toml app")(flower_app)
 app.command(epilog="Example: phalanx invite run.toml --name alice --host owner.example.org")(invite)

@@ -1,0 +1,281 @@
+"""What a time budget buys on this machine: the size of the model and its vocabulary, and the length of each phase."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from phalanx.config import StrictModel
+from phalanx.errors import ConfigError
+from phalanx.laptop.texts import CutTexts
+
+Phase = Literal["tokenizer", "pretrain", "chat", "preferences", "evaluate", "report"]
+PHASES: tuple[Phase, ...] = ("tokenizer", "pretrain", "chat", "preferences", "evaluate", "report")
+TRAINED: tuple[Phase, ...] = ("pretrain", "chat", "preferences")
+_SHARES: Mapping[Phase, float] = {"pretrain": 0.72, "chat": 0.18, "preferences": 0.10}
+"""Of the time that is left for training: three parts of four before chats, as in the CPU run of nanochat."""
+START_S = 6.0
+"""Of a phase that trains: keys, preparation of its rows, first and last checkpoint, export."""
+_MIN_TRAINING_S = 15.0
+MAX_PASSES = 16
+"""Passes over the same text bring next to nothing from here on (Muennighoff et al. 2023, arXiv 2305.16264)."""
+MICROBATCH_TOKENS = 2048
+_STEPS = 600
+"""So many steps are aimed at: with fewer, larger batches a small model learns less from the same tokens."""
+_MAX_BATCH_TOKENS = 16384
+_FORWARD_SHARE = 1 / 3
+_DPO_ROWS, _ROW_SHARE = 16, 0.5
+"""Rows of a step, and tokens of a row that are no padding, as share of its length."""
+_MIN_PAIRS = 40
+HELD_OUT_ROWS = 0.1
+"""Share of chats and pairs that is held out; in their run files as well."""
+_CHAT_PASSES = 3
+_VALIDATIONS = 4
+_TOKENIZER_BYTES_PER_S = 1e6
+_VOCABULARIES = ((200_000, 512), (1_000_000, 1024), (10_000_000, 2048), (50_000_000, 4096))
+_MAX_VOCABULARY = 8192
+BYTES_PER_TOKEN: Mapping[int, float] = {512: 1.9, 1024: 2.3, 2048: 2.8, 4096: 3.3, 8192: 3.7}
+"""On English prose, by size of the vocabulary; a guess until the vocabulary is there."""
+
+
+class Shape(StrictModel):
+    """The size of a model of the family llama.
+
+    Attributes:
+        tokens: Its window, and the length of the sequences of all phases.
+        lr: Learning rate of pre-training; chats are learned with a third of it, preferences with a twentieth.
+    """
+
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=8)
+    heads: int = Field(ge=1)
+    tokens: int = Field(ge=64)
+    lr: float = Field(gt=0.0)
+
+    @property
+    def inner(self) -> int:
+        """Width of the feed-forward layers: 8/3 of the model's, rounded up to a multiple of 16."""
+        return 16 * math.ceil(self.hidden * 8 / 3 / 16)
+
+    def num_parameters(self, vocab_size: int) -> int:
+        """Count the parameters, with one matrix for embedding and head."""
+        block = 4 * self.hidden**2 + 3 * self.hidden * self.inner + 2 * self.hidden
+        return vocab_size * self.hidden + self.layers * block + self.hidden
+
+
+SHAPES: tuple[Shape, ...] = (
+    Shape(layers=2, hidden=64, heads=2, tokens=256, lr=5e-3),
+    Shape(layers=3, hidden=96, heads=3, tokens=256, lr=4e-3),
+    Shape(layers=4, hidden=128, heads=4, tokens=256, lr=3e-3),
+    Shape(layers=4, hidden=192, heads=6, tokens=256, lr=2e-3),
+    Shape(layers=6, hidden=256, heads=8, tokens=256, lr=2e-3),
+    Shape(layers=6, hidden=384, heads=6, tokens=512, lr=1e-3),
+    Shape(layers=8, hidden=512, heads=8, tokens=512, lr=1e-3),
+    Shape(layers=12, hidden=768, heads=12, tokens=512, lr=6e-4),
+)
+"""The sizes that a plan chooses from, the smallest first."""
+
+
+class TrainingSteps(StrictModel):
+    """Length of one phase that trains.
+
+    Attributes:
+        batch: Rows of a step.
+        max_documents: Conversations or pairs that are read; None reads all.
+        seconds: Estimate of the whole phase.
+    """
+
+    steps: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    microbatches: int = Field(ge=1)
+    max_documents: int | None = Field(default=None, ge=1)
+    seconds: float = Field(ge=0.0)
+
+    @property
+    def often(self) -> int:
+        """Steps between validations, and between checkpoints."""
+        return max(1, self.steps // _VALIDATIONS)
+
+
+class Question(StrictModel):
+    """What the user asks for: by it a later start knows whether it is the same command.
+
+    Attributes:
+        texts: SHA-256 over the documents.
+        data_sft: Absolute path of conversations; None for those made of the texts.
+        data_preferences: The same of preferences.
+    """
+
+    texts: str
+    minutes: float = Field(gt=0.0, le=60 * 24 * 30, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0)
+    data_sft: str | None = None
+    data_preferences: str | None = None
+
+
+class LaptopPlan(StrictModel):
+    """All that is settled before the first phase; kept as ``plan.toml``.
+
+    Attributes:
+        seconds_per_token: Of the chosen shape, as the probe measured it.
+        predicted: What the law of `predict_loss` says of it, in nats; it ranks shapes and promises nothing.
+        is_limited_by_text: Whether the text, and not the time, ends pre-training.
+    """
+
+    question: Question
+    shape: Shape
+    vocab_size: int = Field(ge=300)
+    threads: int = Field(ge=1)
+    train_bytes: int = Field(ge=1)
+    held_out_bytes: int = Field(ge=1)
+    seconds_per_token: float = Field(gt=0.0)
+    predicted: float
+    is_limited_by_text: bool
+    tokenizer_s: float
+    evaluate_s: float
+    pretrain: TrainingSteps
+    chat: TrainingSteps
+    preferences: TrainingSteps
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the model."""
+        return self.shape.num_parameters(self.vocab_size)
+
+    @property
+    def estimates_s(self) -> dict[Phase, float]:
+        """Seconds that each phase is expected to take."""
+        trained = {"pretrain": self.pretrain, "chat": self.chat, "preferences": self.preferences}
+        others = {"tokenizer": self.tokenizer_s, "evaluate": self.evaluate_s, "report": 2.0}
+        return {phase: trained[phase].seconds if phase in trained else others[phase] for phase in PHASES}
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """Rows that the phases after pre-training learn from, held-out ones included, and bytes of the chats."""
+
+    chats: int
+    chat_bytes: int
+    preferences: int
+
+
+def choose_vocabulary(num_bytes: int) -> int:
+    """Return the number of tokens that so much text supports."""
+    return next((size for limit, size in _VOCABULARIES if num_bytes < limit), _MAX_VOCABULARY)
+
+
+def predict_loss(num_parameters: int, unique_tokens: float, seen_tokens: float) -> float:
+    """Return the loss by the law of Hoffmann et al. 2022, with repeated tokens worth less (Muennighoff et al. 2023).
+
+    It was fitted to far larger models on other text: it ranks shapes here, and says nothing about a run's loss.
+    """
+    passes = max(0.0, seen_tokens / unique_tokens - 1)
+    worth = min(seen_tokens, unique_tokens) + unique_tokens * 15.4 * (1 - math.exp(-passes / 15.4))
+    return float(1.69 + 406.4 / num_parameters**0.34 + 410.7 / max(1.0, worth) ** 0.28)
+
+
+def make_plan(
+    question: Question, texts: CutTexts, rows: RowCounts, costs: Mapping[Shape, float], threads: int
+) -> LaptopPlan:
+    """Choose the shape and the steps.
+
+    Args:
+        costs: Seconds a token of forward, backward and optimizer, by shape, as they were measured on this machine.
+
+    Raises:
+        ConfigError: The time is too short for anything, or there are too few rows.
+    """
+    _check_rows(rows)
+    train_bytes, held_out_bytes = (sum(len(text.encode()) for text in part) for part in (texts.train, texts.held_out))
+    vocab_size = choose_vocabulary(train_bytes)
+    text_tokens = train_bytes / BYTES_PER_TOKEN[vocab_size]
+    held_tokens = held_out_bytes / BYTES_PER_TOKEN[vocab_size]
+    tokenizer_s = 1.0 + train_bytes / _TOKENIZER_BYTES_PER_S
+    best: tuple[float, Shape, float, float] | None = None
+    for shape, cost in costs.items():
+        evaluate_s = 5.0 + len(TRAINED) * held_tokens * cost * _FORWARD_SHARE
+        left_s = question.minutes * 60 - tokenizer_s - evaluate_s - len(TRAINED) * START_S
+        seen = min(left_s * _SHARES["pretrain"] / cost, MAX_PASSES * text_tokens)
+        if left_s < _MIN_TRAINING_S or seen < MICROBATCH_TOKENS:
+            continue
+        predicted = predict_loss(shape.num_parameters(vocab_size), text_tokens, seen)
+        if best is None or predicted < best[0]:
+            best = predicted, shape, left_s, evaluate_s
+    if best is None:
+        raise ConfigError(
+            f"--minutes {question.minutes:g}: too short on this machine for texts of {texts.num_bytes:,} bytes; give "
+            f"at least {_min_minutes(costs, tokenizer_s):.0f}, or less text"
+        ).about(key="--minutes", found=f"{question.minutes:g}")
+    predicted, shape, left_s, evaluate_s = best
+    cost = costs[shape]
+    seen = min(left_s * _SHARES["pretrain"] / cost, MAX_PASSES * text_tokens)
+    pretrain = _plan_steps(seen, shape, cost, min(held_tokens, 64 * shape.tokens))
+    chat_tokens = _CHAT_PASSES * rows.chat_bytes / BYTES_PER_TOKEN[vocab_size] * 1.3
+    # packed rows are not quite full
+    chat = _plan_steps(min(chat_tokens, left_s * _SHARES["chat"] / cost), shape, cost, 48 * shape.tokens / 2)
+    return LaptopPlan(
+        question=question,
+        shape=shape,
+        vocab_size=vocab_size,
+        threads=threads,
+        train_bytes=train_bytes,
+        held_out_bytes=held_out_bytes,
+        seconds_per_token=cost,
+        predicted=predicted,
+        is_limited_by_text=seen == MAX_PASSES * text_tokens,
+        tokenizer_s=tokenizer_s,
+        evaluate_s=evaluate_s,
+        pretrain=pretrain,
+        chat=chat,
+        preferences=_plan_pairs(left_s * _SHARES["preferences"], shape, cost, rows.preferences),
+    )
+
+
+def _check_rows(rows: RowCounts) -> None:
+    for option, number, least in (("--data-sft", rows.chats, 20), ("--data-preferences", rows.preferences, _MIN_PAIRS)):
+        if number < least:
+            raise ConfigError(
+                f"{option}: {number} rows, but a part is held out and the rest is learned from; at least {least} are "
+                "needed. Of texts with short paragraphs few can be made: give a file with this option"
+            ).about(key=option, found=f"{number} rows", expected=f"at least {least}")
+
+
+def _min_minutes(costs: Mapping[Shape, float], tokenizer_s: float) -> float:
+    least_s = tokenizer_s + 5.0 + len(TRAINED) * START_S + _MIN_TRAINING_S + 3 * MICROBATCH_TOKENS * min(costs.values())
+    return math.ceil(least_s / 60)
+
+
+def _plan_steps(seen_tokens: float, shape: Shape, cost: float, held_tokens: float) -> TrainingSteps:
+    """Divide tokens into steps: a power of two of microbatches each, so that there are about `_STEPS`."""
+    rows = MICROBATCH_TOKENS // shape.tokens
+    wanted = max(1.0, min(_MAX_BATCH_TOKENS, seen_tokens / _STEPS) / MICROBATCH_TOKENS)
+    microbatches = 2 ** round(math.log2(wanted))
+    # a step of half a microbatch costs little more than half, and a short run needs steps more than rows
+    batch = rows * microbatches if seen_tokens / _STEPS > MICROBATCH_TOKENS / 2 else max(2, rows // 2)
+    steps = max(8, round(seen_tokens / (batch * shape.tokens)))
+    validating = (_VALIDATIONS + 1) * held_tokens * _FORWARD_SHARE
+    seconds = START_S + (steps * batch * shape.tokens + validating) * cost
+    return TrainingSteps(steps=steps, batch=batch, microbatches=microbatches, seconds=seconds)
+
+
+def _plan_pairs(left_s: float, shape: Shape, cost: float, num_pairs: int) -> TrainingSteps:
+    """Plan one pass over as many pairs as there is time for: the reference reads both rows of each, then they train."""
+    row_s = shape.tokens * _ROW_SHARE * cost
+    pairs = max(_MIN_PAIRS, min(num_pairs, int(left_s / (2 * row_s * (1 + _FORWARD_SHARE)))))
+    steps = max(8, round(2 * (1 - HELD_OUT_ROWS) * pairs / _DPO_ROWS))
+    held_rows = min(96, 2 * HELD_OUT_ROWS * pairs)
+    forward_rows = 2 * pairs + (_VALIDATIONS + 1) * held_rows
+    seconds = START_S + (steps * _DPO_ROWS + forward_rows * _FORWARD_SHARE) * row_s
+    microbatches = max(1, _DPO_ROWS * shape.tokens // (2 * MICROBATCH_TOKENS))
+    return TrainingSteps(steps=steps, batch=_DPO_ROWS, microbatches=microbatches, max_documents=pairs, seconds=seconds)
+
+
+def is_larger_worth_probing(costs: Mapping[Shape, float], vocab_size: int, text_tokens: float, seconds: float) -> bool:
+    """Whether a further, larger shape may be better than all that were measured, the last of which was the largest."""
+    losses: Sequence[float] = [
+        predict_loss(shape.num_parameters(vocab_size), text_tokens, min(seconds / cost, MAX_PASSES * text_tokens))
+        for shape, cost in costs.items()
+    ]
+    return len(losses) < 2 or losses[-1] <= min(losses[:-1])
