@@ -144,10 +144,7 @@ class LaptopRun:
             model = open_text_model(Path(MODEL_OF[phase]))
             bits, perplexity = count_bits(model, texts)
             scores[phase] = {"bits_per_byte": bits, "perplexity": perplexity}
-        answers = write_answers(model, self._questions(texts))
-        for answer in answers:
-            self._say(f"> {answer['question']}\n{answer['answer']}")
-        return {"scores": scores, "answers": answers}
+        return {"scores": scores, "answers": write_answers(model, self._questions(texts))}
 
     def _questions(self, texts: list[str]) -> list[str]:
         """Return a greeting, a question that was learned, and one about a text that was not."""
@@ -170,8 +167,8 @@ class LaptopRun:
             "phases": [
                 {
                     "phase": phase,
-                    "planned_s": round(estimates[phase], 1),
-                    "real_s": round(records[phase].seconds, 1),
+                    "planned_s": round(estimates[phase], 2),
+                    "real_s": round(records[phase].seconds, 2),
                     "interrupted": records[phase].is_resumed,
                 }
                 for phase in PHASES

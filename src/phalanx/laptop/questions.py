@@ -16,7 +16,7 @@ from phalanx.laptop.texts import BLOCKS
 MAX_CHATS = 4000
 _MAX_HEADING, _MAX_WORDS = 60, 8
 _MIN_ANSWER, _MAX_ANSWER = 40, 240
-_MARKED_HEADING = re.compile(r"^(?:#{1,6}\s+|=+\s)(.+?)(?:\s=+)?\s*#*$")
+_MARKED_HEADING = re.compile(r"^(?:#{1,6}\s+|(?:=\s?)+)(.+?)(?:\s?=)*\s*#*$")
 _SENTENCE_ENDS = re.compile(r"(?<=[.!?])\s+")
 _ABOUT = ("What do you know about {}?", "Tell me about {}.", "What is said of {}?", "{}?")
 _CONTINUE = ("Go on: {}", "How does this go on? {}", "Continue the sentence: {}")
