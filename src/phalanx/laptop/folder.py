@@ -93,6 +93,7 @@ def run_files(plan: LaptopPlan) -> dict[str, str]:
     files = {"tokenizer.toml": _read_template("tokenizer.toml").substitute(_values(plan))}
     for phase, steps in phases.items():
         lengths = {"steps": steps.steps, "batch": steps.batch, "microbatches": steps.microbatches}
+        lengths["held_rows"] = steps.held_rows
         if steps.max_documents is not None:
             lengths["max_documents"] = steps.max_documents
         every = {"often": steps.often, "every": steps.often, "lr": f"{plan.shape.lr * _LR_SHARES[phase]:.1e}"}

@@ -33,6 +33,9 @@ HELD_OUT_ROWS = 0.1
 """Share of chats and pairs that is held out; in their run files as well."""
 _CHAT_PASSES = 3
 _VALIDATIONS = 4
+_MIN_STEPS, _MAX_HELD_ROWS = 8, 64
+_TOLERANCE = 1.1
+"""A plan may be longer than the time by so much: the shortest phases cannot be cut further."""
 _TOKENIZER_BYTES_PER_S = 1e6
 _VOCABULARIES = ((200_000, 512), (1_000_000, 1024), (10_000_000, 2048), (50_000_000, 4096))
 _MAX_VOCABULARY = 8192
@@ -84,6 +87,7 @@ class TrainingSteps(StrictModel):
     Attributes:
         batch: Rows of a step.
         max_documents: Conversations or pairs that are read; None reads all.
+        held_rows: Held-out rows that each validation reads at most.
         seconds: Estimate of the whole phase.
     """
 
@@ -91,6 +95,7 @@ class TrainingSteps(StrictModel):
     batch: int = Field(ge=1)
     microbatches: int = Field(ge=1)
     max_documents: int | None = Field(default=None, ge=1)
+    held_rows: int = Field(ge=1)
     seconds: float = Field(ge=0.0)
 
     @property
@@ -188,34 +193,36 @@ def make_plan(
         ConfigError: The time is too short for anything, or there are too few rows.
     """
     _check_rows(rows)
-    train_bytes, held_out_bytes = (sum(len(text.encode()) for text in part) for part in (texts.train, texts.held_out))
-    vocab_size = choose_vocabulary(train_bytes)
-    text_tokens = train_bytes / BYTES_PER_TOKEN[vocab_size]
-    held_tokens = held_out_bytes / BYTES_PER_TOKEN[vocab_size]
-    tokenizer_s = 1.0 + train_bytes / _TOKENIZER_BYTES_PER_S
-    best: tuple[float, Shape, float, float] | None = None
-    for shape, cost in costs.items():
-        evaluate_s = 5.0 + len(TRAINED) * held_tokens * cost * _FORWARD_SHARE
-        left_s = question.minutes * 60 - tokenizer_s - evaluate_s - len(TRAINED) * START_S
-        seen = min(left_s * _SHARES["pretrain"] / cost, MAX_PASSES * text_tokens)
-        if left_s < _MIN_TRAINING_S or seen < MICROBATCH_TOKENS:
-            continue
-        predicted = predict_loss(shape.num_parameters(vocab_size), text_tokens, seen)
-        if best is None or predicted < best[0]:
-            best = predicted, shape, left_s, evaluate_s
-    if best is None:
+    plans = [_plan_shape(shape, cost, question, texts, rows, threads) for shape, cost in costs.items()]
+    fitting = [plan for plan in plans if plan is not None]
+    if not fitting:
         raise ConfigError(
             f"--minutes {question.minutes:g}: too short on this machine for texts of {texts.num_bytes:,} bytes; give "
-            f"at least {_min_minutes(costs, tokenizer_s):.0f}, or less text"
-        ).about(key="--minutes", found=f"{question.minutes:g}")
-    predicted, shape, left_s, evaluate_s = best
-    cost = costs[shape]
-    seen = min(left_s * _SHARES["pretrain"] / cost, MAX_PASSES * text_tokens)
-    pretrain = _plan_steps(seen, shape, cost, min(held_tokens, 64 * shape.tokens))
-    chat_tokens = _CHAT_PASSES * rows.chat_bytes / BYTES_PER_TOKEN[vocab_size] * 1.3
+            "more time, or less text"
+        ).about(key="--minutes", found=f"{question.minutes:g}", do="give more time, or less text")
+    return min(fitting, key=lambda plan: plan.predicted)
+
+
+def _plan_shape(
+    shape: Shape, cost: float, question: Question, texts: CutTexts, rows: RowCounts, threads: int
+) -> LaptopPlan | None:
+    """Plan with one shape; None where its shortest phases take longer than there is time."""
+    train_bytes, held_out_bytes = (sum(len(text.encode()) for text in part) for part in (texts.train, texts.held_out))
+    vocab_size = choose_vocabulary(train_bytes)
+    per_token = BYTES_PER_TOKEN[vocab_size]
+    text_tokens, held_tokens = train_bytes / per_token, held_out_bytes / per_token
+    tokenizer_s = 1.0 + train_bytes / _TOKENIZER_BYTES_PER_S
+    evaluate_s = 5.0 + len(TRAINED) * held_tokens * cost * _FORWARD_SHARE
+    left_s = question.minutes * 60 - tokenizer_s - evaluate_s - len(TRAINED) * START_S
+    if left_s < _MIN_TRAINING_S:
+        return None
+    enough = MAX_PASSES * text_tokens
+    pretrain = _plan_steps(left_s * _SHARES["pretrain"], enough, shape, cost, held_tokens)
     # packed rows are not quite full
-    chat = _plan_steps(min(chat_tokens, left_s * _SHARES["chat"] / cost), shape, cost, 48 * shape.tokens / 2)
-    return LaptopPlan(
+    chat_tokens = 1.3 * _CHAT_PASSES * rows.chat_bytes / per_token
+    chat = _plan_steps(left_s * _SHARES["chat"], chat_tokens, shape, cost, chat_tokens * HELD_OUT_ROWS)
+    seen = pretrain.steps * pretrain.batch * shape.tokens
+    plan = LaptopPlan(
         question=question,
         shape=shape,
         vocab_size=vocab_size,
@@ -223,14 +230,15 @@ def make_plan(
         train_bytes=train_bytes,
         held_out_bytes=held_out_bytes,
         seconds_per_token=cost,
-        predicted=predicted,
-        is_limited_by_text=seen == MAX_PASSES * text_tokens,
+        predicted=predict_loss(shape.num_parameters(vocab_size), text_tokens, seen),
+        is_limited_by_text=left_s * _SHARES["pretrain"] / cost > 1.2 * enough,
         tokenizer_s=tokenizer_s,
         evaluate_s=evaluate_s,
         pretrain=pretrain,
         chat=chat,
         preferences=_plan_pairs(left_s * _SHARES["preferences"], shape, cost, rows.preferences),
     )
+    return plan if sum(plan.estimates_s.values()) <= question.minutes * 60 * _TOLERANCE else None
 
 
 def _check_rows(rows: RowCounts) -> None:
@@ -242,34 +250,43 @@ def _check_rows(rows: RowCounts) -> None:
             ).about(key=option, found=f"{number} rows", expected=f"at least {least}")
 
 
-def _min_minutes(costs: Mapping[Shape, float], tokenizer_s: float) -> float:
-    least_s = tokenizer_s + 5.0 + len(TRAINED) * START_S + _MIN_TRAINING_S + 3 * MICROBATCH_TOKENS * min(costs.values())
-    return math.ceil(least_s / 60)
-
-
-def _plan_steps(seen_tokens: float, shape: Shape, cost: float, held_tokens: float) -> TrainingSteps:
-    """Divide tokens into steps: a power of two of microbatches each, so that there are about `_STEPS`."""
+def _plan_steps(left_s: float, enough: float, shape: Shape, cost: float, held_tokens: float) -> TrainingSteps:
+    """Divide the tokens that there is time for, at most `enough`, into about `_STEPS` steps."""
+    # validations take a tenth of the time at most
+    held_rows = max(2, int(min(held_tokens, _MAX_HELD_ROWS * shape.tokens, left_s / 10 / _pass_s(cost)) / shape.tokens))
+    validating_s = held_rows * shape.tokens * _pass_s(cost)
+    seen = min(enough, max(0.0, left_s - validating_s) / cost)
     rows = MICROBATCH_TOKENS // shape.tokens
-    wanted = max(1.0, min(_MAX_BATCH_TOKENS, seen_tokens / _STEPS) / MICROBATCH_TOKENS)
-    microbatches = 2 ** round(math.log2(wanted))
-    # a step of half a microbatch costs little more than half, and a short run needs steps more than rows
-    batch = rows * microbatches if seen_tokens / _STEPS > MICROBATCH_TOKENS / 2 else max(2, rows // 2)
-    steps = max(8, round(seen_tokens / (batch * shape.tokens)))
-    validating = (_VALIDATIONS + 1) * held_tokens * _FORWARD_SHARE
-    seconds = START_S + (steps * batch * shape.tokens + validating) * cost
-    return TrainingSteps(steps=steps, batch=batch, microbatches=microbatches, seconds=seconds)
+    # powers of two of microbatches; a short run needs steps more than rows, and gets halves of one
+    microbatches = 2 ** max(0, round(math.log2(max(1.0, min(_MAX_BATCH_TOKENS, seen / _STEPS) / MICROBATCH_TOKENS))))
+    batch = rows * microbatches if seen / _STEPS > MICROBATCH_TOKENS / 2 else max(2, rows // 2)
+    steps = max(_MIN_STEPS, int(seen / (batch * shape.tokens)))
+    seconds = START_S + steps * batch * shape.tokens * cost + validating_s
+    return TrainingSteps(steps=steps, batch=batch, microbatches=microbatches, held_rows=held_rows, seconds=seconds)
 
 
 def _plan_pairs(left_s: float, shape: Shape, cost: float, num_pairs: int) -> TrainingSteps:
     """Plan one pass over as many pairs as there is time for: the reference reads both rows of each, then they train."""
     row_s = shape.tokens * _ROW_SHARE * cost
     pairs = max(_MIN_PAIRS, min(num_pairs, int(left_s / (2 * row_s * (1 + _FORWARD_SHARE)))))
-    steps = max(8, round(2 * (1 - HELD_OUT_ROWS) * pairs / _DPO_ROWS))
-    held_rows = min(96, 2 * HELD_OUT_ROWS * pairs)
-    forward_rows = 2 * pairs + (_VALIDATIONS + 1) * held_rows
-    seconds = START_S + (steps * _DPO_ROWS + forward_rows * _FORWARD_SHARE) * row_s
+    steps = max(_MIN_STEPS, int(2 * (1 - HELD_OUT_ROWS) * pairs / _DPO_ROWS))
+    held_rows = max(4, 2 * int(min(48, HELD_OUT_ROWS * pairs)))
+    seconds = START_S + steps * _DPO_ROWS * row_s + 2 * pairs * row_s * _FORWARD_SHARE
+    seconds += held_rows * shape.tokens * _ROW_SHARE * _pass_s(cost)
     microbatches = max(1, _DPO_ROWS * shape.tokens // (2 * MICROBATCH_TOKENS))
-    return TrainingSteps(steps=steps, batch=_DPO_ROWS, microbatches=microbatches, max_documents=pairs, seconds=seconds)
+    return TrainingSteps(
+        steps=steps,
+        batch=_DPO_ROWS,
+        microbatches=microbatches,
+        max_documents=pairs,
+        held_rows=held_rows,
+        seconds=seconds,
+    )
+
+
+def _pass_s(cost: float) -> float:
+    """Seconds that all validations of a phase take for each token."""
+    return (_VALIDATIONS + 1) * _FORWARD_SHARE * cost
 
 
 def is_larger_worth_probing(costs: Mapping[Shape, float], vocab_size: int, text_tokens: float, seconds: float) -> bool:

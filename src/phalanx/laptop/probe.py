@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -10,9 +11,22 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from phalanx.laptop.plan import BYTES_PER_TOKEN, MICROBATCH_TOKENS, SHAPES, Shape, is_larger_worth_probing
 
 _STEPS = 2
+Clock = Callable[[], float]
 
 
-def choose_threads(measure: Callable[[Shape, int, int], float] | None = None) -> int:
+@dataclass(frozen=True)
+class Measured:
+    """Seconds for each token of training: on the clock, and of the processor, all threads together."""
+
+    wall_s: float
+    cpu_s: float
+
+
+Measure = Callable[[Shape, int, int], Measured]
+"""Measures one shape with a vocabulary and a number of threads."""
+
+
+def choose_threads(measure: Measure | None = None) -> int:
     """Return how many threads train fastest now: one, or as many as this process may use of the machine's cores.
 
     Threads wait for each other at every product, so on a machine with other work one of them may be faster than all.
@@ -21,36 +35,43 @@ def choose_threads(measure: Callable[[Shape, int, int], float] | None = None) ->
     if cores == 1:
         return 1
     shape, vocab_size = SHAPES[2], min(BYTES_PER_TOKEN)
-    return min((cores, 1), key=lambda threads: (measure or measure_shape)(shape, vocab_size, threads))
+    return min((cores, 1), key=lambda threads: (measure or measure_shape)(shape, vocab_size, threads).wall_s)
 
 
 def measure_costs(
-    vocab_size: int,
-    train_bytes: int,
-    seconds: float,
-    threads: int,
-    measure: Callable[[Shape, int, int], float] | None = None,
+    vocab_size: int, train_bytes: int, seconds: float, threads: int, measure: Measure | None = None
 ) -> dict[Shape, float]:
     """Return seconds a token of training, by shape, beginning with the smallest.
 
+    Shapes are compared by processor time, which other work on the machine changes little; how much the clock is slower
+    than that is taken from all shapes together.
+
     Args:
         seconds: Time that pre-training has; a shape that would see too few tokens in it ends the search.
-        measure: Measures one shape with a vocabulary and threads; `measure_shape` when left out.
+        measure: `measure_shape` when left out.
     """
+    measured: dict[Shape, Measured] = {}
     costs: dict[Shape, float] = {}
     for shape in SHAPES:
-        costs[shape] = (measure or measure_shape)(shape, vocab_size, threads)
+        measured[shape] = (measure or measure_shape)(shape, vocab_size, threads)
+        share = sum(each.wall_s for each in measured.values()) / sum(each.cpu_s for each in measured.values())
+        costs = {each: measured[each].cpu_s * share for each in measured}
         if not is_larger_worth_probing(costs, vocab_size, train_bytes / BYTES_PER_TOKEN[vocab_size], seconds):
             break
     return costs
 
 
-def measure_shape(shape: Shape, vocab_size: int, threads: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return seconds a token: forward, backward and AdamW of one microbatch, the mean of steps behind a first one."""
+def measure_shape(shape: Shape, vocab_size: int, threads: int, clocks: tuple[Clock, Clock] | None = None) -> Measured:
+    """Measure forward, backward and AdamW of one microbatch: the mean of steps behind a first one.
+
+    Args:
+        clocks: Of the wall and of the processor; this machine's when left out.
+    """
     old_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return _time_steps(_build(shape, vocab_size), shape, vocab_size, clock)
+        model = _build(shape, vocab_size)
+        return _time_steps(model, shape, vocab_size, clocks or (time.perf_counter, time.process_time))
     finally:
         torch.set_num_threads(old_threads)
 
@@ -70,15 +91,16 @@ def _build(shape: Shape, vocab_size: int) -> LlamaForCausalLM:
     )
 
 
-def _time_steps(model: LlamaForCausalLM, shape: Shape, vocab_size: int, clock: Callable[[], float]) -> float:
+def _time_steps(model: LlamaForCausalLM, shape: Shape, vocab_size: int, clocks: tuple[Clock, Clock]) -> Measured:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ids = torch.randint(vocab_size, (MICROBATCH_TOKENS // shape.tokens, shape.tokens))
-    begun = clock()
+    begun = [clock() for clock in clocks]
     for step in range(_STEPS + 1):
         if step == 1:
-            begun = clock()
+            begun = [clock() for clock in clocks]
         model(input_ids=ids, labels=ids).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    return (clock() - begun) / (_STEPS * ids.numel())
+    wall_s, cpu_s = ((clock() - start) / (_STEPS * ids.numel()) for clock, start in zip(clocks, begun, strict=True))
+    return Measured(wall_s, cpu_s)
