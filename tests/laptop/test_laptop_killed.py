@@ -70,6 +70,7 @@ def kill_in(phase, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 def test_a_run_that_is_killed_in_every_phase_ends_with_the_same_bits(folders):
     alone = start("left_alone")
     shown, _ = alone.communicate()

@@ -3,11 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_texts import write_texts
 
 from phalanx.errors import ConfigError
 from phalanx.laptop.plan import (
     PHASES,
     SHAPES,
+    PlanGrounds,
     Question,
     RowCounts,
     choose_vocabulary,
@@ -16,7 +18,8 @@ from phalanx.laptop.plan import (
     predict_loss,
 )
 from phalanx.laptop.probe import Measured, choose_threads, measure_costs, measure_shape
-from phalanx.laptop.texts import CutTexts
+from phalanx.laptop.texts import CutTexts, read_texts
+from phalanx.laptop.vocabulary import Vocabulary, fit_vocabulary
 
 ROWS = RowCounts(chats=4000, chat_bytes=1_000_000, preferences=4000)
 TEXTS = CutTexts(("x" * 1_900_000,), ("y" * 100_000,), "0" * 64, 2_000_000, is_whole=True)
@@ -29,7 +32,8 @@ def costs_of(tokens_per_s=20_000.0, shapes=SHAPES):
 
 
 def plan_of(minutes=30.0, costs=None, texts=TEXTS, rows=ROWS):
-    return make_plan(Question(texts=texts.digest, minutes=minutes), texts, rows, costs or costs_of(), 1)
+    question, vocabulary = Question(texts=texts.digest, minutes=minutes), Vocabulary(2048, 2.8)
+    return make_plan(PlanGrounds(question, texts, rows, vocabulary, 1), costs or costs_of())
 
 
 @given(st.floats(3, 600), st.floats(500, 200_000))
@@ -104,13 +108,13 @@ def test_probing_ends_with_the_first_shape_that_would_see_too_little():
         cost = costs_of(2_000)[shape] / 2
         return Measured(cost * (3 if len(probed) % 2 else 1), cost)
 
-    costs = measure_costs(2048, 1_900_000, 300.0, 1, measure)
+    costs = measure_costs(2048, 700_000, 300.0, 1, measure)
 
     assert list(costs) == probed
     small, large = probed[0], probed[-1]
     assert costs[large] / costs[small] == pytest.approx(costs_of()[large] / costs_of()[small])
     assert 2 <= len(probed) < len(SHAPES)
-    assert not is_larger_worth_probing(costs, 2048, 1_900_000 / 2.8, 300.0)
+    assert not is_larger_worth_probing(costs, 2048, 700_000, 300.0)
 
 
 def test_the_speed_is_that_of_the_steps_behind_the_first():
@@ -134,3 +138,20 @@ def test_parameters_are_those_of_the_model_that_is_trained():
 
     for shape in SHAPES[:4]:
         assert _build(shape, 512).num_parameters() == shape.num_parameters(512)
+
+
+def test_texts_of_few_words_get_as_many_tokens_as_they_support(tmp_path):
+    texts = read_texts([write_texts(tmp_path / "texts")])
+
+    vocabulary = fit_vocabulary(texts, 4096)
+
+    assert 260 <= vocabulary.size < 512
+    # what was found is what a recipe with this size makes
+    assert fit_vocabulary(texts, vocabulary.size) == vocabulary
+
+
+def test_the_vocabulary_that_suits_is_kept_where_the_texts_support_it(tmp_path):
+    texts = read_texts([write_texts(tmp_path / "texts")])
+
+    assert fit_vocabulary(texts, 280).size == 280
+    assert 1.0 < fit_vocabulary(texts, 280).bytes_per_token < 10.0

@@ -129,17 +129,27 @@ def _ask(
 
 def _plan(question: "Question", cut: "CutTexts") -> "tuple[LaptopPlan, MadeRows]":
     """Measure this machine and plan."""
-    from phalanx.laptop import RowCounts, choose_threads, choose_vocabulary, make_plan, make_rows, measure_costs
+    from phalanx.laptop import (
+        PlanGrounds,
+        RowCounts,
+        choose_threads,
+        choose_vocabulary,
+        fit_vocabulary,
+        make_plan,
+        make_rows,
+        measure_costs,
+    )
 
     made = make_rows(question, cut)
     chats, chat_bytes = _count(question.data_sft, made.chats)
     pairs, _ = _count(question.data_preferences, made.preferences)
-    train_bytes = sum(len(text.encode()) for text in cut.train)
     if not for_programs():
         say_line("measuring this machine for some seconds ...")
-    threads = choose_threads()
-    costs = measure_costs(choose_vocabulary(train_bytes), train_bytes, question.minutes * 60, threads)
-    return make_plan(question, cut, RowCounts(chats, chat_bytes, pairs), costs, threads), made
+    vocabulary, threads = fit_vocabulary(cut, choose_vocabulary(cut.train_bytes)), choose_threads()
+    text_tokens = vocabulary.count_tokens(cut.train_bytes)
+    costs = measure_costs(vocabulary.size, text_tokens, question.minutes * 60, threads)
+    rows = RowCounts(chats, chat_bytes, pairs)
+    return make_plan(PlanGrounds(question, cut, rows, vocabulary, threads), costs), made
 
 
 def _count(path: str | None, made: Any) -> tuple[int, int]:
@@ -156,6 +166,7 @@ def _show_plan(plan: "LaptopPlan", cut: "CutTexts") -> None:
     from phalanx.laptop import in_words
 
     shape = plan.shape
+    threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     whole = "" if cut.is_whole else " (the first part; the rest is not read)"
     say_figures(
         {
@@ -163,7 +174,7 @@ def _show_plan(plan: "LaptopPlan", cut: "CutTexts") -> None:
             "model": f"{plan.num_parameters:,} parameters",
             "shape": f"{shape.layers} layers, width {shape.hidden}, window {shape.tokens}",
             "vocabulary": f"{plan.vocab_size:,} tokens",
-            "speed": f"{1 / plan.seconds_per_token:,.0f} tokens/s, {plan.threads} threads",
+            "speed": f"{1 / plan.seconds_per_token:,.0f} tokens/s, {threads}",
             "whole time": f"about {in_words(sum(plan.estimates_s.values()))}",
         }
     )

@@ -10,12 +10,14 @@ from phalanx.laptop.plan import (
     PHASES as PHASES,
     LaptopPlan as LaptopPlan,
     Phase as Phase,
+    PlanGrounds as PlanGrounds,
     Question as Question,
     RowCounts as RowCounts,
     choose_vocabulary as choose_vocabulary,
     make_plan as make_plan,
 )
-from phalanx.laptop.texts import read_texts as read_texts
+from phalanx.laptop.texts import CutTexts as CutTexts, read_texts as read_texts
+from phalanx.laptop.vocabulary import fit_vocabulary as fit_vocabulary
 from phalanx.late_names import late_names
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from phalanx.laptop.phases import dump_lines
 from phalanx.laptop.plan import LaptopPlan, Phase, Question, TrainingSteps
 from phalanx.laptop.questions import make_chats, make_preferences
 from phalanx.laptop.texts import CutTexts
+from phalanx.laptop.vocabulary import MARKS
 
 PLAN_FILE = "plan.toml"
 CHATS, PREFERENCES = "texts/chats.jsonl", "texts/preferences.jsonl"
-MARKS = ("<|im_start|>", "<|im_end|>")
 _LR_SHARES: Mapping[Phase, float] = {"pretrain": 1.0, "chat": 1 / 3, "preferences": 1 / 20}
 
 

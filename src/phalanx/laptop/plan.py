@@ -10,6 +10,7 @@ from pydantic import Field
 from phalanx.config import StrictModel
 from phalanx.errors import ConfigError
 from phalanx.laptop.texts import CutTexts
+from phalanx.laptop.vocabulary import Vocabulary
 
 Phase = Literal["tokenizer", "pretrain", "chat", "preferences", "evaluate", "report"]
 PHASES: tuple[Phase, ...] = ("tokenizer", "pretrain", "chat", "preferences", "evaluate", "report")
@@ -39,8 +40,6 @@ _TOLERANCE = 1.1
 _TOKENIZER_BYTES_PER_S = 1e6
 _VOCABULARIES = ((200_000, 512), (1_000_000, 1024), (10_000_000, 2048), (50_000_000, 4096))
 _MAX_VOCABULARY = 8192
-BYTES_PER_TOKEN: Mapping[int, float] = {512: 1.9, 1024: 2.3, 2048: 2.8, 4096: 3.3, 8192: 3.7}
-"""On English prose, by size of the vocabulary; a guess until the vocabulary is there."""
 
 
 class Shape(StrictModel):
@@ -131,7 +130,7 @@ class LaptopPlan(StrictModel):
 
     question: Question
     shape: Shape
-    vocab_size: int = Field(ge=300)
+    vocab_size: int = Field(ge=260)
     threads: int = Field(ge=1)
     train_bytes: int = Field(ge=1)
     held_out_bytes: int = Field(ge=1)
@@ -166,8 +165,19 @@ class RowCounts:
     preferences: int
 
 
+@dataclass(frozen=True)
+class PlanGrounds:
+    """What a plan rests on, beside the speed of each shape."""
+
+    question: Question
+    texts: CutTexts
+    rows: RowCounts
+    vocabulary: Vocabulary
+    threads: int
+
+
 def choose_vocabulary(num_bytes: int) -> int:
-    """Return the number of tokens that so much text supports."""
+    """Return the number of tokens that suits so much text; text with few words supports fewer."""
     return next((size for limit, size in _VOCABULARIES if num_bytes < limit), _MAX_VOCABULARY)
 
 
@@ -181,9 +191,7 @@ def predict_loss(num_parameters: int, unique_tokens: float, seen_tokens: float) 
     return float(1.69 + 406.4 / num_parameters**0.34 + 410.7 / max(1.0, worth) ** 0.28)
 
 
-def make_plan(
-    question: Question, texts: CutTexts, rows: RowCounts, costs: Mapping[Shape, float], threads: int
-) -> LaptopPlan:
+def make_plan(grounds: PlanGrounds, costs: Mapping[Shape, float]) -> LaptopPlan:
     """Choose the shape and the steps.
 
     Args:
@@ -192,26 +200,24 @@ def make_plan(
     Raises:
         ConfigError: The time is too short for anything, or there are too few rows.
     """
-    _check_rows(rows)
-    plans = [_plan_shape(shape, cost, question, texts, rows, threads) for shape, cost in costs.items()]
+    _check_rows(grounds.rows)
+    plans = [_plan_shape(shape, cost, grounds) for shape, cost in costs.items()]
     fitting = [plan for plan in plans if plan is not None]
     if not fitting:
+        minutes, num_bytes = grounds.question.minutes, grounds.texts.num_bytes
         raise ConfigError(
-            f"--minutes {question.minutes:g}: too short on this machine for texts of {texts.num_bytes:,} bytes; give "
-            "more time, or less text"
-        ).about(key="--minutes", found=f"{question.minutes:g}", do="give more time, or less text")
+            f"--minutes {minutes:g}: too short on this machine for texts of {num_bytes:,} bytes; give more time, or "
+            "less text"
+        ).about(key="--minutes", found=f"{minutes:g}", do="give more time, or less text")
     return min(fitting, key=lambda plan: plan.predicted)
 
 
-def _plan_shape(
-    shape: Shape, cost: float, question: Question, texts: CutTexts, rows: RowCounts, threads: int
-) -> LaptopPlan | None:
+def _plan_shape(shape: Shape, cost: float, grounds: PlanGrounds) -> LaptopPlan | None:
     """Plan with one shape; None where its shortest phases take longer than there is time."""
-    train_bytes, held_out_bytes = (sum(len(text.encode()) for text in part) for part in (texts.train, texts.held_out))
-    vocab_size = choose_vocabulary(train_bytes)
-    per_token = BYTES_PER_TOKEN[vocab_size]
-    text_tokens, held_tokens = train_bytes / per_token, held_out_bytes / per_token
-    tokenizer_s = 1.0 + train_bytes / _TOKENIZER_BYTES_PER_S
+    question, vocabulary, texts = grounds.question, grounds.vocabulary, grounds.texts
+    text_tokens = vocabulary.count_tokens(texts.train_bytes)
+    held_tokens = vocabulary.count_tokens(texts.held_out_bytes)
+    tokenizer_s = 1.0 + texts.train_bytes / _TOKENIZER_BYTES_PER_S
     evaluate_s = 5.0 + len(TRAINED) * held_tokens * cost * _FORWARD_SHARE
     left_s = question.minutes * 60 - tokenizer_s - evaluate_s - len(TRAINED) * START_S
     if left_s < _MIN_TRAINING_S:
@@ -219,24 +225,24 @@ def _plan_shape(
     enough = MAX_PASSES * text_tokens
     pretrain = _plan_steps(left_s * _SHARES["pretrain"], enough, shape, cost, held_tokens)
     # packed rows are not quite full
-    chat_tokens = 1.3 * _CHAT_PASSES * rows.chat_bytes / per_token
+    chat_tokens = 1.3 * _CHAT_PASSES * vocabulary.count_tokens(grounds.rows.chat_bytes)
     chat = _plan_steps(left_s * _SHARES["chat"], chat_tokens, shape, cost, chat_tokens * HELD_OUT_ROWS)
     seen = pretrain.steps * pretrain.batch * shape.tokens
     plan = LaptopPlan(
         question=question,
         shape=shape,
-        vocab_size=vocab_size,
-        threads=threads,
-        train_bytes=train_bytes,
-        held_out_bytes=held_out_bytes,
+        vocab_size=vocabulary.size,
+        threads=grounds.threads,
+        train_bytes=texts.train_bytes,
+        held_out_bytes=texts.held_out_bytes,
         seconds_per_token=cost,
-        predicted=predict_loss(shape.num_parameters(vocab_size), text_tokens, seen),
+        predicted=predict_loss(shape.num_parameters(vocabulary.size), text_tokens, seen),
         is_limited_by_text=left_s * _SHARES["pretrain"] / cost > 1.2 * enough,
         tokenizer_s=tokenizer_s,
         evaluate_s=evaluate_s,
         pretrain=pretrain,
         chat=chat,
-        preferences=_plan_pairs(left_s * _SHARES["preferences"], shape, cost, rows.preferences),
+        preferences=_plan_pairs(left_s * _SHARES["preferences"], shape, cost, grounds.rows.preferences),
     )
     return plan if sum(plan.estimates_s.values()) <= question.minutes * 60 * _TOLERANCE else None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phalanx.laptop.plan import BYTES_PER_TOKEN, MICROBATCH_TOKENS, SHAPES, Shape, is_larger_worth_probing
+from phalanx.laptop.plan import MICROBATCH_TOKENS, SHAPES, Shape, is_larger_worth_probing
 
 _STEPS = 2
 Clock = Callable[[], float]
@@ -34,12 +34,12 @@ def choose_threads(measure: Measure | None = None) -> int:
     cores = len(os.sched_getaffinity(0))
     if cores == 1:
         return 1
-    shape, vocab_size = SHAPES[2], min(BYTES_PER_TOKEN)
+    shape, vocab_size = SHAPES[2], 512
     return min((cores, 1), key=lambda threads: (measure or measure_shape)(shape, vocab_size, threads).wall_s)
 
 
 def measure_costs(
-    vocab_size: int, train_bytes: int, seconds: float, threads: int, measure: Measure | None = None
+    vocab_size: int, text_tokens: float, seconds: float, threads: int, measure: Measure | None = None
 ) -> dict[Shape, float]:
     """Return seconds a token of training, by shape, beginning with the smallest.
 
@@ -56,7 +56,7 @@ def measure_costs(
         measured[shape] = (measure or measure_shape)(shape, vocab_size, threads)
         share = sum(each.wall_s for each in measured.values()) / sum(each.cpu_s for each in measured.values())
         costs = {each: measured[each].cpu_s * share for each in measured}
-        if not is_larger_worth_probing(costs, vocab_size, train_bytes / BYTES_PER_TOKEN[vocab_size], seconds):
+        if not is_larger_worth_probing(costs, vocab_size, text_tokens, seconds):
             break
     return costs
 

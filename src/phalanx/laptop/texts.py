@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,16 @@ class CutTexts:
     digest: str
     num_bytes: int
     is_whole: bool
+
+    @cached_property
+    def train_bytes(self) -> int:
+        """UTF-8 bytes of what is learned."""
+        return sum(len(text.encode()) for text in self.train)
+
+    @property
+    def held_out_bytes(self) -> int:
+        """UTF-8 bytes of what is not."""
+        return self.num_bytes - self.train_bytes
 
 
 def read_texts(paths: Sequence[Path]) -> CutTexts:
