@@ -14,7 +14,7 @@ from phalanx.errors import ConfigError, DataError
 from phalanx.laptop.plan import PHASES, TRAINED, Phase
 
 RECORDS = "done"
-FILE_OF: Mapping[Phase, str] = {"tokenizer": "tokenizer.toml"} | {phase: f"{phase}.toml" for phase in TRAINED}
+FILE_OF: Mapping[Phase, str] = {phase: f"{phase}.toml" for phase in ("tokenizer", *TRAINED)}
 """What the user may change before a phase begins."""
 RESULTS_OF: Mapping[Phase, tuple[str, ...]] = {
     "tokenizer": ("tokenizer",),

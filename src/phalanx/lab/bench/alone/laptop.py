@@ -157,7 +157,7 @@ def read_rows(arm: str) -> dict[str, Any]:
     settings = {**(shape if arm == SAME else NANOCHAT_SHAPE), "vocab_size": plan.vocab_size}
     tokenizer = Tokenizer.from_file("tokenizer/tokenizer.json")
     tokenizer.encode_special_tokens = True
-    end, ids = tokenizer.token_to_id(END_OF_TEXT), list[int]()
+    end, ids = int(tokenizer.token_to_id(END_OF_TEXT) or 0), list[int]()
     for row in read_lines(Path("texts/train.jsonl")):
         ids += [end, *tokenizer.encode(row["text"], add_special_tokens=False).ids]
     length = int(settings["tokens"]) + 1
