@@ -99,6 +99,12 @@ def test_repeated_tokens_are_worth_less_than_new_ones():
     assert predict_loss(10**6, 10**6, 4 * 10**6) < predict_loss(10**6, 10**6, 10**6)
 
 
+def test_a_model_that_is_far_too_large_for_the_text_is_not_taken():
+    few = CutTexts(("x" * 40_000,), ("y" * 4_000,), "0" * 64, 44_000, is_whole=True)
+
+    assert plan_of(600, costs_of(10**6), few).num_parameters < 500_000
+
+
 def test_probing_ends_with_the_first_shape_that_would_see_too_little():
     probed = []
 

@@ -22,6 +22,7 @@ START_S = 6.0
 _MIN_TRAINING_S = 15.0
 MAX_PASSES = 16
 """Passes over the same text bring next to nothing from here on (Muennighoff et al. 2023, arXiv 2305.16264)."""
+_TOKENS_PER_PARAMETER = 20
 MICROBATCH_TOKENS = 2048
 _STEPS = 600
 """So many steps are aimed at: with fewer, larger batches a small model learns less from the same tokens."""
@@ -182,13 +183,21 @@ def choose_vocabulary(num_bytes: int) -> int:
 
 
 def predict_loss(num_parameters: int, unique_tokens: float, seen_tokens: float) -> float:
-    """Return the loss by the law of Hoffmann et al. 2022, with repeated tokens worth less (Muennighoff et al. 2023).
+    """Return the loss by the law of Hoffmann et al. 2022, in the form of Muennighoff et al. 2023 for repeated text.
 
-    It was fitted to far larger models on other text: it ranks shapes here, and says nothing about a run's loss.
+    Repeated tokens, and parameters beyond those that suit so much different text, are worth less and less. The law was
+    fitted to far larger models on other text: it ranks shapes here, and says nothing about a run's loss.
     """
-    passes = max(0.0, seen_tokens / unique_tokens - 1)
-    worth = min(seen_tokens, unique_tokens) + unique_tokens * 15.4 * (1 - math.exp(-passes / 15.4))
-    return float(1.69 + 406.4 / num_parameters**0.34 + 410.7 / max(1.0, worth) ** 0.28)
+    suiting = unique_tokens / _TOKENS_PER_PARAMETER
+    parameters = _worth(num_parameters, suiting, 5.31)
+    tokens = _worth(seen_tokens, unique_tokens, 15.39)
+    return float(1.69 + 406.4 / max(1.0, parameters) ** 0.34 + 410.7 / max(1.0, tokens) ** 0.28)
+
+
+def _worth(amount: float, full: float, decay: float) -> float:
+    """Return what an amount is worth that is more than `full`: each further part less, by an exponential."""
+    beyond = max(0.0, amount / full - 1)
+    return min(amount, full) + full * decay * (1 - math.exp(-beyond / decay))
 
 
 def make_plan(grounds: PlanGrounds, costs: Mapping[Shape, float]) -> LaptopPlan:
