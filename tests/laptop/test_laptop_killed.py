@@ -81,7 +81,8 @@ def test_a_run_that_is_killed_in_every_phase_ends_with_the_same_bits(folders):
     stamps = {}
     for number, phase in enumerate(PHASES):
         printed = kill_in(phase, "killed")
-        for done in PHASES[:number]:
+        # the phase before this one was killed, and is done within this start
+        for done in PHASES[: max(0, number - 1)]:
             # what is done is not repeated, and its results are not touched
             assert f"{done}: done before" in printed
             record = folders / "killed" / "done" / f"{done}.json"

@@ -9,8 +9,8 @@ from phalanx.errors import ConfigError
 from phalanx.laptop.plan import (
     PHASES,
     SHAPES,
+    LaptopRequest,
     PlanGrounds,
-    Question,
     RowCounts,
     choose_vocabulary,
     is_larger_worth_probing,
@@ -32,7 +32,7 @@ def costs_of(tokens_per_s=20_000.0, shapes=SHAPES):
 
 
 def plan_of(minutes=30.0, costs=None, texts=TEXTS, rows=ROWS):
-    question, vocabulary = Question(texts=texts.digest, minutes=minutes), Vocabulary(2048, 2.8)
+    question, vocabulary = LaptopRequest(texts=texts.digest, minutes=minutes), Vocabulary(2048, 2.8)
     return make_plan(PlanGrounds(question, texts, rows, vocabulary, 1), costs or costs_of())
 
 

@@ -17,11 +17,11 @@ from phalanx.cli.doctor import doctor
 from phalanx.cli.enclave import enclave_app
 from phalanx.cli.explain import explain
 from phalanx.cli.init import init
-from phalanx.cli.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.launch import launch
 from phalanx.cli.lr import lr
 from phalanx.cli.models.checkpoint import checkpoint_app
 from phalanx.cli.models.generate import generate
+from phalanx.cli.models.laptop import LAPTOP_EPILOG, laptop
 from phalanx.cli.models.model import model_app
 from phalanx.cli.options import PLAN_EXAMPLES
 from phalanx.cli.parties.client import client

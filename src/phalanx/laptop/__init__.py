@@ -11,7 +11,7 @@ from phalanx.laptop.plan import (
     LaptopPlan as LaptopPlan,
     Phase as Phase,
     PlanGrounds as PlanGrounds,
-    Question as Question,
+    LaptopRequest as LaptopRequest,
     RowCounts as RowCounts,
     choose_vocabulary as choose_vocabulary,
     make_plan as make_plan,

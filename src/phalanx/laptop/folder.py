@@ -14,7 +14,7 @@ from phalanx.config import dump_toml, load_config
 from phalanx.data.publish import publish
 from phalanx.errors import ConfigError
 from phalanx.laptop.phases import dump_lines
-from phalanx.laptop.plan import LaptopPlan, Phase, Question, TrainingSteps
+from phalanx.laptop.plan import LaptopPlan, LaptopRequest, Phase, TrainingSteps
 from phalanx.laptop.questions import make_chats, make_preferences
 from phalanx.laptop.texts import CutTexts
 from phalanx.laptop.vocabulary import MARKS
@@ -32,14 +32,14 @@ class MadeRows:
     preferences: Sequence[dict[str, Any]]
 
 
-def make_rows(question: Question, texts: CutTexts) -> MadeRows:
+def make_rows(question: LaptopRequest, texts: CutTexts) -> MadeRows:
     """Make what the user has not given, of the documents that are learned from."""
     needs_chats, needs_pairs = question.data_sft is None, question.data_preferences is None
     chats = make_chats(texts.train) if needs_chats or needs_pairs else []
     return MadeRows(chats if needs_chats else [], make_preferences(chats) if needs_pairs else [])
 
 
-def open_plan(folder: Path, question: Question) -> LaptopPlan | None:
+def open_plan(folder: Path, question: LaptopRequest) -> LaptopPlan | None:
     """Return the plan of an earlier start of the same command; None where the folder is new.
 
     Raises:

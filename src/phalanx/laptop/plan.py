@@ -43,7 +43,7 @@ _VOCABULARIES = ((200_000, 512), (1_000_000, 1024), (10_000_000, 2048), (50_000_
 _MAX_VOCABULARY = 8192
 
 
-class Shape(StrictModel):
+class LaptopShape(StrictModel):
     """The size of a model of the family llama.
 
     Attributes:
@@ -68,15 +68,15 @@ class Shape(StrictModel):
         return vocab_size * self.hidden + self.layers * block + self.hidden
 
 
-SHAPES: tuple[Shape, ...] = (
-    Shape(layers=2, hidden=64, heads=2, tokens=256, lr=5e-3),
-    Shape(layers=3, hidden=96, heads=3, tokens=256, lr=4e-3),
-    Shape(layers=4, hidden=128, heads=4, tokens=256, lr=3e-3),
-    Shape(layers=4, hidden=192, heads=6, tokens=256, lr=2e-3),
-    Shape(layers=6, hidden=256, heads=8, tokens=256, lr=2e-3),
-    Shape(layers=6, hidden=384, heads=6, tokens=512, lr=1e-3),
-    Shape(layers=8, hidden=512, heads=8, tokens=512, lr=1e-3),
-    Shape(layers=12, hidden=768, heads=12, tokens=512, lr=6e-4),
+SHAPES: tuple[LaptopShape, ...] = (
+    LaptopShape(layers=2, hidden=64, heads=2, tokens=256, lr=5e-3),
+    LaptopShape(layers=3, hidden=96, heads=3, tokens=256, lr=4e-3),
+    LaptopShape(layers=4, hidden=128, heads=4, tokens=256, lr=3e-3),
+    LaptopShape(layers=4, hidden=192, heads=6, tokens=256, lr=2e-3),
+    LaptopShape(layers=6, hidden=256, heads=8, tokens=256, lr=2e-3),
+    LaptopShape(layers=6, hidden=384, heads=6, tokens=512, lr=1e-3),
+    LaptopShape(layers=8, hidden=512, heads=8, tokens=512, lr=1e-3),
+    LaptopShape(layers=12, hidden=768, heads=12, tokens=512, lr=6e-4),
 )
 """The sizes that a plan chooses from, the smallest first."""
 
@@ -104,7 +104,7 @@ class TrainingSteps(StrictModel):
         return max(1, self.steps // _VALIDATIONS)
 
 
-class Question(StrictModel):
+class LaptopRequest(StrictModel):
     """What the user asks for: by it a later start knows whether it is the same command.
 
     Attributes:
@@ -129,8 +129,8 @@ class LaptopPlan(StrictModel):
         is_limited_by_text: Whether the text, and not the time, ends pre-training.
     """
 
-    question: Question
-    shape: Shape
+    question: LaptopRequest
+    shape: LaptopShape
     vocab_size: int = Field(ge=260)
     threads: int = Field(ge=1)
     train_bytes: int = Field(ge=1)
@@ -170,7 +170,7 @@ class RowCounts:
 class PlanGrounds:
     """What a plan rests on, beside the speed of each shape."""
 
-    question: Question
+    question: LaptopRequest
     texts: CutTexts
     rows: RowCounts
     vocabulary: Vocabulary
@@ -200,7 +200,7 @@ def _worth(amount: float, full: float, decay: float) -> float:
     return min(amount, full) + full * decay * (1 - math.exp(-beyond / decay))
 
 
-def make_plan(grounds: PlanGrounds, costs: Mapping[Shape, float]) -> LaptopPlan:
+def make_plan(grounds: PlanGrounds, costs: Mapping[LaptopShape, float]) -> LaptopPlan:
     """Choose the shape and the steps.
 
     Args:
@@ -221,7 +221,7 @@ def make_plan(grounds: PlanGrounds, costs: Mapping[Shape, float]) -> LaptopPlan:
     return min(fitting, key=lambda plan: plan.predicted)
 
 
-def _plan_shape(shape: Shape, cost: float, grounds: PlanGrounds) -> LaptopPlan | None:
+def _plan_shape(shape: LaptopShape, cost: float, grounds: PlanGrounds) -> LaptopPlan | None:
     """Plan with one shape; None where its shortest phases take longer than there is time."""
     question, vocabulary, texts = grounds.question, grounds.vocabulary, grounds.texts
     text_tokens = vocabulary.count_tokens(texts.train_bytes)
@@ -265,7 +265,7 @@ def _check_rows(rows: RowCounts) -> None:
             ).about(key=option, found=f"{number} rows", expected=f"at least {least}")
 
 
-def _plan_steps(left_s: float, enough: float, shape: Shape, cost: float, held_tokens: float) -> TrainingSteps:
+def _plan_steps(left_s: float, enough: float, shape: LaptopShape, cost: float, held_tokens: float) -> TrainingSteps:
     """Divide the tokens that there is time for, at most `enough`, into about `_STEPS` steps."""
     # validations take a tenth of the time at most
     held_rows = max(2, int(min(held_tokens, _MAX_HELD_ROWS * shape.tokens, left_s / 10 / _pass_s(cost)) / shape.tokens))
@@ -280,7 +280,7 @@ def _plan_steps(left_s: float, enough: float, shape: Shape, cost: float, held_to
     return TrainingSteps(steps=steps, batch=batch, microbatches=microbatches, held_rows=held_rows, seconds=seconds)
 
 
-def _plan_pairs(left_s: float, shape: Shape, cost: float, num_pairs: int) -> TrainingSteps:
+def _plan_pairs(left_s: float, shape: LaptopShape, cost: float, num_pairs: int) -> TrainingSteps:
     """Plan one pass over as many pairs as there is time for: the reference reads both rows of each, then they train."""
     row_s = shape.tokens * _ROW_SHARE * cost
     pairs = max(_MIN_PAIRS, min(num_pairs, int(left_s / (2 * row_s * (1 + _FORWARD_SHARE)))))
@@ -304,7 +304,9 @@ def _pass_s(cost: float) -> float:
     return (_VALIDATIONS + 1) * _FORWARD_SHARE * cost
 
 
-def is_larger_worth_probing(costs: Mapping[Shape, float], vocab_size: int, text_tokens: float, seconds: float) -> bool:
+def is_larger_worth_probing(
+    costs: Mapping[LaptopShape, float], vocab_size: int, text_tokens: float, seconds: float
+) -> bool:
     """Whether a further, larger shape may be better than all that were measured, the last of which was the largest."""
     losses: Sequence[float] = [
         predict_loss(shape.num_parameters(vocab_size), text_tokens, min(seconds / cost, MAX_PASSES * text_tokens))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from phalanx.laptop.plan import MICROBATCH_TOKENS, SHAPES, Shape, is_larger_worth_probing
+from phalanx.laptop.plan import MICROBATCH_TOKENS, SHAPES, LaptopShape, is_larger_worth_probing
 
 _STEPS = 2
 Clock = Callable[[], float]
@@ -22,7 +22,7 @@ class Measured:
     cpu_s: float
 
 
-Measure = Callable[[Shape, int, int], Measured]
+Measure = Callable[[LaptopShape, int, int], Measured]
 """Measures one shape with a vocabulary and a number of threads."""
 
 
@@ -40,7 +40,7 @@ def choose_threads(measure: Measure | None = None) -> int:
 
 def measure_costs(
     vocab_size: int, text_tokens: float, seconds: float, threads: int, measure: Measure | None = None
-) -> dict[Shape, float]:
+) -> dict[LaptopShape, float]:
     """Return seconds a token of training, by shape, beginning with the smallest.
 
     Shapes are compared by processor time, which other work on the machine changes little; how much the clock is slower
@@ -50,8 +50,8 @@ def measure_costs(
         seconds: Time that pre-training has; a shape that would see too few tokens in it ends the search.
         measure: `measure_shape` when left out.
     """
-    measured: dict[Shape, Measured] = {}
-    costs: dict[Shape, float] = {}
+    measured: dict[LaptopShape, Measured] = {}
+    costs: dict[LaptopShape, float] = {}
     for shape in SHAPES:
         measured[shape] = (measure or measure_shape)(shape, vocab_size, threads)
         share = sum(each.wall_s for each in measured.values()) / sum(each.cpu_s for each in measured.values())
@@ -61,7 +61,9 @@ def measure_costs(
     return costs
 
 
-def measure_shape(shape: Shape, vocab_size: int, threads: int, clocks: tuple[Clock, Clock] | None = None) -> Measured:
+def measure_shape(
+    shape: LaptopShape, vocab_size: int, threads: int, clocks: tuple[Clock, Clock] | None = None
+) -> Measured:
     """Measure forward, backward and AdamW of one microbatch: the mean of steps behind a first one.
 
     Args:
@@ -76,7 +78,7 @@ def measure_shape(shape: Shape, vocab_size: int, threads: int, clocks: tuple[Clo
         torch.set_num_threads(old_threads)
 
 
-def _build(shape: Shape, vocab_size: int) -> LlamaForCausalLM:
+def _build(shape: LaptopShape, vocab_size: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocab_size,
@@ -91,7 +93,7 @@ def _build(shape: Shape, vocab_size: int) -> LlamaForCausalLM:
     )
 
 
-def _time_steps(model: LlamaForCausalLM, shape: Shape, vocab_size: int, clocks: tuple[Clock, Clock]) -> Measured:
+def _time_steps(model: LlamaForCausalLM, shape: LaptopShape, vocab_size: int, clocks: tuple[Clock, Clock]) -> Measured:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     ids = torch.randint(vocab_size, (MICROBATCH_TOKENS // shape.tokens, shape.tokens))
     begun = [clock() for clock in clocks]

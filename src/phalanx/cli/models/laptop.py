@@ -13,7 +13,7 @@ from phalanx.cli.answers.answer import Answer, for_programs
 from phalanx.cli.console import say_error, say_figures, say_line, say_rows
 
 if TYPE_CHECKING:
-    from phalanx.laptop import LaptopPlan, Question
+    from phalanx.laptop import LaptopPlan, LaptopRequest
     from phalanx.laptop.folder import MadeRows
     from phalanx.laptop.texts import CutTexts
 
@@ -103,10 +103,10 @@ def _nothing_there(out: Path) -> Exception:
 
 def _ask(
     texts: list[Path], rows: tuple[Path | None, Path | None], minutes: float, seed: int, read_texts: Any
-) -> "tuple[Question, CutTexts]":
+) -> "tuple[LaptopRequest, CutTexts]":
     """Read the texts, and look at the rows that the user gives."""
     from phalanx.errors import ConfigError
-    from phalanx.laptop import Question
+    from phalanx.laptop import LaptopRequest
     from phalanx.train.starter_sources import starter_rows
 
     names: list[str | None] = []
@@ -123,11 +123,11 @@ def _ask(
             )
         names.append(None if path is None else str(path.resolve()))
     cut: CutTexts = read_texts(texts)
-    question = Question(texts=cut.digest, minutes=minutes, seed=seed, data_sft=names[0], data_preferences=names[1])
+    question = LaptopRequest(texts=cut.digest, minutes=minutes, seed=seed, data_sft=names[0], data_preferences=names[1])
     return question, cut
 
 
-def _plan(question: "Question", cut: "CutTexts") -> "tuple[LaptopPlan, MadeRows]":
+def _plan(question: "LaptopRequest", cut: "CutTexts") -> "tuple[LaptopPlan, MadeRows]":
     """Measure this machine and plan."""
     from phalanx.laptop import (
         PlanGrounds,
