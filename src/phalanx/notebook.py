@@ -190,12 +190,12 @@ def generate(
         first = exc.errors()[0]
         raise ConfigError(f"generate: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
     if isinstance(where, TextModel):
-        return _written(where, prompt if isinstance(prompt, str) else chat or [], rule)
+        return _complete_text(where, prompt if isinstance(prompt, str) else chat or [], rule)
     path = where.directory if isinstance(where, Run) else Path(where)
     with contextlib.closing(open_text_model(path, own_code=own_code, device=device, stages=stages)) as model:
-        return _written(model, prompt if isinstance(prompt, str) else chat or [], rule)
+        return _complete_text(model, prompt if isinstance(prompt, str) else chat or [], rule)
 
 
-def _written(model: "TextModel", prompt: "str | list[ChatMessage]", rule: "SamplingRule") -> str:
-    ids = model.prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
-    return model.complete(ids, rule).text
+def _complete_text(model: "TextModel", prompt: "str | list[ChatMessage]", rule: "SamplingRule") -> str:
+    ids = model.encode_prompt(prompt) if isinstance(prompt, str) else model.chat_prompt(prompt)
+    return model.complete_prompt(ids, rule).text

@@ -32,9 +32,9 @@ class BiasedJudge:
 
     def __init__(self, likes, bias=0.0):
         self.likes, self.bias, self.asked = likes, bias, []
-        self.lineage = {"kind": "fake"}
+        self.judge_lineage = {"kind": "fake"}
 
-    def decide(self, question):
+    def first_probability(self, question):
         self.asked.append(question)
         return min(1.0, max(0.0, self.likes(question) + self.bias))
 

@@ -10,8 +10,8 @@ from phalanx.errors import CheckpointError
 def certified():
     record = CertifiedCheckpoints()
     for step, kept in ((10, [10]), (20, [10, 20]), (30, [20, 30])):
-        record.take("checkpoint", {"step": step})
-        record.take("checkpoint_saved", {"step": step, "manifest": f"digest-{step}", "kept": kept})
+        record.follow_event("checkpoint", {"step": step})
+        record.follow_event("checkpoint_saved", {"step": step, "manifest": f"digest-{step}", "kept": kept})
     return record
 
 
@@ -60,5 +60,5 @@ def test_an_older_one_is_accepted_once_its_user_said_so(certified):
 
 
 def test_a_run_without_such_events_accepts_what_it_finds():
-    CertifiedCheckpoints().check(7, "digest", "checkpoints")
-    CertifiedCheckpoints().check(None, None, "checkpoints")
+    CertifiedCheckpoints().check_newest(7, "digest", "checkpoints")
+    CertifiedCheckpoints().check_newest(None, None, "checkpoints")

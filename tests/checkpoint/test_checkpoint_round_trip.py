@@ -41,7 +41,7 @@ def test_what_was_saved_comes_back_bit_for_bit(save, owner):
     assert (checkpoint.step, checkpoint.stages, checkpoint.state) == (50, (0, 1, 2), STATE)
     for stage in range(3):
         expected = make_shard(stage, 50)
-        loaded = checkpoint.shard(stage)
+        loaded = checkpoint.read_shard(stage)
         assert loaded.num_steps == 50
         assert loaded.tensors.keys() == expected.tensors.keys()
         assert all(same_bits(loaded.tensors[name], expected.tensors[name]) for name in expected.tensors)

@@ -210,9 +210,9 @@ def test_a_file_that_changes_after_opening_is_refused_when_it_is_read(path, owne
     checkpoint = open_checkpoint(path, owner.public, run="demo", config_digest="ab" * 32)
     flip(path / "stage-1.safetensors", -1)
 
-    assert checkpoint.tensors(0)
+    assert checkpoint.stage_tensors(0)
     with pytest.raises(CheckpointError, match=r"stage-1.safetensors: altered"):
-        checkpoint.tensors(1)
+        checkpoint.stage_tensors(1)
 
 
 def test_a_damaged_newest_checkpoint_is_never_skipped_silently(save, tmp_path, owner):

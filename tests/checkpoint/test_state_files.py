@@ -48,7 +48,7 @@ def test_stages_and_parties_have_files_of_their_own(files, tmp_path):
     other = StateFiles(tmp_path, "worker-2", print)
     files.keep(1, 0, state(1))
     files.keep(2, 0, state(2))
-    other.keep(1, 0, state(3))
+    other.keep_state(1, 0, state(3))
     other.close()
 
     found = [
@@ -119,7 +119,7 @@ def test_a_disk_that_is_too_small_for_a_state_is_left_as_it_was(files, tmp_path,
 def test_a_directory_that_cannot_be_made_is_said(tmp_path, refusals):
     (tmp_path / "file").write_text("")
 
-    StateFiles(tmp_path / "file" / "journal", "worker-1", refusals.append).keep(1, 0, state(0))
+    StateFiles(tmp_path / "file" / "journal", "worker-1", refusals.append).keep_state(1, 0, state(0))
 
     assert len(refusals) == 1
 

@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from phalanx.cli import run as command_line
-from phalanx.train import describe, drill_result, load_run
+from phalanx.cli import run_command as command_line
+from phalanx.train import describe_run, drill_result, load_run
 from tiny_run_file import tiny_run_file
 
 CHAT = {"messages": [{"role": "user", "content": "two and two?"}, {"role": "assistant", "content": "four"}]}
@@ -70,7 +70,7 @@ def test_a_path_that_is_nowhere_is_told_with_the_place_where_it_was_looked_for(p
 
 def shown(run):
     page = io.StringIO()
-    Console(file=page, width=200).print(describe(run))
+    Console(file=page, width=200).print(describe_run(run))
     return page.getvalue()
 
 

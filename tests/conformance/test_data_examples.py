@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.data.build.preview import preview
+from phalanx.data.build.preview import preview_build
 from phalanx.data.build.recipe import load_recipe
 from phalanx.data.sources import open_source
 from phalanx.data.sources.warc import WarcConfig
@@ -30,7 +30,7 @@ def test_a_folder_takes_five_lines():
 
 
 def test_a_preview_of_what_cpython_carries_keeps_most_and_drops_short_texts():
-    found = preview(load_recipe(EXAMPLES / "data_docs.toml"), 40)
+    found = preview_build(load_recipe(EXAMPLES / "data_docs.toml"), 40)
 
     assert found.counts["kept"] > 20
     assert found.counts["dropped by length"] > 0

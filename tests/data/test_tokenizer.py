@@ -68,7 +68,7 @@ def test_a_tokenizer_file_gives_the_same_ids(trained, tmp_path):
 
     loaded = load_tokenizer(FileTokenizerConfig(path=path), None)
 
-    assert loaded.encode(made_documents(5)) == trained.encode(made_documents(5))
+    assert loaded.encode_texts(made_documents(5)) == trained.encode(made_documents(5))
     assert (loaded.vocab_size, loaded.eos_id) == (trained.vocab_size, trained.eos_id)
 
 

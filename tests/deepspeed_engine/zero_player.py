@@ -18,7 +18,7 @@ from zero_cases import CASES, DIRECTORY, STEPS, ZeroCase
 from phalanx.child import die_with_parent
 from phalanx.errors import ConfigError, FailedBatchError
 from phalanx.optimizers import OptimizerConfig
-from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join
+from phalanx.parallel import ParallelConfig, RankEnv, RankRecipe, RankTrainer, join_ranks
 from phalanx.parallel.deepspeed import DeepSpeedConfig, check_machine, opened_member
 from phalanx.parallel.groups.mesh import open_domain
 
@@ -47,7 +47,7 @@ def section_of(case: ZeroCase, home: Path) -> DeepSpeedConfig:
 def recipe_of(case: ZeroCase) -> RankRecipe:
     zero = {"zero": 3} if case.engine == "parallel" else {}
     return RankRecipe(
-        ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute, **zero),
+        ParallelConfig(dp=case.dp, activation_checkpointing=case.recompute_microbatch, **zero),
         adamw_of(as_case(case)),
         BATCH,
         MICROBATCHES // case.dp,
@@ -62,7 +62,7 @@ def recipe_of(case: ZeroCase) -> RankRecipe:
 def member_of(case: ZeroCase, rank: int, home: Path, number: int):
     recipe, source = recipe_of(case), source_of(as_case(case), home / "models")
     place, device = RankEnv(rank, case.dp, rank, case.dp, home / f"meeting-{number}"), torch.device("cpu")
-    with join(place, device, "00" * 32):
+    with join_ranks(place, device, "00" * 32):
         domain = open_domain(recipe.parallel, device)
         if case.engine == "parallel":
             yield RankTrainer(recipe, source, domain)
@@ -75,11 +75,13 @@ def member_of(case: ZeroCase, rank: int, home: Path, number: int):
 def play(case: ZeroCase, rank: int, home: Path, number: int) -> dict[str, object]:
     """One case on this rank; the same on all ranks but for what only rank 0 is told."""
     with member_of(case, rank, home, number) as member:
-        if case.loads and not (home / f"{case.loads}.safetensors").exists():
+        if case.seconds_by_worker and not (home / f"{case.seconds_by_worker}.safetensors").exists():
             return {"lacking": "what it goes on from could not be made on this machine"}
-        first = STEPS // 2 if case.loads else 0
-        whole = load_file(home / f"{case.loads}.safetensors") if case.loads and rank == 0 else {}
-        for stage in range(member.num_stages) if case.loads else ():
+        first = STEPS // 2 if case.seconds_by_worker else 0
+        whole = (
+            load_file(home / f"{case.seconds_by_worker}.safetensors") if case.seconds_by_worker and rank == 0 else {}
+        )
+        for stage in range(member.num_stages) if case.seconds_by_worker else ():
             tensors = {name: whole[name] for name in member.names(stage)} if rank == 0 else None
             member.load(first, stage, tensors)
         curve, failed = [], None

@@ -59,7 +59,9 @@ def test_no_extra_rows_leave_the_digest_that_old_logs_have():
     plain = StepInputs(tuple(ids.split(2)), tuple((ids + 1).split(2)), 12)
 
     assert (
-        with_extras().digest() == plain.digest() == digest_hex(ids.numpy().tobytes(), (ids + 1).numpy().tobytes())[:32]
+        with_extras().digest()
+        == plain.batch_digest()
+        == digest_hex(ids.numpy().tobytes(), (ids + 1).numpy().tobytes())[:32]
     )
 
 

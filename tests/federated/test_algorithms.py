@@ -74,7 +74,7 @@ def test_the_owners_moments_survive_it(tmp_path, kind):
         weights, state = dict(scene.owner.weights), scene.owner.state()
         scene.begin_owner()
         scene.owner.load_state(weights, state)
-        scene.owner.recall(number)
+        scene.owner.resume_rounds(number)
 
     assert torch.equal(scene.w, whole.w)
 

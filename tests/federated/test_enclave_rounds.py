@@ -16,7 +16,7 @@ from phalanx.federated.config import FederatedConfig
 from phalanx.federated.enclave.aggregator import AggregatorState, EnclaveAggregator
 from phalanx.federated.enclave.channel import SEAL, AggregatorAppraisal, bound_terms
 from phalanx.federated.enclave.process import run_aggregator
-from phalanx.federated.sealing import SealedPlace, seal, unseal
+from phalanx.federated.sealing import SealedPlace, seal_bytes, unseal_bytes
 from phalanx.security.crypto import NotRollbackProofCounter
 from phalanx.security.tee import SimAttester
 from phalanx.split.hardware.measure import measure_code
@@ -42,11 +42,11 @@ class EnclaveScene(Scene):
         counters = [NotRollbackProofCounter(home / name) for name in ("sealed", "settled")]
         state = AggregatorState(home, bytes(32), self.terms.run, *counters)
         attester = SimAttester(IDENTITIES["site-11"], self.attested)
-        self.aggregator = EnclaveAggregator(self.told, {"w": (2,)}, attester, state)
+        self.aggregator = EnclaveAggregator(self.summary_fields, {"w": (2,)}, attester, state)
         return self.aggregator
 
     @property
-    def told(self):
+    def summary_fields(self):
         """The terms that the host tells the aggregator."""
         return self.terms
 
@@ -176,7 +176,7 @@ class SmallerCohort(EnclaveScene):
     """A host that tells the aggregator of a cohort of one."""
 
     @property
-    def told(self):
+    def summary_fields(self):
         return replace(self.terms, config=self.terms.config.model_copy(update={"min_cohort": 1}))
 
 
@@ -184,7 +184,7 @@ class OtherSites(EnclaveScene):
     """A host that tells the aggregator of other sites' keys: it would be all of them but one."""
 
     @property
-    def told(self):
+    def summary_fields(self):
         puppet = IDENTITIES["site-10"].public
         return replace(
             self.terms, roster=dict.fromkeys(self.terms.roster, puppet) | {"site-0": IDENTITIES["site-0"].public}
@@ -204,19 +204,19 @@ def test_no_site_seals_for_an_aggregator_of_other_code_or_other_terms(tmp_path, 
 def test_evidence_is_good_for_the_nonce_that_was_asked_for_once_and_for_its_key_alone(tmp_path):
     scene = scene_of(tmp_path)
     site = AggregatorAppraisal(scene.terms)
-    public, evidence = scene.aggregator.evidence(site.nonce())
+    public, evidence = scene.aggregator.get_evidence(site.draw_nonce())
 
-    assert site.key(public + evidence) == public
+    assert site.appraise_key(public + evidence) == public
     with pytest.raises(AggregationError, match="unexpected evidence"):
-        site.key(public + evidence)
-    site.nonce()
+        site.appraise_key(public + evidence)
+    site.draw_nonce()
     with pytest.raises(AggregationError, match="nonce"):
-        site.key(public + evidence)
-    _, fresh = scene.aggregator.evidence(site.nonce())
+        site.appraise_key(public + evidence)
+    _, fresh = scene.aggregator.get_evidence(site.draw_nonce())
     with pytest.raises(AggregationError, match="aggregator"):
-        site.key(bytes(32) + fresh)
+        site.appraise_key(bytes(32) + fresh)
     with pytest.raises(AggregationError, match="nonce"):
-        scene.aggregator.evidence(b"short")
+        scene.aggregator.get_evidence(b"short")
 
 
 def sealed_by_all(scene: EnclaveScene, names) -> dict[str, bytes]:
@@ -228,7 +228,7 @@ def sealed_by_all(scene: EnclaveScene, names) -> dict[str, bytes]:
         answer = scene.carrier.sites[name]
         answer(m.TrainOrder(ticket=1, round=1, model=model, rate=1.0, counted=0), payload)
         _, nonce = answer(m.SumOrder(ticket=2, round=1, model=model, number=1, phase="attest"), b"")
-        evidence = b"".join(scene.aggregator.evidence(bytes(nonce)))
+        evidence = b"".join(scene.aggregator.get_evidence(bytes(nonce)))
         _, found[name] = answer(m.SumOrder(ticket=3, round=1, model=model, number=1, phase="seal"), evidence)
     return found, model
 
@@ -238,25 +238,25 @@ def test_an_owner_that_asks_for_the_same_round_without_one_site_gets_nothing_not
 ):
     scene = scene_of(tmp_path)
     sealed, model = sealed_by_all(scene, sorted(scene.trainers))
-    whole = scene.aggregator.aggregate(1, model, sealed)
+    whole = scene.aggregator.aggregate_updates(1, model, sealed)
     fewer = {name: one for name, one in sealed.items() if name != "site-4"}
 
     for _ in range(2):
         with pytest.raises(AggregationError, match="other members"):
-            scene.aggregator.aggregate(1, model, fewer)
-        again = scene.aggregator.aggregate(1, model, sealed)
+            scene.aggregator.aggregate_updates(1, model, fewer)
+        again = scene.aggregator.aggregate_updates(1, model, sealed)
         assert torch.equal(again.update, whole.update)
         scene.begin_owner()
         # the key is kept as well: what was sealed before a crash opens after it
 
 
 def test_with_its_book_forgotten_the_owner_reads_one_update_by_the_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(AggregatorState, "enter", lambda own, model, number, members: None)
+    monkeypatch.setattr(AggregatorState, "note_members", lambda own, model, number, members: None)
     scene = scene_of(tmp_path)
     sealed, model = sealed_by_all(scene, sorted(scene.trainers))
 
-    whole = scene.aggregator.aggregate(1, model, sealed).update
-    fewer = scene.aggregator.aggregate(1, model, {n: one for n, one in sealed.items() if n != "site-4"}).update
+    whole = scene.aggregator.aggregate_updates(1, model, sealed).update
+    fewer = scene.aggregator.aggregate_updates(1, model, {n: one for n, one in sealed.items() if n != "site-4"}).update
 
     torch.testing.assert_close(5 * whole - 4 * fewer, torch.tensor(FIVE[4]), atol=1e-4, rtol=1e-4)
 
@@ -285,9 +285,9 @@ def test_a_seal_is_for_one_key_and_place():
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     private, place = X25519PrivateKey.generate(), SealedPlace(SEAL, bytes(32), 1, "a" * 64, "site-0")
-    sealed = seal(place, private.public_key().public_bytes_raw(), b"update")
+    sealed = seal_bytes(place, private.public_key().public_bytes_raw(), b"update")
 
-    assert unseal(place, private, sealed) == b"update"
+    assert unseal_bytes(place, private, sealed) == b"update"
     for other in (
         replace(place, round=2),
         replace(place, model="b" * 64),
@@ -295,11 +295,11 @@ def test_a_seal_is_for_one_key_and_place():
         replace(place, terms=bytes(31) + b"x"),
     ):
         with pytest.raises(AggregationError):
-            unseal(other, private, sealed)
+            unseal_bytes(other, private, sealed)
     with pytest.raises(AggregationError):
-        unseal(place, X25519PrivateKey.generate(), sealed)
+        unseal_bytes(place, X25519PrivateKey.generate(), sealed)
     with pytest.raises(AggregationError):
-        seal(place, bytes(32), b"update")
+        seal_bytes(place, bytes(32), b"update")
 
 
 def test_the_terms_are_the_same_on_both_sides_and_other_ones_differ(tmp_path):
@@ -319,9 +319,9 @@ def test_an_aggregator_in_a_sandboxed_process_gives_the_same_weights(tmp_path):
             pytest.skip(f"this machine confines no process: {exc}")
         scene.aggregator = found
         sealed, model = sealed_by_all(scene, sorted(scene.trainers))
-        outcome = found.aggregate(1, model, sealed)
+        outcome = found.aggregate_updates(1, model, sealed)
         with pytest.raises(AggregationError, match="other members"):
-            found.aggregate(1, model, {name: one for name, one in sealed.items() if name != "site-4"})
+            found.aggregate_updates(1, model, {name: one for name, one in sealed.items() if name != "site-4"})
 
     torch.testing.assert_close(outcome.update, mean_of(0, 1, 2, 3, 4))
     assert outcome.members == tuple(sorted(scene.trainers)) and outcome.refused == {}

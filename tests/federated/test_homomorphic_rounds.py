@@ -13,7 +13,7 @@ from phalanx.errors import AggregationError, FailedRoundError
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.carriers.messages import KEPT_PHASES
 from phalanx.federated.config import FederatedConfig
-from phalanx.federated.rounds.keepers import KeptSumSite, SiteNames, packed, unpack_items
+from phalanx.federated.rounds.keepers import KeeperSumSite, SiteNames, pack_items, unpack_items
 from phalanx.federated.rounds.released import ReleasedSums
 from phalanx.security.homomorphic import MODULUS, share_out
 
@@ -127,21 +127,21 @@ def spoiled(change):
 
 
 def other_bytes(items):
-    return packed([(header, part[:-1] + bytes([part[-1] ^ 1])) for header, part in items])
+    return pack_items([(header, part[:-1] + bytes([part[-1] ^ 1])) for header, part in items])
 
 
 FORGERIES = {
     "nothing": lambda data: b"",
     "cut": lambda data: data[:-1],
     "longer": lambda data: data + b"x",
-    "one part": spoiled(lambda items: packed(items[:1])),
-    "parts exchanged": spoiled(lambda items: packed(items[::-1])),
-    "one part twice": spoiled(lambda items: packed([items[0], items[0]])),
-    "short ciphertext": spoiled(lambda items: packed([(header, part[:5000]) for header, part in items])),
+    "one part": spoiled(lambda items: pack_items(items[:1])),
+    "parts exchanged": spoiled(lambda items: pack_items(items[::-1])),
+    "one part twice": spoiled(lambda items: pack_items([items[0], items[0]])),
+    "short ciphertext": spoiled(lambda items: pack_items([(header, part[:5000]) for header, part in items])),
     "other ciphertext": spoiled(other_bytes),
-    "no signature": spoiled(lambda items: packed([(b"{}", part) for _, part in items])),
-    "signature of none": spoiled(lambda items: packed([(header[:-3] + b'0"}', part) for header, part in items])),
-    "no header": spoiled(lambda items: packed([(b"", part) for _, part in items])),
+    "no signature": spoiled(lambda items: pack_items([(b"{}", part) for _, part in items])),
+    "signature of none": spoiled(lambda items: pack_items([(header[:-3] + b'0"}', part) for header, part in items])),
+    "no header": spoiled(lambda items: pack_items([(b"", part) for _, part in items])),
     "endless": lambda data: b"\xff" * 4 + data[4:],
     "endless header": lambda data: data[:4] + b"\xff" * 12 + data[16:],
 }
@@ -189,7 +189,7 @@ def opening(scene: Scene, keeper: str, choose) -> bytes:
     """Have the owner ask a keeper to check and open what it likes of the round's parts; return what it gets."""
     order, payload = scene.sent["check"][keeper]
     parts = {name: items for name, items in zip(sorted(scene.trainers), unpack_items(payload, 5), strict=True)}
-    reply, fit = scene.carrier.sites[keeper](order, packed(choose(parts)))
+    reply, fit = scene.carrier.sites[keeper](order, pack_items(choose(parts)))
     if not isinstance(reply, m.SumReply):
         return b""
     reply, data = scene.carrier.sites[keeper](order.model_copy(update={"phase": "open"}), bytes(fit))
@@ -217,7 +217,7 @@ def test_an_owner_that_has_keepers_open_anything_but_the_sum_of_a_round_gets_not
 
 
 def test_with_keepers_that_keep_no_book_the_owner_reads_one_update_by_the_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(ReleasedSums, "enter", lambda own, model, number, members: None)
+    monkeypatch.setattr(ReleasedSums, "note_release", lambda own, model, number, members: None)
     scene = listening(scene_of(tmp_path))
     scene.owner.round(1, 1.0)
     sums = []
@@ -242,10 +242,10 @@ def test_a_keepers_book_outlives_its_process_and_a_new_key_opens_no_old_part(tmp
     _, fit = scene.carrier.sites["site-0"](order, payload)
     reply, _ = scene.carrier.sites["site-0"](*scene.sent["open"]["site-0"])
 
-    assert SiteNames.read(fit) == () and reply.reason == "refused"
+    assert SiteNames.names_from_bytes(fit) == () and reply.reason == "refused"
     book = ReleasedSums(tmp_path / "site-0")
     with pytest.raises(AggregationError):
-        book.enter(order.model, 1, ("site-0", "site-1", "site-2"))
+        book.note_release(order.model, 1, ("site-0", "site-1", "site-2"))
 
 
 def test_a_keeper_that_lies_of_what_it_opened_spoils_no_weights(tmp_path):
@@ -283,11 +283,11 @@ def test_a_key_that_no_keeper_has_signed_is_refused_by_sites_and_owner(tmp_path)
     order, keys = scene.sent["encrypt"]["site-4"]
     first, second = unpack_items(keys, 2)
     site = scene.carrier.sites["site-4"]
-    stranger = KeptSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
+    stranger = KeeperSumSite(IDENTITIES["site-4"], scene.terms, 2, tmp_path / "site-4")
     own = stranger._key_advert(stranger_key(), X25519PrivateKey.generate())
 
     for forged in ([first, first], [second, first], [first], [(second[0], first[1]), second], unpack_items(own, 1) * 2):
-        reply, _ = site(order, packed(forged))
+        reply, _ = site(order, pack_items(forged))
         assert reply == m.SiteFault(ticket=order.ticket, reason="refused")
 
 

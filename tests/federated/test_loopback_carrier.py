@@ -9,7 +9,7 @@ from rounds_scene import Scene
 
 from phalanx.errors import FrameError, PeerLostError, PeerRefusedError, TransportError
 from phalanx.federated.carriers import loopback, loopback_site
-from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue, load_identity
+from phalanx.security.crypto import Identity, RevokedParties, create_authority, issue_certificate, load_identity
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ class _Ends:
     def __init__(self, thread, how):
         self._thread, self._how = thread, how
 
-    def look(self):
+    def restart_ended_sites(self):
         if self._thread.is_alive():
             return {}
         how, self._how = self._how, {}
@@ -95,9 +95,9 @@ def test_only_certified_sites_of_this_run_are_let_in(scene, tmp_path, monkeypatc
     # one of the callers leaves without a word
     made = scene()
     monkeypatch.setattr(loopback, "_END_S", 0.5)
-    issue(made.keys, "stranger")
+    issue_certificate(made.keys, "stranger")
     create_authority(tmp_path / "foreign")
-    issue(tmp_path / "foreign", "south")
+    issue_certificate(tmp_path / "foreign", "south")
     foreign = load_identity(tmp_path / "foreign" / "south")
     trusting = Identity(
         "south",
@@ -131,7 +131,7 @@ def test_a_site_with_a_certificate_that_is_revoked_is_parted_from_and_does_not_c
     made.call_all()
     made.owner.round(1, 0.5)
 
-    RevokedParties(made.keys).add("west", "the disk was stolen")
+    RevokedParties(made.keys).revoke_party("west", "the disk was stolen")
     record = made.owner.round(2, 0.5)
     made.call("west", patience_s=2.0).join(30.0)
 

@@ -8,7 +8,7 @@ from site_adversary import AdversaryScene, Schedule
 
 from phalanx.federated.carriers import messages as m
 from phalanx.federated.rounds import keepers
-from phalanx.federated.rounds.keepers import SiteNames, packed, unpack_items
+from phalanx.federated.rounds.keepers import SiteNames, pack_items, unpack_items
 
 pytest.importorskip("tenseal", reason="needs the extra `he`")
 
@@ -16,8 +16,8 @@ ENCRYPT = ("sum", "encrypt")
 
 
 def without_seals(monkeypatch) -> None:
-    monkeypatch.setattr(keepers, "seal", lambda place, public, data: data)
-    monkeypatch.setattr(keepers, "unseal", lambda place, private, sealed: sealed)
+    monkeypatch.setattr(keepers, "seal_bytes", lambda place, public, data: data)
+    monkeypatch.setattr(keepers, "unseal_bytes", lambda place, private, sealed: sealed)
 
 
 def with_accomplice(home, what: str) -> AdversaryScene:
@@ -60,9 +60,9 @@ def test_without_seals_a_copy_of_another_sites_part_counts(tmp_path, monkeypatch
 
 def checked(scene: Scene, order, parts) -> tuple[str, ...]:
     """The sites that the first keeper finds fit of what an owner puts before it."""
-    reply, payload = scene.carrier.sites["site-0"](order.model_copy(update={"phase": "check"}), packed(parts))
+    reply, payload = scene.carrier.sites["site-0"](order.model_copy(update={"phase": "check"}), pack_items(parts))
     assert isinstance(reply, m.SumReply)
-    return SiteNames.read(bytes(payload))
+    return SiteNames.names_from_bytes(bytes(payload))
 
 
 def test_a_part_of_a_sum_that_broke_off_is_none_of_the_next_one(tmp_path):

@@ -13,7 +13,7 @@ from phalanx.federated.rounds.coordinator import RoundCoordinator
 from phalanx.federated.rounds.fleet import Fleet
 from phalanx.federated.rounds.journal import RoundJournal
 from phalanx.federated.rounds.site import Site
-from phalanx.security.crypto import create_authority, issue, load_identity
+from phalanx.security.crypto import create_authority, issue_certificate, load_identity
 from phalanx.train.sessions.site_file import read_site, terms_of
 from tiny_run_file import tiny_run_file
 
@@ -32,10 +32,10 @@ class Place:
         self.home, self.keys = home, home / "keys"
         create_authority(self.keys)
         for name in ("owner", "north", *OTHERS):
-            issue(self.keys, name)
+            issue_certificate(self.keys, name)
         self.write()
 
-    def told(self, *names: str) -> dict[str, str]:
+    def summary_fields(self, *names: str) -> dict[str, str]:
         """What sites say of their own keys, by telephone."""
         return {name: load_identity(self.keys / name).public.public_key.hex() for name in names}
 
@@ -51,7 +51,7 @@ class Place:
         """The owner, being the authority, certifies keys of its own in the others' names."""
         for name in OTHERS:
             (self.keys / name).rename(self.home / f"real-{name}")
-            issue(self.keys, name)
+            issue_certificate(self.keys, name)
 
     def begin(self):
         """North reads its file, its run and the certificates, as `phalanx site` does."""
@@ -72,10 +72,10 @@ def what_the_owner_reads(place) -> torch.Tensor:
         identity = north if name == "north" else load_identity(place.keys / name)
         trainer = Parabola(SECRET if name == "north" else torch.zeros(3))
         (place.home / f"own-{name}").mkdir()
-        sites[name] = Site(identity, terms, trainer, BookInMemory(), place.home / f"own-{name}").answer
+        sites[name] = Site(identity, terms, trainer, BookInMemory(), place.home / f"own-{name}").answer_order
     fleet, journal = Fleet(MemoryCarrier(sites)), RoundJournal(place.home / "journal")
     owner = RoundCoordinator(terms, load_identity(place.keys / "owner"), fleet, journal, {"w": torch.zeros(3)}, None)
-    record = owner.round(1, 1.0)
+    record = owner.run_round(1, 1.0)
     assert len(record.shares) == 3
     return 3 * owner.weights["w"]
 
@@ -95,7 +95,7 @@ def test_a_key_that_the_owner_has_put_in_anothers_place_is_refused_where_it_is_p
         CertificateError, match=r"south/certificate.pem: certifies the message key .* ask 'south'"
     ) as said:
         place.begin()
-    assert said.value.facts["code"] == "PHX-V014"
+    assert said.value.error_facts["code"] == "PHX-V014"
 
 
 @pytest.mark.parametrize("names", [OTHERS, ("owner", "north", *OTHERS)])

@@ -33,10 +33,10 @@ class LinearStep:
     def __init__(self, noise_multiplier=1.0):
         self.noise_multiplier, self.rate = noise_multiplier, 0.1
 
-    def epsilon(self, steps, delta):
+    def epsilon_after(self, steps, delta):
         return float(steps)
 
-    def affordable(self, epsilon, delta, at_most):
+    def affordable_steps(self, epsilon, delta, at_most):
         return min(int(epsilon), at_most)
 
 
@@ -51,7 +51,9 @@ def model_of(source, adapter=ADAPTER):
     model = WholeModel(source, config, 3, "causal_lm", 0, frozen_a=False)
     draw = torch.Generator().manual_seed(9)
     # the gradient of one factor is zero while the other one is
-    model.load({name: torch.randn(one.shape, generator=draw) * 0.2 for name, one in model.weights().items()})
+    model.load_weights(
+        {name: torch.randn(one.shape, generator=draw) * 0.2 for name, one in model.copy_weights().items()}
+    )
     return model
 
 
@@ -222,7 +224,7 @@ def test_a_round_of_which_the_budget_pays_for_a_part_is_not_begun(source, tmp_pa
 @pytest.mark.parametrize("cut", ["charges", "all", "head"])
 def test_a_ledger_from_which_charges_are_cut_is_refused(tmp_path, cut):
     rows = rows_of(tmp_path)
-    rows.ledger.charge_all(3)
+    rows.ledger.charge_batches(3)
     rows.close()
     log = tmp_path / "events.jsonl"
     if cut == "head":
@@ -237,7 +239,7 @@ def test_a_ledger_from_which_charges_are_cut_is_refused(tmp_path, cut):
 
 def test_another_run_of_the_directory_goes_on_with_its_budget_and_one_of_other_terms_is_refused(tmp_path):
     first = rows_of(tmp_path, settings(epsilon=5.0))
-    first.ledger.charge_all(3)
+    first.ledger.charge_batches(3)
     first.close()
 
     second = rows_of(tmp_path, settings(epsilon=5.0))
@@ -291,7 +293,7 @@ def test_a_site_with_a_spent_budget_is_asked_no_more_and_the_others_go_on(tmp_pa
     assert "site-4" in scene.owner.measure()
     # another owner process remembers it
     scene.begin_owner(scene.w)
-    scene.owner.recall(4)
+    scene.owner.resume_rounds(4)
     assert scene.owner.excluded == {"site-4": BUDGET_SPENT}
     assert scene.owner.spent == dict.fromkeys((f"site-{number}" for number in range(5)), 1.0)
 
@@ -304,7 +306,7 @@ def test_rounds_end_when_too_few_sites_have_a_budget_left(tmp_path):
     scene.owner.round(1, 0.1)
 
     assert budgets.is_spent
-    assert budgets.told()["sites"] == {"site-0": 1.0, "site-1": 1.0, "site-2": 1.0}
+    assert budgets.summary_fields()["sites"] == {"site-0": 1.0, "site-1": 1.0, "site-2": 1.0}
     with pytest.raises(FailedRoundError):
         scene.owner.round(2, 0.1)
 
@@ -389,11 +391,11 @@ def test_in_a_public_order_a_row_at_the_edge_of_two_epochs_is_learned_once_in_a_
 
 def test_a_real_budget_pays_for_the_rounds_that_its_noise_was_made_for(tmp_path):
     step = PoissonGaussian(1.0, 1.0)
-    wanted = settings(epsilon=(step.epsilon(6, 1e-5) + step.epsilon(7, 1e-5)) / 2, sampling="order")
+    wanted = settings(epsilon=(step.epsilon_after(6, 1e-5) + step.epsilon_after(7, 1e-5)) / 2, sampling="order")
     rows = rows_of(tmp_path, wanted, step=step)
 
     for number in (1, 2, 3):
         assert sum(1 for _ in rows.drawn(number, STEPS, SIZE)) == STEPS
     with pytest.raises(PrivacyBudgetError):
         next(rows.drawn(4, STEPS, SIZE))
-    assert step.epsilon(6, 1e-5) <= rows.ledger.epsilon_at_most <= wanted.epsilon
+    assert step.epsilon_after(6, 1e-5) <= rows.ledger.epsilon_bound <= wanted.epsilon

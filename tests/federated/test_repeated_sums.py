@@ -37,7 +37,7 @@ def test_an_owner_that_has_the_same_round_summed_again_without_one_site_gets_no_
 
 
 def test_with_sites_that_keep_no_such_book_it_reads_the_update_of_that_site(tmp_path, monkeypatch):
-    monkeypatch.setattr(ReleasedSums, "enter", lambda own, model, number, members: None)
+    monkeypatch.setattr(ReleasedSums, "note_release", lambda own, model, number, members: None)
     scene = scene_of(tmp_path)
     scene.owner.round(1, 1.0)
     first = scene.w
@@ -123,24 +123,24 @@ def test_the_journal_remembers_through_a_crash_which_sites_a_sum_was_released_fo
 
 
 def test_the_book_takes_the_same_sum_again_and_no_other(tmp_path):
-    ReleasedSums(tmp_path).enter("a" * 64, 1, ("x", "y", "z"))
+    ReleasedSums(tmp_path).note_release("a" * 64, 1, ("x", "y", "z"))
     book = ReleasedSums(tmp_path)
 
-    book.enter("a" * 64, 1, ("z", "x", "y"))
-    book.enter("b" * 64, 2, ("x", "y"))
-    book.enter("a" * 64, 2, ("x", "y"))
+    book.note_release("a" * 64, 1, ("z", "x", "y"))
+    book.note_release("b" * 64, 2, ("x", "y"))
+    book.note_release("a" * 64, 2, ("x", "y"))
     for number, members in ((1, ("x", "y")), (1, ("w", "x", "y", "z")), (2, ("x", "y", "z"))):
         with pytest.raises(AggregationError, match="their difference would reveal"):
-            book.enter("a" * 64, number, members)
+            book.note_release("a" * 64, number, members)
 
 
 def test_a_line_that_a_crash_has_cut_was_never_written_and_a_damaged_book_is_refused(tmp_path):
-    ReleasedSums(tmp_path).enter("a" * 64, 1, ("x", "y", "z"))
+    ReleasedSums(tmp_path).note_release("a" * 64, 1, ("x", "y", "z"))
     path = tmp_path / "released-sums.jsonl"
     whole = path.read_bytes()
 
     path.write_bytes(whole + b'{"members": "x')
-    ReleasedSums(tmp_path).enter("a" * 64, 1, ("x", "y", "z"))
+    ReleasedSums(tmp_path).note_release("a" * 64, 1, ("x", "y", "z"))
     assert path.read_bytes() == whole
     for damaged in (b"[]\n", b"{}\n", b"no json\n"):
         path.write_bytes(whole + damaged)

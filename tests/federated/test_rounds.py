@@ -41,7 +41,7 @@ def test_a_second_reply_to_one_order_is_no_answer(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
     scene.owner.round(1, 0.5)
     after = scene.w.clone()
-    scene.carrier.again = list(scene.carrier.replies)
+    scene.carrier.refuse_frame = list(scene.carrier.replies)
 
     scene.owner.round(2, 0.5)
 
@@ -124,7 +124,7 @@ def test_a_site_that_was_shut_out_after_its_update_came_keeps_no_owner_from_goin
     scene.owner._exclude_site("site-4", "spoiled a sum")
 
     scene.begin_owner(weights)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     record = scene.owner.round(2, 0.5)
 
     assert sorted(record.shares) == ["site-0", "site-1", "site-2", "site-3"]
@@ -141,7 +141,7 @@ def test_refusals_that_show_a_lie_are_kept_with_their_evidence_over_sessions(tmp
     scene.owner.round(1, 0.5)
     (line,) = [one for one in scene.journal._read_entries() if "refused" in one]
     scene.begin_owner(scene.w)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     lie()
     scene.owner.round(2, 0.5)
 
@@ -205,7 +205,7 @@ def test_a_killed_owner_goes_on_with_the_updates_that_it_had(tmp_path, monkeypat
     with pytest.raises(KeyboardInterrupt):
         scene.owner.round(2, 0.5)
     scene.begin_owner(weights)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     record = scene.owner.round(2, 0.5)
 
     assert len(record.shares) == 5
@@ -223,7 +223,7 @@ def test_a_round_whose_checkpoint_was_lost_is_done_again_and_nothing_counts_twic
     lost = scene.w.clone()
 
     scene.begin_owner(weights)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     scene.owner.round(2, 0.5)
 
     assert torch.equal(scene.w, lost)
@@ -234,7 +234,7 @@ def test_what_a_site_sent_in_an_earlier_session_is_a_replay_in_a_later_one(tmp_p
     scene.owner.round(1, 0.5)
     old = {one.site: one for one in scene.carrier.replies}
     scene.begin_owner(scene.w)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
     honest = scene.carrier.sites["site-0"]
 
     def replays(order, payload):
@@ -253,7 +253,7 @@ def test_a_line_that_a_crash_has_cut_is_as_if_it_had_not_been(tmp_path):
     path.write_bytes(path.read_bytes() + b'{"closed": 2, "si')
 
     scene.begin_owner(scene.w)
-    scene.owner.recall(1)
+    scene.owner.resume_rounds(1)
 
     assert len(scene.owner.round(2, 0.5).shares) == 5
 

@@ -79,7 +79,7 @@ def test_three_lost_rounds_in_a_row_end_the_session_with_those_that_were_in_all_
         scene.owner.round(4, 0.5)
     scene.adversary.schedule = None
     scene.begin_owner(scene.w)
-    scene.owner.recall(3)
+    scene.owner.resume_rounds(3)
     assert len(scene.owner.round(4, 0.5).shares) == 5
 
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.errors import ConfigError
-from phalanx.launch import DomainLaunch, Nodes, goes_on, is_kept_here
-from phalanx.launch.domain import Sizes
+from phalanx.launch import DomainLaunch, Nodes, is_supervised_here, resumes_run
+from phalanx.launch.domain import StartSizes
 from phalanx.launch.domain_ray import RayRanks, describe_domain_ray, rank_bundles
 from phalanx.launch.domain_torchrun import check_nodes, domain_command, ranks_per_machine
-from phalanx.launch.rank_host import ActorMachine, environments
+from phalanx.launch.rank_host import ActorMachine, rank_environments
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILE = ROOT / "examples" / "parallel.toml"
@@ -99,35 +99,35 @@ def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     ],
 )
 def test_only_ranks_that_an_engine_started_again_go_on_by_themselves(tmp_path, environment, expected):
-    assert goes_on(begun(tmp_path) / "run", environment) is expected
-    assert goes_on(tmp_path / "elsewhere", environment) is False
+    assert resumes_run(begun(tmp_path) / "run", environment) is expected
+    assert resumes_run(tmp_path / "elsewhere", environment) is False
 
 
 def test_train_keeps_its_ranks_unless_somebody_else_does(tmp_path):
     here = domain(tmp_path).run
 
-    assert is_kept_here(here, {})
-    assert not is_kept_here(here, {"RANK": "0"})
-    assert not is_kept_here(here, {"PHALANX_PARENT": "17"})
-    assert not is_kept_here(domain(tmp_path, "parallel.restarts=0").run, {})
+    assert is_supervised_here(here, {})
+    assert not is_supervised_here(here, {"RANK": "0"})
+    assert not is_supervised_here(here, {"PHALANX_PARENT": "17"})
+    assert not is_supervised_here(domain(tmp_path, "parallel.restarts=0").run, {})
 
 
 def test_a_rank_that_is_lost_now_and_then_comes_back():
-    sizes = Sizes([4, 2, 1], 4)
+    sizes = StartSizes([4, 2, 1], 4)
 
-    assert [sizes.next(newest) for newest in (0, 0, 10, 20, 20, 30)] == [4] * 6
+    assert [sizes.next_size(newest) for newest in (0, 0, 10, 20, 20, 30)] == [4] * 6
 
 
 def test_when_nothing_was_saved_twice_in_a_row_fewer_ranks_are_tried():
-    sizes = Sizes([4, 2, 1], 4)
+    sizes = StartSizes([4, 2, 1], 4)
 
-    assert [sizes.next(newest) for newest in (5, 5, 5, 5, 5, 5, 5)] == [4, 4, 2, 2, 1, 1, 1]
+    assert [sizes.next_size(newest) for newest in (5, 5, 5, 5, 5, 5, 5)] == [4, 4, 2, 2, 1, 1, 1]
 
 
 def test_each_rank_is_told_its_place_and_where_all_meet():
     one, other = ActorMachine("a", "10.0.0.1"), ActorMachine("b", "10.0.0.2")
 
-    found = environments([one, other, other], 1234)
+    found = rank_environments([one, other, other], 1234)
 
     assert [place["RANK"] for place in found] == ["0", "1", "2"]
     assert [place["LOCAL_WORLD_SIZE"] for place in found] == ["1", "2", "2"]
@@ -139,7 +139,7 @@ def test_each_rank_is_told_its_place_and_where_all_meet():
 def test_ranks_of_one_machine_meet_on_loopback():
     machine = ActorMachine("a", "10.0.0.1")
 
-    assert {place["MASTER_ADDR"] for place in environments([machine, machine], 1)} == {"127.0.0.1"}
+    assert {place["MASTER_ADDR"] for place in rank_environments([machine, machine], 1)} == {"127.0.0.1"}
 
 
 def test_rank_0_is_placed_where_the_run_directory_is(tmp_path):
@@ -248,13 +248,13 @@ def test_a_dry_run_prints_what_would_be_run(tmp_path, capsys, engine):
     settings = [word for one in (*TWO, *SCHEDULE) for word in ("--set", one)]
     command = ["launch", str(RUN_FILE), "--engine", engine, "--run-dir", str(tmp_path / "run"), *settings]
 
-    assert run([*command, "--dry-run"]) == 0
+    assert run_command([*command, "--dry-run"]) == 0
 
     assert "phalanx train" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
 def test_options_for_parties_are_refused_for_a_domain(capsys):
-    assert run(["launch", str(RUN_FILE), "--party", "alice"]) == 2
+    assert run_command(["launch", str(RUN_FILE), "--party", "alice"]) == 2
 
     assert "--party needs a run with [pipeline]" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def test_parties_without_keys_are_refused(keys, have, options, words):
 
 def test_a_run_without_keys_is_told_how_to_make_them():
     with pytest.raises(ConfigError, match="phalanx pki issue keys NAME` for each of owner worker-1 worker-2"):
-        _ = Launch(ROOT / "examples" / "smollm2.toml").run
+        _ = Launch(ROOT / "examples" / "smollm2.toml").run_config
 
 
 def test_local_workers_become_parties_with_certificates_of_their_own(keys):
@@ -143,7 +143,7 @@ def test_several_machines_meet_where_they_are_told(keys):
     one = launch(keys("alice"), "pipeline.transport.bind='0.0.0.0'")
     nodes = Nodes("1:3", "head:29400")
 
-    nodes.check(one)
+    nodes.check_launch(one)
 
     assert "--nnodes 1:3" in describe_torchrun(one, nodes)[-1]
     assert "--rdzv-endpoint head:29400" in describe_torchrun(one, nodes)[-1]

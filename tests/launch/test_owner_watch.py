@@ -16,10 +16,10 @@ class Owner:
         self.begun, self.said, self.left = 0, [], 0
 
     @property
-    def address(self):
+    def listen_address(self):
         return f"here:{self.begun}"
 
-    def begin(self):
+    def start_process(self):
         self.begun += 1
         self.left = self.looks
 

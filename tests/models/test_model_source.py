@@ -196,7 +196,7 @@ def test_a_tensor_that_the_index_only_promises_is_refused(directory):
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
     with pytest.raises(ModelError, match=r"'model\.layers\.9\.x' is named in .*index.json but is not in the file"):
-        ModelSource(directory).read("model.layers.9.x")
+        ModelSource(directory).read_tensor("model.layers.9.x")
 
 
 def test_a_wrong_shape_is_refused(directory):

@@ -19,7 +19,7 @@ from real_runs import (
 )
 
 from machine_patience import patience_s
-from phalanx.lab.bench.chaos.run_process import descendants
+from phalanx.lab.bench.chaos.run_process import descendant_pids
 from phalanx.security.audit import LogHead, verify_log
 from phalanx.security.crypto import load_identity
 from phalanx.telemetry import read_metrics
@@ -46,7 +46,7 @@ def assert_like(place, summary, clean, *, steps_lost=0):
 
 def kill_owner(place, process):
     """SIGKILL, and wait until the workers have followed."""
-    workers = descendants(process.popen.pid)
+    workers = descendant_pids(process.popen.pid)
     process.kill()
     deadline = time.monotonic() + patience_s(10.0)
     while [pid for pid in workers if exists(pid)]:

@@ -106,7 +106,7 @@ def test_masked_tokens_are_chosen_and_replaced_as_bert_does(rate):
     made = rows("masked", 24, rate=rate)(row, PLACE)
 
     # the same, written out token by token
-    draw = PLACE.draw("masked")
+    draw = PLACE.random_draw("masked")
     places = [at for at, token in enumerate(row.ids) if token != EOS]
     order = draw.draw_order(len(places))
     chosen = sorted(places[at] for at in order[: max(1, round(rate * len(places)))])

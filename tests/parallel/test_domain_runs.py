@@ -69,14 +69,14 @@ def alone(tmp_path_factory, cache):
 
 
 def stop_before_saving(monkeypatch, num_steps, act):
-    save = hooks.RunHooks.save
+    save = hooks.RunHooks.save_if_due
 
     def stop(self, at):
         if at == num_steps:
             act()
         save(self, at)
 
-    monkeypatch.setattr(hooks.RunHooks, "save", stop)
+    monkeypatch.setattr(hooks.RunHooks, "save_if_due", stop)
 
 
 def interrupt():
@@ -318,7 +318,7 @@ def test_a_checkpoint_of_slices_is_a_transformers_model(make_run, tmp_path):
     past = PastRun(tmp_path / "run")
     source = open_model(run.model, Path(os.environ["PHALANX_CACHE"]) / "models", run.train.seed)
 
-    export_model(past.open(), source, tmp_path / "model", adapter=None)
+    export_model(past.open_verified(), source, tmp_path / "model", adapter=None)
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", local_files_only=True)
     assert weights_digest(model.named_parameters()) == summary["final_weights_digest"]

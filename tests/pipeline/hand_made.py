@@ -12,7 +12,7 @@ from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, Commit, FetchReply, ProgressReport, SentDigest
 from phalanx.pipeline.protocol.needs import Delivery, MessageNeed, ProgressNeed, TensorsDelivery, TensorsNeed
-from phalanx.pipeline.protocol.signed import Statements, to_signed
+from phalanx.pipeline.protocol.signed import StatementReader, to_signed
 from phalanx.pipeline.protocol.tensor_stream import transfer_digest
 from phalanx.pipeline.stage.runner import finite_norm_squared
 from phalanx.pipeline.verify.facts import CommittedMessage, StepFacts, StepLedger
@@ -48,12 +48,12 @@ class HandMadeLoop(EventLoop):
     """The owner's loop, with answers to needs that a test gives."""
 
     def __init__(self, answer):
-        self.answer = answer
+        self.serve_need = answer
 
 
 def run_task(task, answer):
     """Carry a task out."""
-    return HandMadeLoop(answer).run(task)
+    return HandMadeLoop(answer).run_task(task)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class World:
 
     def __post_init__(self):
         self.facts = StepFacts(
-            self.plan, Statements(SESSION, peer), lambda kind, body: self.events.append((kind, body)), ASSIGNMENT
+            self.plan, StatementReader(SESSION, peer), lambda kind, body: self.events.append((kind, body)), ASSIGNMENT
         )
         self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW), "one class")
         self.copy = self.build()
@@ -180,7 +180,7 @@ class World:
         copy = self.build()
         x = self.tensors[(HOLDER, 0, "forward", microbatch, False)]
         gradient = self.tensors[(HOLDER, 2, "backward", microbatch, False)]
-        y, x_gradient = copy.runner.recompute(STEP, microbatch, x, gradient)
+        y, x_gradient = copy.runner.recompute_microbatch(STEP, microbatch, x, gradient)
         return y if direction == "forward" else x_gradient
 
     def answer(self, need):
@@ -211,7 +211,7 @@ class World:
                 raise TypeError(need)
         return None
 
-    def judge(self, task):
+    def judge_page(self, task):
         """Let a judge find its verdict."""
         return run_task(task, self.answer)
 

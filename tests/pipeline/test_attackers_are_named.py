@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from phalanx.lab.attacks import ATTACKS, actor
+from phalanx.lab.attacks import ATTACKS, make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig, StageRunner
 from phalanx.pipeline.evidence import message_dispute as weighing
 from phalanx.testing import tiny_run
@@ -18,7 +18,7 @@ FROM = 2
 
 def attackers(tmp_path, kind, stages, **changes):
     config = AttackConfig(**{"kind": kind, "stages": stages, "from_step": FROM, **changes})
-    return {stage: actor(config, f"worker-{stage}", tmp_path / "attack.jsonl") for stage in stages}
+    return {stage: make_actor(config, f"worker-{stage}", tmp_path / "attack.jsonl") for stage in stages}
 
 
 REFEREE_WORK = {
@@ -131,7 +131,7 @@ def test_who_expects_audits_where_they_were_is_caught_where_they_are(make_compan
 
 def test_the_referees_work_is_what_the_owner_really_computes_again(make_company, tmp_path, monkeypatch):
     again, judged = [], []
-    recompute, redo = StageRunner.recompute, weighing.redo
+    recompute, redo = StageRunner.recompute_microbatch, weighing.recompute_message
 
     def noting(self, *args):
         if threading.current_thread() is threading.main_thread():
@@ -148,8 +148,8 @@ def test_the_referees_work_is_what_the_owner_really_computes_again(make_company,
     run = tiny_run(5, guard=GuardConfig(audit_rate=1.0, step_audit_rate=0.0, owner_audit_rate=0.0))
     company = make_company(run, attackers(tmp_path, "drift", (1,)))
     # from here on: at the door the owner measures its own numeric class, with a layer that is of no stage
-    monkeypatch.setattr(StageRunner, "recompute", noting)
-    monkeypatch.setattr(weighing, "redo", judging)
+    monkeypatch.setattr(StageRunner, "recompute_microbatch", noting)
+    monkeypatch.setattr(weighing, "recompute_message", judging)
 
     company.run(FROM + 1)
 

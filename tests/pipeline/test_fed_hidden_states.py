@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from phalanx.engine import StepInputs
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig, StageSpec, build_stage
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig
@@ -62,7 +62,7 @@ def train_split(company, *, is_whole=False):
         )
     )
     taken = [simulator.step(list(zip(fed.ids, fed.labels, strict=True))) for fed in batches(company, is_whole=is_whole)]
-    return taken, simulator.adapters()
+    return taken, simulator.copy_adapters()
 
 
 def adapters_of(company):
@@ -87,7 +87,7 @@ def test_a_stage_behind_the_front_takes_hidden_states_and_refuses_tokens(make_co
     spec = StageSpec(0, 2, CUT, LAYERS - 1)
     stage = build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
 
-    assert (spec.is_first, spec.embeds) == (True, False)
+    assert (spec.is_first, spec.has_embedding) == (True, False)
     assert stage(torch.zeros(2, 8, 16)).shape == (2, 8, 16)
     with pytest.raises(Exception, match=r"expected \[batch, seq, 16\]"):
         stage(torch.zeros(2, 8, dtype=torch.int64))
@@ -130,7 +130,7 @@ def test_a_liar_in_the_middle_is_named_and_evicted_and_its_evidence_convicts(mak
     honest = make_company(fed_run())
     train(honest)
     lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=1)
-    company = make_company(fed_run(), {1: actor(lie, "worker-1")})
+    company = make_company(fed_run(), {1: make_actor(lie, "worker-1")})
 
     results = train(company)
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from phalanx.data import IGNORE
-from phalanx.lab.attacks.privacy.epsilon_bound import bound_of_many_runs
+from phalanx.lab.attacks.privacy.epsilon_bound import bound_from_many_runs
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig, learning_rate
 from phalanx.pipeline import GuardConfig, PipelineConfig, RowPrivacy, StageRunner
@@ -267,7 +267,7 @@ def test_without_a_guard_what_comes_out_has_no_noise(start, known_noise):
         assert torch.allclose(released[name], total / PRIVACY.mean_rows, atol=1e-6), name
     hidden = company_gradients(company, 2)
     off = torch.cat([(hidden[name] - total / PRIVACY.mean_rows).flatten() for name, total in bare[2].items()])
-    assert float(off.std()) == pytest.approx(PRIVACY.deviation / PRIVACY.mean_rows, rel=0.05)
+    assert float(off.std()) == pytest.approx(PRIVACY.noise_deviation / PRIVACY.mean_rows, rel=0.05)
     assert not company.verdicts
 
 
@@ -307,15 +307,15 @@ def test_a_reader_of_the_weights_proves_no_more_than_the_accountant_quotes(start
 
     The best that it can do is to look along the row's own clipped gradient. Without the noise that proves more.
     """
-    quoted = PoissonGaussian(noise_multiplier=1.0, rate=1.0).epsilon(1, 1e-5)
+    quoted = PoissonGaussian(noise_multiplier=1.0, rate=1.0).epsilon_after(1, 1e-5)
 
     absent, present = what_a_reader_sees(start(private_run(UNGUARDED, lr=1e-30), privacy=AUDITED), range(4), 600)
-    proved = bound_of_many_runs(absent, present, 1e-5)
+    proved = bound_from_many_runs(absent, present, 1e-5)
 
     assert 0.5 < proved <= quoted
     liar = start(private_run(UNGUARDED, lr=1e-30), {1: Actor(wrap_copy=without_noise)}, AUDITED)
     absent, present = what_a_reader_sees(liar, [1], 5)
-    assert bound_of_many_runs(absent * 120, present * 120, 1e-5) > quoted
+    assert bound_from_many_runs(absent * 120, present * 120, 1e-5) > quoted
 
 
 AUDITED = RowPrivacy(clip_norm=0.05, noise_multiplier=1.0, mean_rows=1)
@@ -354,5 +354,7 @@ def test_a_sample_without_rows_is_a_step_of_noise_alone(start, known_noise):
 
     numbers = sum(tensor.numel() for stage in weights_of(company) for tensor in stage.values())
     assert result.loss == 0.0
-    assert result.gradient_norm == pytest.approx(PRIVACY.deviation / PRIVACY.mean_rows * math.sqrt(numbers), rel=0.02)
+    assert result.gradient_norm == pytest.approx(
+        PRIVACY.noise_deviation / PRIVACY.mean_rows * math.sqrt(numbers), rel=0.02
+    )
     assert not company.verdicts

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -16,7 +16,7 @@ DIRECTION = {"forward_sign_flip": "forward", "backward_gaussian": "backward"}
 
 def attacker(kind, stage, **when):
     config = AttackConfig(kind=kind, stages=(stage,), **{"from_step": 1} | when)
-    return actor(config, f"worker-{stage}")
+    return make_actor(config, f"worker-{stage}")
 
 
 @pytest.mark.parametrize(

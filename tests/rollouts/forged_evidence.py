@@ -49,7 +49,7 @@ def forgeries_of(drill: Drill) -> Iterator[Forgery]:
     certificates = drill.pki.desk(drill.home).certificates
     plain["certificates"] = {name: certificates[name] for name in ("owner", VICTIM)}
     asked = [header for name, header in table.sent if (name, header.fields.kind) == (VICTIM, RolloutRequest.kind)]
-    answers = [item for item in table.answered if item.sender == VICTIM]
+    answers = [item for item in table.repeated_answer if item.sender == VICTIM]
     for offence, (at, request), (n, answer), second in itertools.product(
         OFFENCES, enumerate(asked), enumerate(answers), [None, *answers]
     ):
@@ -81,8 +81,8 @@ def _files(
     }
     for is_altered, has_weights in itertools.product((False, True), (True, False)):
         record = copy.deepcopy(dict(plain))
-        record["verdict"].update(party=VICTIM, step=request.step, request=request.digest, offence=offence)
-        record["verdict"].update(prompt=request.places[0][0], sample=0)
+        record["verdict"].update(party=VICTIM, step=request.step, request=request.request_digest, offence=offence)
+        record["verdict"].update(prompt=request.text_places[0][0], sample=0)
         record["headers"] = {
             role: {"header": one.header_bytes.decode(), "signature": one.signature.hex()}
             for role, one in headers.items()

@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.errors import CutLogError, SignatureError
-from phalanx.security.audit import AuditLog, PublicHead, PublicLines
+from phalanx.security.audit import AuditLog, PublicEntries, PublicHead
 from phalanx.security.audit import public_head as module
-from phalanx.security.audit.public_head import PublicLine
+from phalanx.security.audit.public_head import PublicEntry
 from phalanx.security.crypto import Identity
 
 RUN = "ab" * 16
@@ -13,10 +13,10 @@ OWNER = Identity.without_certificate("owner")
 
 
 def lines(*digests, forced=0, run=RUN, owner=OWNER):
-    found = PublicLines(owner, run)
+    found = PublicEntries(owner, run)
     for digest in digests:
-        found.take("step", digest * 64)
-    found.forced(forced)
+        found.count_entry("step", digest * 64)
+    found.note_forced(forced)
     return found
 
 
@@ -84,10 +84,10 @@ def test_a_log_of_which_nothing_was_ever_on_the_disk_may_be_lost_with_the_machin
     "change",
     [
         {"run": "cd" * 16},
-        {"last": PublicLine(number=5, digest="3" * 64)},
-        {"last": PublicLine(number=3, digest="4" * 64)},
+        {"last": PublicEntry(number=5, digest="3" * 64)},
+        {"last": PublicEntry(number=3, digest="4" * 64)},
         {"forced": None},
-        {"forced": PublicLine(number=2, digest="3" * 64)},
+        {"forced": PublicEntry(number=2, digest="3" * 64)},
         {"boot": None},
         {"boot": "5" * 64},
         {"signature": "0" * 128},
@@ -117,32 +117,36 @@ def test_the_name_of_the_boot_is_told_to_nobody_and_says_nothing_across_runs():
 def test_what_the_guard_suspects_is_not_counted(log):
     log.append("run_started", {})
     log.append("step", {})
-    before = log.public_lines.head()
+    before = log.public_entries.head()
 
     for kind in ("drift", "alarm", "gradient_doubted", "screen_hit", "refused", "fault", "dismissed"):
         log.append(kind, {"party": "worker-1"})
 
-    assert log.public_lines.head() == before
+    assert log.public_entries.head() == before
 
 
 @pytest.mark.parametrize("kind", sorted(module.PUBLIC_KINDS))
 def test_what_everybody_sees_anyway_is_counted(log, kind):
     log.append(kind, {})
 
-    assert log.public_lines.head().last == PublicLine(number=1, digest=log.head.digest)
+    assert log.public_entries.head().last == PublicEntry(number=1, digest=log.head.digest)
 
 
 def test_lines_are_on_the_disk_after_a_sync_and_after_reopening(log, tmp_path):
     log.append("run_started", {})
-    assert log.public_lines.head().forced is None
+    assert log.public_entries.head().forced is None
     log.sync()
     log.append("evicted", {})
 
-    head = log.public_lines.head()
+    head = log.public_entries.head()
     assert (head.forced.number, head.last.number) == (1, 2)
     log.close()
     with AuditLog(tmp_path / "events.jsonl", OWNER, RUN) as again:
-        assert again.public_lines.head().forced == again.public_lines.head().last == head.last
+        assert (
+            again.public_entries.signed_public_head().forced
+            == again.public_entries.signed_public_head().last
+            == head.last
+        )
 
 
 def test_a_head_is_signed_once_until_the_log_has_news():

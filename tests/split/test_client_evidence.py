@@ -30,7 +30,7 @@ class Heard:
         return False
 
     @property
-    def told(self):
+    def summary_fields(self):
         return [(one.kind, one.client, getattr(one, "reason", "")) for one in self.words]
 
 
@@ -41,7 +41,7 @@ def without(binding):
 
 def of_a_changed_program(session, name):
     attester = SimAttester(session.house.identities[name], b"\x09" * 32)
-    return lambda binding: attester.evidence(binding).to_bytes()
+    return lambda binding: attester.make_evidence(binding).to_bytes()
 
 
 def run(source, directory, steps, **given):
@@ -56,7 +56,7 @@ def run(source, directory, steps, **given):
         lead.end()
         session.wait()
     assert list(session.failures) == []
-    return found, heard.told
+    return found, heard.summary_fields
 
 
 def test_clients_that_bring_evidence_train_the_bits_of_clients_that_bring_none(source, tmp_path):
@@ -108,7 +108,7 @@ def test_a_client_whose_evidence_does_not_pass_has_no_link_and_nothing_of_it_is_
 
         assert session.server._trainer.num_learned == 0
         assert not session.server._turns.is_ready
-    assert ("client_evidence_refused", "south", reason) in heard.told
+    assert ("client_evidence_refused", "south", reason) in heard.summary_fields
 
 
 def test_an_owner_that_has_not_met_the_enclave_yet_hears_of_a_refusal_when_the_session_ends_with_it(source, tmp_path):
@@ -125,7 +125,7 @@ def test_an_owner_that_has_not_met_the_enclave_yet_hears_of_a_refusal_when_the_s
             owner.line.hear(say.EvidenceReply)
 
     # of evidence that has passed nothing is said to an owner that does not know to whom it listens
-    assert heard.told == [("client_evidence_refused", "south", "missing_evidence")]
+    assert heard.summary_fields == [("client_evidence_refused", "south", "missing_evidence")]
 
 
 def test_the_same_clients_take_part_where_the_run_file_has_no_policy_for_them(source, tmp_path):
@@ -187,6 +187,9 @@ def test_a_client_that_does_not_bring_new_evidence_in_time_is_refused(source, tm
 
 def test_without_policies_a_handshakes_messages_have_the_bytes_that_they_had():
     assert say.EvidenceReply().model_dump(mode="json") == {}
-    assert say.Call(token_bytes=0).model_dump(mode="json") == {"token_bytes": 0}
+    assert say.HandshakeCall(token_bytes=0).model_dump(mode="json") == {"token_bytes": 0}
     assert say.EvidenceReply(nonce="ab" * 32).model_dump(mode="json") == {"nonce": "ab" * 32}
-    assert say.Call(token_bytes=3, evidence_bytes=4).model_dump(mode="json") == {"token_bytes": 3, "evidence_bytes": 4}
+    assert say.HandshakeCall(token_bytes=3, evidence_bytes=4).model_dump(mode="json") == {
+        "token_bytes": 3,
+        "evidence_bytes": 4,
+    }

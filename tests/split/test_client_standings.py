@@ -8,7 +8,7 @@ from phalanx.config import canonical_json
 from phalanx.errors import CheckpointError
 from phalanx.security.crypto import parse_canonical
 from phalanx.split.admission.config import ClientAdmissionConfig
-from phalanx.split.admission.standings import ClientStandings, as_facts
+from phalanx.split.admission.standings import ClientStandings, refusal_facts
 
 CLIENTS = ("north", "south", "west")
 
@@ -32,7 +32,7 @@ def test_what_is_not_finite_never_passes_and_is_told_without_a_figure(norm):
 
     assert found.judge_norms(0, {"north": norm, "south": 1e30}) == ["south"]
     (refusal,) = found.news()
-    assert refusal.reason == "not_finite" and as_facts(refusal)["figure"] is None
+    assert refusal.reason == "not_finite" and refusal_facts(refusal)["figure"] is None
 
 
 def test_a_client_is_shut_out_when_it_was_refused_so_often_in_a_row_and_not_before():

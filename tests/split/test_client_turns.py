@@ -114,7 +114,7 @@ def test_no_turn_begins_inside_another(measuring):
 def test_no_turn_begins_after_the_end_has(ready):
     ready.conclude()
     for name in CLIENTS:
-        ready.concluded(name)
+        ready.note_concluded(name)
 
     with pytest.raises(FrameError, match="turn of step 3"):
         ready.begin(turn(), 3)
@@ -190,12 +190,12 @@ def test_the_order_of_clients_is_in_no_bit_of_the_sum(turns):
     sums = []
     for order in (losses, losses[::-1]):
         found = ClientTurns(("north",), MODEL, num_classes=0)
-        found.ready("north", word())
-        found.begin(turn(), 3)
+        found.note_ready("north", word())
+        found.begin_turn(turn(), 3)
         for loss in order:
-            found.measured("north", loss, 1, [], [])
-        found.done("north", TurnDone(step=3))
-        sums.append(found.finished()[1][0])
+            found.note_measurement("north", loss, 1, [], [])
+        found.note_done("north", TurnDone(step=3))
+        sums.append(found.pop_finished_turn()[1][0])
 
     assert sums == [1.0, 1.0]
 
@@ -204,15 +204,15 @@ def test_a_client_that_does_not_count_when_the_turn_is_complete_is_in_no_number_
     counting = set(CLIENTS)
     found = ClientTurns(CLIENTS, MODEL, num_classes=2, counts=counting.__contains__)
     for name in CLIENTS:
-        found.ready(name, word())
-    found.begin(turn(), 3)
-    found.measured("south", 90.0, 2, found=[0, 1], true=[0, 0])
-    found.measured("north", 0.25, 1, found=[1], true=[1])
-    found.done("south", TurnDone(step=3))
+        found.note_ready(name, word())
+    found.begin_turn(turn(), 3)
+    found.note_measurement("south", 90.0, 2, found=[0, 1], true=[0, 0])
+    found.note_measurement("north", 0.25, 1, found=[1], true=[1])
+    found.note_done("south", TurnDone(step=3))
     counting.remove("south")
-    found.done("north", TurnDone(step=3))
+    found.note_done("north", TurnDone(step=3))
 
-    assert found.finished() == (turn(), [0.25, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    assert found.pop_finished_turn() == (turn(), [0.25, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -227,7 +227,7 @@ def test_word_of_another_step_completes_no_turn(measuring, step):
 def test_the_end_is_there_when_every_client_has_compared(ready):
     ready.conclude()
 
-    assert [ready.concluded(name) for name in CLIENTS] == [False, True]
+    assert [ready.note_concluded(name) for name in CLIENTS] == [False, True]
 
 
 def test_the_end_does_not_begin_inside_a_turn(measuring):
@@ -237,16 +237,16 @@ def test_the_end_does_not_begin_inside_a_turn(measuring):
 
 def test_a_client_concludes_once_and_only_when_it_was_asked(ready):
     with pytest.raises(FrameError, match="was not asked to conclude"):
-        ready.concluded("north")
+        ready.note_concluded("north")
     ready.conclude()
-    ready.concluded("north")
+    ready.note_concluded("north")
     with pytest.raises(FrameError, match="was not asked to conclude"):
-        ready.concluded("north")
+        ready.note_concluded("north")
 
 
 def test_a_turn_is_no_word_of_the_end(measuring):
     with pytest.raises(FrameError, match="was not asked to conclude"):
-        measuring.concluded("north")
+        measuring.note_concluded("north")
 
 
 # --- who is waited for -----------------------------------------------------------------------------------------------

@@ -110,11 +110,11 @@ def test_who_is_not_there_and_who_is_silent_is_lost_in_time(ends):
 def test_garbage_ends_the_pipe_and_takes_no_memory(garbage):
     here, there = socket.socketpair()
     pipe = FramePipe(here, 1000)
-    pipe.wire("owner").serve(lambda raw, sender: b"", "run")
+    pipe.open_wire("owner").serve_frames(lambda raw, sender: b"", "run")
 
     there.sendall(garbage)
 
     with pytest.raises(PeerLostError):
-        pipe.wire("owner").deliver("enclave", b"x", 0.2)
+        pipe.open_wire("owner").deliver_frame("enclave", b"x", 0.2)
     pipe.close()
     there.close()

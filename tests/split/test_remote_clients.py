@@ -307,7 +307,7 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
         turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
 
         for now[0] in (9.0, 10.0):
-            session.server._tell_who_is_awaited(turns)
+            session.server._tell_awaited_clients(turns)
         session.endpoints[ENCLAVE].flush(5.0)
         lead.parties[0].line.heed()
 

@@ -11,7 +11,7 @@ from split_scene import HIDDEN, LAYERS, SEQ, VOCAB, same
 from phalanx.engine import StepInputs
 from phalanx.errors import FrameError
 from phalanx.models import LoraConfig, ModelConfig, open_model
-from phalanx.objectives import IGNORE, causal_lm
+from phalanx.objectives import IGNORE, causal_lm_loss
 from phalanx.optimizers import learning_rate
 from phalanx.split import ENCLAVE, FrontPart, build_back
 from phalanx.split.roles.remote_lead import ScoreTotals
@@ -91,7 +91,7 @@ def test_the_steps_are_those_of_one_process_on_the_union_within_rounding(tmp_pat
     house = TalkHouse(quiet, tmp_path / "same")
     config = house.config("x")
     front, back = FrontPart(quiet, config.split.cut), build_back(quiet, config.split.cut, adapter=LoraConfig(rank=2))
-    trained = back.trainable()
+    trained = back.trainable_parameters()
     optimizer = torch.optim.AdamW(
         trained.values(),
         lr=config.optimizer.lr,
@@ -102,7 +102,7 @@ def test_the_steps_are_those_of_one_process_on_the_union_within_rounding(tmp_pat
     back.train()
     for step in range(STEPS):
         ids, labels = (torch.cat(column) for column in batch(step))
-        loss, targets = causal_lm(back(front(ids)), labels)
+        loss, targets = causal_lm_loss(back(front(ids)), labels)
         optimizer.zero_grad()
         (loss / targets).backward()
         norm = torch.nn.utils.clip_grad_norm_(trained.values(), config.optimizer.clip_norm)

@@ -38,8 +38,8 @@ def test_a_session_trains_what_the_simulator_trains(source, tmp_path):
         weights = dict(session.server._trainer.weights())
 
     assert losses == train(simulator, 3)
-    assert measured == simulator.measure(*batch_of(50)[0])
-    assert same(weights, simulator.adapters())
+    assert measured == simulator.measure_held_out(*batch_of(50)[0])
+    assert same(weights, simulator.copy_adapters())
 
 
 def test_sealed_and_plaintext_sessions_have_the_same_digest(source, tmp_path):
@@ -122,10 +122,10 @@ def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_pa
         owner, client, *_ = session.lead.parties
 
         for asked, answer in (
-            (say.Keep(), say.SealedState),
-            (say.Settle(number=1), say.SettleReply),
-            (say.AskRelease(), say.ReleaseEnd),
-            (say.Weigh(), say.WeightsReply),
+            (say.StateRequest(), say.SealedState),
+            (say.SettleRequest(number=1), say.SettleReply),
+            (say.AdaptersRequest(), say.ReleaseEnd),
+            (say.WeightsRequest(), say.WeightsReply),
         ):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER}"):
                 client.line.ask(asked, answer)
@@ -209,12 +209,12 @@ def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source
 
 def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
     with House(source, tmp_path, reattest_every=2).open() as session:
-        first = [party.appraisal for party in session.lead.parties]
+        first = [party.latest_appraisal for party in session.lead.parties]
         session.step(0)
         session.step(1)
-        assert [party.appraisal for party in session.lead.parties] == first
+        assert [party.latest_appraisal for party in session.lead.parties] == first
         session.step(2)
-        again = [party.appraisal for party in session.lead.parties]
+        again = [party.latest_appraisal for party in session.lead.parties]
 
     assert all(one.binding.nonce != other.binding.nonce for one, other in zip(first, again, strict=True))
 
@@ -248,9 +248,9 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
     class Spy(SimulatedWorker):
         seen = b""
 
-        def multiply(self, requests):
+        def multiply_masked(self, requests):
             self.seen += b"".join(request.values.tobytes() for request in requests)
-            return super().multiply(requests)
+            return super().multiply_masked(requests)
 
     worker, house = Spy(), House(source, tmp_path / "masked", "masked", masked=MaskedConfig(rows=8))
     offload = MaskingClient(worker, process_pads("run"), house.split.masked)
@@ -270,8 +270,8 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
 
 def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path):
     class Liar(SimulatedWorker):
-        def multiply(self, requests):
-            answers = super().multiply(requests)
+        def multiply_masked(self, requests):
+            answers = super().multiply_masked(requests)
             answers[0].values[0, 0] ^= 1
             return answers
 

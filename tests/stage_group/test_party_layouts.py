@@ -10,7 +10,7 @@ from phalanx.errors import ConfigError, StaleReplicaError, TrainingError
 from phalanx.models import LoraConfig, PrefixConfig, open_model
 from phalanx.pipeline import GuardConfig, PartyLayout, StageCopy
 from phalanx.pipeline.worker.worker_file import load_worker
-from phalanx.security.crypto import create_authority, issue
+from phalanx.security.crypto import create_authority, issue_certificate
 from phalanx.stage_group import open_group
 from phalanx.stage_group.group import check_plan
 from phalanx.stage_group.state_shards import keepers_of
@@ -52,7 +52,7 @@ def plan(plan_of):
 def open_ranks(tmp_path, fork_server):
     """Starts the ranks of a layout; returns what puts them in the place of a plain copy."""
     create_authority(tmp_path)
-    identity = str(issue(tmp_path, "worker-1"))
+    identity = str(issue_certificate(tmp_path, "worker-1"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(forked_workers(fork_server))
 
@@ -91,19 +91,19 @@ def step_of(copy, plan, step):
         sent[f"y{number}"] = runner.forward(step, number, x)
     for number, (_, gradient) in enumerate(inputs):
         sent[f"x{number}"] = runner.backward(step, number, gradient)
-    y, x_gradient = runner.recompute(step, 0, *inputs[0])
+    y, x_gradient = runner.recompute_microbatch(step, 0, *inputs[0])
     assert torch.equal(y, sent["y0"])
     assert torch.equal(x_gradient, sent["x0"])
-    assert torch.equal(runner.recompute(step, 0, inputs[0][0], None)[0], sent["y0"])
+    assert torch.equal(runner.recompute_microbatch(step, 0, inputs[0][0], None)[0], sent["y0"])
     return sent, runner.gradients()
 
 
 def behaves_as_a_plain_copy(plan, group):
-    plain, shared = StageCopy.empty(plan, 1), group.wrap(StageCopy.empty(plan, 1), True)
+    plain, shared = StageCopy.build_empty(plan, 1), group.wrap(StageCopy.build_empty(plan, 1), True)
     state = drawn(plain, 0)
     for copy in (plain, shared):
-        copy.load(state, 3)
-    assert shared.digest() == plain.digest()
+        copy.load_tensors(state, 3)
+    assert shared.digest() == plain.compute_digest()
 
     for step in (3, 4):
         expected, gradients = step_of(plain, plan, step)
@@ -113,17 +113,17 @@ def behaves_as_a_plain_copy(plan, group):
         shared.runner.abandon()
         # of one gradient both make one state, bit for bit
         for copy in (plain, shared):
-            copy.apply(step, gradients, 0.7)
-        assert shared.digest() == plain.digest()
-        assert all(torch.equal(shared.state()[name], one) for name, one in plain.state().items())
+            copy.apply_update(step, gradients, 0.7)
+        assert shared.digest() == plain.compute_digest()
+        assert all(torch.equal(shared.state()[name], one) for name, one in plain.state_tensors().items())
     shared.rewind(4)
-    plain.rewind(4)
-    assert (shared.step, shared.digest()) == (4, plain.digest())
+    plain.rewind_to(4)
+    assert (shared.step, shared.digest()) == (4, plain.compute_digest())
     assert torch.equal(step_of(shared, plan, 4)[0]["y1"], sent["y1"])
     shared.runner.abandon()
     with pytest.raises(StaleReplicaError, match="the state of step 2 is not saved"):
         shared.rewind(2)
-    assert shared.digest() == plain.digest()
+    assert shared.digest() == plain.compute_digest()
     return plain, shared
 
 
@@ -131,7 +131,7 @@ def undoes_and_refuses_as_a_plain_copy(plain, shared):
     gradients = {name: torch.ones_like(one) for name, one in plain.module.trainable().items()}
     before = shared.digest()
     for copy in (plain, shared):
-        copy.optimizer.snapshot()
+        copy.optimizer.keep_snapshot()
         copy.apply(copy.step, gradients, 1.0)
     assert shared.digest() == plain.digest() != before
     undo = plain.optimizer.undo_state()

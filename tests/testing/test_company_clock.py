@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.pipeline import PipelineConfig
 from phalanx.pipeline.protocol.messages import Assign, Commit, Fault
-from phalanx.testing import Actor, CompanyClock, MemoryCompany, Stall, only, tiny_run
+from phalanx.testing import Actor, CompanyClock, MemoryCompany, Stall, rewrite_only, tiny_run
 from phalanx.testing.endpoint import MemoryWire
 
 LONG_S = 0.25
@@ -31,7 +31,7 @@ def company(tmp_path, cache):
 
 def in_step(number, act):
     """Do something before the commitment of one step is sent, or instead."""
-    return only(Commit, lambda outgoing, commit: act(outgoing) if commit.step == number else [outgoing])
+    return rewrite_only(Commit, lambda outgoing, commit: act(outgoing) if commit.step == number else [outgoing])
 
 
 def slowly(outgoing):
@@ -56,7 +56,7 @@ def test_a_party_that_gets_no_cpu_for_longer_than_patience_is_not_missed(company
 
 
 def test_no_time_passes_while_a_frame_is_under_way(company, monkeypatch):
-    deliver, frames = MemoryWire.deliver, []
+    deliver, frames = MemoryWire.deliver_frame, []
 
     def sometimes_slowly(self, receiver, raw, timeout_s):
         frames.append(receiver)
@@ -65,7 +65,7 @@ def test_no_time_passes_while_a_frame_is_under_way(company, monkeypatch):
         return deliver(self, receiver, raw, timeout_s)
 
     with company() as honest:
-        monkeypatch.setattr(MemoryWire, "deliver", sometimes_slowly)
+        monkeypatch.setattr(MemoryWire, "deliver_frame", sometimes_slowly)
         honest.run(1)
 
         assert (honest.lost, honest.clock.now()) == ([], 0.0)
@@ -84,12 +84,12 @@ def test_a_stall_is_silence_wherever_it_is(company):
     stall = Stall()
 
     def hang(outgoing):
-        stall.wait(60.0)
+        stall.wait_until_over(60.0)
         return [outgoing]
 
     with company({"worker-2": Actor(rewrite=in_step(1, hang))}, patience_s=30.0) as company:
         company.run(2)
-        stall.end()
+        stall.release_party()
 
         assert company.lost == ["worker-2"]
         assert company.clock.now() > 30.0
@@ -97,10 +97,10 @@ def test_a_stall_is_silence_wherever_it_is(company):
 
 def test_a_stall_that_is_over_is_no_silence_even_before_its_party_is_awake(company):
     stall = Stall()
-    stall.end()
+    stall.release_party()
 
     def hang(assign: Assign):
-        stall.wait(60.0)
+        stall.wait_until_over(60.0)
 
     with company({"worker-2": Actor(hear=hang)}) as honest:
         honest.run(1)
@@ -110,13 +110,13 @@ def test_a_stall_that_is_over_is_no_silence_even_before_its_party_is_awake(compa
 
 def test_the_clock_tells_before_it_passes():
     clock, seen = CompanyClock(), []
-    clock.on_tick.append(lambda: seen.append(clock.now()))
+    clock.on_tick.append(lambda: seen.append(clock.awake_seconds()))
 
-    clock.tick(0.5)
-    clock.tick(0.25)
+    clock.pass_time(0.5)
+    clock.pass_time(0.25)
 
     assert seen == [0.0, 0.5]
-    assert clock.now() == clock.wall() == 0.75
+    assert clock.awake_seconds() == clock.wall_seconds() == 0.75
 
 
 def test_whoever_talks_at_every_tick_is_heard_at_every_tick(company):

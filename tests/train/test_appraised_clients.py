@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from phalanx.config import digest
+from phalanx.config import digest_config
 from phalanx.errors import FrameError
 from phalanx.split import SplitConfig
 from phalanx.split.channel import turn_messages as ask
-from phalanx.train.records.record import in_words
+from phalanx.train.records.record import describe_event
 from phalanx.train.sessions.split_parties import APPRAISED, EVIDENCE_REFUSED, AppraisedClients
 
 TPM = {"tpm": {"ak_names": ["00ff"], "measurements": {"sha256.0": ["cd" * 32]}}}
@@ -25,7 +25,7 @@ SPLIT = SplitConfig.model_validate_json(
         }
     )
 )
-POLICY = digest(SPLIT.client_policies["north"])
+POLICY = digest_config(SPLIT.client_policies["north"])
 
 
 def word(policy=POLICY, client="north"):
@@ -46,7 +46,7 @@ def test_an_appraisal_is_recorded_with_its_policy_and_lets_the_run_begin():
     facts = {"evidence": "tpm", "policy": POLICY, "device": "", "measurements": {"sha256.0": "cd"}}
     assert clients.facts == {"north": facts}
     assert seen == [(APPRAISED, {"client": "north", **facts})]
-    assert in_words(*seen[0])[1] == f"the enclave appraised north: tpm evidence, by policy {POLICY[:16]}"
+    assert describe_event(*seen[0])[1] == f"the enclave appraised north: tpm evidence, by policy {POLICY[:16]}"
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_a_refusal_is_recorded_with_its_reason():
     assert clients.aside(ask.ClientEvidenceRefused(client="north", reason="missing_evidence"))
 
     assert seen == [(EVIDENCE_REFUSED, {"client": "north", "reason": "missing_evidence"})]
-    assert "ignores north" in in_words(*seen[0])[1]
+    assert "ignores north" in describe_event(*seen[0])[1]
     assert not clients.aside(ask.Conclude())

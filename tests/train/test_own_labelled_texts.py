@@ -116,7 +116,7 @@ def test_a_client_measures_its_own_held_out_texts_and_no_batch_has_rows_of_two(t
     clients = LocalClients(lead, 2, texts.holders)
     whole = [texts.validation_batch(range(start, min(start + 8, 16))) for start in (0, 8)]
 
-    scores = clients.measure(3, iter(whole))
+    scores = clients.measure_turn(3, iter(whole))
 
     assert lead.seen == [("client-0", 8), ("client-0", 3), ("client-1", 5)]
     assert torch.equal(lead.rows, texts.test.ids)

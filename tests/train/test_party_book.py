@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.pipeline import StageChecks
 from phalanx.train.records.history import RunHistory
-from phalanx.train.records.party_book import PartyBook
+from phalanx.train.records.party_book import PartyTracker
 
 
 class Clock:
@@ -24,7 +24,7 @@ def clock():
 
 @pytest.fixture
 def book(clock):
-    return PartyBook("first", 10, ["alice", "bob"], ["carol"], RunHistory(), clock)
+    return PartyTracker("first", 10, ["alice", "bob"], ["carol"], RunHistory(), clock)
 
 
 def rows(book):
@@ -150,7 +150,7 @@ def test_what_earlier_sessions_decided_is_there_from_the_beginning():
     )
     history.revoked.add("dave")
 
-    book = PartyBook("first", 10, ["alice"], [], history)
+    book = PartyTracker("first", 10, ["alice"], [], history)
 
     assert states(book) == {"alice": "waiting", "bob": "evicted", "dave": "revoked"}
     assert rows(book)["bob"].verdicts == ("step 3, stage 1: another result",)

@@ -40,21 +40,21 @@ class OwnedCompany:
     def __init__(self, company):
         self.company, self.reports, self.begun_at = company, [], None
 
-    def begin(self, state, num_steps):
+    def assign_stages(self, state, num_steps):
         company, engine = self.company, self.company.engine
         library = BackLibrary(company.source, company.plan, state, num_steps)
         # the company has begun with the untouched model
-        engine.fall_back(library, num_steps, library.digests())
+        engine.fall_back(library, num_steps, library.stage_digests())
         self.begun_at = num_steps
         return engine
 
-    def report(self, guard):
+    def report_guard(self, guard):
         self.reports.append(guard)
 
-    def books(self):
+    def guard_metadata(self):
         return {"num_events": 1, "digest": "ab"}
 
-    def check_books(self, books):
+    def check_guard_metadata(self, books):
         pass
 
 

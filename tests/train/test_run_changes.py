@@ -55,7 +55,11 @@ def test_what_decides_a_weight_is_refused_with_both_values(changed):
     with pytest.raises(ConfigError, match=r"train\.seed \(0 there, 9 here\).*--from runs/mine") as raised:
         changed(("train.seed=0",), ("train.seed=9",))
 
-    assert (raised.value.facts["key"], raised.value.facts["found"], raised.value.facts["expected"]) == (
+    assert (
+        raised.value.error_facts["key"],
+        raised.value.error_facts["found"],
+        raised.value.error_facts["expected"],
+    ) == (
         "train.seed",
         "9",
         "0",

@@ -60,20 +60,20 @@ def test_the_log_names_the_whole_corpus_and_each_line_its_samples(session_of, tm
 def test_samples_are_those_of_the_batch_that_took_the_place_of_a_failed_one():
     samples = StepSamples()
 
-    samples.drawn(3, [1, 2])
-    samples.drawn(3, [4, 5])
+    samples.note_samples(3, [1, 2])
+    samples.note_samples(3, [4, 5])
 
-    assert samples.of(3) == samples_digest([4, 5]) != samples_digest([5, 4])
-    assert samples.of(2) is None
+    assert samples.digest_of_step(3) == samples_digest([4, 5]) != samples_digest([5, 4])
+    assert samples.digest_of_step(2) is None
 
 
 def test_samples_of_old_steps_are_forgotten():
     samples = StepSamples()
 
     for step in range(5000):
-        samples.drawn(step, [step])
+        samples.note_samples(step, [step])
 
-    assert [samples.of(step) is None for step in (0, 903, 904, 4999)] == [True, True, False, False]
+    assert [samples.digest_of_step(step) is None for step in (0, 903, 904, 4999)] == [True, True, False, False]
 
 
 def test_without_a_holder_the_run_goes_back_to_where_its_engine_says(session_of):

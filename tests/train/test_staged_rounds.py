@@ -9,7 +9,7 @@ from phalanx.data import BatchLoader
 from phalanx.errors import ConfigError
 from phalanx.federated.algorithms import PlainRule
 from phalanx.federated.site_trainer import SiteData, SiteSchedule, SiteTrainer, WholeModel
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig
 from phalanx.optimizers import OptimizerConfig
 from phalanx.pipeline import AttackConfig, GuardConfig
@@ -17,7 +17,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.testing import MemoryCompany, random_batch, tiny_run
 from phalanx.train.engines.staged_rounds import StagedTrainer
-from phalanx.train.setup.stage_source import ModulesOfRounds
+from phalanx.train.setup.stage_source import RoundModules
 
 STEPS, ROUNDS = 3, 3
 RATE = 1e-2
@@ -61,8 +61,8 @@ class CompanyStages:
     def __init__(self, company):
         self.company, self.begun, self.before_step = company, [], {}
 
-    def begin(self, number, library, lost):
-        engine, guarded = self.company.engine, self.company.run_config.guard.enabled
+    def begin_phase(self, number, library, lost):
+        engine, guarded = self.company.engine, self.company.run_config.guard.is_enabled
         # the company has begun with the untouched model
         engine.fall_back(library, (number - 1) * STEPS, library.digests() if guarded else {})
         self.begun.append((number, lost))
@@ -75,8 +75,8 @@ class Site:
     def __init__(self, company):
         self.company, run = company, company.run_config
         self.stages = CompanyStages(company)
-        self.modules = ModulesOfRounds(company.source, company.plan, run.model.adapter_directory)
-        self.first = {name: one.detach().clone() for name, one in self.modules.trained.items()}
+        self.modules = RoundModules(company.source, company.plan, run.model.adapter_directory)
+        self.first = {name: one.detach().clone() for name, one in self.modules.trained_parameters.items()}
         self.trainer = StagedTrainer(self.modules, self.stages, data_of(run), SCHEDULE, lambda number: RATE)
 
 
@@ -136,7 +136,7 @@ def test_weights_losses_and_measurements_are_those_of_a_site_of_one_process(make
 
 def liar(kind="forward_sign_flip", stage=2, from_step=4, **more):
     """Lies from the second step of round 2 on."""
-    return actor(AttackConfig(kind=kind, stages=(stage,), from_step=from_step, **more), f"worker-{stage}")
+    return make_actor(AttackConfig(kind=kind, stages=(stage,), from_step=from_step, **more), f"worker-{stage}")
 
 
 @pytest.mark.parametrize("kind", ["forward_sign_flip", "backward_gaussian"])
@@ -276,7 +276,7 @@ def test_a_stage_that_leaves_the_owner_between_two_rounds_begins_with_the_weight
     honest = make_site(run)
     expected = rounds_of(honest.trainer, honest.first)
     site = make_site(run)
-    placing = site.company.engine._failover.placing
+    placing = site.company.engine._failover.placement
     ordinary, alone = placing.first, Assignment(dict.fromkeys(range(4), "owner"), {})
     placing.first = lambda workers, may_exceed: alone
     weights = rounds_of(site.trainer, site.first, (1,))

@@ -14,7 +14,7 @@ from phalanx.data.shards import open_dataset
 from phalanx.data.sources import open_source
 from phalanx.data.tasks import Columns, load_own
 from phalanx.errors import ConfigError, DataError, ModelError
-from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, describe, load_run
+from phalanx.train import DomainRun, FederatedRun, PipelineRun, SplitRun, describe_run, load_run
 from phalanx.train.starter import STARTERS, Answers, run_file
 from tiny_dataset import write_tiny_dataset
 
@@ -117,7 +117,7 @@ def test_a_starter_says_what_it_will_do_when_asked_for_a_dry_run(begun, texts):
     (texts / "words.md").write_text("\n\n".join(f"{number:x} tale{number * 7919:x} of" for number in range(2000)))
     page = io.StringIO()
 
-    Console(file=page, width=120).print(describe(begun("scratch", Answers((texts,)))))
+    Console(file=page, width=120).print(describe_run(begun("scratch", Answers((texts,)))))
 
     assert "standard" in page.getvalue()
 

@@ -4,7 +4,7 @@ import struct
 
 from phalanx.config import canonical_json
 from phalanx.security.crypto import digest_hex, in_domain
-from phalanx.transport.frame import genesis
+from phalanx.transport.frame import genesis_digest
 
 
 def header_values(sender="worker", receiver="owner", run="run-1", payload=b"", **changes):
@@ -14,7 +14,7 @@ def header_values(sender="worker", receiver="owner", run="run-1", payload=b"", *
         "sender": sender,
         "receiver": receiver,
         "sequence": 0,
-        "previous": genesis(run, sender, receiver),
+        "previous": genesis_digest(run, sender, receiver),
         "payload_size": len(payload),
         "payload_digest": digest_hex(payload),
         "body": {"step": 1},

@@ -23,13 +23,13 @@ class LosingWire:
     def __init__(self, inner, num_lost):
         self.inner, self.num_lost, self.num_calls = inner, num_lost, 0
 
-    def serve(self, handle, run):
+    def serve_frames(self, handle, run):
         self.inner.serve(handle, run)
 
     def add_route(self, name, address):
         self.inner.add_route(name, address)
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.num_calls += 1
         answer = self.inner.deliver(receiver, raw, timeout_s)
         if self.num_calls <= self.num_lost:
@@ -46,10 +46,10 @@ class AnsweringWire(LosingWire):
     def __init__(self, answer):
         self.answer, self.num_calls = answer, 0
 
-    def serve(self, handle, run):
+    def serve_frames(self, handle, run):
         pass
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.num_calls += 1
         return self.answer(raw)
 
@@ -64,7 +64,7 @@ class HeldWire(AnsweringWire):
         self.released = threading.Event()
         super().__init__(None)
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.released.wait(timeout_s)
         raise PeerLostError("held")
 
@@ -235,7 +235,7 @@ def test_a_full_inbox_of_one_sender_lets_others_and_control_frames_pass(parties)
 def parse_digest(raw):
     from phalanx.transport import parse_frame
 
-    return parse_frame(raw, TransportConfig()).header.digest
+    return parse_frame(raw, TransportConfig()).header.header_digest
 
 
 def test_a_flood_of_control_frames_ends_at_twice_the_bound(parties):
@@ -279,7 +279,7 @@ def test_a_retry_that_overtakes_its_first_try_is_delivered_once(parties):
 class RefusingWire(HeldWire):
     """No process listens at the other end."""
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         raise PeerGoneError("connection refused")
 
 

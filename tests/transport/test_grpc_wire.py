@@ -19,12 +19,12 @@ from phalanx.security.crypto import (
     certificate,
     clock,
     create_authority,
-    issue,
+    issue_certificate,
     load_authority,
     load_identity,
     peer_from_certificate,
 )
-from phalanx.transport import Endpoint, GrpcWire, TransportConfig, describe, grpc_wire
+from phalanx.transport import Endpoint, GrpcWire, TransportConfig, ask_peer_run, grpc_wire
 from phalanx.transport.grpc_tls import grpc
 
 LIMITS = TransportConfig(timeout_s=10.0, max_frame_bytes=16 * 2**20, max_queued_bytes=32 * 2**20)
@@ -39,8 +39,8 @@ def keys(tmp_path_factory):
     create_authority(directory / "keys", now=NOW - timedelta(days=20))
     create_authority(directory / "foreign")
     for name in ("owner", "worker", "mallory"):
-        issue(directory / "keys", name)
-    issue(directory / "foreign", "worker")
+        issue_certificate(directory / "keys", name)
+    issue_certificate(directory / "foreign", "worker")
     return directory
 
 
@@ -80,7 +80,7 @@ def probe(identity, owner, raw, party="owner"):
     wire = GrpcWire(identity, QUICK)
     try:
         wire.add_route(party, owner.wire.address)
-        return wire.deliver(party, raw, 8.0)
+        return wire.deliver_frame(party, raw, 8.0)
     finally:
         wire.close()
 
@@ -159,7 +159,7 @@ def test_a_server_of_a_foreign_authority_is_sent_nothing(owner, keys):
     ("name", "issued_at"), [("expired", NOW - timedelta(days=10)), ("future", NOW + timedelta(days=10))]
 )
 def test_a_certificate_outside_its_days_never_reaches_the_endpoint(owner, keys, name, issued_at):
-    issue(keys / "keys", name, days=5, now=issued_at)
+    issue_certificate(keys / "keys", name, days=5, now=issued_at)
     identity = identity_from(keys / "keys", name, issued_at)
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
@@ -183,7 +183,7 @@ def test_a_party_that_speaks_in_anothers_name_is_refused(owner, identities):
 
 
 def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
-    issue(keys / "keys", "stranger")
+    issue_certificate(keys / "keys", "stranger")
     stranger = identity_from(keys / "keys", "stranger")
 
     answer = probe(stranger, owner, frame_bytes(stranger, header_values(sender="stranger")))
@@ -252,7 +252,7 @@ def test_a_client_sends_nothing_to_a_server_that_knows_only_tls_1_2(keys, identi
         server.start()
         wire.add_route("owner", f"127.0.0.1:{listening.getsockname()[1]}")
         with pytest.raises(PeerLostError):
-            wire.deliver("owner", b"secret", 8.0)
+            wire.deliver_frame("owner", b"secret", 8.0)
         server.join(5.0)
     wire.close()
 
@@ -280,7 +280,7 @@ def test_a_server_that_would_accept_tls_1_2_does_not_start(keys):
 
 
 def test_who_joins_learns_the_run_and_makes_itself_known(owner, identities):
-    met = describe(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK)
+    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, "10.0.0.7:4711", QUICK)
 
     assert met.run == "run-1"
     assert met.peer == identities["owner"].public
@@ -298,7 +298,7 @@ def test_who_joins_learns_what_it_is_called_and_waits_until_that_is_known(owner,
         return None if len(asked) == 1 else f"{certified}.2"
 
     owner.wire.name_of = name_of
-    met = describe(identities["worker"], "owner", owner.wire.address, config=LIMITS, begins=True)
+    met = ask_peer_run(identities["worker"], "owner", owner.wire.address, config=LIMITS, begins=True)
 
     assert met.calls_us == "worker.2"
     assert asked == [("worker", True), ("worker", True)]
@@ -311,7 +311,7 @@ def test_who_may_not_come_back_is_told_so(owner, identities):
     owner.wire.name_of = name_of
 
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        describe(identities["worker"], "owner", owner.wire.address, config=LIMITS)
+        ask_peer_run(identities["worker"], "owner", owner.wire.address, config=LIMITS)
 
 
 def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opened):
@@ -319,7 +319,7 @@ def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opene
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     hasty = LIMITS.model_copy(update={"timeout_s": 0.2})
-    ask = partial(describe, identities["worker"], "owner", f"127.0.0.1:{port}", config=hasty)
+    ask = partial(ask_peer_run, identities["worker"], "owner", f"127.0.0.1:{port}", config=hasty)
     with pytest.raises(PeerLostError):
         ask()
     with ThreadPoolExecutor(1) as pool:
@@ -335,7 +335,7 @@ def test_who_joins_looks_for_an_owner_that_does_not_listen_yet(identities, opene
 
 def test_who_asks_for_another_party_is_told_nothing(owner, identities):
     with pytest.raises((PeerRefusedError, PeerLostError)):
-        describe(identities["worker"], "mallory", owner.wire.address, config=QUICK)
+        ask_peer_run(identities["worker"], "mallory", owner.wire.address, config=QUICK)
 
 
 @pytest.mark.parametrize("question", [b"", b"[]", b"{}", b'{"address":1}', b'{"address":"' + b"x" * 400 + b'"}'])
@@ -394,7 +394,7 @@ def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owne
     try:
         wire.add_route("owner", address)
         with pytest.raises(PeerGoneError):
-            wire.deliver("owner", b"", 8.0)
+            wire.deliver_frame("owner", b"", 8.0)
     finally:
         wire.close()
 

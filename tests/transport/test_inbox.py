@@ -229,7 +229,7 @@ def allowances():
 
 def test_without_a_bound_everything_passes():
     assert Allowances().spend_frame("worker", 2**60) is None
-    assert Allowances().refuse("worker", 2**60) is None
+    assert Allowances().spend_refusal("worker", 2**60) is None
 
 
 def test_a_peer_may_send_exactly_so_many_messages(allowances):

@@ -29,7 +29,7 @@ def begin(parties):
     opened = []
 
     def make(life):
-        identity = parties.identities["worker"].called(name_of_incarnation("worker", life))
+        identity = parties.identities["worker"].with_session_name(name_of_incarnation("worker", life))
         wire = Recorder(parties.network.wire("worker"))
         endpoint = Endpoint(identity, {"owner": parties.peers["owner"]}, "run-1", wire, LIMITS)
         opened.append(endpoint)
@@ -60,7 +60,7 @@ def test_a_second_life_is_heard_after_the_first_was_shut_out(parties, begin):
     say(first, "one")
     owner.refuse("worker")
     second, _ = begin(2)
-    owner.add_peer(second_peer := parties.peers["worker"].called("worker.2"))
+    owner.add_peer(second_peer := parties.peers["worker"].with_session_name("worker.2"))
 
     say(second, "two")
     owner.send("worker.2", "word", {"text": "welcome"})
@@ -75,7 +75,7 @@ def test_nothing_of_an_earlier_life_is_taken_any_more(parties, begin):
     owner = parties.make("owner")
     first, wire = begin(1)
     say(first, "one")
-    owner.add_peer(parties.peers["worker"].called("worker.2"))
+    owner.add_peer(parties.peers["worker"].with_session_name("worker.2"))
 
     # the same frame once more, and a new one of the process that lives on
     owner.handle(wire.raw[0], "worker")
@@ -101,7 +101,7 @@ def test_a_later_life_is_unknown_until_the_owner_says_so(parties, begin):
 
 def test_whoever_is_shut_out_in_a_later_life_is_shut_out(parties, begin):
     owner = parties.make("owner")
-    owner.add_peer(parties.peers["worker"].called("worker.2"))
+    owner.add_peer(parties.peers["worker"].with_session_name("worker.2"))
     owner.refuse("worker.2")
     second, _ = begin(2)
 
@@ -113,7 +113,7 @@ def test_whoever_is_shut_out_in_a_later_life_is_shut_out(parties, begin):
 def test_an_earlier_life_that_is_learnt_later_does_not_come_back_to_life(parties, begin):
     owner = parties.make("owner")
     for life in (3, 2):
-        owner.add_peer(parties.peers["worker"].called(name_of_incarnation("worker", life)))
+        owner.add_peer(parties.peers["worker"].with_session_name(name_of_incarnation("worker", life)))
     third, _ = begin(3)
 
     say(third, "three")
@@ -125,7 +125,7 @@ def test_another_key_is_no_later_life(parties):
     owner = parties.make("owner")
 
     with pytest.raises(PeerRefusedError, match="another key"):
-        owner.add_peer(Identity.without_certificate("worker").called("worker.2").public)
+        owner.add_peer(Identity.without_certificate("worker").with_session_name("worker.2").public)
 
 
 def test_a_header_of_one_life_proves_nothing_against_another(parties, begin):
@@ -135,7 +135,7 @@ def test_a_header_of_one_life_proves_nothing_against_another(parties, begin):
 
     header.verify(parties.peers["worker"])
     with pytest.raises(SignatureError, match="checked against the key of"):
-        header.verify(parties.peers["worker"].called("worker.2"))
+        header.verify(parties.peers["worker"].with_session_name("worker.2"))
 
 
 @pytest.mark.parametrize("name", ["worker", "worker.2", "worker.10", "a-1.999"])
@@ -153,6 +153,6 @@ def test_names_of_no_session(name):
 def test_nobody_is_called_by_the_name_of_another_certificate(parties):
     for stranger in ("owner", "owner.2", "worker2"):
         with pytest.raises(CertificateError):
-            parties.identities["worker"].called(stranger)
+            parties.identities["worker"].with_session_name(stranger)
         with pytest.raises(CertificateError):
-            parties.peers["worker"].called(stranger)
+            parties.peers["worker"].with_session_name(stranger)

@@ -9,7 +9,7 @@ from phalanx.security.crypto import Identity, digest_hex
 from phalanx.transport import TransportConfig, parse_frame
 from phalanx.transport.frame import sign_receipt
 from phalanx.transport.inbox import LinkFault
-from phalanx.transport.link import Meter, SendingChain, encode_receipt, encode_refusal
+from phalanx.transport.link import CpuMeter, SendingChain, encode_receipt, encode_refusal
 from phalanx.transport.outbox import DeliveredFrame, Outbox, Payload
 
 SECONDS = 20.0
@@ -31,7 +31,7 @@ class Wire:
         header = parse_frame(raw, LIMITS).header
         self.arrived.append(header.fields.sequence)
         found = None if self.answer is None else self.answer(header)
-        return encode_receipt(sign_receipt(self.receiver, header.digest)) if found is None else found
+        return encode_receipt(sign_receipt(self.receiver, header.header_digest)) if found is None else found
 
 
 class Link:
@@ -39,7 +39,7 @@ class Link:
         worker, owner = (Identity.without_certificate(name) for name in ("worker", "owner"))
         self.wire, self.reported, self.news = Wire(owner), [], threading.Condition()
         chain = SendingChain(worker, "run-1", "owner", limits)
-        self.outbox = Outbox(chain, owner.public, self.wire, limits, Meter(), report=self.report)
+        self.outbox = Outbox(chain, owner.public, self.wire, limits, CpuMeter(), report=self.report)
 
     def report(self, found):
         with self.news:
@@ -53,12 +53,12 @@ class Link:
 
     def close(self):
         self.wire.open.set()
-        self.outbox.drop(PeerLostError("the test is over"))
-        self.outbox.join(SECONDS)
+        self.outbox.drop_queue(PeerLostError("the test is over"))
+        self.outbox.join_thread(SECONDS)
 
     def put(self, size_bytes=0):
         data = bytes(size_bytes)
-        return self.outbox.put("tensor", {}, Payload([data], size_bytes, digest_hex(data)))
+        return self.outbox.queue_frame("tensor", {}, Payload([data], size_bytes, digest_hex(data)))
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_link_that_is_dropped_while_it_tries_again_tries_no_more():
     link.put()
     assert tried.wait(SECONDS)
 
-    link.outbox.drop(PeerRefusedError("owner: was evicted"))
-    link.outbox.join(SECONDS)
+    link.outbox.drop_queue(PeerRefusedError("owner: was evicted"))
+    link.outbox.join_thread(SECONDS)
 
     assert not link.outbox._thread.is_alive()

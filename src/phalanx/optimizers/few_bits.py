@@ -60,7 +60,7 @@ def apply_in_few_bits(
 ) -> None:
     """Make one update in place, as `UpdateRule.apply` does for tensors that are too small for bytes."""
     if "exp_avg" in moments:
-        rule.apply(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
+        rule.apply_update(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
         return
     operators, signed, unsigned = _load_kernels()
     # the third and fourth decay are those of other optimizers that share the operator

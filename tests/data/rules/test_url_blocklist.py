@@ -76,4 +76,4 @@ def test_a_pattern_of_many_stars_is_tried_on_a_hostile_address_to_its_end(tmp_pa
     file.write_text("*a" * 100 + "*b\n")
     rule = make_rule(UrlBlocklistConfig(files=(file,)))
 
-    assert rule.judge(page("https://x.example/" + "a" * 8_000)) is None
+    assert rule.judge_page(page("https://x.example/" + "a" * 8_000)) is None

@@ -114,18 +114,18 @@ def test_what_the_release_policy_lets_out_gives_no_token_away(stage, check):
     before = adapter_of(stage).a.detach().clone()
 
     train(stage, BATCH)
-    gate.contributed("client-1", 1)
+    gate.note_contribution("client-1", 1)
     one = adapter_of(stage).a.detach() - before
     with pytest.raises(ReleaseRefusedError, match="1 clients"):
-        gate.permit(ReleaseRequest(float(one.norm().clamp(max=1.0)), noise_std=0.1))
+        gate.permit_release(ReleaseRequest(float(one.norm().clamp(max=1.0)), noise_std=0.1))
 
     for number in (2, 3, 4):
         train(stage, text(2, seed=10 + number))
-        gate.contributed(f"client-{number}", 2)
+        gate.note_contribution(f"client-{number}", 2)
     update = adapter_of(stage).a.detach() - before
     update = update * min(1.0, policy.clip_norm / float(update.norm()))
     noise = 0.1 * torch.randn(update.shape, generator=torch.Generator().manual_seed(0))
-    gate.permit(ReleaseRequest(float(update.norm()) * (1 - 1e-6), noise_std=0.1))
+    gate.permit_release(ReleaseRequest(float(update.norm()) * (1 - 1e-6), noise_std=0.1))
 
     for released in (update, update + noise):
         (found,) = check.tokens_of_update(before, before + released)

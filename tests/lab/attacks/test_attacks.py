@@ -235,11 +235,11 @@ def test_the_league_tells_one_lie_with_two_mouths(make_copy, attack_config):
     culprit, auditor = (make_attack(config, party, None) for party in ("worker-1", "worker-2"))
     x, gradient = tensor(0), tensor(1)
 
-    held, shadowed = culprit.wrap(make_copy(), True), auditor.wrap(make_copy(), False)
+    held, shadowed = culprit.wrap_copy(make_copy(), True), auditor.wrap_copy(make_copy(), False)
     said = held.runner.forward(2, 0, x), held.runner.backward(2, 0, gradient)
-    claimed = shadowed.runner.recompute(2, 0, x, gradient)
+    claimed = shadowed.runner.recompute_microbatch(2, 0, x, gradient)
 
-    truth = make_copy().runner.recompute(2, 0, x, gradient)
+    truth = make_copy().runner.recompute_microbatch(2, 0, x, gradient)
     assert all(torch.equal(one, other) for one, other in zip(said, claimed, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(said, truth, strict=True))
 
@@ -255,9 +255,9 @@ def test_a_framer_serves_honestly_and_audits_with_lies(make_copy, attack_config,
     framer = make_attack(attack_config("framing"), "worker-2", log)
     x, gradient = tensor(0), tensor(1)
 
-    claimed = framer.wrap(make_copy(), False).runner.recompute(2, 3, x, gradient)
+    claimed = framer.wrap_copy(make_copy(), False).runner.recompute_microbatch(2, 3, x, gradient)
 
-    truth = make_copy().runner.recompute(2, 3, x, gradient)
+    truth = make_copy().runner.recompute_microbatch(2, 3, x, gradient)
     assert all(torch.equal(one, -other) for one, other in zip(claimed, truth, strict=True))
     assert [(r["what"], r["direction"], r["microbatch"]) for r in told(log)] == [
         ("framing", "forward", 3),
@@ -268,11 +268,11 @@ def test_a_framer_serves_honestly_and_audits_with_lies(make_copy, attack_config,
 
 @pytest.mark.parametrize("kind", sorted(set(IN_A_COPY) - {"league"}))
 def test_a_liar_audits_others_honestly(kind, make_copy, attack_config):
-    auditor = make_attack(attack_config(kind), "worker-1", None).wrap(make_copy(), False)
+    auditor = make_attack(attack_config(kind), "worker-1", None).wrap_copy(make_copy(), False)
 
-    claimed = auditor.runner.recompute(2, 0, tensor(0), tensor(1))
+    claimed = auditor.runner.recompute_microbatch(2, 0, tensor(0), tensor(1))
 
-    truth = make_copy().runner.recompute(2, 0, tensor(0), tensor(1))
+    truth = make_copy().runner.recompute_microbatch(2, 0, tensor(0), tensor(1))
     assert all(torch.equal(one, other) for one, other in zip(claimed, truth, strict=True))
 
 
@@ -280,13 +280,13 @@ def test_a_liar_audits_others_honestly(kind, make_copy, attack_config):
 def test_a_shadow_that_is_promoted_lies_once_and_not_twice(kind, make_copy, attack_config, tmp_path):
     log = tmp_path / "attack.jsonl"
     liar = make_attack(attack_config(kind), "worker-1", log)
-    copy = liar.wrap(liar.wrap(make_copy(), False), True)
+    copy = liar.wrap_copy(liar.wrap_copy(make_copy(), False), True)
 
     for step in range(3):
         for m in range(2):
             copy.runner.forward(step, m, tensor(step, m))
             copy.runner.backward(step, m, tensor(step, m, 1))
-        copy.apply(step, copy.runner.gradients(), 1.0)
+        copy.apply_update(step, copy.runner.take_gradients(), 1.0)
 
     places = [(r["step"], r["direction"], r["microbatch"]) for r in told(log)]
     assert len(places) == len(set(places))
@@ -297,7 +297,7 @@ def test_a_new_attack_on_messages_is_one_class_with_one_method(make_copy):
         def lie(self, work, generator):
             return torch.ones_like(work.result)
 
-    copy = Ones(AttackConfig(kind="ones"), "worker-1", None).wrap(make_copy(), True)
+    copy = Ones(AttackConfig(kind="ones"), "worker-1", None).wrap_copy(make_copy(), True)
 
     assert torch.equal(copy.runner.forward(0, 0, tensor(0)), torch.ones(2, 8, 16))
 

@@ -98,7 +98,7 @@ def test_who_has_no_plan_lives(tmp_path):
     death = Death(tmp_path / "deaths.jsonl", None)
 
     for point in POINTS:
-        with death.executioner.at(point, 9, 0):
+        with death.executioner.working_at(point, 9, 0):
             pass
 
     assert not death.happened.is_set()

@@ -17,7 +17,7 @@ def message(seed):
 def monitor():
     warm = StatisticsMonitor()
     for seed in range(1, 41):
-        warm.learn(1, "forward", message(seed))
+        warm.learn_message(1, "forward", message(seed))
     return warm
 
 
@@ -61,7 +61,7 @@ def test_a_kind_without_a_warm_up_is_only_asked_to_be_finite(monitor):
 
 
 def test_recentring_keeps_the_thresholds(monitor):
-    monitor.recentre()
+    monitor.reset_averages()
     for seed in range(1, 5):
         monitor.learn(1, "forward", 3 * message(seed))
 

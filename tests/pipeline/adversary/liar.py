@@ -73,7 +73,7 @@ class Liar:
 
     def __init__(self, name: str, acts: Sequence[Act], seen: Seen) -> None:
         self.name = name
-        self.seen = seen
+        self.host_view = seen
         self.goes_on = any(not isinstance(act.deed, Crash) for act in acts)
         self.fired: set[int] = set()
         self.has_lied = False
@@ -93,7 +93,7 @@ class Liar:
     @property
     def num_sent_bytes(self) -> int:
         """Bytes of the headers that it has sent."""
-        mine = (header for header, _ in self.seen.headers if certified_name(header.fields.sender) == self.name)
+        mine = (header for header, _ in self.host_view.headers if certified_name(header.fields.sender) == self.name)
         return sum(len(header.header_bytes) for header in mine)
 
     def rewrite(self, outgoing: OutgoingMessage) -> list[OutgoingMessage]:
@@ -166,7 +166,7 @@ class Liar:
     def _do(self, deed: Any) -> list[OutgoingMessage]:
         match deed:
             case Say():
-                return [self._said(deed, number) for number in range(deed.num)]
+                return [self._said(deed, number) for number in range(deed.step_count)]
             case Lie(what, steps):
                 self._lies[what] = range(self._now["step"], self._now["step"] + steps)
             case Crash():
@@ -174,19 +174,19 @@ class Liar:
         return []
 
     def _changed(self, plain: OutgoingMessage, deed: Send) -> OutgoingMessage:
-        body = altered(plain.message.kind, plain.message.body, deed.alters, self.seen)
+        body = altered(plain.message.kind, plain.message.body, deed.alters, self.host_view)
         return OutgoingMessage(
             deed.to or plain.receiver, Raw(plain.message.kind, body), PAYLOADS[deed.payload](plain.payload)
         )
 
     def _said(self, deed: Say, number: int) -> OutgoingMessage:
-        headers = [header.fields for header, _ in reversed(self.seen.headers)]
+        headers = [header.fields for header, _ in reversed(self.host_view.headers)]
         mine = [each.body for each in headers if (each.kind, certified_name(each.sender)) == (deed.kind, self.name)]
         now = {name: value for name, value in self._now.items() if name in ("epoch", "step")}
         body = template(deed.kind, self._now | self._about)
         if mine:
             body = {**mine[0], **{name: value for name, value in now.items() if name in body}}
-        body = altered(deed.kind, body, deed.alters, self.seen)
+        body = altered(deed.kind, body, deed.alters, self.host_view)
         return OutgoingMessage(deed.to, Raw(deed.kind, _later(body, number)), PAYLOADS[deed.payload](bytes(64)))
 
     # --- lies in computations ---------------------------------------------------------------------
@@ -250,14 +250,14 @@ class _LyingAuditor(TamperedRunner):
         super().__init__(honest, lambda direction, step, microbatch, tensor: tensor, lambda gradients: gradients)
         self._liar = liar
 
-    def recompute(self, step, microbatch, x, gradient):
-        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+    def recompute_microbatch(self, step, microbatch, x, gradient):
+        y, x_gradient = self._honest.recompute_microbatch(step, microbatch, x, gradient)
         if not self._liar.lies_about("claims", step):
             return y, x_gradient
         return -y, None if x_gradient is None else -x_gradient
 
-    def redo(self, step, microbatch, x, gradient):
-        return self._honest.redo(step, microbatch, x, gradient)
+    def redo_microbatch(self, step, microbatch, x, gradient):
+        return self._honest.redo_microbatch(step, microbatch, x, gradient)
 
 
 class LyingEndpoint(TurnEndpoint):

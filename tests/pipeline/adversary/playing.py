@@ -19,10 +19,10 @@ from turns import EndlessError, Turns
 from phalanx.errors import AuditLogError, EvidenceError, FrameError, NoHolderError, OutOfBoundsError, PhalanxError
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.evidence.explain import explain_evidence
-from phalanx.pipeline.proof.step_proof import Rules, check_step
+from phalanx.pipeline.proof.step_proof import SessionRules, check_step
 from phalanx.pipeline.proof.step_record import read_leaves
 from phalanx.pipeline.protocol.messages import parse_message
-from phalanx.security.crypto import certified_name, create_authority, issue
+from phalanx.security.crypto import certified_name, create_authority, issue_certificate
 from phalanx.testing import CompanyClock, CompanySession, MemoryCompany, MemoryNetwork
 from phalanx.transport import HeaderFields
 
@@ -89,7 +89,7 @@ class Theatre:
         self._pki = directory / "pki"
         create_authority(self._pki)
         for name in CERTIFIED:
-            issue(self._pki, name)
+            issue_certificate(self._pki, name)
         self._honest: dict[tuple[str, int], str] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._earlier: dict[str, dict[str, list]] = {}
@@ -119,7 +119,7 @@ class Theatre:
             other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
             watchers = {each: Liar(each, (), Seen(None, kind.names, kind.stages)) for each in kind.names}
             for watcher in watchers.values():
-                watcher.goes_on = True
+                watcher.has_earlier_state = True
             with self._open(other, watchers, session=CompanySession("an-earlier-session")) as opened:
                 opened.run(kind.steps)
             self._earlier[company] = {each: watcher.seen.headers for each, watcher in watchers.items()}
@@ -236,7 +236,7 @@ class Theatre:
 
     def _unproven(self, company, run) -> dict[int, str]:
         """Check the record of every applied step as a reader of the audit log does."""
-        rules = Rules(
+        rules = SessionRules(
             run=company.session.partition("-")[0],
             num_stages=run.pipeline.stages,
             microbatches=run.train.microbatches,

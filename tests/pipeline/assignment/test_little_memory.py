@@ -4,9 +4,9 @@ import pytest
 
 from phalanx.errors import ConfigError
 from phalanx.pipeline import GuardConfig, PipelineConfig, local_numeric_class
-from phalanx.pipeline.assignment.stage_memory import footprints
+from phalanx.pipeline.assignment.stage_memory import stage_footprints
 from phalanx.pipeline.protocol.greetings import Hello
-from phalanx.testing import Actor, MemoryCompany, only, tiny_run
+from phalanx.testing import Actor, MemoryCompany, rewrite_only, tiny_run
 
 MANY = 40
 PLENTY = 2**40
@@ -14,7 +14,7 @@ PLENTY = 2**40
 
 def with_fields(size, name=""):
     """A worker that says it has so many bytes, alone or with others of a name."""
-    return Actor(rewrite=only(Hello, lambda outgoing, hello: (outgoing.with_fields({"memory": {name: size}}),)))
+    return Actor(rewrite=rewrite_only(Hello, lambda outgoing, hello: (outgoing.with_fields({"memory": {name: size}}),)))
 
 
 def run_of(stages=4, *, spares=0, respawns=0, **guard):
@@ -25,7 +25,7 @@ def run_of(stages=4, *, spares=0, respawns=0, **guard):
 @pytest.fixture
 def needs_of(tmp_path, model_cache):
     """What the stages of a run need; nothing is started."""
-    return lambda run: footprints(MemoryCompany(run, tmp_path / "unborn", cache=model_cache).plan)
+    return lambda run: stage_footprints(MemoryCompany(run, tmp_path / "unborn", cache=model_cache).plan)
 
 
 def run_until(company, happened):
@@ -137,7 +137,7 @@ def test_what_a_dead_worker_shadowed_goes_to_who_has_room(make_company, honest_d
 def test_a_run_that_has_begun_goes_on_with_too_little_and_says_so(make_company, honest_digest):
     run = run_of(3)
     company = make_company(run)
-    company.engine._failover.placing._members.rooms["owner"] = {"": 0}
+    company.engine._failover.placement._members.memory_by_party["owner"] = {"": 0}
 
     company.kill("worker-1")
     company.run(2)
@@ -152,7 +152,7 @@ def test_who_has_too_much_is_relieved_when_somebody_with_room_comes(make_company
     company = make_company(run)
     company.run(1)
     # the worker's neighbours have taken what it had: nothing of what it holds fits any more
-    company.engine._failover.placing._members.rooms["worker-1"] = {"": 0}
+    company.engine._failover.placement._members.memory_by_party["worker-1"] = {"": 0}
     company.join("worker-2")
 
     steps = 1 + run_until(company, lambda: company.engine.holders[1] == "worker-2")

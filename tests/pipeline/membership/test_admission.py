@@ -11,8 +11,8 @@ from phalanx.models import open_model
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
-from phalanx.pipeline.stage.battery import run_battery
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.pipeline.stage.battery import fingerprint_kernels
+from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.train.setup.layout import make_plan
 
 NONCE = "ab" * 32
@@ -35,18 +35,22 @@ def unlike(one, other):
 
 
 def test_the_same_kernels_give_the_same_bits_and_another_nonce_other_ones(plan):
-    assert run_battery(plan, NONCE) == run_battery(plan, NONCE)
-    assert unlike(run_battery(plan, NONCE), run_battery(plan, OTHER)) == PARTS
+    assert fingerprint_kernels(plan, NONCE) == fingerprint_kernels(plan, NONCE)
+    assert unlike(fingerprint_kernels(plan, NONCE), fingerprint_kernels(plan, OTHER)) == PARTS
 
 
 def test_another_attention_kernel_shows_and_its_update_is_still_the_same(plan):
-    assert unlike(run_battery(plan, NONCE), run_battery(plan, NONCE, eager)) == {"forward", "backward", "gradient"}
+    assert unlike(fingerprint_kernels(plan, NONCE), fingerprint_kernels(plan, NONCE, eager)) == {
+        "forward",
+        "backward",
+        "gradient",
+    }
 
 
 def test_other_arithmetic_of_the_update_shows_alone(plan, model_cache):
     mixed = plan_of(model_cache, GuardConfig(classes="mixed"))
 
-    assert unlike(run_battery(plan, NONCE), run_battery(mixed, NONCE)) == {"update"}
+    assert unlike(fingerprint_kernels(plan, NONCE), fingerprint_kernels(mixed, NONCE)) == {"update"}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -57,7 +61,7 @@ def test_a_battery_is_that_of_the_runs_own_model_and_precision(model_cache, prec
         update={"precision": precision}
     )
 
-    assert run_battery(plan, NONCE) == run_battery(plan, NONCE)
+    assert fingerprint_kernels(plan, NONCE) == fingerprint_kernels(plan, NONCE)
 
 
 def measured(plan, **answers):
@@ -66,7 +70,7 @@ def measured(plan, **answers):
     admission.answer_as_owner(measurement)
     own = measurement.answers[OWNER]
     for party, changes in answers.items():
-        assert measurement.take(party, ChallengeReply(epoch=0, nonce=NONCE, found=own.model_copy(update=changes)))
+        assert measurement.add_answer(party, ChallengeReply(epoch=0, nonce=NONCE, found=own.model_copy(update=changes)))
     return admission, measurement
 
 
@@ -167,7 +171,7 @@ def test_everybody_is_told_why_a_run_does_not_begin(tmp_path, model_cache):
     with pytest.raises(ConfigError), company:
         pass
 
-    (body,) = company.bodies("not_let_in")
+    (body,) = company.event_bodies("not_let_in")
     assert body["party"] == "worker-1"
     assert {"hello", "measured"} == set(body["evidence"])
     assert all(isinstance(error, PeerRefusedError) for error in company.errors.values())
@@ -208,7 +212,7 @@ def test_a_class_that_is_claimed_when_coming_back_is_refused(make_company):
 
 
 def test_an_answer_that_nobody_asked_for_is_refused(make_company, honest_digest):
-    again = only(ChallengeReply, lambda outgoing, answer: [outgoing, outgoing])
+    again = rewrite_only(ChallengeReply, lambda outgoing, answer: [outgoing, outgoing])
     company = make_company(tiny_run(), {1: Actor(rewrite=again)})
 
     company.run(2)

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Bulk, Ready
-from phalanx.testing import Actor, WorkerCrash, only, tampering, tiny_run
+from phalanx.testing import Actor, WorkerCrash, rewrite_only, tampering, tiny_run
 
 MANY = 40
 
@@ -106,7 +106,7 @@ def false_states_to(victims):
             return (outgoing,)
         return (replace(outgoing, payload=bytes(len(outgoing.payload))),)
 
-    return only(Bulk, rewrite)
+    return rewrite_only(Bulk, rewrite)
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_ste
 
     company = None
     company = make_company(elastic(4, keep_states=1, owner_audit_rate=0.0), {1: Actor(tampering(twist=double))})
-    company.draw.whole_step = lambda *, step, epoch, stage: stage == 1 and len(lies) > 3
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: stage == 1 and len(lies) > 3
     company.join("worker-3")
 
     steps = run_until(company, lambda: company.evicted)
@@ -170,7 +170,7 @@ def test_a_newcomer_that_dies_while_it_gets_its_state_is_given_up(make_company, 
     def die(outgoing, ready):
         raise WorkerCrash
 
-    company = make_company(elastic(3), {2: Actor(rewrite=only(Ready, die))})
+    company = make_company(elastic(3), {2: Actor(rewrite=rewrite_only(Ready, die))})
     company.join("worker-2")
 
     steps = run_until(company, lambda: company.lost == ["worker-2"])

@@ -8,7 +8,7 @@ from phalanx.pipeline.evidence.explain import explain_evidence
 from phalanx.pipeline.membership.members import Incarnations
 from phalanx.pipeline.protocol.greetings import PreparedNotice
 from phalanx.security.crypto import Identity
-from phalanx.testing import Actor, MemoryCompany, WorkerCrash, only, tampering, tiny_run
+from phalanx.testing import Actor, MemoryCompany, WorkerCrash, rewrite_only, tampering, tiny_run
 from phalanx.testing.endpoint import MemoryNetwork
 from phalanx.transport import Endpoint, TransportConfig
 
@@ -137,7 +137,7 @@ def test_who_dies_while_it_joins_may_try_again(company_of, honest_digest):
         raise WorkerCrash
 
     run = sometimes_back(3)
-    company = company_of(run, {"worker-1.2": Actor(rewrite=only(PreparedNotice, die))})
+    company = company_of(run, {"worker-1.2": Actor(rewrite=rewrite_only(PreparedNotice, die))})
     company.kill("worker-1")
     company.run(1)
     company.come_back("worker-1")
@@ -160,7 +160,7 @@ def known():
     """An owner's endpoint that knows a worker and one that may come late."""
     peers = {name: Identity.without_certificate(name).public for name in ("early", "late")}
     owner = Identity.without_certificate("owner")
-    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire("owner"), TransportConfig()) as endpoint:
+    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire_for("owner"), TransportConfig()) as endpoint:
         yield endpoint
 
 
@@ -170,47 +170,47 @@ def test_nobody_comes_back_more_often_than_the_run_file_says(known, returns):
 
     for life in range(1, returns + 2):
         name = "early" if life == 1 else f"early.{life}"
-        assert incarnations.name_of("early", False) == name
-        incarnations.ended(name, for_good=False)
+        assert incarnations.name_incarnation("early", False) == name
+        incarnations.note_end(name, for_good=False)
         if life <= returns:
-            incarnations.came(incarnations.name_of("early", True))
+            incarnations.note_arrival(incarnations.name_incarnation("early", True))
 
     with pytest.raises(PeerRefusedError, match=rf"was lost {returns + 1} times .*pipeline.returns is {returns}"):
-        incarnations.name_of("early", True)
+        incarnations.name_incarnation("early", True)
 
 
 def test_who_has_never_been_here_comes_in_its_first_life(known):
     incarnations = Incarnations(known, ["early"], 0)
 
-    assert incarnations.name_of("late", True) == "late"
-    assert incarnations.name_of("stranger", True) == "stranger"
+    assert incarnations.name_incarnation("late", True) == "late"
+    assert incarnations.name_incarnation("stranger", True) == "stranger"
     assert set(known.peers) == {"early", "late"}
 
 
 def test_to_ask_is_not_to_begin(known):
     incarnations = Incarnations(known, ["early"], 3)
 
-    assert incarnations.name_of("early", False) == "early"
+    assert incarnations.name_incarnation("early", False) == "early"
     assert incarnations.take_restarted() == []
-    assert incarnations.name_of("early", True) is None
+    assert incarnations.name_incarnation("early", True) is None
     assert (incarnations.take_restarted(), incarnations.take_restarted()) == (["early"], [])
-    incarnations.ended("early", for_good=False)
+    incarnations.note_end("early", for_good=False)
     # a process that hung and woke up asks whether its owner is still there
-    assert incarnations.name_of("early", False) == "early"
+    assert incarnations.name_incarnation("early", False) == "early"
     assert "early.2" not in known.peers
 
 
 def test_the_end_of_an_earlier_life_does_not_end_a_later_one(known):
     incarnations = Incarnations(known, ["early"], 3)
-    incarnations.ended("early", for_good=False)
-    incarnations.came("early.2")
+    incarnations.note_end("early", for_good=False)
+    incarnations.note_arrival("early.2")
 
-    incarnations.ended("early", for_good=False)
+    incarnations.note_end("early", for_good=False)
 
-    assert incarnations.name_of("early", False) == "early.2"
-    incarnations.ended("early.2", for_good=True)
+    assert incarnations.name_incarnation("early", False) == "early.2"
+    incarnations.note_end("early.2", for_good=True)
     with pytest.raises(PeerRefusedError):
-        incarnations.name_of("early", True)
+        incarnations.name_incarnation("early", True)
 
 
 def test_a_process_whose_certificate_another_one_uses_is_told_so_and_ends(company_of):

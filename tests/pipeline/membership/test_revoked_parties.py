@@ -151,19 +151,19 @@ def door():
     """An owner's endpoint that knows a worker which has not come, as one of `may_join`."""
     peers = {"late": Identity.without_certificate("late").public}
     owner = Identity.without_certificate("owner")
-    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire("owner"), TransportConfig()) as endpoint:
+    with Endpoint(owner, peers, "run-1", MemoryNetwork().wire_for("owner"), TransportConfig()) as endpoint:
         yield endpoint
 
 
 def test_one_that_has_not_come_is_refused_though_it_does_not_say_that_it_begins(door):
     incarnations = Incarnations(door, (), 3)
 
-    assert incarnations.bar("late") is None
+    assert incarnations.bar_certificate("late") is None
 
     door.handle(b"hello", "late")
     assert "is evicted" in str(door.last_refusal("late"))
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        incarnations.name_of("late", True)
+        incarnations.name_incarnation("late", True)
 
 
 def test_before_it_is_barred_its_frames_are_read(door):
@@ -174,11 +174,11 @@ def test_before_it_is_barred_its_frames_are_read(door):
 
 def test_a_later_incarnation_that_has_a_name_and_has_not_spoken_is_refused_as_well(door):
     incarnations = Incarnations(door, (), 3)
-    incarnations.came("late")
-    incarnations.ended("late", for_good=False)
-    assert incarnations.name_of("late", True) == "late.2"
+    incarnations.note_arrival("late")
+    incarnations.note_end("late", for_good=False)
+    assert incarnations.name_incarnation("late", True) == "late.2"
 
-    incarnations.bar("late")
+    incarnations.bar_certificate("late")
 
     door.handle(b"hello", "late")
     assert "is evicted" in str(door.last_refusal("late"))
@@ -190,9 +190,9 @@ def test_who_calls_with_a_revoked_certificate_is_told_so_and_gets_no_name():
 
     for begins in (True, False):
         with pytest.raises(PeerRefusedError, match="the certificate of alice was revoked by the owner"):
-            callers.name_of("alice", begins)
+            callers.name_caller("alice", begins)
 
-    assert callers.name_of("bob", True) == "bob"
+    assert callers.name_caller("bob", True) == "bob"
     assert len(said) == 2
 
 
@@ -203,4 +203,4 @@ def test_nobody_who_calls_is_let_in_while_the_list_cannot_be_read():
     callers = Callers(lambda name, begins: name, ("alice",), lambda line: None, unreadable)
 
     with pytest.raises(PeerRefusedError, match="cannot be read, so no party is admitted"):
-        callers.name_of("alice", True)
+        callers.name_caller("alice", True)

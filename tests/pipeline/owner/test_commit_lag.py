@@ -4,11 +4,11 @@ import pytest
 import torch
 from latecomers import all_late, late
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.models import LoraConfig
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import AuditReport, ProgressReport, UpdateReport
-from phalanx.testing import Actor, crash_at, only, tampering, tiny_run
+from phalanx.testing import Actor, crash_at, rewrite_only, tampering, tiny_run
 
 LIE = 1
 STEPS = 4
@@ -21,7 +21,7 @@ def lagging(**changes):
 
 def attacker(tmp_path, kind, stage, **changes):
     config = AttackConfig(kind=kind, stages=(stage,), from_step=LIE, **changes)
-    return {stage: actor(config, f"worker-{stage}", tmp_path / "attack.jsonl")}
+    return {stage: make_actor(config, f"worker-{stage}", tmp_path / "attack.jsonl")}
 
 
 def lying(at=LIE, factor=-1.0, direction="forward"):
@@ -164,7 +164,7 @@ def test_a_false_accusation_about_an_applied_step_names_the_accuser(make_company
         lie = {"digests": {**report.digests, "backward": "5" * 64}}
         return [outgoing.with_fields(lie) if report.step == LIE else outgoing]
 
-    company = make_company(run, all_late({2: Actor(rewrite=only(AuditReport, accuse))}))
+    company = make_company(run, all_late({2: Actor(rewrite=rewrite_only(AuditReport, accuse))}))
 
     company.run(STEPS)
 
@@ -300,7 +300,7 @@ def test_a_checkpoint_never_holds_a_step_that_is_not_verified(make_company, hone
 
 def test_an_auditor_that_never_speaks_of_an_applied_step_is_replaced(make_company, honest_digest):
     run = tiny_run(pipeline=IMPATIENT, guard=lagging())
-    silent = only(AuditReport, lambda outgoing, report: [] if report.step == LIE else [outgoing])
+    silent = rewrite_only(AuditReport, lambda outgoing, report: [] if report.step == LIE else [outgoing])
     company = make_company(run, {2: Actor(rewrite=silent)})
 
     company.run(LIE + 3)

@@ -8,7 +8,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Bulk
-from phalanx.testing import Actor, MemoryCompany, only, tampering, tiny_run
+from phalanx.testing import Actor, MemoryCompany, rewrite_only, tampering, tiny_run
 
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
 MANY = 40
@@ -65,7 +65,7 @@ def run_until(company, happened):
 
 def audited_at(company, *places):
     """Let the coin of whole steps fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
@@ -121,7 +121,7 @@ def test_a_liar_that_leaves_and_comes_back_leaves_no_trace(company_of, honest_di
         company.run(1)
         steps += 1
         assert steps < 12, (company.engine.holders, company.engine.shadows)
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) == (1, steps)
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) == (1, steps)
 
     company.run(2)
 
@@ -197,7 +197,10 @@ def test_a_holder_that_withholds_the_state_that_is_to_be_kept_is_replaced_and_un
 
     run = kept(4)
     run = run.model_copy(update={"pipeline": run.pipeline.model_copy(update={"patience_s": 2.0})})
-    liar, accomplice = Actor(lying_in(1, 2).wrap_copy, only(Bulk, withhold)), Actor(rewrite=only(Bulk, withhold))
+    liar, accomplice = (
+        Actor(lying_in(1, 2).wrap_copy, rewrite_only(Bulk, withhold)),
+        Actor(rewrite=rewrite_only(Bulk, withhold)),
+    )
     company = company_of(run, {"worker-1": liar, "worker-2": accomplice})
 
     company.run(7)

@@ -6,7 +6,7 @@ from phalanx.errors import VerificationError
 from phalanx.models import LoraConfig
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.messages import Bulk
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 
 def states(company):
@@ -21,7 +21,7 @@ def whole(company, duplicate, most_steps=20):
     """Train on until the duplicate is whole, and hand it out."""
     for _ in range(most_steps):
         company.run(1)
-        company.engine.look_for_duplicate()
+        company.engine.update_duplicate()
         if duplicate.is_whole:
             break
     assert duplicate.is_whole
@@ -91,7 +91,7 @@ def lying_about_its_state(outgoing, message):
 
 
 def test_a_holder_that_sends_another_state_than_it_signed_is_refused_by_name(make_company):
-    company = make_company(actors={2: Actor(rewrite=only(Bulk, lying_about_its_state))})
+    company = make_company(actors={2: Actor(rewrite=rewrite_only(Bulk, lying_about_its_state))})
     company.run(1)
 
     parts = whole(company, company.engine.begin_duplicate())
@@ -108,13 +108,13 @@ def withholding(outgoing, message):
 
 
 def test_a_duplicate_that_is_withheld_is_given_up_and_the_run_goes_on(make_company, honest_digest):
-    company = make_company(actors={1: Actor(rewrite=only(Bulk, withholding))})
+    company = make_company(actors={1: Actor(rewrite=rewrite_only(Bulk, withholding))})
     company.run(1)
     duplicate = company.engine.begin_duplicate()
     company.engine._context.requests.timeout_s = 0.0
 
     company.run(2)
-    company.engine.look_for_duplicate()
+    company.engine.update_duplicate()
 
     assert duplicate.failure == "stage 1: worker-1 did not send its state in time"
     company.engine._context.requests.timeout_s = 30.0

@@ -9,7 +9,7 @@ from hand_made import EPOCH, IDENTITIES, OWNER, make_world, received, run_task, 
 from phalanx.engine import StepInputs
 from phalanx.errors import ConfigError, NoHolderError, PeerLostError, PeerRefusedError, VerificationError
 from phalanx.pipeline.assignment.assignment import roles_of
-from phalanx.pipeline.assignment.rebalance import Balance
+from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Files, Incarnations, Members
 from phalanx.pipeline.owner.context import OwnerContext
@@ -20,7 +20,7 @@ from phalanx.pipeline.owner.roster import Roster
 from phalanx.pipeline.processes.own_memory import ALONE
 from phalanx.pipeline.protocol.carried_frames import CarriedFrames
 from phalanx.pipeline.protocol.messages import Assign, Ready, Shutdown, StateDigest
-from phalanx.pipeline.protocol.needs import ProgressNeed, Turn
+from phalanx.pipeline.protocol.needs import LoopTurn, ProgressNeed
 from phalanx.pipeline.protocol.requests import Patience
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.security.crypto import Identity, Revocation
@@ -73,7 +73,7 @@ class Judge:
     def __init__(self, *, holds=True, doubtful=None):
         self.holds, self.doubtful, self.asked = holds, doubtful, []
 
-    def judge(self, judgement, silent=()):
+    def judge_page(self, judgement, silent=()):
         self.asked.append(judgement.verdict.party)
         return judgement.verdict if self.holds else None
 
@@ -162,7 +162,7 @@ class Run:
     def answer(self, need):
         if isinstance(need, ProgressNeed):
             return {name: standing() for name in need.parties if name not in self.hanging}
-        assert isinstance(need, Turn)
+        assert isinstance(need, LoopTurn)
         self.clock.seconds += 1.0
         for name, message in list(self.told):
             if isinstance(message, Assign) and name not in self.mute | self.coordinator.ready.keys():
@@ -173,13 +173,13 @@ class Run:
         stages = [role.stage for role in assign.roles if name in (role.holder, role.shadow)]
         states = {str(stage): self.lies.get((name, stage), KNOWN[stage]) for stage in stages}
         ready = Ready(epoch=assign.epoch, states={stage: state for stage, state in states.items() if state is not None})
-        self.coordinator.handle(received(ready, name))
+        self.coordinator.record_message(received(ready, name))
 
     def do(self, task):
         return run_task(task, self.answer)
 
     def begun(self, step=0):
-        self.do(self.failover.begin(step, KNOWN))
+        self.do(self.failover.assign_first_roles(step, KNOWN))
         self.events.clear()
         return self
 
@@ -285,7 +285,7 @@ def test_an_owner_that_waits_for_a_workers_state_suspects_that_worker(run):
 def test_an_owner_without_workers_begins_alone(model_cache):
     run = Run(model_cache, workers=())
 
-    run.do(run.failover.begin(0, KNOWN))
+    run.do(run.failover.assign_first_roles(0, KNOWN))
 
     assert set(run.holders.values()) == {OWNER}
 
@@ -367,8 +367,8 @@ def test_a_party_that_was_lost_may_come_back_as_another_incarnation(begun):
 
 def test_a_party_is_refused_before_roles_are_given_out_and_not_before_the_new_ones_are_known(begun):
     order = []
-    place, tell = begun.failover.placing.without, begun.post
-    begun.failover.placing.without = lambda *about: order.append("placed") or place(*about)
+    place, tell = begun.failover.placement.without, begun.post
+    begun.failover.placement.without = lambda *about: order.append("placed") or place(*about)
     begun.endpoint.refuse = lambda name: order.append("refused")
     begun.post = lambda *about: order.append("told") or tell(*about)
     begun.roster.suspect("worker-1", "silent")
@@ -466,7 +466,7 @@ def _roles_after(run, gone):
     """The roles that would follow a loss; nothing is changed."""
     old = run.facts.assignment
     staying = [name for name in run.roster.alive if name != gone]
-    return roles_of(run.failover.placing.without(old, gone, staying), old, {*staying, OWNER})
+    return roles_of(run.failover.placement.without(old, gone, staying), old, {*staying, OWNER})
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def test_of_altered_states_after_a_change_of_roles_only_that_of_a_party_that_had
 def after_an_update(begun):
     """Step 0 was applied, and the states after it are not agreed on yet."""
     begun.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
-    begun.failover.rollback.remember(PastStep(begun.facts.ledger, begun.facts.assignment, NO_ROWS))
+    begun.failover.rollback.remember_step(PastStep(begun.facts.ledger, begun.facts.assignment, NO_ROWS))
     begun.coordinator.open_step(1)
     return begun
 
@@ -559,7 +559,7 @@ def test_a_conviction_takes_an_unaudited_step_back_and_a_loss_does_as_well(model
     for judged in (True, False):
         run = Run(model_cache, commit_lag=1).begun()
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
-        run.failover.rollback.remember(PastStep(run.facts.ledger, run.facts.assignment, NO_ROWS))
+        run.failover.rollback.remember_step(PastStep(run.facts.ledger, run.facts.assignment, NO_ROWS))
         run.coordinator.open_step(1)
         run.facts.ledger.agreed |= {stage: KNOWN[stage] for stage in (1, 2)}
         if not judged:
@@ -625,13 +625,13 @@ def test_an_owner_that_loses_every_worker_at_a_fall_back_goes_on_alone(begun):
 
 
 def test_a_run_that_has_begun_goes_on_with_less_memory_than_it_needs_and_one_that_has_not_does_not_begin(run):
-    run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    run.members.memory_by_party = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     with pytest.raises(ConfigError, match="memory"):
         run.do(run.failover.begin(0, KNOWN))
 
-    run.members.rooms = {}
+    run.members.memory_by_party = {}
     run.do(run.failover.begin(0, KNOWN))
-    run.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    run.members.memory_by_party = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     run.do(run.failover.fall_back(0, KNOWN))
 
     assert run.bodies("memory_short")
@@ -671,11 +671,11 @@ def test_a_revoked_party_that_never_came_is_only_barred(begun):
 
 # --- coming and going ------------------------------------------------------------------------------------------------
 
-EVEN = Balance([1.0] * 4, 0)
+EVEN = PaceMeter([1.0] * 4, 0)
 
 
 def test_between_two_steps_a_newcomer_is_announced_and_takes_part(begun):
-    begun.do(begun.failover.regroup(["worker-4"], 1, EVEN))
+    begun.do(begun.failover.regroup_parties(["worker-4"], 1, EVEN))
 
     (joined,) = begun.bodies("party_joined")
     assert joined == {"party": "worker-4", "address": "worker-4:1", "class": "not measured", "step": 1}
@@ -686,7 +686,7 @@ def test_between_two_steps_a_newcomer_is_announced_and_takes_part(begun):
 def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
     begun.roster.leaving.add("worker-1")
 
-    begun.do(begun.failover.regroup([], 1, EVEN))
+    begun.do(begun.failover.regroup_parties([], 1, EVEN))
 
     assert begun.kinds == ["stages_moved", "left"]
     assert begun.bodies("stages_moved") == [{"step": 1, "to": {"1": begun.holders[1]}, "pace_s": {}}]
@@ -699,9 +699,9 @@ def test_a_party_that_leaves_hands_over_and_is_let_go_without_blame(begun):
 
 def test_a_party_that_still_has_a_copy_stays_until_it_is_handed_over(begun):
     begun.roster.leaving.add("worker-1")
-    begun.failover.placing.regrouped = lambda old, staying, balance: old
+    begun.failover.placement.assign_regrouped = lambda old, staying, balance: old
 
-    begun.do(begun.failover.regroup([], 1, EVEN))
+    begun.do(begun.failover.regroup_parties([], 1, EVEN))
 
     assert (begun.roster.leaving, begun.bodies("left")) == ({"worker-1"}, [])
 
@@ -710,7 +710,7 @@ def test_one_that_is_lost_while_it_hands_over_has_not_left(begun):
     begun.roster.leaving.add("worker-1")
     begun.mute = begun.hanging = {"worker-1"}
 
-    begun.do(begun.failover.regroup([], 1, EVEN))
+    begun.do(begun.failover.regroup_parties([], 1, EVEN))
 
     assert (begun.bodies("left"), [body["party"] for body in begun.bodies("lost")]) == ([], ["worker-1"])
     assert begun.roster.leaving == set()
@@ -719,7 +719,7 @@ def test_one_that_is_lost_while_it_hands_over_has_not_left(begun):
 def test_stages_move_where_a_party_has_less_room_than_it_was_given(begun):
     assert not begun.failover.is_unsound(1, EVEN)
 
-    begun.members.rooms = {"worker-1": {ALONE: 1}}
+    begun.members.memory_by_party = {"worker-1": {ALONE: 1}}
     # it says so too late: what it has been given is not known to be short until roles are given out
     assert not begun.failover.is_unsound(1, EVEN)
     begun.do(begun.failover.begin_again(1))
@@ -729,17 +729,17 @@ def test_stages_move_where_a_party_has_less_room_than_it_was_given(begun):
 
 
 def test_stages_move_away_from_a_slow_party_only_where_pace_is_measured(begun):
-    slow = Balance([1.0] * 4, 2)
-    slow.is_lopsided = lambda *about: True
+    slow = PaceMeter([1.0] * 4, 2)
+    slow.is_unbalanced = lambda *about: True
 
     assert begun.failover.is_unsound(2, slow)
     slow.every = 0
     assert not begun.failover.is_unsound(2, slow)
-    assert not begun.failover.is_unsound(2, Balance([1.0] * 4, 2))
+    assert not begun.failover.is_unsound(2, PaceMeter([1.0] * 4, 2))
 
 
 def test_stages_stay_where_no_other_party_has_more_room(begun):
-    begun.members.rooms = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
+    begun.members.memory_by_party = {name: {ALONE: 1} for name in (*WORKERS, OWNER)}
     begun.do(begun.failover.begin_again(1))
 
     assert begun.bodies("memory_short")

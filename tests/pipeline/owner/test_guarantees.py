@@ -3,7 +3,7 @@
 import pytest
 from other_kernels import eager
 
-from phalanx.pipeline import GuardConfig, PipelineConfig, weaker
+from phalanx.pipeline import GuardConfig, PipelineConfig, weaker_guarantee
 from phalanx.pipeline.owner.guarantees import GUARANTEES
 from phalanx.testing import Actor, tiny_run
 
@@ -75,5 +75,5 @@ def test_shadow_and_stage_are_of_one_class_where_there_are_two_of_it(make_compan
 def test_the_weaker_of_two_is_the_later_one(place):
     strong, weak = list(GUARANTEES)[place : place + 2]
 
-    assert weaker(strong, weak) == weaker(weak, strong) == weak
-    assert weaker(weak, "of another release") == "of another release"
+    assert weaker_guarantee(strong, weak) == weaker_guarantee(weak, strong) == weak
+    assert weaker_guarantee(weak, "of another release") == "of another release"

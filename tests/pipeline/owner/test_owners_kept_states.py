@@ -40,20 +40,20 @@ class Kept:
         self.truth = {stage: owner.library(stage) for stage in (1, 2)}
         self.lies, self.silent = set(), set()
         self.kept = KeptStates(self.facts, owner, directory)
-        self.kept.begin(0, {stage: copy.digest() for stage, copy in self.truth.items()})
+        self.kept.begin_keeping(0, {stage: copy.compute_digest() for stage, copy in self.truth.items()})
 
     def take(self, step, oldest=0):
         self.facts.ledger.step = step
         self.facts.ledger.agreed = {
-            stage: copy.digest().model_copy(update={"step": step}) for stage, copy in self.truth.items()
+            stage: copy.compute_digest().model_copy(update={"step": step}) for stage, copy in self.truth.items()
         }
-        return run_task(self.kept.take(step, oldest), self.answer)
+        return run_task(self.kept.keep_state(step, oldest), self.answer)
 
     def answer(self, need):
         self.asked.append((need.party, need.request.stage))
         if need.party in self.silent:
             return None
-        state = self.truth[need.request.stage].optimizer.state()
+        state = self.truth[need.request.stage].optimizer.state_tensors()
         wrong = {name: tensor + 1 for name, tensor in state.items()}
         return (wrong if need.party in self.lies else dict(state)), need.request.step
 

@@ -4,7 +4,7 @@ import pytest
 from hand_made import OWNER, make_world
 
 from phalanx.errors import ConfigError, NoHolderError
-from phalanx.pipeline.assignment.rebalance import Balance
+from phalanx.pipeline.assignment.rebalance import PaceMeter
 from phalanx.pipeline.membership.admission import Admission
 from phalanx.pipeline.membership.members import Members
 from phalanx.pipeline.owner.placement import Placement
@@ -16,7 +16,7 @@ WORKERS = ["worker-1", "worker-2", "worker-3"]
 def make_placement(model_cache, rooms=None, classes=None, **guard):
     plan = make_world(model_cache, **guard).plan
     members = Members(WORKERS, Admission(plan), addresses={}, certificates={})
-    members.rooms = {name: {ALONE: size} for name, size in (rooms or {}).items()}
+    members.memory_by_party = {name: {ALONE: size} for name, size in (rooms or {}).items()}
     members.admission.classes = dict.fromkeys((OWNER, *WORKERS), OWNER) | (classes or {})
     return Placement(plan, members)
 
@@ -90,13 +90,13 @@ def test_without_a_guard_nobody_shadows_and_a_loss_leaves_no_holder(model_cache)
 @pytest.mark.parametrize("rooms", [{}, {"worker-1": 1}], ids=["room", "none"])
 def test_stages_move_away_from_a_worker_that_has_more_than_it_has_room_for(model_cache, placement, rooms):
     old = placement.first(WORKERS, may_exceed=False)
-    tight, balance = make_placement(model_cache, rooms=rooms), Balance([1.0] * 4, 0)
+    tight, balance = make_placement(model_cache, rooms=rooms), PaceMeter([1.0] * 4, 0)
     assert not tight.is_crowded(old, WORKERS, balance)
 
     assert bool(tight.shortages(old)) is bool(rooms)
     assert tight.is_crowded(old, WORKERS, balance) is bool(rooms)
     if rooms:
-        assert tight.regrouped(old, WORKERS, balance).copies_of("worker-1") == ()
+        assert tight.assign_regrouped(old, WORKERS, balance).copies_of("worker-1") == ()
 
 
 def test_where_nobody_has_room_nothing_is_gained_by_moving(model_cache, placement):
@@ -104,4 +104,4 @@ def test_where_nobody_has_room_nothing_is_gained_by_moving(model_cache, placemen
     tight = make_placement(model_cache, rooms=dict.fromkeys((OWNER, *WORKERS), 1))
 
     assert tight.shortages(old)
-    assert not tight.is_crowded(old, WORKERS, Balance([1.0] * 4, 0))
+    assert not tight.is_crowded(old, WORKERS, PaceMeter([1.0] * 4, 0))

@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import UpdateReport
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 STEPS = 8
 NO_COIN = {"step_audit_rate": 0.0, "owner_audit_rate": 0.0, "gradient_screen": False}
@@ -24,7 +24,7 @@ def made_up_from(first):
 
 def audit_whole(company, *places):
     """Let the coin fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
@@ -109,7 +109,7 @@ def test_a_wrong_state_is_convicted_where_states_are_kept_too(make_company, hone
         state = applied.states["1"].model_copy(update={"weights": "0" * 64})
         return [outgoing.with_fields({"states": {**applied.states, "1": state}})] if state.step == 3 else [outgoing]
 
-    company = make_company(run, {1: Actor(rewrite=only(UpdateReport, falsify))})
+    company = make_company(run, {1: Actor(rewrite=rewrite_only(UpdateReport, falsify))})
 
     company.run(6)
 

@@ -19,7 +19,7 @@ class Step:
     def __init__(self, model_cache, *, owner_rate=0.0, **guard):
         self.world = make_world(model_cache, **guard)
         self.facts = self.world.facts
-        self.world.whole_step()
+        self.world.draws_whole_step()
         self.facts.agreed[2] = self.world.state
         draw = AuditDraw(b"k" * 32, b"n" * 32, 1.0, owner_rate=owner_rate)
         self.coordinator = Coordinator(self.facts, draw, CarriedFrames())
@@ -32,10 +32,10 @@ class Step:
         return self.world.sent
 
     def decided(self, *, may_lag=True):
-        return self.coordinator.decided(may_lag=may_lag)
+        return self.coordinator.is_decided(may_lag=may_lag)
 
     def advance(self):
-        return self.world.judge(self.coordinator.advance())
+        return self.world.judge(self.coordinator.draw_conclusions())
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def step(model_cache):
 
 def test_a_step_is_decided_when_everything_is_in(step):
     assert step.decided()
-    assert step.coordinator.waiting_for() == "nothing"
+    assert step.coordinator.describe_missing() == "nothing"
 
 
 def without_commitment(step):
@@ -97,7 +97,7 @@ def test_while_anything_is_missing_a_step_is_not_decided(step, how):
 def test_what_is_missing_is_said(step, how):
     how(step)
 
-    assert "1" in step.coordinator.waiting_for()
+    assert "1" in step.coordinator.describe_missing()
 
 
 def test_without_a_guard_commitments_are_enough(model_cache):
@@ -129,7 +129,7 @@ def test_the_next_step_waits_for_the_audits_of_the_one_that_lags(model_cache):
 
     step.facts.previous.awaited_audits.add((STAGE, 0, SHADOW))
     assert not step.decided()
-    assert "audits of the last step" in step.coordinator.waiting_for()
+    assert "audits of the last step" in step.coordinator.describe_missing()
 
 
 # --- a step that comes to no number ----------------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_at_a_return_to_a_checkpoint_what_is_proved_is_handed_out_once_for_each_
 
 
 def test_a_new_step_forgets_what_was_said_and_keeps_the_step_before(step):
-    step.coordinator.said_ready(STAGE, {HOLDER: step.world.state, SHADOW: None})
+    step.coordinator.add_ready_states(STAGE, {HOLDER: step.world.state, SHADOW: None})
     step.facts.unanswered.add(SHADOW)
     assert step.coordinator.progress[3] == 1
 

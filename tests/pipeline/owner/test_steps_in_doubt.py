@@ -2,7 +2,7 @@
 
 import pytest
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.testing import Actor, tampering, tiny_run
 
@@ -23,12 +23,12 @@ def made_up_from(first):
 
 def audit_whole(company, *places):
     """Let the coin fall on these (stage, step) and no others."""
-    company.draw.whole_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_whole_step = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
 def audit_as_owner(company, *places):
-    company.draw.owners_step = lambda *, step, epoch, stage: (stage, step) in places
+    company.draw.draws_owner_audit = lambda *, step, epoch, stage: (stage, step) in places
     return company
 
 
@@ -133,7 +133,7 @@ def test_without_a_guard_every_step_in_other_hands_is_believed(make_company):
 def test_a_state_that_was_bent_puts_the_step_before_in_doubt_though_it_was_audited(make_company):
     run, skipped = (
         tiny_run(guard=GuardConfig(**NO_COIN)),
-        actor(AttackConfig(kind="skipped_update", from_step=3), "one"),
+        make_actor(AttackConfig(kind="skipped_update", from_step=3), "one"),
     )
     company = audit_whole(make_company(run, {1: skipped}), *((1, step) for step in range(STEPS)))
 

@@ -31,7 +31,7 @@ def judgement(world, party=HOLDER, accuser=SHADOW, stage=STAGE, offence="message
 
 
 def replaced(verdicts, found, silent=()):
-    return verdicts.to_replace(found, silent)
+    return verdicts.party_to_replace(found, silent)
 
 
 def test_a_judgement_of_the_owner_is_refused_unwritten(world, verdicts, tmp_path):

@@ -218,7 +218,7 @@ def test_a_worker_that_ended_is_described_by_its_last_line_or_its_end(tmp_path, 
     config = WorkerConfig(identity="keys", owner="127.0.0.1:1", owner_name="owner")
 
     with LocalWorkers(tmp_path, ("short_worker",)) as workers:
-        workers.start({"worker-1": config})
-        wait_until(lambda: not workers.is_alive("worker-1"))
+        workers.start_workers({"worker-1": config})
+        wait_until(lambda: not workers.is_worker_alive("worker-1"))
 
-        assert workers.last_output("worker-1") == said
+        assert workers.worker_output("worker-1") == said

@@ -3,9 +3,9 @@
 import pytest
 
 from phalanx.errors import AuditLogError
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
-from phalanx.pipeline.proof.step_proof import Rules, check_step
+from phalanx.pipeline.proof.step_proof import SessionRules, check_step
 from phalanx.pipeline.proof.step_record import (
     AuditLeaf,
     CommitLeaf,
@@ -42,7 +42,7 @@ def rules_of(company, draw="own", **changes):
         "peers": {name: company.identity(name).public for name in names},
         "draw": company.draw if draw == "own" else draw,
     }
-    return Rules(**(known | changes))
+    return SessionRules(**(known | changes))
 
 
 def judged(company, record, leaves=None, **changes):
@@ -177,7 +177,7 @@ def test_a_stage_in_other_hands_without_a_shadow_is_refused(audited):
 def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(make_company, lag):
     lie = AttackConfig(kind="forward_sign_flip", stages=(1,), from_step=1)
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}
-    company = make_company(guarded(GuardConfig(commit_lag=lag, **rates)), {1: actor(lie, "worker-1")})
+    company = make_company(guarded(GuardConfig(commit_lag=lag, **rates)), {1: make_actor(lie, "worker-1")})
     company.run(STEPS)
     company.engine.settle()
 

@@ -9,10 +9,10 @@ from phalanx.errors import CutLogError
 from phalanx.pipeline import OWNER, LogHeadExchange
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogMemory
-from phalanx.pipeline.protocol.signed import Statements
-from phalanx.security.audit import AuditLog, PublicLines
-from phalanx.security.crypto import Identity, create_authority, issue, load_identity
-from phalanx.testing import Actor, CompanySession, MemoryCompany, only, tiny_run
+from phalanx.pipeline.protocol.signed import StatementReader
+from phalanx.security.audit import AuditLog, PublicEntries
+from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
+from phalanx.testing import Actor, CompanySession, MemoryCompany, rewrite_only, tiny_run
 
 RUN, OTHER = "ab" * 16, "cd" * 16
 FIRST, SECOND = f"{RUN}-{'1' * 32}", f"{RUN}-{'2' * 32}"
@@ -22,10 +22,10 @@ STRANGER = Identity.without_certificate("owner")
 
 def lines(*digests, run=RUN, owner=OWNERS):
     """A log on the disk, by one digit for each line's digest."""
-    found = PublicLines(owner, run)
+    found = PublicEntries(owner, run)
     for digest in digests:
-        found.take("step", digest * 64)
-    found.forced(len(digests))
+        found.count_entry("step", digest * 64)
+    found.note_forced(len(digests))
     return found
 
 
@@ -36,12 +36,14 @@ def told(*digests, run=RUN, owner=OWNERS):
 def heed(log, known):
     """What the owner notes when a worker says what it knows."""
     noted = []
-    LogHeadExchange(log, OWNERS.public).heed("worker-1", known, SECOND, lambda kind, body: noted.append((kind, body)))
+    LogHeadExchange(log, OWNERS.public).check_remembered_head(
+        "worker-1", known, SECOND, lambda kind, body: noted.append((kind, body))
+    )
     return noted
 
 
 def memory(directory, session=FIRST, owner=OWNERS):
-    return LogMemory(directory, Statements(session, lambda name: owner.public), owner.public)
+    return LogMemory(directory, StatementReader(session, lambda name: owner.public), owner.public)
 
 
 # --- the owner's side ---------------------------------------------------------------------------------------------
@@ -77,10 +79,10 @@ def test_a_head_that_the_owner_did_not_tell_in_this_run_stops_nobody_and_is_note
 def test_nobody_is_heeded_where_nobody_is_told():
     noted = []
 
-    LogHeadExchange().heed("worker-1", told(*"1234"), SECOND, lambda *event: noted.append(event))
+    LogHeadExchange().check_remembered_head("worker-1", told(*"1234"), SECOND, lambda *event: noted.append(event))
 
     assert noted == []
-    assert LogHeadExchange().head() is None
+    assert LogHeadExchange().current_head() is None
 
 
 # --- a worker's side ----------------------------------------------------------------------------------------------
@@ -131,16 +133,16 @@ def test_a_worker_serves_where_only_lines_are_gone_that_were_not_on_the_disk_of_
     known = memory(tmp_path)
     known.meet(log.head())
     known.keep()
-    after = PublicLines(OWNERS, RUN)
+    after = PublicEntries(OWNERS, RUN)
     after._boot = "9" * 64
     for digest in "12":
-        after.take("step", digest * 64)
+        after.count_entry("step", digest * 64)
 
     again = memory(tmp_path, SECOND)
-    again.meet(after.head())
+    again.meet(after.signed_public_head())
     again.keep()
 
-    assert memory(tmp_path).known == after.head()
+    assert memory(tmp_path).known == after.signed_public_head()
 
 
 @pytest.mark.parametrize("said", [told("9", owner=STRANGER), told(*"999", run=OTHER), told("1")])
@@ -192,7 +194,7 @@ def test_a_session_whose_name_is_none_writes_no_file(tmp_path, session):
 def keys(tmp_path):
     create_authority(tmp_path / "pki")
     for name in (OWNER, "worker-1", "worker-2"):
-        issue(tmp_path / "pki", name)
+        issue_certificate(tmp_path / "pki", name)
     return tmp_path / "pki"
 
 
@@ -210,7 +212,7 @@ def sessions(tmp_path, keys, model_cache):
         with AuditLog(tmp_path / "events.jsonl", load_identity(keys / OWNER), RUN) as log:
             session = f"{RUN}-{len(seen):032x}"
             with MemoryCompany(run, path, actors, cache=model_cache, session=CompanySession(session, log)) as company:
-                log.append("run_resumed" if len(seen) > 1 else "run_started", {})
+                log.append_event("run_resumed" if len(seen) > 1 else "run_started", {})
                 company.run(num_steps)
                 then(company)
                 company.final = company.weights_digest()
@@ -264,7 +266,7 @@ def forging(change):
     def rewrite(outgoing, hello):
         return [outgoing.with_fields({"log_head": change(hello.log_head)})]
 
-    return Actor(rewrite=only(Hello, rewrite))
+    return Actor(rewrite=rewrite_only(Hello, rewrite))
 
 
 @pytest.mark.parametrize(
@@ -308,9 +310,9 @@ def test_what_is_told_changes_no_bit(sessions, model_cache, tmp_path):
 def say(keys, name, head):
     """Let a worker's next process remember a head."""
     owner = load_identity(keys / OWNER).public
-    known = LogMemory(keys / name / "log_heads", Statements(SECOND, lambda party: owner), owner)
-    known.known, known._is_kept = head, False
-    known.keep()
+    known = LogMemory(keys / name / "log_heads", StatementReader(SECOND, lambda party: owner), owner)
+    known.known_head, known._is_kept = head, False
+    known.write_head()
 
 
 @pytest.mark.parametrize("is_true", [True, False], ids=["by the owner's signature", "forged"])

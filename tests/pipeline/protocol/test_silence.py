@@ -3,7 +3,7 @@
 import pytest
 
 from phalanx.pipeline.protocol import requests
-from phalanx.pipeline.protocol.requests import Awake, Patience
+from phalanx.pipeline.protocol.requests import AwakeClock, Patience
 
 
 class Clock:
@@ -41,7 +41,7 @@ def a_step(found, clock, gap, *, broken=False):
 
 
 def after_a_step_with_a_gap_of(seconds, clock, *, broken=False):
-    found = Patience(2.0, Awake())
+    found = Patience(2.0, AwakeClock())
     a_step(found, clock, seconds, broken=broken)
     return found
 
@@ -83,7 +83,7 @@ def test_a_sign_of_life_begins_a_new_gap(clock):
 
 
 def test_who_slows_every_step_down_a_little_more_does_not_make_patience_endless(clock):
-    found = Patience(2.0, Awake())
+    found = Patience(2.0, AwakeClock())
 
     for _ in range(10):
         a_step(found, clock, 0.9 * found.limit_s)
@@ -93,11 +93,11 @@ def test_who_slows_every_step_down_a_little_more_does_not_make_patience_endless(
 
 @pytest.mark.parametrize(("gap", "is_too_long"), [(7.9, False), (8.1, True)])
 def test_where_no_honest_gaps_are_known_the_upper_end_counts(clock, gap, is_too_long):
-    found = Patience(2.0, Awake())
+    found = Patience(2.0, AwakeClock())
 
     listen(found, clock, gap)
 
-    assert found.too_long_for_anything == is_too_long
+    assert found.is_beyond_any_limit == is_too_long
 
 
 def test_a_slow_step_is_forgotten_when_a_hundred_others_were_quick(clock):

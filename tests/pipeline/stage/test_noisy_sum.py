@@ -11,8 +11,8 @@ from phalanx.models import StageSpec, open_model
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.plan import RowPrivacy
 from phalanx.pipeline.protocol.messages import NoiseKeys
-from phalanx.pipeline.protocol.signed import Statements
-from phalanx.pipeline.stage.battery import run_battery
+from phalanx.pipeline.protocol.signed import StatementReader
+from phalanx.pipeline.stage.battery import fingerprint_kernels
 from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.worker.roles import PartyContext, Roles
@@ -65,17 +65,17 @@ def test_a_stream_is_the_same_wherever_it_is_computed():
 def test_a_party_that_computes_noise_otherwise_is_of_another_numeric_class(tmp_path, monkeypatch):
     """One rounding of one value apart, which single precision would hide in most of them."""
     plan = make_plan(tiny_run(), open_model(tiny_run().model, tmp_path, 7)).model_copy(update={"privacy": PRIVACY})
-    ours, normal = run_battery(plan, "ab" * 32), SecureStream.normal
-    assert run_battery(plan, "ab" * 32) == ours
+    ours, normal = fingerprint_kernels(plan, "ab" * 32), SecureStream.next_normals
+    assert fingerprint_kernels(plan, "ab" * 32) == ours
 
     def of_another_library(stream, count):
         found = normal(stream, count)
         found[count // 2] = np.nextafter(found[count // 2], np.inf)
         return found
 
-    monkeypatch.setattr(SecureStream, "normal", of_another_library)
+    monkeypatch.setattr(SecureStream, "next_normals", of_another_library)
 
-    theirs = run_battery(plan, "ab" * 32)
+    theirs = fingerprint_kernels(plan, "ab" * 32)
     assert theirs.gradient != ours.gradient
     assert theirs.forward == ours.forward
 
@@ -156,7 +156,7 @@ def test_a_trained_head_that_is_tied_is_refused():
 def two_stages(tmp_path):
     """The roles of a party that holds stage 1 and shadows stage 2."""
     plan = make_plan(tiny_run(), open_model(tiny_run().model, tmp_path, 7)).model_copy(update={"privacy": PRIVACY})
-    statements = Statements("run", lambda name: None)
+    statements = StatementReader("run", lambda name: None)
     roles = Roles(PartyContext("worker-1", plan, lambda receiver, message, payload: None, statements, PhaseTimer()))
     roles.assignment = Assignment({0: "owner", 1: "worker-1", 2: "worker-2"}, {1: "worker-2", 2: "worker-1"})
     return roles

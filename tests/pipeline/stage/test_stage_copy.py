@@ -46,29 +46,31 @@ def test_a_state_loaded_elsewhere_goes_on_with_the_same_bits(made):
     plan, build = made
     copy = build()
     copy.apply(0, gradients(copy, 0), 1.0)
-    empty = StageCopy.empty(plan, 1)
-    assert empty.digest() != copy.digest()
+    empty = StageCopy.build_empty(plan, 1)
+    assert empty.compute_digest() != copy.digest()
 
-    empty.load({name: tensor.clone() for name, tensor in copy.state().items()}, copy.step)
-    assert empty.digest() == copy.digest()
+    empty.load_tensors({name: tensor.clone() for name, tensor in copy.state().items()}, copy.step)
+    assert empty.compute_digest() == copy.digest()
 
     for each in (copy, empty):
-        each.apply(1, gradients(each, 1), 0.7)
-    assert empty.digest() == copy.digest()
+        each.apply_update(1, gradients(each, 1), 0.7)
+    assert empty.compute_digest() == copy.digest()
 
 
 def test_loaded_weights_are_enough_to_recompute_and_have_the_signed_digest(made):
     plan, build = made
     copy = build()
     copy.apply(0, gradients(copy, 0), 1.0)
-    auditor = StageCopy.empty(plan, 1)
+    auditor = StageCopy.build_empty(plan, 1)
 
     auditor.load_weights(copy.weights())
 
     assert auditor.weights_digest() == copy.digest().weights
-    assert auditor.digest().moments != copy.digest().moments
+    assert auditor.compute_digest().moments != copy.digest().moments
     x = torch.randn(plan.hidden_shape)
-    assert torch.equal(auditor.runner.recompute(0, 0, x, None)[0], copy.runner.recompute(0, 0, x, None)[0])
+    assert torch.equal(
+        auditor.runner.recompute_microbatch(0, 0, x, None)[0], copy.runner.recompute_microbatch(0, 0, x, None)[0]
+    )
 
 
 @pytest.mark.parametrize("part", ["weight/", "exp_avg/", "exp_avg_sq/", "frozen/"])
@@ -107,7 +109,7 @@ def test_a_state_of_another_stage_is_refused(made):
     state |= {name: tensor for name, tensor in copy.state().items() if "frozen" in name}
 
     with pytest.raises(CheckpointError):
-        StageCopy.empty(plan, 1).load(state, 0)
+        StageCopy.build_empty(plan, 1).load_tensors(state, 0)
 
 
 def test_the_digest_of_a_copy_counts_its_steps(made):

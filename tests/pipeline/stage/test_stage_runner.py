@@ -64,8 +64,8 @@ def test_recomputing_gives_the_bits_of_forward_and_backward(make_runner, family,
     x_gradient = stage.backward(5, 2, gradient)
     # an auditor has drawn other numbers meanwhile
     torch.manual_seed(99)
-    again_y, again_gradient = auditor.recompute(5, 2, x, gradient)
-    forward_only, nothing = auditor.recompute(5, 2, x, None)
+    again_y, again_gradient = auditor.recompute_microbatch(5, 2, x, gradient)
+    forward_only, nothing = auditor.recompute_microbatch(5, 2, x, None)
 
     assert torch.equal(again_y, y)
     assert torch.equal(again_gradient, x_gradient)
@@ -81,7 +81,7 @@ def test_so_it_does_in_bf16_and_with_activation_checkpointing(make_runner, chang
 
     y = stage.forward(0, 0, hidden(1))
     x_gradient = stage.backward(0, 0, hidden(2))
-    again_y, again_gradient = auditor.recompute(0, 0, hidden(1), hidden(2))
+    again_y, again_gradient = auditor.recompute_microbatch(0, 0, hidden(1), hidden(2))
 
     assert torch.equal(again_y, y)
     assert torch.equal(again_gradient, x_gradient)
@@ -96,7 +96,7 @@ def test_so_it_does_with_adapters(make_runner):
     y = stage.forward(0, 0, hidden(1))
     x_gradient = stage.backward(0, 0, hidden(2))
 
-    again = auditor.recompute(0, 0, hidden(1), hidden(2))
+    again = auditor.recompute_microbatch(0, 0, hidden(1), hidden(2))
     assert torch.equal(again[0], y)
     assert torch.equal(again[1], x_gradient)
 
@@ -105,8 +105,8 @@ def test_dropout_differs_by_seed_step_stage_and_microbatch(make_runner):
     runner = make_runner(dropout=0.5)
     x = hidden(1)
 
-    outputs = [runner.recompute(step, m, x, None)[0] for step, m in ((0, 0), (0, 1), (1, 0))]
-    outputs.append(make_runner(dropout=0.5, seed=4).recompute(0, 0, x, None)[0])
+    outputs = [runner.recompute_microbatch(step, m, x, None)[0] for step, m in ((0, 0), (0, 1), (1, 0))]
+    outputs.append(make_runner(dropout=0.5, seed=4).recompute_microbatch(0, 0, x, None)[0])
 
     assert all(not torch.equal(a, b) for n, a in enumerate(outputs) for b in outputs[:n])
     seeds = {dropout_seed(*at) for at in ((1, 2, 3, 4), (1, 2, 4, 3), (1, 23, 4, 0), (12, 3, 4, 0), (0, 2, 3, 4))}
@@ -129,7 +129,7 @@ def test_an_audit_leaves_weight_gradients_and_graphs_as_they_were(make_runner):
         each.forward(0, 1, hidden(2))
         each.backward(0, 0, hidden(3))
 
-    runner.recompute(0, 1, hidden(2), hidden(4))
+    runner.recompute_microbatch(0, 1, hidden(2), hidden(4))
 
     for each in (runner, untouched):
         each.backward(0, 1, hidden(4))

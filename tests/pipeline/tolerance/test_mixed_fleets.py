@@ -6,10 +6,10 @@ import pytest
 import torch
 from other_kernels import eager
 
-from phalanx.lab.attacks import actor
+from phalanx.lab.attacks import make_actor
 from phalanx.pipeline import AttackConfig, GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Commit, GradientHeld, StepAudited, UpdateReport
-from phalanx.testing import Actor, only, tampering, tiny_run
+from phalanx.testing import Actor, rewrite_only, tampering, tiny_run
 
 EAGER = Actor(kernels=eager, description="another kernel")
 CLAIMS = Actor(numeric_class="another build")
@@ -22,7 +22,7 @@ def mixed(stages=5, **guard):
 
 
 def attacker(kind, **changes):
-    return replace(actor(AttackConfig(kind=kind, stages=(1,), from_step=1, **changes), "worker-1"), **CLAIMED)
+    return replace(make_actor(AttackConfig(kind=kind, stages=(1,), from_step=1, **changes), "worker-1"), **CLAIMED)
 
 
 RATES = ("step_audit_rate", "owner_audit_rate")
@@ -164,7 +164,7 @@ def test_a_shadow_of_another_class_with_another_state_is_named(make_company, hon
         return [outgoing.with_fields({"states": other})]
 
     run = mixed(4)
-    company = make_company(run, {2: Actor(rewrite=only(UpdateReport, lie), numeric_class="another build")})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(UpdateReport, lie), numeric_class="another build")})
 
     company.run(2)
 
@@ -180,7 +180,7 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_replaced_and_the
 
     # with two workers each is the other's shadow, whatever their classes
     run = mixed(4, step_audit_rate=1.0)
-    company = make_company(run, {2: Actor(rewrite=only(StepAudited, invent), numeric_class="another build")})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(StepAudited, invent), numeric_class="another build")})
 
     company.run(2)
 
@@ -192,7 +192,9 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_replaced_and_the
 
 def test_a_norm_that_is_a_little_off_is_a_lie_across_classes_too(make_company, honest_digest):
     run = mixed()
-    lie = only(Commit, lambda outgoing, commit: [outgoing.with_fields({"norm_squared": commit.norm_squared * 1.001})])
+    lie = rewrite_only(
+        Commit, lambda outgoing, commit: [outgoing.with_fields({"norm_squared": commit.norm_squared * 1.001})]
+    )
     company = make_company(run, {1: Actor(rewrite=lie, numeric_class="another build")})
 
     company.run(2)

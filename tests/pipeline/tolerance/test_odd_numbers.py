@@ -78,7 +78,9 @@ def test_an_honest_overflow_ends_the_run_and_blames_nobody(make_company, guard):
 def test_a_screen_that_is_wrong_about_every_message_changes_no_bit(make_company, honest_digest, monkeypatch, direction):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
     expected = honest_digest(run, 2)
-    monkeypatch.setattr(Screen, "check", lambda self, source, found, tensor: "odd" if found == direction else None)
+    monkeypatch.setattr(
+        Screen, "check_message", lambda self, source, found, tensor: "odd" if found == direction else None
+    )
     company = make_company(run)
 
     company.run(2)
@@ -90,7 +92,7 @@ def test_a_screen_that_is_wrong_about_every_message_changes_no_bit(make_company,
 
 
 def test_a_screen_that_looks_at_nothing_is_not_asked_when_it_is_off(make_company, monkeypatch):
-    monkeypatch.setattr(Screen, "check", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr(Screen, "check_message", lambda *_: pytest.fail("asked"))
     company = make_company(tiny_run(guard=GuardConfig(screen=False)))
 
     company.run(1)
@@ -118,7 +120,7 @@ def test_a_gross_lie_about_a_microbatch_that_no_draw_asks_for_is_found_by_the_sc
 def test_two_screened_messages_of_one_microbatch_are_each_cleared(make_company, honest_digest, monkeypatch):
     run = tiny_run(guard=GuardConfig(audit_rate=0.25))
     expected = honest_digest(run, 1)
-    monkeypatch.setattr(Screen, "check", lambda *_: "odd")
+    monkeypatch.setattr(Screen, "check_message", lambda *_: "odd")
     company = make_company(run)
 
     company.run(1)

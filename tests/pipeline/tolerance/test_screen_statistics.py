@@ -17,7 +17,7 @@ def message(n, scale=1.0, shift=1.0):
 def warmed(count=WARM_UP, direction="forward"):
     screen = Screen()
     for n in range(count):
-        assert screen.check(1, direction, message(n)) is None
+        assert screen.check_message(1, direction, message(n)) is None
     return screen
 
 

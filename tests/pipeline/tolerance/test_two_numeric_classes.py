@@ -73,11 +73,11 @@ class _Leaning(StageRunner):
         self._honest, self._factor = honest, factor
         self.module, self.spec = honest.module, honest.spec
 
-    def recompute(self, step, microbatch, x, gradient):
-        y, x_gradient = self._honest.recompute(step, microbatch, x, gradient)
+    def recompute_microbatch(self, step, microbatch, x, gradient):
+        y, x_gradient = self._honest.recompute_microbatch(step, microbatch, x, gradient)
         return y * (1 + self._factor), x_gradient
 
-    def abandon(self):
+    def abandon_step(self):
         self._honest.abandon()
 
 

@@ -19,7 +19,7 @@ class Office:
     def __init__(self, model_cache, rate=0.25, guard=None, **rates):
         self.world = make_world(model_cache, **(guard or {}))
         self.facts = self.world.facts
-        self.world.whole_step()
+        self.world.draws_whole_step()
         self.facts.agreed[2] = self.world.state
         self.posted = []
         self.draw = AuditDraw(b"k" * 32, b"n" * 32, rate, **rates)
@@ -63,7 +63,7 @@ def test_a_stage_that_leans_is_audited_in_full(office):
 def test_a_step_that_is_audited_as_a_whole_has_its_weight_gradient_recomputed(model_cache):
     office = Office(model_cache, step_rate=1.0)
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.asked() == [(SHADOW, 1, ALL, True), (HOLDER, 2, ALL, True)]
     assert office.facts.ledger.awaited_step_audits == {(1, SHADOW), (2, HOLDER)}
@@ -72,7 +72,7 @@ def test_a_step_that_is_audited_as_a_whole_has_its_weight_gradient_recomputed(mo
 def test_in_lockstep_everything_is_recomputed_and_no_gradient_asked_for(model_cache):
     office = Office(model_cache, guard={"shadow": "lockstep"}, step_rate=1.0)
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.asked() == [(SHADOW, 1, ALL, False), (HOLDER, 2, ALL, False)]
     assert office.facts.ledger.awaited_step_audits == set()
@@ -80,11 +80,11 @@ def test_in_lockstep_everything_is_recomputed_and_no_gradient_asked_for(model_ca
 
 def test_the_owner_redoes_what_the_coin_says(model_cache):
     office = Office(model_cache, owner_rate=1.0)
-    office.requests.draw(())
+    office.requests.draw_audits(())
     assert office.facts.ledger.owners_audits == {1, 2}
 
     office = Office(model_cache, owner_rate=0.0)
-    office.requests.draw(())
+    office.requests.draw_audits(())
     assert office.facts.ledger.owners_audits == set()
 
 
@@ -107,7 +107,7 @@ def test_what_the_owner_serves_is_not_audited(office):
 def test_a_step_may_lag_where_shadows_alone_audit_it(model_cache, lag, rates, may):
     office = Office(model_cache, guard={"commit_lag": lag}, **rates)
 
-    office.requests.draw(())
+    office.requests.draw_audits(())
 
     assert office.facts.ledger.may_lag is may
 
@@ -144,7 +144,7 @@ def screening(model_cache):
 
 
 def doubt(office, stage=STAGE, auditor=SHADOW, ledger=None):
-    office.requests.look_closer(ledger or office.facts.ledger, stage, auditor, "size")
+    office.requests.audit_whole_step(ledger or office.facts.ledger, stage, auditor, "size")
 
 
 def test_a_doubt_has_its_author_recompute_the_whole_step_once(screening):
@@ -165,7 +165,7 @@ def test_what_was_reported_before_a_doubt_is_to_be_reported_again(screening):
 
     doubt(screening)
 
-    assert ledger.unreported == [(1, m, SHADOW) for m in ALL]
+    assert ledger.unreported_audits == [(1, m, SHADOW) for m in ALL]
 
 
 def asked_already(office):

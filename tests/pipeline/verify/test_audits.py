@@ -28,7 +28,7 @@ class Office:
         # one stage in other hands is enough, and a worker beside it that can be a third party
         self.facts.assignment = Assignment(self.facts.assignment.holders | {3: THIRD}, {STAGE: SHADOW})
         self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW, THIRD), "one class")
-        self.world.whole_step()
+        self.world.draws_whole_step()
         self.ledger = self.facts.ledger
         self.ledger.awaited_audits |= {(STAGE, m, auditor) for m in range(4) for auditor in auditors}
         self.ledger.orders |= {(STAGE, auditor): DRAWN for auditor in auditors}
@@ -47,7 +47,7 @@ class Office:
 
     def report(self, microbatch=0, auditor=SHADOW, **changes):
         """An honest report comes, but for what a test changes."""
-        self.audits.add(auditor, self.honest_report(microbatch, **changes))
+        self.audits.add_report(auditor, self.honest_report(microbatch, **changes))
 
     def honest_report(self, microbatch=0, directions=BOTH, **changes):
         """What an honest auditor reports, but for what a test changes."""
@@ -61,7 +61,7 @@ class Office:
         return self.audits_asked[-1].order
 
     def weigh(self):
-        return self.world.judge(self.audits.weigh())
+        return self.world.judge(self.audits.weigh_reports())
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_honest_report_is_taken_into_the_ledger(office):
     assert office.weigh() is None
 
     assert list(office.ledger.reports) == [(STAGE, 0, SHADOW)]
-    assert office.ledger.unreported == [(STAGE, m, SHADOW) for m in (1, 2, 3)]
+    assert office.ledger.unreported_audits == [(STAGE, m, SHADOW) for m in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("changes", [{"microbatch": 9}, {"stage": 2}, {"order": DRAWN + 1}, {"order": 0}])
@@ -146,13 +146,13 @@ def test_what_was_said_of_a_step_that_lags_outlives_the_next_attempt(model_cache
     office.report()
     office.facts.previous, office.facts.ledger = office.ledger, StepLedger(STEP + 1, EPOCH)
 
-    office.audits.reset()
-    assert office.audits.said == {(STEP, (STAGE, 0, SHADOW))}
+    office.audits.reset_attempt()
+    assert office.audits.unweighed_audits == {(STEP, (STAGE, 0, SHADOW))}
 
     # once the audits of that step are done, nothing of it is kept
     office.facts.previous = None
-    office.audits.reset()
-    assert office.audits.said == set()
+    office.audits.reset_attempt()
+    assert office.audits.unweighed_audits == set()
 
 
 def test_progress_is_what_is_said_for_the_first_time(office):

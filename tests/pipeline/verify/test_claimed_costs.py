@@ -3,11 +3,11 @@
 import time
 
 from phalanx.pipeline.protocol.messages import UpdateReport
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 
 def claiming(**claims):
-    return Actor(rewrite=only(UpdateReport, lambda outgoing, applied: [outgoing.with_fields(claims)]))
+    return Actor(rewrite=rewrite_only(UpdateReport, lambda outgoing, applied: [outgoing.with_fields(claims)]))
 
 
 def test_made_up_costs_do_not_reach_the_metrics(make_company, honest_digest):
@@ -34,7 +34,7 @@ def test_totals_that_fall_are_no_refund(make_company):
     def fall(outgoing, applied):
         return [outgoing.with_fields({"bytes_sent": {"worker-2": 10**6 if applied.step == 1 else 5}})]
 
-    company = make_company(tiny_run(), {1: Actor(rewrite=only(UpdateReport, fall))})
+    company = make_company(tiny_run(), {1: Actor(rewrite=rewrite_only(UpdateReport, fall))})
 
     results = company.run(4)
 

@@ -5,7 +5,7 @@ import pytest
 from phalanx.pipeline import GuardConfig
 from phalanx.pipeline.protocol.messages import AuditReport, Bulk, FetchReply, ScreenHit
 from phalanx.security.crypto import digest_hex
-from phalanx.testing import Actor, only, tiny_run
+from phalanx.testing import Actor, rewrite_only, tiny_run
 
 FALSE = "5" * 64
 SIZE_BYTES = 2 * 8 * 16 * 4
@@ -18,7 +18,9 @@ def digests_of(report, digest, direction="forward"):
 
 def accuse(digest=FALSE, direction="forward"):
     """Report other digests than were recomputed."""
-    return only(AuditReport, lambda outgoing, report: [outgoing.with_fields(digests_of(report, digest, direction))])
+    return rewrite_only(
+        AuditReport, lambda outgoing, report: [outgoing.with_fields(digests_of(report, digest, direction))]
+    )
 
 
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
@@ -89,7 +91,7 @@ def test_when_both_auditors_accuse_falsely_the_first_to_be_weighed_is_evicted(ma
 
 
 def test_an_auditor_cannot_get_a_stage_blamed_by_leaving_out_a_direction(make_company):
-    leave_out = only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"digests": {}})])
+    leave_out = rewrite_only(AuditReport, lambda outgoing, report: [outgoing.with_fields({"digests": {}})])
     company = make_company(tiny_run(), {2: Actor(rewrite=leave_out)})
 
     company.run(1)
@@ -116,7 +118,7 @@ def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_comp
         return [type(outgoing)("owner", hit), outgoing]
 
     run = tiny_run(guard=GuardConfig(audit_rate=0.25, step_audit_rate=0.0, owner_audit_rate=0.0))
-    company = make_company(run, {2: Actor(rewrite=only(AuditReport, cry_wolf))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(AuditReport, cry_wolf))})
 
     company.run(2)
 

@@ -104,7 +104,7 @@ def test_league_is_found_within_the_bound_that_the_rate_promises(make_company):
 def test_what_a_league_did_before_it_was_found_is_undone_from_kept_states(make_company, honest_digest):
     run = tiny_run(guard=GuardConfig(owner_audit_rate=0.0, screen=False, keep_states=8))
     company = make_company(run, league_of_messages("forward"))
-    company.draw.owners_step = lambda *, step, epoch, stage: step == 5
+    company.draw.draws_owner_audit = lambda *, step, epoch, stage: step == 5
 
     company.run(8)
 

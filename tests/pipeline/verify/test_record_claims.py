@@ -47,7 +47,7 @@ class RecorderWorld:
         self.ledger = facts.ledger = StepLedger(STEP, EPOCH, agreed=facts.agreed, messages=facts.ledger.messages)
 
     def take(self, message, sender):
-        return self.recorder.handle(received(message, sender))
+        return self.recorder.record_message(received(message, sender))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from phalanx.pipeline.protocol.messages import (
     StepAudited,
     UpdateReport,
 )
-from phalanx.testing import Actor, Stall, only, tampering, tiny_run
+from phalanx.testing import Actor, Stall, rewrite_only, tampering, tiny_run
 
 IMPATIENT = PipelineConfig(stages=4, step_timeout_s=60.0, patience_s=0.4)
 
@@ -27,7 +27,7 @@ def impatient(**guard):
 
 
 def withholding(kind, when=lambda outgoing: True):
-    return Actor(rewrite=only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
+    return Actor(rewrite=rewrite_only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
 
 
 def assert_replaced(company, party, run, honest_digest):
@@ -129,7 +129,7 @@ def test_a_receiver_that_finds_the_same_message_odd_again_and_again_is_heard_onc
         )
         return [*(outgoing.__class__("owner", hit) for _ in range(5)), outgoing]
 
-    company = make_company(run, {2: Actor(rewrite=only(Commit, doubt))})
+    company = make_company(run, {2: Actor(rewrite=rewrite_only(Commit, doubt))})
 
     company.run(2)
 
@@ -205,13 +205,13 @@ def test_a_party_that_hangs_while_roles_change_is_missed_long_before_the_steps_t
 
     def hang(assign):
         if assign.epoch > 0:
-            stall.wait(60.0)
+            stall.wait_until_over(60.0)
 
     company = make_company(run, {1: lies, 3: Actor(hear=hang)})
     try:
         company.run(3)
     finally:
-        stall.end()
+        stall.release_party()
 
     assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
     assert [body["reason"] for body in company.bodies("replaced")] == ["silent while roles were assigned"]

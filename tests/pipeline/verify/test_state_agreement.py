@@ -31,7 +31,7 @@ def ready(states):
 
 
 def check(world, states, *, known=None, old=PRESENT, judge=None):
-    return (judge or StateAgreement(world.facts, known or {})).check(ready(states), old)
+    return (judge or StateAgreement(world.facts, known or {})).agree_states(ready(states), old)
 
 
 def test_where_every_copy_is_the_agreed_one_it_stays_agreed_on(world):
@@ -287,4 +287,4 @@ def test_a_copy_that_is_not_what_was_agreed_among_those_that_made_it_is_replaced
 def test_copies_that_are_the_agreed_ones_can_be_built_upon(world):
     states = ready({HOLDER: world.state, SHADOW: other(world.state), NEW: world.state, OWNER: None})
 
-    assert StateAgreement(world.facts).confirmed(states) == {(1, HOLDER), (1, NEW)}
+    assert StateAgreement(world.facts).confirmed_copies(states) == {(1, HOLDER), (1, NEW)}

@@ -5,7 +5,7 @@ import contextlib
 from phalanx.errors import PhalanxError
 from phalanx.pipeline import GuardConfig, PipelineConfig
 from phalanx.pipeline.protocol.messages import Activation, Bulk, Carry, Fetch, FetchReply
-from phalanx.testing import Actor, Stall, only, tiny_run
+from phalanx.testing import Actor, Stall, rewrite_only, tiny_run
 from phalanx.transport import CheckedFrame
 
 PATIENCE_S, STEP_S = 30.0, 300.0
@@ -19,7 +19,7 @@ def default_patience(stages=4, **guard):
 
 
 def withholding(kind, when=lambda outgoing: True):
-    return Actor(rewrite=only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
+    return Actor(rewrite=rewrite_only(kind, lambda outgoing, message: [] if when(outgoing) else [outgoing]))
 
 
 def assert_replaced(company, party, num_steps, honest_digest):
@@ -111,13 +111,13 @@ def stalling(kinds, delay_s, when=lambda message: True):
             clock = company[0].clock
             stall, due = Stall(), clock.now() + delay_s
             until.append((due, stall))
-            stall.wait(60.0)
+            stall.wait_until_over(60.0)
         return [outgoing]
 
     def tick():
         for due, stall in until:
             if company[0].clock.now() >= due:
-                stall.end()
+                stall.release_party()
 
     def begin(made):
         company.append(made)
@@ -147,7 +147,7 @@ def test_who_answers_every_question_and_sends_one_tensor_at_a_time_is_replaced(m
         held.append(outgoing)
         return []
 
-    company = make_company(default_patience(), {1: Actor(rewrite=only(Activation, hold))})
+    company = make_company(default_patience(), {1: Actor(rewrite=rewrite_only(Activation, hold))})
     due = [0.0]
 
     def release_one():

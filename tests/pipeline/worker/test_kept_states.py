@@ -30,7 +30,7 @@ def links():
     network, identities = MemoryNetwork(), {name: Identity.without_certificate(name) for name in (OWNER, "north")}
     peers = {name: identity.public for name, identity in identities.items()}
     ends = {
-        name: Endpoint(identities[name], peers, "run", network.wire(name), TransportConfig(timeout_s=0.5))
+        name: Endpoint(identities[name], peers, "run", network.wire_for(name), TransportConfig(timeout_s=0.5))
         for name in identities
     }
     yield ends[OWNER], ends["north"], Mailbox(ends["north"])
@@ -66,7 +66,7 @@ def ask(links):
 
 def keeps(directory, step=STEP, party="north"):
     files = StateFiles(directory, party, pytest.fail)
-    files.keep(STAGE, step, a_state(seed=1))
+    files.keep_state(STAGE, step, a_state(seed=1))
     files.close()
     return lambda mail, about: send_kept(mail.post, OWNER, about, directory, party)
 

@@ -8,7 +8,7 @@ from summed_round import CLIENTS, SERVER, clients_of, terms_of, values_for
 
 from phalanx.errors import AggregationError
 from phalanx.security.aggregate import SumServer
-from phalanx.security.aggregate.messages import Advert, SignedMessage, decoded
+from phalanx.security.aggregate.messages import Advert, SignedMessage, decode_message
 
 JUNK = [b"", b"{}", b"[]", b"null", b'"', b"\xff\xfe", b"0" * 5000, b"[" * 4000, b'{"body":{},"signature":""}']
 
@@ -34,14 +34,14 @@ def stages() -> tuple[list[tuple[str, Stage]], SumServer]:
             if name == first:
                 yield "server advert", Stage(server.take_advert, adverts[name])
             server.take_advert(adverts[name])
-        everyone = server.adverts()
+        everyone = server.close_adverts()
         yield "client share", Stage(clients[first].share, everyone)
         for name, one in clients.items():
             boxes = one.share(everyone)
             if name == first:
                 yield "server boxes", Stage(server.take_boxes, boxes)
             server.take_boxes(boxes)
-        deliveries = server.deliveries()
+        deliveries = server.close_boxes()
         yield "client mask", Stage(lambda data: clients[first].mask(data, values[first]), deliveries[first])
         for name, one in clients.items():
             deposit = one.mask(deliveries[name], values[name])
@@ -51,14 +51,14 @@ def stages() -> tuple[list[tuple[str, Stage]], SumServer]:
                     Stage(lambda data, d=deposit: server.take_deposit(data, d.values), deposit.message),
                 )
             server.take_deposit(deposit.message, deposit.values)
-        deposits = server.deposits()
+        deposits = server.close_deposits()
         yield "client consent", Stage(clients[first].consent, deposits)
         for name, one in clients.items():
             consent = one.consent(deposits)
             if name == first:
                 yield "server consent", Stage(server.take_consent, consent)
             server.take_consent(consent)
-        consents = server.consents()
+        consents = server.close_consents()
         yield "client release", Stage(clients[first].release, consents)
         for name, one in clients.items():
             release = one.release(consents)
@@ -110,7 +110,7 @@ def refuse_all(each_stage: int, seed: int) -> int:
             else:
                 pytest.fail(f"{name}: accepted {data[:200]!r}")
         others.append(stage.due)
-    assert len(server.result().contributors) == 4
+    assert len(server.unmask_sum().contributors) == 4
     return refused
 
 
@@ -131,7 +131,7 @@ def test_messages_of_another_round_and_of_another_kind_are_refused():
     with pytest.raises(AggregationError, match="foreign_terms"):
         server.take_advert(foreign)
     with pytest.raises(AggregationError, match="malformed"):
-        server.take_consent(foreign) if server.phase.name == "CONSENTS" else decoded(foreign, SignedMessage)
+        server.take_consent(foreign) if server.phase.name == "CONSENTS" else decode_message(foreign, SignedMessage)
     with pytest.raises(AggregationError, match="out_of_phase"):
         server.take_boxes(foreign)
 
@@ -149,14 +149,14 @@ def test_a_message_is_read_once_and_in_turn():
     with pytest.raises(AggregationError, match="out_of_phase"):
         one.release(b"")
     with pytest.raises(AggregationError, match="too_few"):
-        server.adverts()
+        server.close_adverts()
 
 
 def test_a_message_longer_than_any_of_its_kind_is_not_parsed():
     terms = terms_of(4)
 
     with pytest.raises(AggregationError, match="at most"):
-        SumServer(terms, SERVER).take_boxes(b"x") if False else decoded(b"[" * 10_000, SignedMessage[Advert], 4)
+        SumServer(terms, SERVER).take_boxes(b"x") if False else decode_message(b"[" * 10_000, SignedMessage[Advert], 4)
 
 
 def test_neither_side_shows_a_secret_when_printed():

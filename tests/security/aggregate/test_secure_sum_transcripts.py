@@ -31,7 +31,9 @@ def without_self_masks(walk: Walk) -> dict[str, np.ndarray]:
     """The server's whole view of each client's values: what came, less the masks that it is told in the end."""
     from phalanx.security.aggregate import messages as m
 
-    releases = {n: m.decoded(one, m.SignedMessage[m.ShareRelease]).body for n, one in walk.seen["release"].items()}
+    releases = {
+        n: m.decode_message(one, m.SignedMessage[m.ShareRelease]).body for n, one in walk.seen["release"].items()
+    }
     seen = {}
     for name, deposit in walk.seen["mask"].items():
         shares = {
@@ -39,9 +41,9 @@ def without_self_masks(walk: Walk) -> dict[str, np.ndarray]:
             for holder, one in releases.items()
             if name in one.seed_shares
         }
-        seed = combine_shares(dict(list(shares.items())[: walk.terms.degree.shares]))
+        seed = combine_shares(dict(list(shares.items())[: walk.terms.graph_degree.shares]))
         seen[name] = deposit.values.copy()
-        add_masks(seen[name], [self_mask(walk.terms.digest, name, seed).opposite])
+        add_masks(seen[name], [self_mask(walk.terms.digest, name, seed).cancelling_mask])
     return seen
 
 
@@ -144,7 +146,7 @@ def test_both_ends_have_one_key_and_cancel_each_other():
 
     here = pair_key("1" * 64, ("a", one), ("b", publics[1]))
 
-    assert pair_key("1" * 64, ("b", two), ("a", publics[0])) == here.opposite
+    assert pair_key("1" * 64, ("b", two), ("a", publics[0])) == here.cancelling_mask
 
 
 class Schedule:
@@ -191,7 +193,7 @@ class Schedule:
         yield lambda name: clients[name].join(server.invitation), server.take_advert
         adverts = server.adverts()
         yield lambda name: clients[name].share(adverts), server.take_boxes
-        deliveries = server.deliveries()
+        deliveries = server.close_boxes()
         yield (
             lambda name: clients[name].mask(deliveries.get(name, b""), np.full(5, self.draw.random() / 9)),
             lambda deposit: server.take_deposit(deposit.message, deposit.values),
@@ -237,11 +239,11 @@ def test_a_restored_machine_repeats_its_masks_where_rounds_are_not_written_down(
 
 
 def test_a_round_file_goes_on_after_a_restart_and_keeps_runs_apart(tmp_path):
-    RoundFile(tmp_path).enter("run-1", 5)
+    RoundFile(tmp_path).enter_round("run-1", 5)
 
     with pytest.raises(AggregationError, match="repeated_round"):
-        RoundFile(tmp_path).enter("run-1", 5)
+        RoundFile(tmp_path).enter_round("run-1", 5)
     with pytest.raises(AggregationError, match="repeated_round"):
-        RoundFile(tmp_path).enter("run-1", 4)
-    RoundFile(tmp_path).enter("run-1", 6)
-    RoundFile(tmp_path).enter("run-2", 1)
+        RoundFile(tmp_path).enter_round("run-1", 4)
+    RoundFile(tmp_path).enter_round("run-1", 6)
+    RoundFile(tmp_path).enter_round("run-2", 1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from summed_round import PHASES, SERVER, Walk, clients_of, terms_of, values_for
 
 from phalanx.errors import AggregationError
-from phalanx.security.aggregate import SumRefusal, SumServer, degree_of, most_colluding, threshold_of
+from phalanx.security.aggregate import SumRefusal, SumServer, degree_of, max_colluding, threshold_of
 from phalanx.security.aggregate.encoding import CHUNK, RingEncoding, norm_of
 from phalanx.security.aggregate.graph import neighbours_of
 
@@ -101,15 +101,15 @@ def test_a_sum_at_its_bounds_never_wraps(seed, count, weight):
 
 def test_values_are_scaled_to_the_clip_and_rounded_without_bias():
     encoding = RingEncoding(clients=10, clip=1.0, max_weight=800_000)
-    values = np.full(40_000, 0.3 * encoding.step)
+    values = np.full(40_000, 0.3 * encoding.step_size)
     out, random = np.empty(40_000, np.uint32), np.random.default_rng(1).integers(0, 2**32, 40_000, np.uint32)
 
-    encoding.round_into(values, 1 / encoding.step, 1, random, out)
+    encoding.round_into(values, 1 / encoding.step_size, 1, random, out)
 
     assert set(out) == {0, 1}
     assert out.mean() == pytest.approx(0.3, abs=0.01)
-    assert encoding.scale_for(norm_of(np.array([3.0, 4.0]))) * encoding.step == pytest.approx(0.2)
-    assert encoding.scale_for(0.5) * encoding.step == encoding.scale_for(0.0) * encoding.step == 1.0
+    assert encoding.scale_for(norm_of(np.array([3.0, 4.0]))) * encoding.step_size == pytest.approx(0.2)
+    assert encoding.scale_for(0.5) * encoding.step_size == encoding.scale_for(0.0) * encoding.step_size == 1.0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
@@ -152,14 +152,14 @@ def test_a_small_cohort_is_a_complete_graph_with_a_threshold_above_two_thirds(co
 
     assert degree == (count - 1, threshold_of(count) - 1)
     assert 3 * threshold_of(count) > 2 * count
-    assert 2 * threshold_of(count) - count > most_colluding(count)
-    assert degree.shares > most_colluding(count)
+    assert 2 * threshold_of(count) - count > max_colluding(count)
+    assert degree.shares > max_colluding(count)
 
 
 @pytest.mark.parametrize("count", [100, 400, 1000])
 def test_a_large_cohort_has_fewer_neighbours_that_hide_a_client_whoever_drops_out(count):
     degree = degree_of(count, 5)
-    colluding, others = most_colluding(count), count - 1
+    colluding, others = max_colluding(count), count - 1
 
     # of the neighbours in the sum at least `minimum - 1` are honest, but in 2^-120 of all orders
     tail = sum(
@@ -193,7 +193,7 @@ def test_a_sparse_round_of_90_clients_ends_after_a_sixth_fell_silent():
     CLIENTS.extend(more)
     try:
         terms = terms_of(90)
-        assert terms.degree.neighbours < 89
+        assert terms.graph_degree.neighbours < 89
         lost = set(terms.names[::6])
         walk = PlainWalk(terms, values_for(terms), silent={"mask": lost})
 
@@ -252,10 +252,10 @@ def test_a_deposit_with_other_values_than_signed_for_is_not_added():
     server, clients = SumServer(terms, SERVER), clients_of(terms)
     for client in clients.values():
         server.take_advert(client.join(server.invitation))
-    adverts = server.adverts()
+    adverts = server.close_adverts()
     for client in clients.values():
         server.take_boxes(client.share(adverts))
-    deliveries = server.deliveries()
+    deliveries = server.close_boxes()
     name = terms.names[0]
     deposit = clients[name].mask(deliveries[name], np.zeros(5))
 

@@ -39,7 +39,7 @@ def worker(layer):
 def worker_of(layer):
     worker = MaskedWorker()
     for side in (layer.forward, layer.backward):
-        worker.load(side.product, side.weight.values)
+        worker.load_matrix(side.product, side.weight.values)
     return worker
 
 
@@ -150,9 +150,9 @@ def test_an_activation_beyond_the_bound_of_its_layer_stops_the_step():
     y = through(layer.forward, worker_of(layer), X)
 
     assert np.linalg.norm(y - X @ WEIGHT) <= 1e-3 * np.linalg.norm(y)
-    layer.forward.pool.make()
+    layer.forward.pool.make_pad()
     with pytest.raises(FixedPointError, match="overflow: row"):
-        layer.forward.send(1.1 * X)
+        layer.forward.mask_rows(1.1 * X)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from pad_worlds import StuckPads, aes_pads, new_ledger
 from phalanx.errors import WrongProductError
 from phalanx.security.mask import MaskedWorker, P, masked_linear
-from phalanx.security.mask.freivalds import UnsafeNoCheck
+from phalanx.security.mask.freivalds import UnsafeNoChecker
 from phalanx.security.mask.ring import centred_residues, subtract_mod_p
 from seeded_entropy import bytes_from
 
@@ -22,7 +22,7 @@ TRIALS = 40_000
 def layer_with(pads):
     layer = masked_linear("layer 0", WEIGHT, ROWS, lambda product: pads)
     worker = MaskedWorker()
-    worker.load(layer.forward.product, layer.forward.weight.values)
+    worker.load_matrix(layer.forward.product, layer.forward.weight.values)
     return layer.forward, worker
 
 
@@ -48,7 +48,7 @@ def test_a_worker_that_bends_one_output_is_found():
 
 def test_without_the_check_a_worker_bends_outputs_as_it_likes():
     side, worker = layer_with(aes_pads(new_ledger(fresh=bytes_from(1))))
-    side = replace(side, check=UnsafeNoCheck())
+    side = replace(side, check=UnsafeNoChecker())
     sent = send(side, X)
     answer = worker.answer(sent.request)
 

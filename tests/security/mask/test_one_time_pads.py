@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.ciphers.modes import ECB
 from pad_worlds import MASTER, RUN, aes_pads, new_ledger
 from phalanx.errors import PadError
 from phalanx.security.mask import AesPads, OsPads, P
-from phalanx.security.mask.pads import MOST_ELEMENTS, draw_elements, keystream
+from phalanx.security.mask.pads import MOST_ELEMENTS, draw_elements, open_keystream
 from seeded_entropy import bytes_from
 
 SOURCES = pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_the_key_stream_is_aes_of_number_and_block():
     key, number = os.urandom(32), 2**40 + 3
     aes = Cipher(AES256(key), ECB()).encryptor()
 
-    words = np.concatenate([keystream(key, number)(5), np.empty(0, np.uint32)])
+    words = np.concatenate([open_keystream(key, number)(5), np.empty(0, np.uint32)])
 
     blocks = b"".join(aes.update(number.to_bytes(8, "big") + i.to_bytes(8, "big")) for i in range(2))
     assert words.tobytes() == blocks[:20]
@@ -84,7 +84,7 @@ def test_a_long_pad_is_the_key_stream_without_its_top_bits():
 
     values = pads.draw(3, 2**18).take().ravel()
 
-    words = keystream(key, 1)
+    words = open_keystream(key, 1)
     drawn = np.concatenate([words(2**18) for _ in range(3)]) & np.uint32(P)
     # one key in 2,700 has a word among these that no pad takes
     taken = drawn[drawn != P]
@@ -95,11 +95,11 @@ def test_layers_directions_runs_and_master_keys_have_pads_of_their_own():
     ledger = new_ledger()
     ticket = ledger.take()
     keys = [
-        AesPads(ledger, MASTER, (RUN, "layer", "forward")).key(ticket),
-        AesPads(ledger, MASTER, (RUN, "layer", "backward")).key(ticket),
-        AesPads(ledger, MASTER, (RUN, "other", "forward")).key(ticket),
-        AesPads(ledger, MASTER, ("run-2", "layer", "forward")).key(ticket),
-        AesPads(ledger, bytes(32), (RUN, "layer", "forward")).key(ticket),
+        AesPads(ledger, MASTER, (RUN, "layer", "forward")).range_key(ticket),
+        AesPads(ledger, MASTER, (RUN, "layer", "backward")).range_key(ticket),
+        AesPads(ledger, MASTER, (RUN, "other", "forward")).range_key(ticket),
+        AesPads(ledger, MASTER, ("run-2", "layer", "forward")).range_key(ticket),
+        AesPads(ledger, bytes(32), (RUN, "layer", "forward")).range_key(ticket),
     ]
 
     assert len(set(keys)) == len(keys)
@@ -144,7 +144,7 @@ def test_pads_of_no_size_or_too_large_ones_are_refused(make, size):
 
 def test_a_number_beyond_64_bits_is_refused():
     with pytest.raises(PadError, match="all numbers of this ledger are used"):
-        keystream(bytes(32), 2**64)
+        open_keystream(bytes(32), 2**64)
 
 
 def test_nothing_secret_is_shown():

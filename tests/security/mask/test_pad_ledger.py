@@ -50,7 +50,7 @@ def test_a_restart_skips_the_rest_of_a_range_and_raises_the_epoch():
     disk = Disk()
     before = new_ledger(disk, range_size=10).take()
 
-    after = PadLedger(disk, MASTER, RUN, range_size=10).take()
+    after = PadLedger(disk, MASTER, RUN, range_size=10).take_ticket()
 
     assert (before.epoch, before.number) == (1, 0)
     assert (after.epoch, after.number) == (2, 10)
@@ -84,7 +84,7 @@ def test_a_hardware_counter_shows_that_a_ledger_was_put_back():
     disk, counter = Disk(), Counter()
     new_ledger(disk, counter=counter).take()
     old = disk.data
-    PadLedger(disk, MASTER, RUN, counter=counter).take()
+    PadLedger(disk, MASTER, RUN, counter=counter).take_ticket()
 
     disk.data = old
 
@@ -109,7 +109,7 @@ def test_a_copy_of_the_memory_is_found_out_by_the_counter_at_its_next_range():
     ledger.take()
 
     with pytest.raises(PadError, match="somebody else uses this ledger or its counter"):
-        copied.take()
+        copied.take_ticket()
     with pytest.raises(PadError, match="somebody else"):
         ledger.take()
     with pytest.raises(PadError, match="open the ledger again"):
@@ -125,7 +125,7 @@ def test_a_counter_that_failed_costs_a_new_opening_and_no_more():
 
     with pytest.raises(PadError, match="its counter failed; open the ledger again"):
         ledger.take()
-    assert PadLedger(disk, MASTER, RUN, counter=counter).take().number == 1024
+    assert PadLedger(disk, MASTER, RUN, counter=counter).take_ticket().number == 1024
 
 
 def test_a_forked_process_gets_no_numbers(monkeypatch):

@@ -67,7 +67,7 @@ class World:
         pads = aes_pads(self.ledger)
         try:
             for _ in range(count):
-                ticket = self.ledger.take()
+                ticket = self.ledger.take_ticket()
                 self.made.append((pads.key(ticket), ticket.number))
         except PowerCutError:
             self.ledger = None

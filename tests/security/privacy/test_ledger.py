@@ -4,7 +4,7 @@ import pytest
 
 from phalanx.errors import AuditLogError, ConfigError, PrivacyBudgetError
 from phalanx.security.audit import AuditLog, verify_log
-from phalanx.security.audit.line import walk
+from phalanx.security.audit.line import read_entries
 from phalanx.security.crypto import Identity
 from phalanx.security.privacy import BudgetLedger, PastCharges
 from phalanx.security.privacy.ledger import CHARGED, TERMS
@@ -17,10 +17,10 @@ class LinearStep:
 
     noise_multiplier, rate = 1.0, 0.1
 
-    def epsilon(self, steps, delta):
+    def epsilon_after(self, steps, delta):
         return float(steps)
 
-    def affordable(self, epsilon, delta, at_most):
+    def affordable_steps(self, epsilon, delta, at_most):
         return min(int(epsilon), at_most)
 
 
@@ -37,8 +37,8 @@ def log(tmp_path):
 def told(log):
     past = PastCharges()
     with log._path.open("rb") as file:
-        for line in walk(file, log._path, IDENTITY.public, "run"):
-            past.take(line.kind, line.body)
+        for line in read_entries(file, log._path, IDENTITY.public, "run"):
+            past.read_entry(line.kind, line.body)
     return past
 
 
@@ -70,7 +70,7 @@ def test_what_is_quickly_told_is_never_below_what_is_spent(log):
 
     for _ in range(50):
         ledger.charge()
-        assert ledger.epsilon_spent <= ledger.epsilon_at_most <= 50.0
+        assert ledger.epsilon_spent <= ledger.epsilon_bound <= 50.0
 
 
 @pytest.mark.parametrize("changed", [{"rows": 11}, {"epsilon": 4.0}, {"sampling": "order"}])
@@ -96,7 +96,7 @@ def test_charges_that_do_not_follow_each_other_are_refused(lines):
 
     with pytest.raises(AuditLogError):
         for kind, body in lines:
-            past.take(kind, body)
+            past.read_entry(kind, body)
 
 
 def test_a_charge_that_was_cut_out_breaks_the_log(log, tmp_path):

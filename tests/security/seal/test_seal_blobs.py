@@ -16,7 +16,7 @@ class ProofCounter:
     def __init__(self):
         self.count = 0
 
-    def read(self):
+    def read_count(self):
         return self.count
 
     def increment(self):
@@ -39,9 +39,9 @@ def sealer(counter):
 def test_a_state_of_any_size_comes_back_unchanged(size):
     sealer, data = BlobSealer(KEY, ProofCounter()), b"s" * size
 
-    blob = sealer.seal(PLACE, data)
+    blob = sealer.seal_blob(PLACE, data)
 
-    assert sealer.open(PLACE, blob) == data
+    assert sealer.open_blob(PLACE, blob) == data
     # one byte or two are in any random bytes
     assert size < 64 or data[:64] not in blob
 
@@ -84,12 +84,12 @@ def test_a_counter_that_went_back_is_refused(sealer, counter):
 
 def test_two_processes_at_once_never_make_two_newest_states(counter):
     one, other = BlobSealer(KEY, counter), BlobSealer(KEY, counter)
-    blobs = [one.seal(PLACE, b"one"), other.seal(PLACE, b"other"), one.seal(PLACE, b"one more")]
+    blobs = [one.seal_blob(PLACE, b"one"), other.seal_blob(PLACE, b"other"), one.seal_blob(PLACE, b"one more")]
 
     opened = []
     for blob in blobs:
         try:
-            opened.append(bytes(one.open(PLACE, blob)))
+            opened.append(bytes(one.open_blob(PLACE, blob)))
         except RollbackError:
             continue
 
@@ -97,9 +97,9 @@ def test_two_processes_at_once_never_make_two_newest_states(counter):
 
 
 def test_a_state_outlives_the_process(tmp_path):
-    blob = BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).seal(PLACE, STATE)
+    blob = BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).seal_blob(PLACE, STATE)
 
-    assert BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).open(PLACE, blob) == STATE
+    assert BlobSealer(KEY, NotRollbackProofCounter(tmp_path / "count")).open_blob(PLACE, blob) == STATE
 
 
 def test_every_byte_of_a_blob_counts(sealer):
@@ -145,7 +145,7 @@ def test_a_blob_opens_in_its_own_place_only(sealer, place):
 
 def test_another_measurements_key_opens_nothing(sealer, counter):
     with pytest.raises(CheckpointError, match="another measurement"):
-        BlobSealer(OTHER_KEY, counter).open(PLACE, sealer.seal(PLACE, STATE))
+        BlobSealer(OTHER_KEY, counter).open_blob(PLACE, sealer.seal(PLACE, STATE))
 
 
 def test_the_same_state_is_sealed_differently_each_time(sealer, counter):

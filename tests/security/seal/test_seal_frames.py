@@ -13,7 +13,7 @@ from sealed_pair import CUT, TERMS, CountingEpochs, other_terms, plain, shake_ha
 from phalanx.errors import SealError
 from phalanx.security.seal import Purpose, Receiver, Sender, TensorKind
 from phalanx.security.seal.context import Context, Direction
-from phalanx.security.seal.direction import Lane
+from phalanx.security.seal.direction import DirectionState
 from phalanx.security.seal.header import TAG_BYTES, SealRefusal
 from phalanx.security.seal.keys import derive_ciphers
 
@@ -182,21 +182,21 @@ def test_a_frame_that_is_sent_back_to_its_sender_is_refused():
 def lane(epoch=1, direction=Direction.TO_SERVER, terms=TERMS, session=b"\x33" * 16, **limits):
     context = Context(terms, session)
     ciphers = derive_ciphers(b"\x44" * 32, b"\x55" * 32, context, direction, epoch)
-    return Lane(context, direction, epoch, ciphers, **limits)
+    return DirectionState(context, direction, epoch, ciphers, **limits)
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_frame_of_an_older_or_newer_epoch_is_refused(epoch):
     receiver = Receiver(lane(2))
 
-    assert refused(receiver, Sender(lane(epoch)).seal(CUT, 0, 0, plain())) == SealRefusal.FOREIGN_EPOCH
-    assert receiver.open(Sender(lane(2)).seal(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
+    assert refused(receiver, Sender(lane(epoch)).seal_tensor(CUT, 0, 0, plain())) == SealRefusal.FOREIGN_EPOCH
+    assert receiver.open_tensor(Sender(lane(2)).seal_tensor(CUT, 0, 0, plain()), CUT, 0, 0) == plain()
 
 
 @pytest.mark.parametrize("forged", [{"epoch": 2}, {"session": b"\x34" * 16}, {"direction": Direction.TO_CLIENT}])
 def test_a_frame_whose_header_was_made_to_fit_does_not_open(forged):
-    frame = Sender(lane(**forged)).seal(CUT, 0, 0, plain())
-    good = Sender(lane()).seal(CUT, 0, 0, plain())
+    frame = Sender(lane(**forged)).seal_tensor(CUT, 0, 0, plain())
+    good = Sender(lane()).seal_tensor(CUT, 0, 0, plain())
     start = len(frame) - CUT.size_bytes - 3 * TAG_BYTES
 
     assert refused(Receiver(lane()), good[:start] + frame[start:]) == SealRefusal.ALTERED
@@ -212,7 +212,7 @@ def test_a_frame_whose_header_was_made_to_fit_does_not_open(forged):
     ],
 )
 def test_a_frame_of_another_run_client_config_or_attestation_does_not_open(terms):
-    frame = Sender(lane(terms=terms)).seal(CUT, 0, 0, plain())
+    frame = Sender(lane(terms=terms)).seal_tensor(CUT, 0, 0, plain())
 
     assert refused(Receiver(lane()), frame) == SealRefusal.ALTERED
 
@@ -248,12 +248,12 @@ def test_what_a_frame_announces_is_read_and_then_has_to_hold(ends):
     sender, receiver = ends
     frame = sender.seal(CUT, 4, 2, plain())
 
-    announced = receiver.announced(frame)
+    announced = receiver.claimed_contents(frame)
 
     assert announced == (CUT, 4, 2)
     assert receiver.open(frame, *announced) == plain()
     with pytest.raises(SealError, match="replayed"):
-        receiver.announced(frame)
+        receiver.claimed_contents(frame)
 
 
 def test_an_announcement_that_was_altered_opens_nothing(ends):
@@ -261,7 +261,7 @@ def test_an_announcement_that_was_altered_opens_nothing(ends):
     frame = sender.seal(CUT, 4, 2, plain())
     frame[frame.index(b"cut")] = ord("b")
 
-    announced = receiver.announced(frame)
+    announced = receiver.claimed_contents(frame)
 
     assert announced.kind.name == "but"
     assert refused(receiver, frame, *announced) == SealRefusal.ALTERED
@@ -273,7 +273,7 @@ def test_an_announcement_is_never_larger_or_smaller_than_its_frame(ends, change)
     frame = sender.seal(CUT, 0, 0, plain())
 
     with pytest.raises(SealError, match="truncated" if change < 0 else "too_long"):
-        receiver.announced(frame + b"\0" if change > 0 else frame[:change])
+        receiver.claimed_contents(frame + b"\0" if change > 0 else frame[:change])
 
 
 def test_nothing_of_a_refused_frame_stays_in_the_buffer(ends):
@@ -345,21 +345,21 @@ def test_a_tensor_that_cannot_be_described_is_refused(changes):
 def test_a_lane_whose_counters_are_used_up_is_refused_on_both_sides():
     sender, receiver = Sender(lane(max_chunks=7)), Receiver(lane(max_chunks=7))
     for step in range(2):
-        receiver.open(sender.seal(CUT, step, 0, plain()), CUT, step, 0)
+        receiver.open_tensor(sender.seal_tensor(CUT, step, 0, plain()), CUT, step, 0)
 
     with pytest.raises(SealError, match=r"exhausted.*6 of 7"):
-        sender.seal(CUT, 2, 0, plain())
+        sender.seal_tensor(CUT, 2, 0, plain())
 
     # the one that is left suffices for one chunk
-    assert receiver.open(sender.seal(SCALAR, 2, 0, b"abcd"), SCALAR, 2, 0) == b"abcd"
+    assert receiver.open_tensor(sender.seal_tensor(SCALAR, 2, 0, b"abcd"), SCALAR, 2, 0) == b"abcd"
     with pytest.raises(SealError, match="exhausted"):
-        sender.seal(SCALAR, 3, 0, b"abcd")
+        sender.seal_tensor(SCALAR, 3, 0, b"abcd")
 
 
 @pytest.mark.parametrize("epoch", [0, -1, 2**32])
 def test_an_epoch_that_does_not_fit_a_nonce_is_refused(epoch):
     with pytest.raises(SealError, match="exhausted"):
-        Lane(Context(TERMS, bytes(16)), Direction.TO_SERVER, epoch, {})
+        DirectionState(Context(TERMS, bytes(16)), Direction.TO_SERVER, epoch, {})
 
 
 def test_a_closed_channel_seals_and_opens_nothing():
@@ -390,12 +390,12 @@ def test_a_sender_that_fails_while_it_encrypts_closes():
         def encrypt_into(self, *_):
             raise MemoryError
 
-    sender = Sender(Lane(Context(TERMS, bytes(16)), Direction.TO_SERVER, 1, {Purpose.ACTIVATION: Failing()}))
+    sender = Sender(DirectionState(Context(TERMS, bytes(16)), Direction.TO_SERVER, 1, {Purpose.ACTIVATION: Failing()}))
 
     with pytest.raises(MemoryError):
-        sender.seal(CUT, 0, 0, plain())
+        sender.seal_tensor(CUT, 0, 0, plain())
     with pytest.raises(SealError, match="closed"):
-        sender.seal(CUT, 0, 0, plain())
+        sender.seal_tensor(CUT, 0, 0, plain())
 
 
 def test_a_channel_is_never_copied_or_pickled(ends):

@@ -11,16 +11,16 @@ from sealed_pair import CLIENT, CUT, SERVER, TERMS, CountingEpochs, other_terms,
 from phalanx.config import canonical_json
 from phalanx.errors import PhalanxError, RollbackError, SealError, SignatureError
 from phalanx.security.crypto import Identity, in_domain
-from phalanx.security.seal import Offer, answer, handshake
+from phalanx.security.seal import HandshakeOffer, answer_hello, handshake
 from phalanx.security.seal.header import SealRefusal
 
 
 def offer(terms=TERMS, identity=CLIENT):
-    return Offer(terms, identity, CountingEpochs())
+    return HandshakeOffer(terms, identity, CountingEpochs())
 
 
 def answered(hello, terms=TERMS, identity=SERVER, client=CLIENT.public):
-    return answer(hello, terms, identity, CountingEpochs(), client)
+    return answer_hello(hello, terms, identity, CountingEpochs(), client)
 
 
 def reason_of(action):
@@ -183,7 +183,7 @@ def test_a_side_whose_machine_was_turned_back_is_known_by_its_epoch():
     mine.accept(reply, SERVER.public, after_epoch=0)
 
     epochs = CountingEpochs()
-    replayed = lambda: answer(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
+    replayed = lambda: answer_hello(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
     assert reason_of(replayed) == SealRefusal.STALE_EPOCH
     assert epochs.given == 0
 
@@ -234,7 +234,7 @@ def test_no_epoch_is_spent_on_a_hello_that_is_refused():
     epochs = CountingEpochs()
 
     with pytest.raises(PhalanxError):
-        answer(b"junk", TERMS, SERVER, epochs, CLIENT.public)
+        answer_hello(b"junk", TERMS, SERVER, epochs, CLIENT.public)
 
     assert epochs.given == 0
 
@@ -245,9 +245,9 @@ def test_without_a_fresh_epoch_there_is_no_handshake():
             raise RollbackError("stuck")
 
     with pytest.raises(RollbackError):
-        Offer(TERMS, CLIENT, Stuck())
+        HandshakeOffer(TERMS, CLIENT, Stuck())
     with pytest.raises(RollbackError):
-        answer(offer().hello, TERMS, SERVER, Stuck(), CLIENT.public)
+        answer_hello(offer().hello, TERMS, SERVER, Stuck(), CLIENT.public)
 
 
 def test_a_hello_holds_no_secret():

@@ -83,7 +83,7 @@ def test_statements_about_two_sessions_are_not_compared(ends):
 def test_a_channel_begins_another_chain_than_each_other_one(ends):
     first, second = Transcript(ends[0], CLIENT), Transcript(shake_hands()[0], CLIENT)
 
-    heads = {transcript.head(direction).digest for transcript in (first, second) for direction in Direction}
+    heads = {transcript.direction_head(direction).digest for transcript in (first, second) for direction in Direction}
 
     assert len(heads) == 4
 
@@ -104,7 +104,7 @@ def test_a_statement_of_somebody_else_is_refused(ends):
     with pytest.raises(TranscriptError, match="expected enclave"):
         read_statement(ends[2].sign(), SERVER.public)
     with pytest.raises(SignatureError, match="client-a"):
-        read_statement(Transcript(ends[0], impostor).sign(), CLIENT.public)
+        read_statement(Transcript(ends[0], impostor).sign_transcript(), CLIENT.public)
 
 
 HEAD = {"num_frames": 0, "digest": "0" * 64}

@@ -122,7 +122,7 @@ def test_a_vcek_in_the_place_of_a_vlek_is_refused(milan, binding):
     case = milan.case(binding, milan.report(binding, signing_key=1))
 
     assert refusal(case.with_endorsement("vlek", milan.leaf.der).appraise) == "wrong_signer"
-    stolen = replace(case.evidence, endorsements={"vlek": milan.leaf.der, "chain": milan.chain})
+    stolen = replace(case.make_evidence, endorsements={"vlek": milan.leaf.der, "chain": milan.chain})
     assert refusal(replace(case, evidence=stolen).appraise) == "wrong_signer"
 
 
@@ -132,7 +132,7 @@ def test_a_leaf_by_somebody_else_with_the_vendors_names_is_refused(milan, bindin
     own_ask = issue("SEV-Milan", p384(), other_ark, Form(is_authority=True, path_length=0))
     own_leaf = issue("SEV-VCEK", p384(), own_ask, Form(extensions=milan.extensions()))
     forged = replace(
-        case.evidence,
+        case.make_evidence,
         data=milan.report(binding).signed_by(own_leaf.key),
         endorsements={"vcek": own_leaf.der, "chain": own_ask.pem + other_ark.pem},
     )
@@ -141,13 +141,13 @@ def test_a_leaf_by_somebody_else_with_the_vendors_names_is_refused(milan, bindin
     assert refusal(replace(case, evidence=forged).appraise) == "bad_chain"
     below_genuine = replace(forged, endorsements={"vcek": own_leaf.der, "chain": milan.chain})
     assert refusal(replace(case, evidence=below_genuine).appraise) == "bad_chain"
-    with_genuine_key = replace(forged, endorsements=case.evidence.endorsements)
+    with_genuine_key = replace(forged, endorsements=case.make_evidence.endorsements)
     assert refusal(replace(case, evidence=with_genuine_key).appraise) == "bad_signature"
 
 
 def test_a_revoked_ask_is_refused_and_a_clean_list_passes(milan, binding):
     case = milan.case(binding)
-    clean, revoking = milan.ark.crl(), milan.ark.crl(milan.ask.parsed.serial)
+    clean, revoking = milan.ark.crl(), milan.ark.crl(milan.request_pad.parsed.serial)
 
     assert case.with_endorsement("crl", clean).appraise().claims.notes == ()
     assert refusal(case.with_endorsement("crl", revoking).appraise) == "revoked"
@@ -175,7 +175,7 @@ def test_a_leaf_that_has_expired_or_not_begun_is_refused(binding):
 def test_a_generation_whose_root_is_not_packaged_needs_one_in_the_policy(binding):
     case = Amd("Genoa").case(binding).with_policy(roots={})
 
-    assert [root.name for root in packaged_roots("snp")] == ["ARK-Milan"]
+    assert [root.subject_name for root in packaged_roots("snp")] == ["ARK-Milan"]
     assert refusal(case.appraise) == "bad_chain"
 
 
@@ -183,6 +183,6 @@ def test_the_reserved_bytes_of_the_signature_must_be_zero(milan, binding):
     case = milan.case(binding)
 
     for position in (0x2A0 + 48, 0x2A0 + 71, 0x2A0 + 120, 0x2A0 + 144, 1183):
-        data = bytearray(case.evidence.data)
+        data = bytearray(case.make_evidence.data)
         data[position] = 1
         assert refusal(case.with_data(bytes(data)).appraise) == "malformed"

@@ -15,7 +15,7 @@ from phalanx.security.tee import (
     Claims,
     KeyRelease,
     TpmAttester,
-    appraise,
+    appraise_evidence,
     issue_token,
 )
 from spent_cpu import spent_s
@@ -70,20 +70,20 @@ def test_the_attestation_key_is_the_same_after_a_restart(bare_tpm):
 
 def test_quotes_of_our_attester_are_bound(attester):
     binding = fresh()
-    evidence, policy = attester.evidence(binding), policy_for(attester, binding)
+    evidence, policy = attester.make_evidence(binding), policy_for(attester, binding)
 
-    assert appraise(evidence, policy, binding, NOW).claims.kind == "tpm"
+    assert appraise_evidence(evidence, policy, binding, NOW).claims.kind == "tpm"
     for other, reason in (
         (replace(binding, nonce=b"\x01" * 32), "wrong_nonce"),
         (replace(binding, tls_key=b"\x01" * 32), "wrong_key"),
         (replace(binding, run=b"\x01" * 32), "wrong_run"),
         (replace(binding, role="client"), "wrong_role"),
     ):
-        assert refusal(lambda other=other: appraise(evidence, policy, other, NOW)) == reason
+        assert refusal(lambda other=other: appraise_evidence(evidence, policy, other, NOW)) == reason
 
 
 def token_for(binding: Binding, verifier: Identity, kind: str = "tpm") -> bytes:
-    claims = Claims(kind, {"sha256.0": "00" * 32}, binding.digest(), datetime.max.replace(tzinfo=UTC))
+    claims = Claims(kind, {"sha256.0": "00" * 32}, binding.binding_digest(), datetime.max.replace(tzinfo=UTC))
     return issue_token(AppraisalResult(claims, binding, NOW, ""), verifier, NOW)
 
 
@@ -131,7 +131,7 @@ def test_simulated_evidence_gets_the_key_only_where_it_is_named(release, verifie
 
     assert refusal(lambda: release.release(token, binding.nonce, binding.tls_key, NOW)) == "insecure_kind"
     lax = KeyRelease(KEY, verifier.public, RUN, ROLE, ("sim",))
-    assert lax.release(token, binding.nonce, binding.tls_key, NOW) == KEY
+    assert lax.release_key(token, binding.nonce, binding.tls_key, NOW) == KEY
 
 
 def test_a_key_is_never_shown(release):

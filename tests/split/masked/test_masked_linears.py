@@ -35,7 +35,7 @@ from phalanx.split.masked import (
     open_masking_client,
     process_pads,
 )
-from phalanx.split.masked.idle import IdlePads
+from phalanx.split.masked.idle import PadFiller
 from phalanx.split.masked.pad_sources import pad_sources, system_pads
 
 FAMILIES = sorted(ARCHITECTURES)
@@ -287,10 +287,10 @@ def test_a_step_is_refused_when_there_is_no_pad_and_none_may_be_made_late():
 
 def test_a_pad_that_cannot_be_made_fresh_stops_the_step_before_anything_is_sent():
     class Worn:
-        def draw(self, rows, columns):
+        def draw_pad(self, rows, columns):
             if columns > 2:
                 raise PadError("pad ledger: the disk refuses")
-            return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
+            return system_pads()(ProductMessage("layer", "forward")).draw_pad(rows, columns)
 
     spy = Spy()
     masked = MaskedLinear(a_linear(), "layer", a_desk(spy, pads=lambda product: Worn()))
@@ -359,7 +359,7 @@ def test_idle_time_fills_the_pools_so_that_no_layer_waits(cache):
     offload = a_desk()
     mask_linears(stage, offload)
 
-    with IdlePads(offload, reserve=2) as idle:
+    with PadFiller(offload, reserve=2) as idle:
         assert idle.full.wait(60)
         lm_loss(stage(some_ids()), some_ids()).backward()
 
@@ -379,15 +379,15 @@ def test_a_desk_of_a_run_file_fills_itself_as_layers_are_added():
 
 def test_an_idle_thread_that_cannot_make_pads_says_why():
     class Spent:
-        def draw(self, rows, columns):
+        def draw_pad(self, rows, columns):
             if columns > 2:
                 raise PadError("pad ledger: its counter failed")
-            return system_pads()(ProductMessage("layer", "forward")).draw(rows, columns)
+            return system_pads()(ProductMessage("layer", "forward")).draw_pad(rows, columns)
 
     offload = a_desk(pads=lambda product: Spent())
     MaskedLinear(a_linear(), "layer", offload)
 
-    with IdlePads(offload, reserve=1) as idle:
+    with PadFiller(offload, reserve=1) as idle:
         idle.ended.wait(60)
 
     assert str(idle.failure) == "pad ledger: its counter failed"

@@ -14,10 +14,10 @@ import torch
 from masked_worlds import a_desk, a_model, lm_loss, some_ids
 from torch import nn
 
-from phalanx.cli import run as run_command
+from phalanx.cli import run_command as run_command
 from phalanx.config import dump_toml
 from phalanx.errors import FrameError, PeerLostError, TransportError, WrongProductError
-from phalanx.security.crypto import Identity, create_authority, issue, load_identity
+from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
 from phalanx.security.mask import MaskedMessage, MaskedWorker, P, ProductMessage
 from phalanx.split.masked import (
     MaskedLinear,
@@ -29,7 +29,7 @@ from phalanx.split.masked import (
     remote_workers,
 )
 from phalanx.split.masked.answers import AnswerSorter
-from phalanx.split.masked.idle import IdlePads
+from phalanx.split.masked.idle import PadFiller
 from phalanx.split.masked.messages import (
     END,
     LOAD,
@@ -63,17 +63,17 @@ def in_memory(multiplier=None, limits=LIMITS, serve=True):
     names = ("owner", "worker")
     identities = {name: Identity.without_certificate(name) for name in names}
     peers = {name: identity.public for name, identity in identities.items()}
-    ends = {name: Endpoint(identities[name], peers, RUN, network.wire(name), limits) for name in names}
+    ends = {name: Endpoint(identities[name], peers, RUN, network.wire_for(name), limits) for name in names}
     answers = AnswerSorter(ends["owner"])
     service = ProductService(ends["worker"], multiplier or MaskedWorker())
     link = OwnerLink(ends["worker"], "owner", 60.0, lambda: RUN)
-    thread = threading.Thread(target=service.run, args=(link,), daemon=True)
+    thread = threading.Thread(target=service.serve_link, args=(link,), daemon=True)
     if serve:
         thread.start()
     try:
         yield RemoteWorker("worker", ends["owner"], answers, limits), ends
     finally:
-        ends["owner"].send("worker", END, {})
+        ends["owner"].send_frame("worker", END, {})
         if serve:
             thread.join(10)
         answers.close()
@@ -177,8 +177,8 @@ def test_rows_of_a_matrix_that_come_out_of_order_are_refused():
 
 def test_a_liar_behind_frames_is_named():
     class LyingWorker(MaskedWorker):
-        def answer(self, request):
-            answer = super().answer(request)
+        def answer_request(self, request):
+            answer = super().answer_request(request)
             answer.values[0, 0] = (int(answer.values[0, 0]) + 1) % P
             return answer
 
@@ -223,8 +223,8 @@ def test_nonsense_instead_of_an_answer_is_the_workers_fault(kind, body, said):
 
 def test_an_answer_with_other_rows_is_refused():
     class ShortWorker(MaskedWorker):
-        def answer(self, request):
-            answer = super().answer(request)
+        def answer_request(self, request):
+            answer = super().answer_request(request)
             return MaskedMessage(answer.product, answer.number, answer.values[:1])
 
     with in_memory(ShortWorker()) as (worker, _):
@@ -238,7 +238,7 @@ def keys(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pki") / "keys"
     create_authority(directory)
     for name in ("owner", "mask-1", "mask-2"):
-        issue(directory, name)
+        issue_certificate(directory, name)
     return directory
 
 
@@ -255,7 +255,7 @@ def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache,
         remote = a_model(cache, recompute=True)
         offload = a_desk(workers["mask-1"], second=workers["mask-2"])
         mask_linears(remote, offload)
-        with IdlePads(offload, reserve=1):
+        with PadFiller(offload, reserve=1):
             for stage in (local, remote):
                 lm_loss(stage(ids), ids).backward()
                 found.append([value.grad for value in stage.trainable().values()])
@@ -313,7 +313,7 @@ def test_the_command_line_refuses_a_worker_file_that_is_wrong(tmp_path, capsys):
 
 def test_a_foreign_worker_is_not_let_in(keys, tmp_path):
     create_authority(tmp_path / "foreign")
-    issue(tmp_path / "foreign", "mask-1")
+    issue_certificate(tmp_path / "foreign", "mask-1")
     started = local_masked_workers(tmp_path / "workers", tmp_path / "foreign", LIMITS)
 
     with (

@@ -30,11 +30,11 @@ _MOST_PATH_BYTES = 107
 _WHOLE_MESSAGE_S = 300.0
 
 
-class LineError(ConnectionError):
+class SocketLostError(ConnectionError):
     """The other end of a socket is gone, or its bytes are no message."""
 
 
-class SiteRefusedError(LineError):
+class SiteRefusedError(SocketLostError):
     """The site's process does not take a frame; the text says why."""
 
 
@@ -65,7 +65,7 @@ def write_message(line: socket.socket, message: ShimMessage) -> None:
         line.sendall(_HEAD.pack(_MAGIC, message.kind, message.number, len(name), len(message.data)) + name)
         line.sendall(message.data)
     except OSError as exc:
-        raise LineError(f"socket: cannot send ({exc})") from exc
+        raise SocketLostError(f"socket: cannot send ({exc})") from exc
 
 
 def read_message(
@@ -89,14 +89,14 @@ def read_message(
         name = _read_exactly(line, name_size).decode("utf-8")
         return ShimMessage(kind, number, name, _read_exactly(line, data_size))
     except UnicodeDecodeError as exc:
-        raise LineError("socket: a name is not UTF-8") from exc
-    except LineError:
+        raise SocketLostError("socket: a name is not UTF-8") from exc
+    except SocketLostError:
         raise
     except (OSError, ValueError) as exc:
-        raise LineError(f"socket: is closed ({exc})") from exc
+        raise SocketLostError(f"socket: is closed ({exc})") from exc
 
 
-def listen(path: str) -> socket.socket:
+def listen_at(path: str) -> socket.socket:
     """Listen at a path in a directory that only this user can enter; the socket of a dead process is replaced.
 
     Raises:
@@ -105,12 +105,12 @@ def listen(path: str) -> socket.socket:
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, mode=0o700, exist_ok=True)
     if stat.S_IMODE(os.stat(folder).st_mode) & 0o077:
-        raise LineError(f"{folder}: others can enter this directory; run chmod 700 on it, or choose another")
+        raise SocketLostError(f"{folder}: others can enter this directory; run chmod 700 on it, or choose another")
     if len(os.fsencode(path)) > _MOST_PATH_BYTES:
-        raise LineError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
+        raise SocketLostError(f"{path}: a socket's path has at most {_MOST_PATH_BYTES} bytes; choose a shorter one")
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(path) == 0:
-            raise LineError(f"{path}: another process listens on it; end that process, or choose another path")
+            raise SocketLostError(f"{path}: another process listens on it; end that process, or choose another path")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     server = socket.socket(socket.AF_UNIX)
@@ -120,11 +120,11 @@ def listen(path: str) -> socket.socket:
         server.listen(8)
     except OSError as exc:
         server.close()
-        raise LineError(f"{path}: cannot listen on it ({exc})") from exc
+        raise SocketLostError(f"{path}: cannot listen on it ({exc})") from exc
     return server
 
 
-def connect(path: str) -> socket.socket:
+def connect_to(path: str) -> socket.socket:
     """Connect to a process that listens at a path.
 
     Raises:
@@ -135,7 +135,7 @@ def connect(path: str) -> socket.socket:
         connection.connect(path)
     except OSError as exc:
         connection.close()
-        raise LineError(f"{path}: no process listens on it ({exc.strerror or exc})") from exc
+        raise SocketLostError(f"{path}: no process listens on it ({exc.strerror or exc})") from exc
     return connection
 
 
@@ -146,17 +146,17 @@ def ask_site(path: str, frame: bytes) -> bytes:
         SiteRefusedError: It does not take the frame.
         LineError: It is not there, or has ended.
     """
-    with connect(path) as connection:
+    with connect_to(path) as connection:
         write_message(connection, ShimMessage(ORDER, data=frame))
         message = read_message(connection)
     if message is None or message.kind not in (ANSWER, LOST):
-        raise LineError(f"{path}: sent a message that is not an answer")
+        raise SocketLostError(f"{path}: sent a message that is not an answer")
     if message.kind == LOST:
         raise SiteRefusedError(message.data.decode("utf-8", "replace"))
     return message.data
 
 
-class OwnerLine:
+class OwnerConnection:
     """The line from an engine's server to the owner of a run; several threads may answer at a time.
 
     Args:
@@ -167,7 +167,7 @@ class OwnerLine:
     """
 
     def __init__(self, path: str) -> None:
-        self._line = connect(path)
+        self._line = connect_to(path)
         self._lock = threading.Lock()
 
     def tell_sites(self, names: Iterable[str]) -> None:
@@ -182,7 +182,7 @@ class OwnerLine:
         """
         return read_message(self._line, timeout_s=timeout_s)
 
-    def answer(self, number: int, site: str, frame: bytes) -> None:
+    def send_answer(self, number: int, site: str, frame: bytes) -> None:
         """Hand in a site's answer to the frame of this number.
 
         Raises:
@@ -190,7 +190,7 @@ class OwnerLine:
         """
         self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
-    def lose(self, number: int, site: str, reason: str) -> None:
+    def report_loss(self, number: int, site: str, reason: str) -> None:
         """Say that no answer will come to the frame of this number.
 
         Raises:
@@ -212,9 +212,9 @@ class OwnerLine:
 def _check_head(head: bytes, most_bytes: int) -> tuple[int, int, int, int]:
     magic, kind, number, name_size, data_size = _HEAD.unpack(head)
     if magic != _MAGIC or kind not in (ORDER, ANSWER, LOST, SITES, END):
-        raise LineError("socket: received bytes are not a message; both ends need the same release")
+        raise SocketLostError("socket: received bytes are not a message; both ends need the same release")
     if name_size > _MOST_NAME_BYTES or data_size > most_bytes:
-        raise LineError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
+        raise SocketLostError(f"socket: a message has {data_size} bytes and a name of {name_size}, above the limits")
     return kind, number, name_size, data_size
 
 
@@ -224,7 +224,7 @@ def _read_exactly(line: socket.socket, size: int) -> bytes:
     while remaining:
         part = line.recv(min(remaining, 2**20))
         if not part:
-            raise LineError("socket: the other end disconnected")
+            raise SocketLostError("socket: the other end disconnected")
         parts.append(part)
         remaining -= len(part)
     return b"".join(parts)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from phalanx.config import StrictModel, printable
+from phalanx.config import StrictModel, printable_text
 from phalanx.pipeline.protocol.message import MOST_PARTIES, Address, Digest, Message, PartyName, Pem
 from phalanx.pipeline.tolerance.numeric_class import NumericClass
 from phalanx.security.audit import PublicHead
@@ -69,7 +69,7 @@ class NotLetIn(Message):
     """A worker does not take part: the reason, and what its user can do."""
 
     kind: ClassVar[str] = "not_let_in"
-    reason: Annotated[str, AfterValidator(partial(printable, limit=LONGEST_REASON))]
+    reason: Annotated[str, AfterValidator(partial(printable_text, limit=LONGEST_REASON))]
 
 
 class PreparedNotice(Message):
