@@ -141,17 +141,17 @@ BAD_FILES = {
 VERBS = ("train", "plan", "attack", "calibrate", "launch")
 FORKING = """
 import contextlib, json, os, sys
-from phalanx.cli import main, run
+from phalanx.cli import main, run_command
 calls = json.loads(sys.argv[1])
 # what commands import before they refuse a file is imported once
 for home, verb in {verb: (home, verb) for home, verb in calls}.values():
-    run([verb, f"{home}/run.toml"])
+    run_command([verb, f"{home}/run.toml"])
 for home, verb in calls:
     if child := os.fork():
         os.waitpid(child, 0)
         continue
     with open(f"{home}/{verb}.out", "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        code = run([verb, f"{home}/run.toml"])
+        code = run_command([verb, f"{home}/run.toml"])
         print(code, sorted({"torch", "transformers"} & set(sys.modules)))
         out.flush()
     os._exit(0)

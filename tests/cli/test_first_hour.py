@@ -112,7 +112,8 @@ def test_a_directory_that_is_missing_is_told_before_torch_is_imported(place, com
     import sys
 
     program = (
-        f"import sys; from phalanx.cli import run; code = run({command.split()!r}); print(code, 'torch' in sys.modules)"
+        "import sys; from phalanx.cli import run_command; "
+        f"code = run_command({command.split()!r}); print(code, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 

@@ -182,7 +182,7 @@ main()
 def test_a_process_that_is_forked_meanwhile_answers_nothing():
     code = """
 import os
-from phalanx.cli.answers.answer import Answer, json_alone, say_object
+from phalanx.cli.answers.answer import Answer, json_alone, print_object
 from phalanx.cli.answers.ending import exit_code_of
 
 def forking():

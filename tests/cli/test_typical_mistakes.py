@@ -23,7 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 SOURCE = Path(phalanx.__file__).resolve().parents[1]
 ASKED_ABOUT_TORCH = """
 import json, os, sys
-from phalanx.cli import run
+from phalanx.cli import run_command
 from phalanx.cli.answers.failure import error_object
 from phalanx.cli.explain import error_pages
 from phalanx.errors import ConfigError
@@ -32,14 +32,14 @@ answers = os.dup(1)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 os.dup2(1, 2)
 # what every command imports is imported once
-run(["train", "absent.toml"])
+run_command(["train", "absent.toml"])
 for line in sys.stdin:
     directory, words = json.loads(line)
     child = os.fork()
     if child == 0:
         os.chdir(directory)
         os.environ["PHALANX_CACHE"] = os.path.join(directory, "cache")
-        code = run(words)
+        code = run_command(words)
         os.write(answers, json.dumps([code, "torch" in sys.modules]).encode() + b"\\n")
         os._exit(0)
     os.waitpid(child, 0)

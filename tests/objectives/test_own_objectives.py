@@ -9,11 +9,11 @@ from phalanx.errors import ConfigError, DataError, TrainingError
 from phalanx.objectives import causal_lm_loss, objective_of
 
 HALF = """
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 
 
 def half(logits, labels):
-    loss, targets = causal_lm(logits, labels)
+    loss, targets = causal_lm_loss(logits, labels)
     return loss / 2, targets
 """
 

@@ -15,7 +15,7 @@ from phalanx.train.records.run_directory import RunDirectory
 from phalanx.train.sessions import hooks
 
 CODE = """
-from phalanx.objectives import causal_lm
+from phalanx.objectives import causal_lm_loss
 
 
 class Numbers:
@@ -31,7 +31,7 @@ class Numbers:
 
 
 def half(logits, labels):
-    loss, targets = causal_lm(logits, labels)
+    loss, targets = causal_lm_loss(logits, labels)
     return loss / 2, targets
 """
 

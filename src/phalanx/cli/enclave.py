@@ -38,8 +38,7 @@ def appraise(
     """Accept evidence or refuse it with one reason; the policy's [expect] names its required binding."""
     from phalanx.cli.console import print_figures
     from phalanx.errors import RefusedEvidenceError
-    from phalanx.security.tee import appraise_evidence as appraise_evidence
-    from phalanx.security.tee import load_policy
+    from phalanx.security.tee import appraise_evidence, load_policy
 
     rules, config = load_policy(policy)
     if config.expect is None:

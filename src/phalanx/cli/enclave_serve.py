@@ -38,7 +38,7 @@ def local(enclave_file: Annotated[Path, _FILE]) -> None:
     from phalanx.child import die_with_parent
     from phalanx.config import load_config
     from phalanx.split.processes.local_enclave import EnclaveConfig
-    from phalanx.split.roles.serving import serve_enclave as serve_enclave
+    from phalanx.split.roles.serving import serve_enclave
 
     die_with_parent()
     serve_enclave(load_config(enclave_file, EnclaveConfig))

@@ -14,7 +14,7 @@ import torch
 from masked_worlds import a_desk, a_model, lm_loss, some_ids
 from torch import nn
 
-from phalanx.cli import run_command as run_command
+from phalanx.cli import run_command
 from phalanx.config import dump_toml
 from phalanx.errors import FrameError, PeerLostError, TransportError, WrongProductError
 from phalanx.security.crypto import Identity, create_authority, issue_certificate, load_identity
