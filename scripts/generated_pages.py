@@ -185,7 +185,7 @@ def _keys_in(node: ast.AST) -> set[str]:
 
 
 def _writes(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append"
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append_record"
 
 
 def _event_kinds() -> set[str]:

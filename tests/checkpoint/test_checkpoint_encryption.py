@@ -62,7 +62,7 @@ def test_what_was_sealed_comes_back_bit_for_bit(save_sealed, owner, holder):
 
     assert checkpoint.state == STATE
     for stage in range(2):
-        loaded, expected = checkpoint.tensors(stage), make_shard(stage, 7).tensors
+        loaded, expected = checkpoint.stage_tensors(stage), make_shard(stage, 7).tensors
         assert all(loaded[name].equal(expected[name]) for name in expected)
     names = sorted(file.name for file in path.iterdir())
     assert names == [

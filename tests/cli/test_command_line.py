@@ -57,8 +57,8 @@ class Recorder:
             **looks,
             "load_run": self.load_run,
             "train": self.train,
-            "describe": self.describe,
-            "follow": self.follow,
+            "describe_run": self.describe_run,
+            "join_as_rank": self.join_as_rank,
             # the stand-in is a run of none of these kinds
             **{kind: type(kind, (), {}) for kind in ("DomainRun", "PipelineRun", "StagedRun")},
         }
@@ -90,10 +90,10 @@ class Recorder:
             raise self.fault
         return self.summary
 
-    def follow(self, run: str, run_dir: Path | None) -> None:
+    def join_as_rank(self, run: str, run_dir: Path | None) -> None:
         self.calls.append(("follow", run, run_dir))
 
-    def describe(self, run: str) -> str:
+    def describe_run(self, run: str) -> str:
         return f"described: {run}"
 
     def write_report(self, run_dir: Path) -> Path:

@@ -30,11 +30,11 @@ def used() -> set[str]:
 def told(path: Path) -> Iterator[tuple[str, list[ast.keyword]]]:
     """Yield the class of each error that is given facts, with the facts."""
     text = path.read_text(encoding="utf-8")
-    for node in ast.walk(ast.parse(text)) if ".about" in text else ():
+    for node in ast.walk(ast.parse(text)) if ".with_facts" in text else ():
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "about"
+            and node.func.attr == "with_facts"
             and isinstance(node.func.value, ast.Call)
             and ast.unparse(node.func.value.func) in CLASSES
         ):

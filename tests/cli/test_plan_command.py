@@ -213,7 +213,9 @@ def test_a_probe_takes_the_place_of_both_links(capsys: pytest.CaptureFixture[str
 
 
 def test_planning_for_a_model_loads_no_torch() -> None:
-    code = "import sys; from phalanx.cli import run_command; run_command(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys; from phalanx.cli import run_command; run_command(sys.argv[1:]); sys.exit('torch' in sys.modules)"
+    )
 
     found = subprocess.run([sys.executable, "-c", code, "plan", *MODEL], capture_output=True, timeout=60, check=False)
 

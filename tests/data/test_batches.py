@@ -72,7 +72,7 @@ def test_validation_sequences_are_few_and_spread_evenly(corpus):
 def test_microbatches_are_the_rows_in_order(corpus):
     batch = corpus.train_batch([3, 1, 2, 0, 5, 4])
 
-    parts = batch.microbatches(3)
+    parts = batch.split_microbatches(3)
 
     assert [part.indices for part in parts] == [(3, 1), (2, 0), (5, 4)]
     assert torch.equal(torch.cat([part.input_ids for part in parts]), batch.input_ids)
@@ -83,7 +83,7 @@ def test_microbatches_are_the_rows_in_order(corpus):
 @pytest.mark.parametrize("count", [0, -1, 4, 7])
 def test_rows_that_cannot_be_shared_equally_are_refused(corpus, count):
     with pytest.raises(ConfigError, match=r"multiple of train\.microbatches"):
-        corpus.train_batch(range(6)).microbatches(count)
+        corpus.train_batch(range(6)).split_microbatches(count)
 
 
 def test_a_sequence_that_does_not_exist_is_refused(corpus):

@@ -42,7 +42,7 @@ def test_all_training_tokens_are_batched_and_none_that_is_held_out(made, tmp_pat
         for texts in TEXTS.values()
         for number, text in enumerate(texts)
         if number % 5 != 4
-        for token in tokenizer.encode([text])[0][1:]
+        for token in tokenizer.encode_texts([text])[0][1:]
     ]
     labels = batch.labels[(batch.labels >= 0) & (batch.labels != tokenizer.eos_id)]
     assert sorted(labels.tolist()) == sorted(expected)
@@ -173,12 +173,12 @@ def test_the_weights_of_a_recipe_are_the_mixture_of_a_run_that_gives_none(tmp_pa
 
     loader, _ = shares()
     for _ in range(5):
-        loader.next()
-    assert loader.consumed == {"code": 10, "web": 30}
+        loader.next_batch()
+    assert loader.consumed_samples == {"code": 10, "web": 30}
     named, _ = shares(weights={"web": 1.0, "code": 1.0})
     for _ in range(5):
-        named.next()
-    assert named.consumed == {"code": 20, "web": 20}
+        named.next_batch()
+    assert named.consumed_samples == {"code": 20, "web": 20}
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ class FlowerEngine:
         template = next(iter(sites.values())).parent.parent / "{site}" / "site.sock"
         self.grid = Grid(dict(enumerate(sites, 7)), str(template))
         self.grid.tamper = self._tamper
-        self._line = APP.OwnerLine(str(owner))
+        self._line = APP.OwnerConnection(str(owner))
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 

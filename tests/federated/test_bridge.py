@@ -138,7 +138,7 @@ def test_a_repeated_answer_is_handed_out_once(scene):
     def again(site, answer, frame):
         # of this order and of all before; there is none after it yet
         for number in range(scene.carrier._last_number + 1):
-            line.answer(number, site, answer)
+            line.send_answer(number, site, answer)
         return answer
 
     scene.engine.touch = again
@@ -243,7 +243,7 @@ class Talk:
 
     def greet(self):
         header, raw = self.asked.sign_greeting()
-        self.asked.receive_answer(self.heard.sign_welcome(self.heard.hear(raw)), header)
+        self.asked.receive_answer(self.heard.sign_welcome(self.heard.receive_order(raw)), header)
         return raw
 
     def order(self, ticket):
@@ -256,33 +256,33 @@ def test_orders_that_are_left_out_reordered_or_of_an_earlier_life_are_refused():
     first, second = talk.order(1), talk.order(2)
 
     with pytest.raises(OrderError):
-        talk.heard.hear(second)
-    talk.heard.reply(talk.heard.hear(first), "measured", m.SiteFault(ticket=1, reason="failed"))
+        talk.heard.receive_order(second)
+    talk.heard.sign_reply(talk.heard.receive_order(first), "measured", m.SiteFault(ticket=1, reason="failed"))
     with pytest.raises(OrderError):
-        talk.heard.hear(first)
+        talk.heard.receive_order(first)
     # all that was ever sent, to a process that began anew: its word is another one
     later = talk.process()
-    later.sign_welcome(later.hear(greeting))
+    later.sign_welcome(later.receive_order(greeting))
     for frame in (first, second):
         with pytest.raises(OrderError):
-            later.hear(frame)
+            later.receive_order(frame)
     with pytest.raises(OrderError):
-        talk.process().hear(first)
+        talk.process().receive_order(first)
 
 
 def test_frames_of_another_party_run_or_key_are_refused():
     talk = Talk()
     _, greeting = talk.asked.sign_greeting()
     with pytest.raises(PeerRefusedError):
-        talk.process("2" * 16).hear(greeting)
+        talk.process("2" * 16).receive_order(greeting)
     # another party's key under the owner's name, as an engine could make one
     forged = OwnerConversation(FrameSigner(Identity.without_certificate("owner"), talk.site.public, LIMITS), SESSION)
     with pytest.raises(SignatureError):
-        talk.heard.hear(forged.sign_greeting()[1])
+        talk.heard.receive_order(forged.sign_greeting()[1])
     with pytest.raises(PeerRefusedError):
         SiteConversation(FrameSigner(talk.other, talk.owner.public, LIMITS), RUN[:16]).receive_order(greeting)
     with pytest.raises(FrameError):
-        talk.heard.hear(greeting[:-1])
+        talk.heard.receive_order(greeting[:-1])
 
 
 @pytest.mark.parametrize(

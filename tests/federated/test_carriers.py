@@ -60,7 +60,7 @@ class OverLoopback:
         self.carrier = self.scene.carrier
         self.threads = {}
         self.ends = Ends()
-        self.carrier.keep(self.ends)
+        self.carrier.watch_processes(self.ends)
         self.killed = threading.Event()
 
     def begin_phase(self, name, answer, session=None):
@@ -274,10 +274,10 @@ def test_rounds_of_secure_sums_come_to_the_same_over_each_carrier(over, home):
     trainers = {name: Parabola(torch.tensor([float(n), 1.0])) for n, name in enumerate(SITES)}
     sites, owner = rounds(home, over.carrier, identities, trainers)
     for name, site in sites.items():
-        over.begin_phase(name, site.answer)
+        over.begin_phase(name, site.answer_order)
     await_sites(over.carrier, *SITES)
 
-    records = [owner.round(number, 0.5) for number in (1, 2)]
+    records = [owner.run_round(number, 0.5) for number in (1, 2)]
 
     assert all(sorted(record.shares) == sorted(SITES) for record in records)
     # the mean of targets is (1.5, 1), and each round goes half of the way
@@ -291,7 +291,7 @@ def test_the_shim_needs_the_standard_library_alone(tmp_path):
     copied = tmp_path / "shim.py"
     copied.write_text(Path(shim.__file__).read_text())
     # -I and -S: no packages of this environment
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import shim; print(shim.OwnerLine.__name__)"
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import shim; print(shim.OwnerConnection.__name__)"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
 
-    assert done.stdout.strip() == "OwnerLine"
+    assert done.stdout.strip() == "OwnerConnection"

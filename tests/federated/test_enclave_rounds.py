@@ -67,8 +67,8 @@ def test_one_word_of_the_run_file_changes_and_the_weights_have_the_bits_of_the_p
     sealed = scene_of(tmp_path / "sealed")
 
     for number in (1, 2, 3):
-        plain.owner.round(number, 0.5)
-        record = sealed.owner.round(number, 0.5)
+        plain.owner.run_round(number, 0.5)
+        record = sealed.owner.run_round(number, 0.5)
 
     assert torch.equal(plain.w, sealed.w)
     assert {one.norm for one in record.shares.values()} == {None} and len(record.shares) == 5
@@ -82,8 +82,8 @@ def test_a_rule_looks_at_single_updates_that_the_owner_does_not_see(tmp_path):
     undefended = scene_of(tmp_path / "mean", lied, max_norm=100.0)
     defended = scene_of(tmp_path / "median", lied, max_norm=100.0, aggregator="trimmed_mean", byzantine=1, min_cohort=5)
 
-    undefended.owner.round(1, 1.0)
-    defended.owner.round(1, 1.0)
+    undefended.owner.run_round(1, 1.0)
+    defended.owner.run_round(1, 1.0)
 
     assert undefended.w.max() < 1 and (defended.w - mean_of(0, 1, 2, 3)).abs().max() < 1
 
@@ -94,7 +94,7 @@ def test_what_the_enclave_refuses_is_told_by_one_word_and_counts_nowhere(tmp_pat
     lying._terms = replace(lying._terms, config=lying._terms.config.model_copy(update={"max_norm": 1e9}))
     scene.trainers["site-4"].target = torch.full((2,), 1e4)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert record.left_out == {"site-4": "over_norm"}
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3))
@@ -105,7 +105,7 @@ def test_a_site_may_leave_in_every_phase(tmp_path, phase):
     scene = scene_of(tmp_path)
     scene.carrier.deadly = {"site-4": phase}
 
-    scene.owner.round(1, 1.0)
+    scene.owner.run_round(1, 1.0)
 
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3))
 
@@ -115,7 +115,7 @@ def test_fewer_sites_than_the_cohort_are_no_round(tmp_path):
     scene.carrier.deadly = dict.fromkeys(["site-2", "site-3", "site-4"], "seal")
 
     with pytest.raises(FailedRoundError, match="2 updates, expected 3"):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_was_altered_on_its_way_does_not_open(tmp_path, forge):
 
     scene.carrier.sites["site-4"] = forges
 
-    assert scene.owner.round(1, 1.0).left_out == {"site-4": "malformed"}
+    assert scene.owner.run_round(1, 1.0).left_out == {"site-4": "malformed"}
     torch.testing.assert_close(scene.w, mean_of(0, 1, 2, 3))
 
 
@@ -154,7 +154,7 @@ def test_an_update_of_another_site_or_round_counts_for_nobody(tmp_path):
         return reply, data
 
     scene.carrier.sites["site-3"] = keeps
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     other = scene.carrier.sites["site-4"]
     for name, answer in (("site-4", other), ("site-3", honest)):
         scene.carrier.sites[name] = lambda order, payload, answer=answer: (
@@ -163,7 +163,7 @@ def test_an_update_of_another_site_or_round_counts_for_nobody(tmp_path):
             else answer(order, payload)
         )
 
-    assert scene.owner.round(2, 0.5).left_out == {"site-3": "malformed", "site-4": "malformed"}
+    assert scene.owner.run_round(2, 0.5).left_out == {"site-3": "malformed", "site-4": "malformed"}
 
 
 class OtherCode(EnclaveScene):
@@ -196,7 +196,7 @@ def test_no_site_seals_for_an_aggregator_of_other_code_or_other_terms(tmp_path, 
     scene = host(tmp_path, parabolas(*FIVE), **KEYS)
 
     with pytest.raises(FailedRoundError):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
 
     assert not any(len(one.payload) > 100 for one in scene.carrier.replies if one.kind == "summed")
 
@@ -265,7 +265,7 @@ def test_a_state_that_is_put_back_missing_or_altered_is_refused(tmp_path):
     scene = scene_of(tmp_path)
     path = tmp_path / "enclave" / "aggregator.sealed"
     old = path.read_bytes()
-    scene.owner.round(1, 0.5)
+    scene.owner.run_round(1, 0.5)
     new = path.read_bytes()
 
     path.write_bytes(old)

@@ -100,4 +100,4 @@ def test_the_aggregator_itself_refuses_where_its_host_took_such_a_rule(tmp_path,
     scene = AdversaryScene(tmp_path, "enclave", aggregator="krum", byzantine=1)
 
     with pytest.raises(FailedRoundError, match="krum may return the numbers of 1 sites"):
-        scene.owner.round(1, 0.5)
+        scene.owner.run_round(1, 0.5)

@@ -48,14 +48,14 @@ class PrivateScene(Scene):
 
     @property
     def charges(self) -> int:
-        return self.owner._budget.charges
+        return self.owner._budget.num_charges
 
 
 def test_the_owner_sees_the_mean_with_the_noise_of_all_and_nothing_else_of_a_site(tmp_path, monkeypatch):
     seed_noise(monkeypatch, 1)
     scene = PrivateScene(tmp_path)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     plan = NoisySum(NUM_SITES, 4, LENGTH, NOISE)
     deviation = math.sqrt(NUM_SITES * float(plan.noise_variance)) / plan.ring_encoding.max_level / NUM_SITES
@@ -67,8 +67,8 @@ def test_the_owner_sees_the_mean_with_the_noise_of_all_and_nothing_else_of_a_sit
     assert {(one.loss, one.num_targets, one.norm, one.scaled) for one in record.shares.values()} == {
         (None, 0, None, None)
     }
-    assert math.isnan(record.loss) and all('"loss": null' in one for one in told)
-    assert scene.owner.measure() == {}
+    assert math.isnan(record.mean_loss) and all('"loss": null' in one for one in told)
+    assert scene.owner.measure_at_sites() == {}
     order = m.MeasureOrder(ticket=1)
     assert scene.carrier.sites["site-0"](order, scene.owner._weights_payload())[0] == m.SiteFault(
         ticket=1, reason="failed"
@@ -89,29 +89,29 @@ def test_sums_are_charged_before_they_are_asked_for_and_end_with_the_budget(tmp_
     )[1]
 
     for number in (1, 2, 3):
-        scene.owner.round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
 
     assert asked == [1] * 5 + [2] * 5 + [3] * 5
     assert scene.owner._budget.is_spent
     with pytest.raises(PrivacyBudgetError, match="3 steps have spent"):
-        scene.owner.round(4, 0.1)
+        scene.owner.run_round(4, 0.1)
 
 
 def test_a_sum_that_fails_is_paid_for_and_so_is_the_one_after_a_crash(tmp_path):
     scene = PrivateScene(tmp_path, rounds=3)
     scene.carrier.deadly = {"site-3": "mask", "site-4": "mask"}
     with pytest.raises(FailedRoundError):
-        scene.owner.round(1, 1.0)
+        scene.owner.run_round(1, 1.0)
     scene.carrier.deadly = {}
 
     # another process, which knows what the log says
     scene.begin_owner()
     assert scene.charges == 1
-    scene.owner.round(1, 0.1)
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(1, 0.1)
+    scene.owner.run_round(2, 0.1)
 
     with pytest.raises(PrivacyBudgetError):
-        scene.owner.round(3, 0.1)
+        scene.owner.run_round(3, 0.1)
 
 
 def noise_averaged_away(scene, tries) -> float:
@@ -125,7 +125,7 @@ def noise_averaged_away(scene, tries) -> float:
         scene.begin_owner()
         scene.carrier.sites.update(kept)
         try:
-            scene.owner.round(1, 1.0)
+            scene.owner.run_round(1, 1.0)
         except FailedRoundError:
             break
         seen.append(scene.w)
@@ -139,7 +139,9 @@ def test_an_owner_without_a_ledger_cannot_average_the_noise_away_for_sites_keep_
     defended = noise_averaged_away(PrivateScene(tmp_path / "defended", rounds=2), 14)
 
     # the attacker wins where sites draw noise and count nothing
-    monkeypatch.setattr(SiteBudget, "charge_noise", lambda own, terms: own._sums.of(len(terms.cohort)).draw())
+    monkeypatch.setattr(
+        SiteBudget, "charge_noise", lambda own, terms: own._sums.noisy_sum(len(terms.cohort)).draw_noise()
+    )
     undefended = noise_averaged_away(PrivateScene(tmp_path / "undefended", rounds=2), 14)
 
     # two sums instead of fourteen: the error is about the root of seven times as large
@@ -148,9 +150,9 @@ def test_an_owner_without_a_ledger_cannot_average_the_noise_away_for_sites_keep_
 
 def test_a_site_that_begins_anew_remembers_what_it_has_spent(tmp_path):
     scene = PrivateScene(tmp_path, rounds=2)
-    scene.owner.round(1, 0.1)
+    scene.owner.run_round(1, 0.1)
     scene.begin_site("site-0")
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(2, 0.1)
     book = json.loads((tmp_path / "site-0" / "noisy-sums.json").read_text())
 
     assert book == {"spent_pico_rho": 2 * math.ceil(SUMS.rho_per_sum * 10**12)}
@@ -198,7 +200,7 @@ def test_terms_with_less_noise_in_their_ring_are_not_taken(tmp_path, monkeypatch
     monkeypatch.setattr(scene.owner._sums, "_max_weight", lambda clients: 1)
 
     with pytest.raises(FailedRoundError, match="clients"):
-        scene.owner.round(1, 0.1)
+        scene.owner.run_round(1, 0.1)
 
     assert not (tmp_path / "site-0" / "noisy-sums.json").exists()
 
@@ -221,7 +223,7 @@ def test_a_site_that_fails_to_train_brings_noise_alone_and_nobody_is_told(tmp_pa
     trainers = [Parabola(torch.full((LENGTH,), 0.01)) for _ in range(NUM_SITES - 1)]
     scene = PrivateScene(tmp_path, [*trainers, Failing(torch.zeros(LENGTH), curve)])
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     assert record.left_out == {} and torch.isfinite(scene.w).all()
 
@@ -230,7 +232,7 @@ def test_as_many_drop_out_as_may_and_the_noise_that_counts_is_there(tmp_path):
     scene = PrivateScene(tmp_path)
     scene.carrier.deadly = {"site-4": "mask"}
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     plan = NoisySum(NUM_SITES, 4, LENGTH, NOISE)
     # four of five: one that may collude is not counted, and the other three bring what was promised
@@ -295,7 +297,7 @@ def told_by(scene, name, run):
 def test_a_site_sees_in_its_own_log_each_round_its_loss_and_what_its_sums_have_spent(tmp_path):
     scene = PrivateScene(tmp_path)
 
-    lines = told_by(scene, "site-0", lambda: [scene.owner.round(number, 1.0) for number in (1, 2)])
+    lines = told_by(scene, "site-0", lambda: [scene.owner.run_round(number, 1.0) for number in (1, 2)])
 
     spent = [f"{SUMS.epsilon_after(number, DELTA):.3f}" for number in (1, 2)]
     assert [line for line in lines if "adds noise" in line] == [
@@ -338,7 +340,7 @@ def test_a_rule_over_buckets_of_noisy_sums_is_charged_once_a_round(tmp_path):
     trainers = [Parabola(torch.full((LENGTH,), 0.01)) for _ in range(9)]
     scene = PrivateScene(tmp_path, trainers, min_cohort=3, bucket=3, aggregator="median", byzantine=1)
 
-    record = scene.owner.round(1, 1.0)
+    record = scene.owner.run_round(1, 1.0)
 
     # a site is in one of the three sums
     assert len(record.sums) == 3 and scene.charges == 1

@@ -82,9 +82,9 @@ def test_a_public_endpoint_can_be_allowed(tmp_path):
 def test_a_run_that_is_there_already_is_not_begun_again(tmp_path):
     begun(tmp_path)
 
-    domain(tmp_path, resume=True).check()
+    domain(tmp_path, resume=True).check_launch()
     with pytest.raises(ConfigError, match="already has a run; add --resume"):
-        domain(tmp_path).check()
+        domain(tmp_path).check_launch()
 
 
 @pytest.mark.parametrize(
@@ -104,12 +104,12 @@ def test_only_ranks_that_an_engine_started_again_go_on_by_themselves(tmp_path, e
 
 
 def test_train_keeps_its_ranks_unless_somebody_else_does(tmp_path):
-    here = domain(tmp_path).run
+    here = domain(tmp_path).run_config
 
     assert is_supervised_here(here, {})
     assert not is_supervised_here(here, {"RANK": "0"})
     assert not is_supervised_here(here, {"PHALANX_PARENT": "17"})
-    assert not is_supervised_here(domain(tmp_path, "parallel.restarts=0").run, {})
+    assert not is_supervised_here(domain(tmp_path, "parallel.restarts=0").run_config, {})
 
 
 def test_a_rank_that_is_lost_now_and_then_comes_back():
@@ -201,20 +201,20 @@ def nobody():
 
 
 def test_a_run_is_over_when_every_rank_is(tmp_path):
-    assert crew(domain(tmp_path), Ray(), Actor(None, 0), Actor(None, None, 0)).watch(nobody()) == 0
+    assert crew(domain(tmp_path), Ray(), Actor(None, 0), Actor(None, None, 0)).watch_ranks(nobody()) == 0
 
 
 @pytest.mark.parametrize(("codes", "expected"), [((-9, 4), -9), ((None, "gone"), -9)])
 def test_a_lost_rank_ends_the_others(tmp_path, codes, expected, monkeypatch):
     monkeypatch.setattr("phalanx.launch.domain_ray._LAST_WORDS_S", 0.0)
 
-    found = crew(domain(tmp_path), Ray(), *[Actor(code) for code in codes]).watch(nobody())
+    found = crew(domain(tmp_path), Ray(), *[Actor(code) for code in codes]).watch_ranks(nobody())
 
     assert found == expected
 
 
 def test_a_reason_that_would_come_again_counts_more_than_what_follows_from_it(tmp_path):
-    found = crew(domain(tmp_path), Ray(), Actor(None, None, 2), Actor(4)).watch(nobody())
+    found = crew(domain(tmp_path), Ray(), Actor(None, None, 2), Actor(4)).watch_ranks(nobody())
 
     assert found == 2
 
@@ -224,7 +224,7 @@ def test_after_a_notice_rank_0_is_asked_to_end(tmp_path, monkeypatch):
     lead, other = Actor(None), Actor(None)
     one = crew(domain(tmp_path), Ray(), lead, other)
 
-    code = one.watch(SimpleNamespace(given=1))
+    code = one.watch_ranks(SimpleNamespace(given=1))
 
     assert code == 130
     assert (lead.asked_to_end, other.asked_to_end) == (True, False)
@@ -240,7 +240,7 @@ def test_a_machine_that_came_is_used_once_something_was_saved(tmp_path):
     (tmp_path / "run" / "checkpoints" / "step-00000004").mkdir(parents=True)
 
     assert one._should_grow()
-    assert one.watch(nobody()) is None
+    assert one.watch_ranks(nobody()) is None
 
 
 @pytest.mark.parametrize("engine", ["torchrun", "ray"])

@@ -195,11 +195,11 @@ def test_adapters_train_alone_on_both_sides(cache):
 
     loss_of(targets(chain(stages, x), (12, 12)), whole["labels"]).backward()
 
-    names = [name for stage in stages for name in stage.trainable()]
+    names = [name for stage in stages for name in stage.trainable_parameters()]
     # queries and values of the encoder's blocks, and of a decoder's block twice
     assert len(names) == 2 * 2 * (ENCODER + 2 * DECODER)
     assert all(".q.lora_" in name or ".v.lora_" in name for name in names)
-    assert all(one.grad is not None for stage in stages for one in stage.trainable().values())
+    assert all(one.grad is not None for stage in stages for one in stage.trainable_parameters().values())
 
 
 @pytest.mark.parametrize("prefix", [0, 1, SEQ])

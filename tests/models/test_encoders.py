@@ -176,7 +176,7 @@ def test_adapters_train_alone(cache):
 
     loss_of(chain(stages, ids), labels).backward()
 
-    names = [name for stage in stages for name in stage.trainable()]
+    names = [name for stage in stages for name in stage.trainable_parameters()]
     assert len(names) == LAYERS * 2 * 2
     assert all(".query.lora_" in name or ".value.lora_" in name for name in names)
 

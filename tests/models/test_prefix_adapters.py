@@ -138,5 +138,7 @@ def test_what_is_trained_is_counted_without_memory_for_it(cache, adapter, expect
 
     rows = stage_table(source.hub_config, tuple(stage.spec for stage in stages), adapter)
 
-    assert [row.trainable for row in rows] == [sum(v.numel() for v in stage.trainable().values()) for stage in stages]
+    assert [row.trainable for row in rows] == [
+        sum(v.numel() for v in stage.trainable_parameters().values()) for stage in stages
+    ]
     assert sum(row.trainable for row in rows) == expected

@@ -92,7 +92,7 @@ def test_a_last_stage_without_the_first_reads_the_embedding_as_its_head(cache):
         source, spec_of(source, 3, 2), adapter=None, activation_checkpointing=False, attention="sdpa", seed=0
     )
 
-    assert torch.equal(stage.all_parameters()["lm_head.weight"], source.read("transformer.wte.weight"))
+    assert torch.equal(stage.all_parameters()["lm_head.weight"], source.read_tensor("transformer.wte.weight"))
 
 
 def test_only_first_and_last_can_be_tied(cache):
@@ -215,7 +215,7 @@ def test_the_stage_table_counts_what_is_built(cache, name, adapter):
     for row, stage in zip(rows, stages, strict=True):
         assert (row.first_layer, row.end_layer) == (stage.spec.first_layer, stage.spec.end_layer)
         assert row.parameters == sum(p.numel() for p in stage.all_parameters().values())
-        assert row.trainable == sum(p.numel() for p in stage.trainable().values())
+        assert row.trainable == sum(p.numel() for p in stage.trainable_parameters().values())
         assert row.size_bytes == 4 * row.parameters
 
 

@@ -207,13 +207,13 @@ class Held:
     def __init__(self, stages: list[StageModule]) -> None:
         self._tensors = {f"weight/{key}": value.detach() for key, value in trained(stages).items()}
 
-    def names(self) -> list[str]:
+    def stages_by_tensor(self) -> list[str]:
         return list(self._tensors)
 
     def check_vocabulary(self, digest: str) -> None:
         return None
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def read_tensor(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
 

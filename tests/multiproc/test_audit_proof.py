@@ -119,7 +119,7 @@ def write_anew(ran, change_events=lambda events: events, change_leaves=lambda st
                 batch = file.append_leaves(change_leaves(event["body"]["step"], leaves[old]))
                 event["body"] |= vars(batch)
             event |= {"sequence": head.num_events, "previous": head.digest}
-            event["signature"] = ran.owner.sign(signed_part(event)).hex()
+            event["signature"] = ran.owner.sign_data(signed_part(event)).hex()
             lines.append(canonical_json(event))
             head = next_head(head, lines[-1])
     (run_dir / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))

@@ -283,7 +283,7 @@ def test_a_mixture_draws_each_task_by_its_share_of_the_phase_and_names_it_to_the
 
 
 def test_the_usual_mixture_is_ul2s():
-    usual = choice("denoisers", tasks=[]).parts
+    usual = choice("denoisers", tasks=[]).effective_tasks
 
     assert [one.kind for one in usual].count("prefix_lm") == 1
     assert {(one.settings["mean_span"], one.settings["rate"]) for one in usual if one.settings} == {

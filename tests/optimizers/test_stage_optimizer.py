@@ -27,7 +27,7 @@ def advance(optimizer, steps, coefficient=1.0):
 
 
 def copied(optimizer):
-    return {name: tensor.clone() for name, tensor in optimizer.state().items()}
+    return {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
 
 
 def same(left, right):

@@ -23,13 +23,13 @@ def test_there_are_as_many_copies_as_ranks_where_the_batch_can_be_shared(world, 
 def test_a_number_that_gives_uneven_shares_is_passed_over(world, dp):
     found = fit(world, dp=2, min_dp=1, max_dp=6)
 
-    assert (found.dp, found.world) == (dp, dp)
+    assert (found.dp, found.num_ranks) == (dp, dp)
 
 
 def test_whole_copies_are_added_and_taken_away():
     section = {"dp": 1, "tp": 2, "min_dp": 1, "max_dp": 3}
 
-    assert [fit(world, **section).world for world in (2, 3, 4, 5, 6)] == [2, 2, 4, 4, 6]
+    assert [fit(world, **section).num_ranks for world in (2, 3, 4, 5, 6)] == [2, 2, 4, 4, 6]
 
 
 def test_one_copy_alone_shares_nothing():

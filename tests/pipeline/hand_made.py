@@ -84,7 +84,7 @@ class World:
         )
         self.facts.classes = dict.fromkeys((OWNER, HOLDER, SHADOW), "one class")
         self.copy = self.build()
-        self.state = self.copy.digest()
+        self.state = self.copy.compute_digest()
         self.facts.ledger = StepLedger(STEP, EPOCH, agreed={1: self.state})
         self.gradients = self._honest_step()
 
@@ -109,7 +109,7 @@ class World:
                 )
                 for party in (sender, receiver):
                     self.tensors[(party, *key, False)] = tensor
-        gradients = self.copy.runner.gradients()
+        gradients = self.copy.runner.take_gradients()
         self.facts.ledger.commits[STAGE] = Commit(
             epoch=EPOCH,
             step=STEP,
@@ -121,9 +121,9 @@ class World:
         )
         for party in (HOLDER, SHADOW):
             self.bulks |= {
-                (party, "weights"): (self.copy.weights(), STEP),
-                (party, "state"): (self.copy.state(), STEP),
-                (party, "undo"): (self.copy.optimizer.state(), STEP),
+                (party, "weights"): (self.copy.weight_tensors(), STEP),
+                (party, "state"): (self.copy.state_tensors(), STEP),
+                (party, "undo"): (self.copy.optimizer.state_tensors(), STEP),
                 (party, "gradient"): (gradients, STEP),
             }
         return gradients

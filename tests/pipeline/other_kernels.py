@@ -8,5 +8,5 @@ def eager(copy, held):
     del held
     other = copy.plan.model_copy(update={"attention": "eager"})
     found = StageCopy.of_module(copy.plan, copy.spec, StageCopy.build_empty(other, copy.spec.index).module)
-    found.load_tensors(copy.state(), copy.step)
+    found.load_tensors(copy.state_tensors(), copy.step_count)
     return found

@@ -145,7 +145,13 @@ def test_what_a_stage_costs_is_for_pipelines_and_tables_are_for_their_ends(
     def added(layout: Layout) -> list[float]:
         pairs = (stage_times(tiny, layout, recipe, one)[0] for one in (dear, bare))
         return [
-            round(one.of("forward") + one.of("backward") - other.of("forward") - other.of("backward"), 6)
+            round(
+                one.seconds_of("forward")
+                + one.seconds_of("backward")
+                - other.seconds_of("forward")
+                - other.seconds_of("backward"),
+                6,
+            )
             for one, other in zip(*pairs, strict=True)
         ]
 

@@ -83,7 +83,7 @@ def request_to(policy, lengths, *, new=12, step=1, **changes):
     )
     sampler = SamplerConfig(max_new_tokens=new, sketch_every=4, **changes)
     return RolloutRequest(
-        step=step, policy=policy.digest, seed=3, sampler=sampler, prompts=prompts, samples=4, ends=(5,)
+        step=step, policy=policy.full_digest, seed=3, sampler=sampler, prompts=prompts, samples=4, ends=(5,)
     )
 
 
@@ -236,7 +236,7 @@ def undecided(request):
     places = TIES[request.param]
     asked = request_to(plain, (10, 9, 8))
     policy, nudges = tied(plain, asked.prompts[0].ids, places)
-    return policy, nudges, asked.model_copy(update={"policy": policy.digest})
+    return policy, nudges, asked.model_copy(update={"policy": policy.full_digest})
 
 
 def test_a_writer_at_a_near_tie_of_a_router_is_not_convicted(undecided, tmp_path):

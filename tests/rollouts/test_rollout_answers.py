@@ -99,11 +99,11 @@ def test_one_changed_bit_of_a_weight_is_another_policy(policy):
     first = next(iter(tensors.values()))
     first.view(-1)[0] = first.view(-1)[0].nextafter(first.new_tensor(9.0))
 
-    assert RolloutPolicy(policy.config, tensors).full_digest != policy.digest
+    assert RolloutPolicy(policy.config, tensors).full_digest != policy.full_digest
 
 
 def test_a_request_for_other_prompts_has_another_digest(request_of_step):
     fewer = request_of_step.model_copy(update={"prompts": request_of_step.prompts[:1]})
 
-    assert len({request_of_step.digest, fewer.digest}) == 2
-    assert (len(request_of_step.places), len(fewer.places)) == (12, 4)
+    assert len({request_of_step.request_digest, fewer.request_digest}) == 2
+    assert (len(request_of_step.text_places), len(fewer.text_places)) == (12, 4)

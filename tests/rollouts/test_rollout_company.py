@@ -38,7 +38,7 @@ def scene(policy):
     later = after_a_step(policy)
     request = RolloutRequest(
         step=1,
-        policy=later.digest,
+        policy=later.full_digest,
         seed=3,
         sampler=SamplerConfig(max_new_tokens=24, sketch_every=8),
         prompts=tuple(Prompt(number=n, ids=tuple((7 * n + 3 * k) % 250 + 6 for k in range(6))) for n in range(8)),
@@ -51,7 +51,7 @@ def scene(policy):
 
 def first_step(owner, policy, request):
     """One honest step before, so that workers have an older policy to be stale with."""
-    before = request.model_copy(update={"step": 0, "policy": policy.digest, "prompts": request.prompts[:2]})
+    before = request.model_copy(update={"step": 0, "policy": policy.full_digest, "prompts": request.prompts[:2]})
     return owner.generate(policy, PolicyModel.from_policy(policy), before)
 
 
@@ -112,7 +112,7 @@ def test_a_policy_that_is_older_by_a_step_within_every_tolerance_is_named_and_an
 ):
     request, later = scene[2], after_a_step(policy, lr=lr)
     model = PolicyModel.from_policy(later)
-    request = request.model_copy(update={"policy": later.digest})
+    request = request.model_copy(update={"policy": later.full_digest})
     writers = {"writer-0": RolloutWriter("eager"), "writer-1": make_liar("stale_policy", careful=False)}
 
     with (company := Writers(tmp_path, writers, RolloutCheck(rate=0.25))) as owner:

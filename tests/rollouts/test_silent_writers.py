@@ -36,7 +36,7 @@ def steps(policy):
         policy = after_a_step(policy, seed=step)
         request = RolloutRequest(
             step=step,
-            policy=policy.digest,
+            policy=policy.full_digest,
             seed=3,
             sampler=SamplerConfig(max_new_tokens=6, sketch_every=4),
             prompts=tuple(Prompt(number=n, ids=(7 + n, 9 + step, 11)) for n in range(3)),

@@ -65,7 +65,7 @@ def changed(token, **fields):
 
 
 def test_from_a_token_a_machine_has_an_identity_and_the_owner_no_key_of_it(owner, tmp_path):
-    token = JoinToken.from_text(owner.invite().line())
+    token = JoinToken.from_text(owner.invite().to_text())
 
     told = enrol_machine(token, tmp_path / "alice")
 
@@ -131,7 +131,7 @@ def test_a_request_of_another_name_is_refused_and_the_token_stays_good(owner, tm
     token = owner.invite()
 
     with pytest.raises(CertificateError, match="is of 'owner-2', expected 'alice'"):
-        owner.invitations.admit("alice", token.secret, make_request(tmp_path / "mallory", "owner-2"))
+        owner.invitations.admit_party("alice", token.secret, make_request(tmp_path / "mallory", "owner-2"))
 
     enrol_machine(token, tmp_path / "alice")
 
@@ -401,7 +401,7 @@ def test_where_nothing_listens_the_message_says_what_should(tmp_path):
 
 
 def test_an_endpoint_that_closes_finishes_its_answers_first(owner, tmp_path, monkeypatch):
-    closing, certified = [], owner.invitations.admit
+    closing, certified = [], owner.invitations.admit_party
 
     def admit(*asked):
         home = certified(*asked)
@@ -409,7 +409,7 @@ def test_an_endpoint_that_closes_finishes_its_answers_first(owner, tmp_path, mon
         closing[0].start()
         return home
 
-    monkeypatch.setattr(owner.invitations, "admit", admit)
+    monkeypatch.setattr(owner.invitations, "admit_party", admit)
 
     enrol_machine(owner.invite(), tmp_path / "alice")
 

@@ -44,7 +44,7 @@ def invited(invitations, server, name="alice"):
 def test_a_token_that_was_taken_back_certifies_nobody(invitations, server, tmp_path):
     token = invited(invitations, server)
 
-    assert invitations.revoke("alice", "") == (True, None)
+    assert invitations.revoke_party("alice", "") == (True, None)
 
     with pytest.raises(PeerRefusedError, match="the token of alice was taken back by the owner"):
         enrol_machine(token, tmp_path / "alice")
@@ -54,7 +54,7 @@ def test_a_token_that_was_taken_back_certifies_nobody(invitations, server, tmp_p
 
 def test_an_invitation_that_nobody_has_used_may_be_made_anew(invitations, server, tmp_path):
     old = invited(invitations, server)
-    invitations.revoke("alice", "")
+    invitations.revoke_party("alice", "")
 
     new = invited(invitations, server)
 
@@ -68,7 +68,7 @@ def test_the_token_of_a_revoked_party_is_of_no_use_to_it_nor_to_others(invitatio
     token = invited(invitations, server)
     enrol_machine(token, tmp_path / "alice")
 
-    was_open, entry = invitations.revoke("alice", "keys were copied")
+    was_open, entry = invitations.revoke_party("alice", "keys were copied")
 
     assert (was_open, entry.party, entry.reason) == (False, "alice", "keys were copied")
     for home in ("alice", "thief"):
@@ -126,7 +126,7 @@ def test_a_reason_is_cut_and_cannot_steer_a_terminal(keys):
 @pytest.mark.parametrize("name", ["owner", "nobody", "../owner", ""])
 def test_what_cannot_be_revoked_is_refused_and_leaves_no_list(keys, invitations, name):
     with pytest.raises(CertificateError):
-        invitations.revoke(name, "")
+        invitations.revoke_party(name, "")
 
     assert RevokedParties(keys).read_revocations() == {}
 

@@ -48,7 +48,7 @@ def test_stages_write_what_the_whole_model_writes(directory, in_stages, rule):  
     assert len(in_stages.stage_processes) == 2
 
     for text in ("the owner", "holds both ends the owner"):
-        assert in_stages.complete_prompt(in_stages.prompt(text), rule) == whole.complete_prompt(
+        assert in_stages.complete_prompt(in_stages.encode_prompt(text), rule) == whole.complete_prompt(
             whole.encode_prompt(text), rule
         )
 
@@ -134,5 +134,5 @@ def test_a_stage_that_was_killed_is_named_and_the_others_end_with_it(in_stages):
     os.kill(in_stages.stage_processes[1], signal.SIGKILL)
 
     with pytest.raises(ModelError, match="stage 1 of the model: signal 9"):
-        in_stages.complete_prompt(in_stages.prompt("the owner"), GREEDY)
+        in_stages.complete_prompt(in_stages.encode_prompt("the owner"), GREEDY)
     assert not any(map(is_alive, in_stages.stage_processes))

@@ -124,7 +124,7 @@ class RemoteSession:
         """A client at the point where it has met the enclave."""
         party = self.party(name, **given)
         end = ClientEnd(party, front or self.front, self.kinds, PhaseTimer())
-        party.line.hear(say.EnclaveReady)
+        party.connection.await_message(say.EnclaveReady)
         end.meet_enclave()
         texts = texts or Texts(CLIENTS.index(name))
         return TurnTaker(self.house.split, self.house.steps, party, end, texts), party
@@ -139,8 +139,8 @@ class RemoteSession:
         def work():
             try:
                 taker, party = self.client(name, texts, front, proves=proves)
-                party.line.say(self.ready(**changes))
-                taker.work()
+                party.connection.send_message(self.ready(**changes))
+                taker.take_turns()
                 taker.conclude(self.house.identities[ENCLAVE].public)
             except Exception as exc:  # noqa: BLE001 - a test looks at it
                 self.failures.append(exc)

@@ -90,15 +90,15 @@ def of_another_role(pair, nonce):
 
 def reflected(pair, nonce):
     """The enclave's own evidence, which it makes for any nonce that it is sent, its own one included."""
-    mine = pair.enclave_side.evidence(CLIENT.name, nonce)
+    mine = pair.enclave_side.enclave_evidence(CLIENT.name, nonce)
     # the word on the enclave has to be about this nonce now; the attacker signs what it likes
-    pair.client_side.result = replace(pair.client_side.result, binding=pair.terms.binding(nonce))
+    pair.client_side.result = replace(pair.client_side.result, binding=pair.terms.enclave_binding(nonce))
     return mine
 
 
 def replayed(pair, nonce):
     """What has passed a moment ago in this very session; the enclave is asked for another nonce since."""
-    old = pair.client_side.prove(nonce)
+    old = pair.client_side.client_evidence(nonce)
     pair.call(old)
     pair.asked()
     return old
@@ -129,7 +129,7 @@ def without_role(terms, nonce, keys):
 
 
 def like_the_enclaves(terms, nonce, keys):
-    return terms.binding(nonce)
+    return terms.enclave_binding(nonce)
 
 
 STRONG = HandshakeTerms.client_binding

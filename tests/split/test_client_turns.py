@@ -40,7 +40,7 @@ def turns(clock):
 
 @pytest.fixture
 def ready(turns):
-    turns.ready("south", word("22" * 32))
+    turns.is_ready("south", word("22" * 32))
     turns.ready("north", word())
     return turns
 
@@ -61,7 +61,7 @@ def training(ready):
 
 
 def test_a_session_is_ready_when_every_client_is_and_its_commitments_are_in_the_order_of_turns(turns):
-    turns.ready("south", word("22" * 32))
+    turns.is_ready("south", word("22" * 32))
     assert (turns.is_ready, dict(turns.commitments)) == (False, {"south": "22" * 32})
 
     turns.ready("north", word())
@@ -71,7 +71,7 @@ def test_a_session_is_ready_when_every_client_is_and_its_commitments_are_in_the_
 
 
 def test_a_client_is_bound_to_its_first_word(turns):
-    turns.ready("north", word())
+    turns.is_ready("north", word())
 
     with pytest.raises(FrameError, match="already reported ready"):
         turns.ready("north", word("33" * 32))
@@ -94,7 +94,7 @@ def test_a_client_with_another_model_or_tokenizer_is_not_ready(turns, change, sa
 
 
 def test_no_turn_begins_before_every_client_is_ready(turns):
-    turns.ready("north", word())
+    turns.is_ready("north", word())
 
     with pytest.raises(FrameError, match="1 of 2 clients are ready"):
         turns.begin(turn(), 3)

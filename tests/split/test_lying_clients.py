@@ -206,7 +206,7 @@ def test_the_owner_is_told_which_client_and_why_and_after_all_have_died_it_is_st
     whole, cut = house_of(source, tmp_path / "whole"), house_of(source, tmp_path / "cut")
     with whole.open() as session:
         lead = joined(whole, session, told)
-        wanted = [lead.step(step, step) for step in range(5)]
+        wanted = [lead.train_step(step, step) for step in range(5)]
         weights = {name: value.clone() for name, value in session.server._trainer.weights()}
     session = cut.open()
     lead = joined(cut, session, [])
@@ -233,8 +233,8 @@ def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told
     house = house_of(source, tmp_path / "with")
     with house.open() as session:
         lead = joined(house, session, told)
-        found = lead.scores(0)
-        lead.step(0, 0)
+        found = lead.request_scores(0)
+        lead.train_step(0, 0)
 
     assert math.isfinite(found.loss)
     # of two clients; those of the third one are left out
@@ -273,7 +273,7 @@ def test_held_out_texts_of_a_client_that_is_out_move_no_figure_by_which_checkpoi
                 session.join(name, texts)
             lead = session.lead()
             for step in range(8):
-                lead.step(step, step)
+                lead.train_step(step, step)
             if wanted is not None and is_out:
                 session.server._enclave.admission.standings._excluded["west"] = "far"
             return lead.scores(8)
@@ -294,7 +294,7 @@ def test_a_client_that_does_not_count_makes_no_release_of_one_client_more(source
     house = house_of(source, tmp_path, release={"min_clients": 3, "clip_norm": 10.0})
     with house.open() as session:
         lead = joined(house, session, [])
-        lead.step(0, 0)
+        lead.train_step(0, 0)
 
         with pytest.raises(ReleaseRefusedError) as refusal:
             lead.release(1)

@@ -42,7 +42,7 @@ def local_run(source, directory, steps):
     house = House(source, directory)
     house.objective, house.classes = "classification", CLASSES
     with house.open() as session:
-        taken = [session.lead.step(step, inputs_of(step)) for step in range(steps)]
+        taken = [session.lead.train_step(step, inputs_of(step)) for step in range(steps)]
         rows = [
             (name, *part) for number, name in enumerate(("client-0", "client-1")) for part in Texts(number).held_out()
         ]
@@ -119,8 +119,8 @@ def test_the_owner_gets_sums_and_no_reply_of_a_client(source, tmp_path):
         session.party(OWNER)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("phalanx.split.channel.connection.parse_message", listen)
-            lead.step(0, 0)
-        owner = lead.parties[0]
+            lead.train_step(0, 0)
+        owner = lead.enclave_peers[0]
         received = session.endpoints[OWNER].bytes_received[ENCLAVE]
 
         assert "turn_total" in heard and not hasattr(owner, "texts")
@@ -168,7 +168,9 @@ def test_an_enclave_with_another_measurement_gets_nothing(source, tmp_path):
             session.client("north", policy=lambda: policy_of(own))
 
         assert refusal.value.reason == "wrong_measurement"
-        session.endpoints["north"].flush(5.0)  # a frame counts once its receipt is here, and evidence may come first
+        session.endpoints["north"].flush_frames(
+            5.0
+        )  # a frame counts once its receipt is here, and evidence may come first
         # a nonce and no more
         assert 0 < session.endpoints["north"].bytes_sent[ENCLAVE] - before < 2_000
 
@@ -179,26 +181,26 @@ def test_a_client_that_sends_frames_of_another_session_is_refused(source, tmp_pa
             session.client("north", session="session-of-yesterday")
 
         elsewhere = session.endpoint("south", session="session-of-yesterday")
-        elsewhere.send(ENCLAVE, "client_ready", session.ready().model_dump(mode="json"))
-        elsewhere.flush(5.0)
-        assert session.endpoints[ENCLAVE].refusals["south"] > 0
-        assert session.server._turns.commitments == {}
+        elsewhere.send_frame(ENCLAVE, "client_ready", session.ready().model_dump(mode="json"))
+        elsewhere.flush_frames(5.0)
+        assert session.endpoints[ENCLAVE].refusal_counts["south"] > 0
+        assert session.server._turns.data_commitments == {}
 
 
 def test_a_client_under_another_ones_name_is_refused(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         # mallory's wire proves its own name, whatever its frames say
-        mallory = session.network.wire("mallory")
+        mallory = session.network.wire_for("mallory")
         forged = session.endpoints["north"]
         frames = []
         session.network.handles[ENCLAVE], handle = (
             lambda raw, sender: frames.append(bytes(raw)) or handle(raw, sender),
             session.network.handles[ENCLAVE],
         )
-        forged.send(ENCLAVE, "challenge", say.EvidenceRequest(nonce="ab" * 32).model_dump(mode="json"))
-        forged.flush(5.0)
+        forged.send_frame(ENCLAVE, "challenge", say.EvidenceRequest(nonce="ab" * 32).model_dump(mode="json"))
+        forged.flush_frames(5.0)
 
-        answer = mallory.deliver(ENCLAVE, frames[-1], 1.0)
+        answer = mallory.deliver_frame(ENCLAVE, frames[-1], 1.0)
 
         assert b"is not a party of this run" in answer
 
@@ -210,11 +212,11 @@ def test_a_client_under_another_ones_name_is_refused(source, tmp_path):
 def test_a_client_with_another_model_or_tokenizer_does_not_take_part(source, tmp_path, changes, named):
     with RemoteHouse(source, tmp_path).open() as session:
         _, north = session.client("north")
-        north.line.say(session.ready())
+        north.connection.send_message(session.ready())
         _, south = session.client("south")
 
         with pytest.raises(DataError, match=named):
-            south.line.ask(session.ready(**changes), ask.ClientTurn)
+            south.connection.request_answer(session.ready(**changes), ask.ClientTurn)
 
         assert not session.server._turns.is_ready
 
@@ -223,18 +225,18 @@ def test_a_turn_before_all_are_ready_or_of_another_step_is_refused(source, tmp_p
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         owner = session.party(OWNER)
-        owner.line.hear(say.EnclaveReady)
-        owner.meet()
+        owner.connection.await_message(say.EnclaveReady)
+        owner.meet_enclave()
 
         with pytest.raises(FrameError, match=r"[01] of 2 clients are ready"):
-            owner.line.ask(ask.ClientTurn(what="train", step=0, draw=0), ask.TurnTotal)
+            owner.connection.request_answer(ask.ClientTurn(what="train", step=0, draw=0), ask.TurnTotal)
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         for name in CLIENTS:
             session.join(name)
         lead = session.lead()
         with pytest.raises(FrameError, match="the enclave is at step 0"):
-            lead.step(3, 0)
+            lead.train_step(3, 0)
 
 
 def test_a_client_that_sends_without_being_asked_is_refused_and_changes_nothing(source, tmp_path):
@@ -253,17 +255,19 @@ def test_a_client_that_is_ready_twice_neither_confuses_the_owner_nor_takes_other
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         taker, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead()
 
         with pytest.raises(FrameError, match="south: already reported ready"):
-            south.line.ask(session.ready(data="ee" * 32), ask.ClientTurn)
+            south.connection.request_answer(session.ready(data="ee" * 32), ask.ClientTurn)
 
-        assert session.server._turns.commitments["south"] == "cd" * 32
-        worker = threading.Thread(target=lambda: taker._take(south.line.hear(ask.ClientTurn)[0]), daemon=True)
+        assert session.server._turns.data_commitments["south"] == "cd" * 32
+        worker = threading.Thread(
+            target=lambda: taker._take_turn(south.connection.await_message(ask.ClientTurn)[0]), daemon=True
+        )
         worker.start()
         # its next word is what the step came to, and no second word that all are ready
-        assert lead.step(0, 0).num_targets == MICROBATCHES
+        assert lead.train_step(0, 0).num_targets == MICROBATCHES
         worker.join(20.0)
 
 
@@ -300,16 +304,16 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         _, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead(aside)
         turns, now = session.server._turns, [0.0]
         turns._clock = lambda: now[0]
-        turns.begin(ask.ClientTurn(what="train", step=0, draw=0), 0)
+        turns.begin_turn(ask.ClientTurn(what="train", step=0, draw=0), 0)
 
         for now[0] in (9.0, 10.0):
             session.server._tell_awaited_clients(turns)
-        session.endpoints[ENCLAVE].flush(5.0)
-        lead.parties[0].line.heed()
+        session.endpoints[ENCLAVE].flush_frames(5.0)
+        lead.enclave_peers[0].connection.handle_unrequested()
 
     assert told and set(told) == {("north",)}
 
@@ -317,8 +321,8 @@ def test_the_owner_is_told_for_whom_a_turn_waits(source, tmp_path):
 def test_frames_without_a_pause_keep_no_client_from_being_named(source, tmp_path, monkeypatch):
     with RemoteHouse(source, tmp_path).open() as session:
         server, frames, told = session.server, itertools.count(), []
-        monkeypatch.setattr(server, "handle", lambda item: None)
-        monkeypatch.setattr(server, "_post", lambda party, message: told.append((party, message)))
+        monkeypatch.setattr(server, "handle_message", lambda item: None)
+        monkeypatch.setattr(server, "_post_message", lambda party, message: told.append((party, message)))
         server._turns._waits_for = {"south"}
         server._turns._clock = lambda: 1e9
 
@@ -326,7 +330,7 @@ def test_frames_without_a_pause_keep_no_client_from_being_named(source, tmp_path
             server._is_over = next(frames) > 20
             return object()
 
-        monkeypatch.setattr(session.endpoints[ENCLAVE], "receive", busy)
+        monkeypatch.setattr(session.endpoints[ENCLAVE], "receive_item", busy)
         session.threads[0].join(20.0)
 
     assert told == [(OWNER, ask.AwaitedClients(names=("south",)))]
@@ -354,11 +358,11 @@ def test_a_batch_that_is_not_finite_is_given_up_and_the_next_draw_is_trained(sou
             session.join(name)
         lead = session.lead()
         broken = torch.full((1,), math.nan)
-        name, value = next(iter(session.server._trainer.trained.items()))
+        name, value = next(iter(session.server._trainer.trained_parameters.items()))
         with torch.no_grad():
             kept, value.data = value.data, value.data * broken
         with pytest.raises(FailedBatchError):
-            lead.step(0, 0)
+            lead.train_step(0, 0)
         with torch.no_grad():
             value.data = kept
-        assert lead.step(0, 1).loss > 0, name
+        assert lead.train_step(0, 1).loss > 0, name

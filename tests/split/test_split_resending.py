@@ -112,7 +112,7 @@ def test_a_reply_that_never_opens_ends_the_session(source, tmp_path):
 
 def test_nobody_is_repeated_what_was_never_said(source, tmp_path):
     with House(source, tmp_path).open() as session, pytest.raises(FrameError, match="no reply"):
-        session.lead.parties[1].line.ask(say.RepeatRequest(), say.Reply)
+        session.lead.enclave_peers[1].connection.request_answer(say.RepeatRequest(), say.Reply)
 
 
 def upload(attempt=0):

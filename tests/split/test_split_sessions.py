@@ -119,7 +119,7 @@ def test_a_rolled_back_altered_or_missing_state_is_refused_and_the_newest_taken(
 
 def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        owner, client, *_ = session.lead.parties
+        owner, client, *_ = session.lead.enclave_peers
 
         for asked, answer in (
             (say.StateRequest(), say.SealedState),
@@ -128,11 +128,11 @@ def test_only_the_owner_may_ask_for_states_and_only_clients_train(source, tmp_pa
             (say.WeightsRequest(), say.WeightsReply),
         ):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER}"):
-                client.line.ask(asked, answer)
+                client.connection.request_answer(asked, answer)
         with pytest.raises(PeerRefusedError, match="is not a client"):
-            owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"x",))
+            owner.connection.request_answer(say.Upload(what="train", microbatch=0, rows=1), say.Reply, (b"x",))
         with pytest.raises(FrameError, match="not a request to"):
-            client.line.ask(say.EvidenceReply(), say.EvidenceReply)
+            client.connection.request_answer(say.EvidenceReply(), say.EvidenceReply)
 
 
 FACTS = {"number": 1, "num_clients": 3, "clip_norm": 1.0, "noise_std": 0.0}
@@ -158,33 +158,35 @@ def test_what_an_enclave_says_of_a_release_is_four_numbers_in_their_bounds(relea
 
 def test_a_frame_that_does_not_open_is_asked_for_again_and_at_last_refused_with_its_reason(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        line, nonsense = session.lead.parties[1].line, (b"nothing sealed",)
+        line, nonsense = session.lead.enclave_peers[1].connection, (b"nothing sealed",)
         for attempt in range(TRIES - 1):
             upload = say.Upload(what="train", microbatch=0, rows=1, attempt=attempt)
-            again, _ = line.ask(upload, say.ResendRequest, nonsense)
+            again, _ = line.request_answer(upload, say.ResendRequest, nonsense)
             assert again == say.ResendRequest(taken=0, attempt=attempt + 1)
         with pytest.raises(SealError) as refusal:
-            line.ask(say.Upload(what="train", microbatch=0, rows=1, attempt=TRIES - 1), say.Reply, nonsense)
+            line.request_answer(say.Upload(what="train", microbatch=0, rows=1, attempt=TRIES - 1), say.Reply, nonsense)
 
     assert refusal.value.reason == "truncated"
 
 
 def test_nonsense_before_a_step_costs_nothing_of_it(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        session.lead.parties[1].line.say(say.Upload(what="train", microbatch=0, rows=1), (b"nothing sealed",))
+        session.lead.enclave_peers[1].connection.send_message(
+            say.Upload(what="train", microbatch=0, rows=1), (b"nothing sealed",)
+        )
 
         assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 
 def test_a_client_that_sends_and_sends_out_of_its_turn_is_refused_and_fills_no_memory(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        line = session.lead.parties[2].line
+        line = session.lead.enclave_peers[2].connection
         upload = say.Upload(what="train", microbatch=1, rows=1)
         for _ in range(8):
-            line.say(upload, (b"x",))
+            line.send_message(upload, (b"x",))
 
         with pytest.raises(FrameError, match="8 frames are waiting"):
-            line.ask(upload, say.Reply, (b"x",))
+            line.request_answer(upload, say.Reply, (b"x",))
 
         assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
@@ -209,7 +211,7 @@ def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source
 
 def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
     with House(source, tmp_path, reattest_every=2).open() as session:
-        first = [party.latest_appraisal for party in session.lead.parties]
+        first = [party.latest_appraisal for party in session.lead.enclave_peers]
         session.step(0)
         session.step(1)
         assert [party.latest_appraisal for party in session.lead.parties] == first
@@ -233,7 +235,7 @@ def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp
     policy = ReleasePolicy(min_clients=2, clip_norm=100.0)
     with House(source, tmp_path, release=policy).open() as session:
         with pytest.raises(ReleaseRefusedError) as refusal:
-            session.lead.release(0)
+            session.lead.request_release(0)
         session.step(0)
         permitted, tensors = session.lead.release(1)
         weights = {name: value.clone() for name, value in session.server._trainer.weights()}

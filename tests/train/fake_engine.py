@@ -67,7 +67,7 @@ class FakeEngine:
         self.asked.append(f"open at {opening.start}")
         self.opening = opening
         self.start = opening.start
-        self.context.opening(opening.recorder, opening.start, self.material.loader, {"kind_of_engine": "fake"})
+        self.context.log_opening(opening.recorder, opening.start, self.material.loader, {"kind_of_engine": "fake"})
         self.saver = PlainSaver(
             lambda: iter([Shard(0, {"weight/x": torch.zeros(2)}, len(self.seen))]),
             opening.savepoint,
@@ -79,7 +79,7 @@ class FakeEngine:
         if step in self.failures:
             raise self.failures.pop(step)
         self.seen.append((step, int(inputs.ids[0][0, 0])))
-        return StepResult(step, 2.0, inputs.num_targets, 1.0, {}, {}, inputs.digest(), None)
+        return StepResult(step, 2.0, inputs.num_targets, 1.0, {}, {}, inputs.batch_digest(), None)
 
     @property
     def num_steps(self):
@@ -93,8 +93,8 @@ class FakeEngine:
 
     def return_to_checkpoint(self, reason):
         opening = self.opening
-        return opening.savepoint.rewind(opening.savepoint.open(), opening.metrics)
+        return opening.savepoint.rewind_run(opening.savepoint.open_newest(), opening.metrics)
 
     def record_end(self):
         self.context.figures.final_weights_digest = "00" * 32
-        self.opening.recorder.observe("run_completed", {"final_weights_digest": "00" * 32})
+        self.opening.recorder.observe_event("run_completed", {"final_weights_digest": "00" * 32})

@@ -28,7 +28,7 @@ def record_of(*words, party="worker-1", guard=None):
 
 
 def in_doubt(record):
-    return [steps_of(doubt.steps) for doubt in record.doubts()]
+    return [steps_of(doubt.steps) for doubt in record.list_doubts()]
 
 
 @given(st.lists(st.tuples(st.booleans(), ENDS), max_size=40))
@@ -64,9 +64,9 @@ def test_what_was_undone_is_in_no_figure(words, back):
     for one in (record, shorter):
         one.observe("verdict", VERDICT)
 
-    assert record.doubts() == shorter.doubts()
-    assert record.checks().get(1) == shorter.checks().get(1) or not words[:back]
-    assert record.believed().get(1, 0) == shorter.believed().get(1, 0)
+    assert record.list_doubts() == shorter.list_doubts()
+    assert record.checks_by_stage().get(1) == shorter.checks_by_stage().get(1) or not words[:back]
+    assert record.unverified_counts().get(1, 0) == shorter.unverified_counts().get(1, 0)
 
 
 @given(st.lists(st.sampled_from([None, frozenset(), frozenset({"worker-2"})]), min_size=1, max_size=12))
@@ -77,9 +77,9 @@ def test_a_checkpoint_keeps_all_of_it(words):
     again.load_json(json.loads(json.dumps(record.to_json())))
 
     assert (again.list_doubts(), again.checks_by_stage(), again.unverified_counts()) == (
-        record.doubts(),
-        record.checks(),
-        record.believed(),
+        record.list_doubts(),
+        record.checks_by_stage(),
+        record.unverified_counts(),
     )
     assert again.to_json() == record.to_json()
 
@@ -98,27 +98,27 @@ def test_a_party_that_came_back_under_the_same_certificate_is_the_same_one():
     record = record_of(None, None)
     record.observe("verdict", {**VERDICT, "party": "worker-1.2"})
 
-    assert [(doubt.party, doubt.convicted_in) for doubt in record.doubts()] == [("worker-1", (6,))]
+    assert [(doubt.party, doubt.convicted_in) for doubt in record.list_doubts()] == [("worker-1", (6,))]
 
 
 def test_who_was_never_convicted_is_believed_and_not_doubted():
     record = record_of(None, frozenset({"worker-2"}), frozenset())
 
-    assert (record.doubts(), record.believed()) == ([], {1: 1})
+    assert (record.list_doubts(), record.unverified_counts()) == ([], {1: 1})
 
 
 def test_what_a_convicted_auditor_vouched_for_is_believed_of_others_and_doubted_of_none():
     record = record_of(None, frozenset({"worker-2"}), frozenset())
     record.observe("verdict", {**VERDICT, "party": "worker-2", "stage": 2})
 
-    assert (record.doubts(), record.believed()) == ([], {1: 2})
+    assert (record.list_doubts(), record.unverified_counts()) == ([], {1: 2})
 
 
 def test_who_was_replaced_for_what_it_did_leaves_doubt_about_what_it_did_until_then():
     record = record_of(None, None, frozenset(), frozenset({"worker-2"}), None, None)
     record.observe("distrusted", {"party": "worker-1", "step": 5})
 
-    (doubt,) = record.doubts()
+    (doubt,) = record.list_doubts()
     assert (steps_of(doubt.steps), doubt.convicted_in, doubt.last_verified) == ({0, 1, 4}, (), 5)
     # and its word about others' work of before then is nobody's
     record.observe("distrusted", {"party": "worker-2", "step": 9})
@@ -136,7 +136,7 @@ def test_doubt_without_a_conviction_outlives_a_return_to_an_older_checkpoint_and
     lines = describe_trust(trust_figures(record, Drifts(), (), guarded=True))
     assert "were computed by worker-1, which was replaced after a fault, without a conviction." in lines[0]
     record.observe("rolled_back", {"step": 3, "to": 0})
-    assert record.doubts() == []
+    assert record.list_doubts() == []
 
 
 def test_in_another_run_the_same_name_is_somebody_else():
@@ -163,8 +163,8 @@ def test_as_many_ranges_are_kept_apart_as_can_be_undone():
     record.observe("rolled_back", {"to": 999, "step": 1000})
     record.observe("verdict", VERDICT)
 
-    assert record.believed() == {1: 499}
-    assert record.doubts()[0].last_verified == 998
+    assert record.unverified_counts() == {1: 499}
+    assert record.list_doubts()[0].last_verified == 998
 
 
 @pytest.mark.parametrize(("checkpoints", "advice"), [((0, 2, 4), "--from-step 2"), ((4,), "train again")])

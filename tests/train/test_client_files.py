@@ -232,14 +232,14 @@ def test_a_clients_draws_are_those_of_a_run_that_plays_it_whatever_was_drawn_bef
 def test_a_commitment_is_the_same_after_a_restart_and_tells_nothing_without_its_secret(opened, tmp_path):
     client, run, source = opened
     texts = read_texts(client, run, "north", source).draws
-    first = texts.texts_commitment(client.own)
+    first = texts.texts_commitment(client.state_directory)
     (tmp_path / "elsewhere").mkdir(mode=0o700)
 
-    assert read_texts(client, run, "north", source).draws.texts_commitment(client.own) == first
+    assert read_texts(client, run, "north", source).draws.texts_commitment(client.state_directory) == first
     assert texts.texts_commitment(tmp_path / "elsewhere") != first
-    assert (client.own / "commitment.key").stat().st_mode & 0o777 == 0o600
+    assert (client.state_directory / "commitment.key").stat().st_mode & 0o777 == 0o600
     other = ClientDraws(texts._test, texts._train, (0,), 2, 0)
-    assert other.texts_commitment(client.own) != first
+    assert other.texts_commitment(client.state_directory) != first
     assert len(tokenizer_digest(run, source)) == 64
 
 

@@ -146,15 +146,15 @@ def test_a_disk_that_refuses_is_told_once_and_the_run_goes_on(desk):
 
 
 def test_what_is_forgotten_says_nothing_any_more_and_the_states_stay(noted):
-    noted.journal.forget()
-    noted.journal.forget()
+    noted.journal.discard_entry()
+    noted.journal.discard_entry()
 
     assert noted.read() is None
     assert state_path(noted.directory, 0, OWNER, STEP).exists()
 
 
 def test_a_complete_run_leaves_nothing(noted):
-    noted.journal.remove()
+    noted.journal.remove_directory()
 
     assert not noted.directory.exists()
 
@@ -163,7 +163,7 @@ def test_a_complete_run_leaves_nothing(noted):
 
 
 def envelope(identity, body):
-    signature = identity.sign(in_domain("phalanx journal", canonical_json(body))).hex()
+    signature = identity.sign_data(in_domain("phalanx journal", canonical_json(body))).hex()
     return canonical_json({"body": body, "signature": signature})
 
 
@@ -198,7 +198,7 @@ def test_a_file_that_the_owner_did_not_write_so_is_refused(noted, how):
 
 def test_the_owners_signature_of_something_else_opens_nothing(noted):
     body = body_of(noted)
-    signature = noted.owner.sign(in_domain("frame/1", canonical_json(body))).hex()
+    signature = noted.owner.sign_data(in_domain("frame/1", canonical_json(body))).hex()
     noted.path.write_bytes(canonical_json({"body": body, "signature": signature}))
 
     with pytest.raises(CheckpointError, match="altered"):

@@ -91,7 +91,12 @@ def test_workers_and_the_owner_of_their_pipeline_have_an_authority_of_their_own(
     middle = middle_directory(run, home)
 
     assert {path.name for path in middle.pki_directory.iterdir() if path.is_dir()} == {"owner", "worker-1", "worker-2"}
-    assert {path.name for path in home.pki.iterdir() if path.is_dir()} == {"owner", "enclave", "client-0", "client-1"}
+    assert {path.name for path in home.pki_directory.iterdir() if path.is_dir()} == {
+        "owner",
+        "enclave",
+        "client-0",
+        "client-1",
+    }
     assert middle.owner.authority_pem != home.owner.authority_pem
     assert middle_directory(run, home).run_id == middle.run_id, "a resumed session finds it"
 
@@ -104,35 +109,35 @@ def test_a_split_whose_workers_see_nothing_has_no_middle_stages(run, home):
 
 
 def test_a_worker_that_the_enclave_asks_for_is_started_with_its_keys_and_the_address(stages):
-    assert stages.aside(wanted("worker-1", "worker-2"))
+    assert stages.serve_enclave_message(wanted("worker-1", "worker-2"))
 
     started = stages._workers.started
     assert list(started) == ["worker-1", "worker-2"]
     assert {config.owner for config in started.values()} == {"127.0.0.1:7"}
-    assert started["worker-1"].identity == str((stages.home.pki / "worker-1").resolve())
+    assert started["worker-1"].identity == str((stages.home.pki_directory / "worker-1").resolve())
 
 
 def test_a_worker_that_the_run_has_not_is_not_started(stages):
     with pytest.raises(FrameError, match="'worker-9', which is not a worker of this run"):
-        stages.aside(wanted("worker-1", "worker-9"))
+        stages.serve_enclave_message(wanted("worker-1", "worker-9"))
 
     assert stages._workers.started == {}
 
 
 def test_a_worker_that_ends_before_it_has_joined_ends_the_session_and_later_ones_are_the_enclaves_to_miss(stages):
-    stages.aside(wanted("worker-1", "worker-2"))
-    stages.aside(say.GuardEvent(event="party_joined", facts={"party": "worker-1"}))
+    stages.serve_enclave_message(wanted("worker-1", "worker-2"))
+    stages.serve_enclave_message(say.GuardEvent(event="party_joined", facts={"party": "worker-1"}))
 
     stages._workers.dead = {"worker-1"}
-    stages.look()
+    stages.check_joining_workers()
     stages._workers.dead = {"worker-2"}
     with pytest.raises(PeerLostError, match="worker-2 ended before it joined: out of memory"):
-        stages.look()
+        stages.check_joining_workers()
 
 
 def test_a_dismissed_worker_is_ended_and_an_answer_is_nothing_aside(stages):
-    assert stages.aside(say.WorkerDismissed(name="worker-1"))
-    assert not stages.aside(say.WeightsReply(digest="ab" * 32))
+    assert stages.serve_enclave_message(say.WorkerDismissed(name="worker-1"))
+    assert not stages.serve_enclave_message(say.WeightsReply(digest="ab" * 32))
 
     assert stages._workers.ended == ["worker-1"]
 
@@ -140,7 +145,7 @@ def test_a_dismissed_worker_is_ended_and_an_answer_is_nothing_aside(stages):
 def test_the_enclave_asks_for_processes_by_name_and_starts_none(stages, run):
     told = []
     asked = AskedWorkers(told.append)
-    configs = {name: worker_config(run, stages.home, name, "127.0.0.1:7") for name in run.pipeline.workers}
+    configs = {name: worker_config(run, stages.home, name, "127.0.0.1:7") for name in run.pipeline.worker_names}
 
     asked.start_workers({})
     asked.start_workers(configs)

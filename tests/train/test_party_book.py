@@ -28,7 +28,7 @@ def book(clock):
 
 
 def rows(book):
-    return {row.name: row for row in book.status().parties}
+    return {row.name: row for row in book.parties_status().parties}
 
 
 def states(book):
@@ -86,7 +86,7 @@ def test_checks_and_steps_are_counted_by_party(book):
     one = StageChecks(frozenset({"messages", "state"}), "alice", None)
     two = StageChecks(frozenset({"messages"}), "bob", None)
 
-    book.checked(0, {1: one, 2: two})
+    book.count_checks(0, {1: one, 2: two})
     book.checked(1, {1: one, 2: two})
 
     found = rows(book)
@@ -97,7 +97,7 @@ def test_checks_and_steps_are_counted_by_party(book):
 def test_one_check_of_two_stages_of_a_party_counts_once_a_step(book):
     check = StageChecks(frozenset({"messages"}), "alice", None)
 
-    book.checked(0, {1: check, 2: check})
+    book.count_checks(0, {1: check, 2: check})
 
     assert rows(book)["alice"].audits == {"messages": 1}
 
@@ -157,10 +157,10 @@ def test_what_earlier_sessions_decided_is_there_from_the_beginning():
 
 
 def test_news_are_told_once(book):
-    assert [row.name for row in book.news()] == ["alice", "bob", "carol"]
-    assert book.news() == []
+    assert [row.name for row in book.changed_rows()] == ["alice", "bob", "carol"]
+    assert book.changed_rows() == []
 
     at_work(book, {1: "alice"}, {})
 
-    assert [(row.name, row.in_words) for row in book.news()] == [("alice", "serving 1")]
+    assert [(row.name, row.in_words) for row in book.changed_rows()] == [("alice", "serving 1")]
     assert book.news() == []

@@ -66,7 +66,7 @@ def loader():
 )
 def test_a_malformed_state_is_refused(change):
     with pytest.raises(CheckpointError, match="loader state"):
-        loader().load_state(loader().state() | change)
+        loader().load_position(loader().position_state() | change)
 
 
 @pytest.mark.parametrize(

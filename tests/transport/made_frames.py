@@ -25,7 +25,7 @@ def header_values(sender="worker", receiver="owner", run="run-1", payload=b"", *
 def frame_bytes(identity, header, payload=b""):
     """Sign whatever the header is: values, or bytes as they shall lie on the wire."""
     raw = header if isinstance(header, bytes) else canonical_json(header)
-    signature = identity.sign(in_domain("frame/1", raw))
+    signature = identity.sign_data(in_domain("frame/1", raw))
     return struct.pack(">4sBI", b"PHLX", 1, len(raw)) + raw + signature + payload
 
 

@@ -95,13 +95,13 @@ def test_frames_cross_both_ways_and_are_signed_for(join, owner, identities):
     worker.add_peer(identities["owner"].public, owner.wire.address)
     payload = bytes(range(256)) * 40_000
 
-    sent = worker.send("owner", "activation", {"step": 1}, [payload])
-    received = owner.receive(10.0)
-    owner.send("worker", "gradient", {"step": 1})
+    sent = worker.send_frame("owner", "activation", {"step": 1}, [payload])
+    received = owner.receive_item(10.0)
+    owner.send_frame("worker", "gradient", {"step": 1})
 
     assert received.payload == payload
-    assert worker.receive(10.0).kind == "gradient"
-    worker.receipts.wait(sent.digest, 10.0).verify(identities["owner"].public)
+    assert worker.receive_item(10.0).kind == "gradient"
+    worker.receipts.wait_for_proof(sent.header_digest, 10.0).verify_arrival(identities["owner"].public)
 
 
 def test_a_right_certificate_gets_in(owner, identities):
@@ -119,8 +119,8 @@ def test_a_client_without_certificate_never_reaches_the_endpoint(owner, keys, id
         with pytest.raises(grpc.RpcError):
             call(frame_bytes(identities["worker"], header_values()), timeout=8.0)
 
-    assert owner.receive(0.0) is None
-    assert not owner.refusals
+    assert owner.receive_item(0.0) is None
+    assert not owner.refusal_counts
 
 
 def test_a_client_without_tls_never_reaches_the_endpoint(owner, identities):
@@ -129,7 +129,7 @@ def test_a_client_without_tls_never_reaches_the_endpoint(owner, identities):
         with pytest.raises(grpc.RpcError):
             call(frame_bytes(identities["worker"], header_values()), timeout=8.0)
 
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_client_of_a_foreign_authority_never_reaches_the_endpoint(owner, keys):
@@ -145,7 +145,7 @@ def test_a_client_of_a_foreign_authority_never_reaches_the_endpoint(owner, keys)
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
         probe(trusting, owner, frame_bytes(foreign, header_values()))
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_server_of_a_foreign_authority_is_sent_nothing(owner, keys):
@@ -164,7 +164,7 @@ def test_a_certificate_outside_its_days_never_reaches_the_endpoint(owner, keys, 
 
     with pytest.raises((PeerLostError, PeerRefusedError)):
         probe(identity, owner, frame_bytes(identity, header_values(sender=name)))
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_server_with_another_partys_certificate_is_sent_nothing(owner, identities):
@@ -172,14 +172,14 @@ def test_a_server_with_another_partys_certificate_is_sent_nothing(owner, identit
 
     with pytest.raises(PeerRefusedError, match="mallory"):
         probe(identities["worker"], owner, raw, party="mallory")
-    assert not owner.refusals
+    assert not owner.refusal_counts
 
 
 def test_a_party_that_speaks_in_anothers_name_is_refused(owner, identities):
     answer = probe(identities["mallory"], owner, frame_bytes(identities["worker"], header_values()))
 
     assert refusal(answer) == "PeerRefusedError"
-    assert owner.refusals == {"mallory": 1}
+    assert owner.refusal_counts == {"mallory": 1}
 
 
 def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
@@ -192,7 +192,7 @@ def test_a_certified_party_that_nobody_announced_is_refused(owner, keys):
 
 
 def test_an_evicted_party_is_refused(owner, identities):
-    owner.refuse("worker")
+    owner.evict_party("worker")
 
     answer = probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))
 
@@ -360,7 +360,7 @@ def test_an_over_long_message_is_refused_before_it_is_handled(owner, identities)
         with pytest.raises(grpc.RpcError):
             call(bytes(20 * 2**20), timeout=10.0)
 
-    assert not owner.refusals
+    assert not owner.refusal_counts
     assert refusal(probe(identities["worker"], owner, frame_bytes(identities["worker"], header_values()))) == ""
 
 
@@ -379,12 +379,12 @@ def test_a_restarted_connection_is_found_again(join, owner, identities):
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
     owner.add_peer(identities["mallory"].public, f"127.0.0.1:{port}")
-    owner.send("mallory", "activation", {})
+    owner.send_frame("mallory", "activation", {})
 
     late = join("mallory", LIMITS.model_copy(update={"port": port}))
 
-    assert late.receive(10.0).kind == "activation"
-    assert worker.receive(0.0) is None
+    assert late.receive_item(10.0).kind == "activation"
+    assert worker.receive_item(0.0) is None
 
 
 def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owner, identities):
@@ -402,8 +402,8 @@ def test_where_a_process_has_ended_the_error_says_that_nobody_listens(join, owne
 def test_a_wall_clock_that_jumps_shuts_nobody_out_who_is_in(join, owner, identities, monkeypatch):
     worker = join("worker")
     worker.wire.add_route("owner", owner.wire.address)
-    worker.send("owner", "activation", {})
-    assert owner.receive(8.0).kind == "activation"
+    worker.send_frame("owner", "activation", {})
+    assert owner.receive_item(8.0).kind == "activation"
 
     class Jumped(datetime):
         @classmethod
@@ -412,19 +412,19 @@ def test_a_wall_clock_that_jumps_shuts_nobody_out_who_is_in(join, owner, identit
 
     for module in (grpc_wire, certificate, clock):
         monkeypatch.setattr(module, "datetime", Jumped)
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
-    assert owner.receive(8.0).kind == "activation"
-    assert worker.receive(0.0) is None
+    assert owner.receive_item(8.0).kind == "activation"
+    assert worker.receive_item(0.0) is None
     assert peer_from_certificate(identities["worker"].certificate_pem, identities["worker"].authority_pem)
 
 
 def test_a_party_without_address_is_lost_after_the_deadline(join, identities):
     worker = join("worker", LIMITS.model_copy(update={"timeout_s": 0.2}))
 
-    worker.send("owner", "activation", {})
+    worker.send_frame("owner", "activation", {})
 
-    assert isinstance(worker.receive(5.0).error, PeerLostError)
+    assert isinstance(worker.receive_item(5.0).error, PeerLostError)
 
 
 def test_a_taken_port_is_our_error(owner, identities):
@@ -458,9 +458,9 @@ def test_a_sender_blocked_at_a_full_inbox_does_not_starve_another(join, identiti
     for sender in (worker, mallory):
         sender.add_peer(identities["owner"].public, owner.wire.address)
     for _ in range(6):
-        mallory.send("owner", "activation", {}, [bytes(900_000)])
+        mallory.send_frame("owner", "activation", {}, [bytes(900_000)])
 
-    sent = worker.send("owner", "activation", {}, [bytes(900_000)])
+    sent = worker.send_frame("owner", "activation", {}, [bytes(900_000)])
 
-    assert worker.receipts.wait(sent.digest, 10.0)
+    assert worker.receipts.wait_for_proof(sent.header_digest, 10.0)
     assert len(mallory.receipts) < 6

@@ -264,7 +264,7 @@ class _GroupedRows:
         groups = np.searchsorted(self.edges, row_numbers, side="right") - 1
         order = np.argsort(groups, kind="stable")
         blocks = [
-            self.parts[group].read((row_numbers[groups == group] - self.edges[group]).tolist())
+            self.parts[group].read_rows((row_numbers[groups == group] - self.edges[group]).tolist())
             for group in np.unique(groups)
         ]
         back = np.argsort(order, kind="stable")

@@ -77,7 +77,7 @@ def test_an_error_of_another_process_arrives_as_it_was(worker, monkeypatch, kind
     def fail(task):
         raise kind("texts/a.jsonl, line 3: is not JSON").about(code="PHX-I013", file="texts/a.jsonl")
 
-    monkeypatch.setattr(worker, "perform", fail)
+    monkeypatch.setattr(worker, "perform_task", fail)
 
     found = error_from_json(json.loads(json.dumps(answer_task(worker, {})))["error"])
 

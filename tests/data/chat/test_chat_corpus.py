@@ -151,7 +151,7 @@ def test_what_the_run_file_drops_is_counted_and_the_first_are_named(written, cor
 
     assert corpus.manifest.dropped == {"broken": 1, "not rendered": 1, "too long": 1}
     assert corpus.num_train_sequences == 3
-    learned, left_out = corpus.remarks
+    learned, left_out = corpus.user_notes
     assert learned.endswith("tokens in 3 conversations are learned, by the chat template chatml")
     assert "talks.jsonl, line 2: turn 1" in left_out
     assert "line 4: turn 1: holds" in left_out

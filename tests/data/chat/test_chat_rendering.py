@@ -106,7 +106,7 @@ def test_a_template_that_cannot_tell_its_turns_is_refused(rendered, source, why)
 )
 def test_a_template_that_is_broken_or_attacks_is_named(process_of, source, error, message):
     with pytest.raises(error, match=f"chat template own.jinja.*{message}"):
-        process_of(source).conversation(parse_conversation(TALK))
+        process_of(source).render_conversation(parse_conversation(TALK))
 
 
 def test_a_template_without_an_end_is_ended_by_the_kernel_and_the_next_conversation_is_rendered(process_of):
@@ -114,8 +114,8 @@ def test_a_template_without_an_end_is_ended_by_the_kernel_and_the_next_conversat
     renderer = process_of(f"{forever}{{% endfor %}}{{% endif %}}{CHATML}", seconds=1)
 
     with pytest.raises(ModelError, match="more time or memory than a template may; its process ended with signal"):
-        renderer.conversation(parse_conversation({"prompt": "a", "completion": "b"}))
-    assert turns(renderer.conversation(parse_conversation(TALK))) == [" yo <|im_end|>\n", "ok<|im_end|>\n"]
+        renderer.render_conversation(parse_conversation({"prompt": "a", "completion": "b"}))
+    assert turns(renderer.render_conversation(parse_conversation(TALK))) == [" yo <|im_end|>\n", "ok<|im_end|>\n"]
 
 
 def test_the_date_of_a_template_is_the_same_tomorrow(rendered):

@@ -56,7 +56,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_the_same_objects(enc
         messages=row, tools=None, add_generation_prompt=False, eos_token=END
     )
 
-    found = encoder.encode(parse_conversation({"messages": row}))
+    found = encoder.encode_conversation(parse_conversation({"messages": row}))
 
     assert encoder._backend.decode(found.ids.tolist(), skip_special_tokens=False) == as_there
 
@@ -87,7 +87,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_the_same_objects(enc
 )
 def test_what_a_template_leaves_out_is_refused_and_never_learned_as_less(encoder_of, row, template, message):
     with pytest.raises(DataError, match=message):
-        encoder_of(template).encode(parse_conversation({"messages": row}))
+        encoder_of(template).encode_conversation(parse_conversation({"messages": row}))
 
 
 def test_a_call_is_looked_for_in_its_own_turn_and_not_among_the_tools(encoder_of):
@@ -95,15 +95,15 @@ def test_a_call_is_looked_for_in_its_own_turn_and_not_among_the_tools(encoder_of
     tools = [{"type": "function", "function": {"name": "tide", "parameters": {"port": "Brest", "days": "2"}}}]
 
     with pytest.raises(DataError, match="turn 2: its tool call"):
-        encoder_of(template).encode(parse_conversation({"messages": ROWS["null content"], "tools": tools}))
+        encoder_of(template).encode_conversation(parse_conversation({"messages": ROWS["null content"], "tools": tools}))
 
 
 def test_reasoning_that_is_not_learned_may_be_missing_and_ignored_fields_are_not_looked_for(encoder_of):
     encoder = encoder_of(HEAD + "{{ m.content }}" + FOOT)
     early = {**SAID, "reasoning": "Look it up.", "weight": 0}
 
-    whole = encoder.encode(parse_conversation({"messages": [ASKED, early, ASKED, SAID]}))
-    ignoring = encoder.encode(parse_conversation({"messages": ROWS["reasoning"]}, ignore=("reasoning",)))
+    whole = encoder.encode_conversation(parse_conversation({"messages": [ASKED, early, ASKED, SAID]}))
+    ignoring = encoder.encode_conversation(parse_conversation({"messages": ROWS["reasoning"]}, ignore=("reasoning",)))
     prompt = encoder.encode_prompt(parse_conversation({"messages": [ASKED, {**early, "weight": 1}, ASKED]}).messages)
 
     assert whole.weights.any() and ignoring.weights.any()

@@ -126,7 +126,7 @@ def test_no_prompt_is_on_both_sides_and_the_order_follows_from_the_seed(tmp_path
     corpus = prepared(written(tmp_path / "a.jsonl", rows))
 
     sides = [
-        {text.split("?")[0] for text, _ in texts(corpus, part.pairs(range(part.num_pairs)))}
+        {text.split("?")[0] for text, _ in texts(corpus, part.pair_batch(range(part.num_pairs)))}
         for part in (corpus.train, corpus.held_out)
     ]
     loader, again = (BatchLoader(corpus, 4, 5) for _ in range(2))

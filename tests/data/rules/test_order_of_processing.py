@@ -22,7 +22,7 @@ def made_texts():
 def outcomes(rule, texts, order):
     """Judge or mark in this order; return what came out, by document."""
     corpus = TextsInMemory(texts)
-    if hasattr(rule, "judge"):
+    if hasattr(rule, "judge_page"):
         found = {number: rule.judge_page(corpus.read_page(number)) for number in order}
         return [found[number] for number in range(len(texts))]
     marks = {number: rule.mark_page(corpus.read_page(number)) for number in order}

@@ -60,7 +60,7 @@ def test_megatron_comes_back_with_the_same_tokens(tmp_path: Path, dtype) -> None
 
     for part in PARTS:
         assert documents_of(after, *part) == documents_of(before, *part)
-    first = after.document("web", "train", 0)
+    first = after.document_entry("web", "train", 0)
     assert first.name == "web.train.idx/0"
     assert first.digest == tokens_digest(np.array(documents_of(after, "web", "train")[0]))
 
@@ -178,7 +178,7 @@ def test_parquet_of_others_needs_no_more_than_tokens(tmp_path: Path) -> None:
     dataset = imported([path], tmp_path / "d")
 
     assert documents_of(dataset, "web", "train") == [[1, 2], [3], []]
-    assert dataset.document("web", "train", 1).name == "web.train.parquet/1"
+    assert dataset.document_entry("web", "train", 1).name == "web.train.parquet/1"
 
 
 def test_a_token_beyond_the_tokenizer_and_a_name_without_group_are_refused(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def read_in_spans(config, least_bytes):
     """Every record of a source, span by span; and how many spans there were."""
     source = open_source(config)
     (file,) = source.files
-    spans = source.spans(file, least_bytes)
+    spans = source.cut_spans(file, least_bytes)
     parts = [replace(file, span=span) for span in spans] or [file]
-    return [record for part in parts for record in source.read(part)], len(spans)
+    return [record for part in parts for record in source.read_file_records(part)], len(spans)
 
 
 @pytest.mark.parametrize("least_bytes", [1, 200])

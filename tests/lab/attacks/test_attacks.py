@@ -155,7 +155,7 @@ def test_a_direction_can_be_chosen(kind, direction, drive, attack_config, tmp_pa
 def test_a_strength_can_be_chosen(kind, strength):
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
-    sent = attack(kind, strength=strength).say(work)
+    sent = attack(kind, strength=strength).falsify_message(work)
 
     distance = token_distance(sent, work.result)
     expected = {"scale": 1e-3, "drift": 1e-4, "gaussian_added": 0.1, "constant": 3.0}[kind]
@@ -170,24 +170,24 @@ def attack(kind, **changes):
 def test_a_sign_flip_is_exactly_that():
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
-    assert torch.equal(attack("forward_sign_flip").say(work), -work.result)
+    assert torch.equal(attack("forward_sign_flip").falsify_message(work), -work.result)
 
 
 def test_gaussian_noise_is_standard_normal_and_owes_nothing_to_the_gradient():
     large = HonestMessage(1, 0, 0, "backward", tensor(0), torch.full((32, 64, 16), 1e3))
     small = HonestMessage(1, 0, 0, "backward", tensor(0), torch.zeros(32, 64, 16))
 
-    noise = attack("backward_gaussian").say(large)
+    noise = attack("backward_gaussian").falsify_message(large)
 
     assert abs(float(noise.mean())) < 0.02
     assert float(noise.std()) == pytest.approx(1.0, abs=0.02)
-    assert torch.equal(attack("backward_gaussian").say(small), noise)
+    assert torch.equal(attack("backward_gaussian").falsify_message(small), noise)
 
 
 def test_noise_differs_by_message_seed_and_party_and_by_nothing_else():
     def noise(step=0, microbatch=0, party="worker-1", **config):
         liar = make_attack(AttackConfig(kind="gaussian", **config), party, None)
-        return liar.say(HonestMessage(1, step, microbatch, "forward", tensor(0), tensor(1)))
+        return liar.falsify_message(HonestMessage(1, step, microbatch, "forward", tensor(0), tensor(1)))
 
     base = noise()
     torch.manual_seed(123)
@@ -212,7 +212,7 @@ def test_an_attack_that_says_the_truth_is_no_lie(drive, attack_config, tmp_path)
 def test_adaptive_lies_move_no_average_of_the_screen():
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1) + 0.5)
 
-    sent = attack("adaptive").say(work)
+    sent = attack("adaptive").falsify_message(work)
 
     assert token_distance(sent, work.result) > 1
     assert float(sent.norm()) == pytest.approx(float(work.result.norm()), rel=1e-5)
@@ -223,7 +223,7 @@ def test_adaptive_lies_move_no_average_of_the_screen():
 def test_what_is_only_moved_or_mirrored_keeps_every_magnitude(kind):
     work = HonestMessage(1, 0, 0, "forward", tensor(0), tensor(1))
 
-    sent = attack(kind).say(work)
+    sent = attack(kind).falsify_message(work)
 
     assert torch.equal(sent.abs().flatten().sort().values, work.result.abs().flatten().sort().values)
     changed = (sent != work.result).any(dim=-1).sum()

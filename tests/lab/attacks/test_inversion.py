@@ -41,14 +41,18 @@ def front(source):
 @pytest.fixture(scope="session")
 def crossing(front):
     """Hidden states of both texts at each cut."""
-    return front.states(PUBLIC), front.states(PRIVATE)
+    return front.hidden_states(PUBLIC), front.hidden_states(PRIVATE)
 
 
 def inverter(kind, front, depth):
     if kind == "nearest_neighbour":
         everything = torch.arange(VOCAB)
         return NearestNeighbour(front, depth, everything, candidate_states(front, everything, 0, depth)[depth])
-    return LinearMap(front.embedding) if kind == "linear_map" else TrainedInverter(front.embedding, steps=40, width=64)
+    return (
+        LinearMap(front.embedding_table)
+        if kind == "linear_map"
+        else TrainedInverter(front.embedding_table, steps=40, width=64)
+    )
 
 
 def attack(kind, guard, front, crossing, depth):
@@ -56,7 +60,7 @@ def attack(kind, guard, front, crossing, depth):
     wire = WIRES[guard]()
     known, seen = (wire.host_view(states[depth]) for states in crossing)
     attacker = inverter(kind, front, depth)
-    attacker.fit(known, PUBLIC)
+    attacker.fit_states(known, PUBLIC)
     return attacker, seen
 
 
@@ -144,11 +148,11 @@ def test_nearest_rows_are_those_of_the_largest_cosine():
 
 def test_the_front_is_the_models_own(front, source):
     ids = PRIVATE[:2]
-    states = front.states(ids)
+    states = front.hidden_states(ids)
 
     assert sorted(states) == list(DEPTHS)
-    assert torch.equal(states[0], front.embedding[ids])
-    assert torch.equal(front.at(ids, 1), states[1])
+    assert torch.equal(states[0], front.embedding_table[ids])
+    assert torch.equal(front.states_at_depth(ids, 1), states[1])
     assert not torch.equal(states[1], states[3])
     assert states[3].shape == (2, SEQ, source.hidden_size)
 

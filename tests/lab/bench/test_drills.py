@@ -267,7 +267,7 @@ def test_a_list_of_attacks_is_kept_and_read_again_as_it_was(tmp_path):
     kept.write_text(dump_toml(run))
 
     assert digest_config(load_run(kept)) == digest_config(run)
-    assert [one.kind for one in run.attack.attackers] == ["gradient_sign", "forward_sign_flip"]
+    assert [one.kind for one in run.attack.single_attacks] == ["gradient_sign", "forward_sign_flip"]
 
 
 @pytest.mark.parametrize(

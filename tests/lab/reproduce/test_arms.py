@@ -17,13 +17,13 @@ EITHER = pytest.mark.parametrize("direction", ["backward", pytest.param("forward
 
 
 def states(arm):
-    return [copy.digest() for copy in arm.simulator.copies]
+    return [copy.compute_digest() for copy in arm.simulator.copies]
 
 
 def digest_after(arm, tiny, steps):
     with arm:
         for step in range(steps):
-            arm.step(step, tiny.inputs(step))
+            arm.step_arm(step, tiny.inputs(step))
         return arm.simulator.weights_digest()
 
 

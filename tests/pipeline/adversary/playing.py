@@ -136,14 +136,14 @@ class Theatre:
         self.num_played += 1
         kind = COMPANIES[schedule.company]
         run = kind.run(self._pki)
-        parties = run.pipeline.workers
+        parties = run.pipeline.worker_names
         liars: dict[str, Liar] = {}
         company = None
         for number, acts in schedule.acts.items():
             name = f"worker-{number}"
             earlier = self.earlier(schedule.company, name) if schedule.looks_back else ()
             liars[name] = Liar(name, acts, Seen(None, parties, kind.stages, earlier=earlier))
-        draw = kind.draw.of(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
+        draw = kind.draw.from_guard(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
             liar.seen.identity = company.identity(name)

@@ -32,7 +32,7 @@ def alone(**sizes):
 
 
 def fits(memory, assignment):
-    return memory.excess(assignment.holders, assignment.shadows) == 0
+    return memory.excess_bytes(assignment.holders, assignment.shadows) == 0
 
 
 def every_assignment(num_stages, workers, *, guarded):

@@ -78,8 +78,8 @@ def test_equal_bits_make_a_class_whatever_a_party_calls_itself(plan):
     admission, measurement = measured(plan, north={})
     described = local_numeric_class("cpu").model_copy(update={"device": "another machine", "threads": 7})
 
-    assert admission.refusal("north", described, measurement) is None
-    admission.place("north", measurement)
+    assert admission.refusal_reason("north", described, measurement) is None
+    admission.assign_class("north", measurement)
     assert admission.classes == {OWNER: OWNER, "north": OWNER}
 
 
@@ -87,7 +87,7 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
     admission, measurement = measured(plan, north={"gradient": "0" * 64})
     described = local_numeric_class("cpu").model_copy(update={"threads": 2})
 
-    reason = admission.refusal("north", described, measurement)
+    reason = admission.refusal_reason("north", described, measurement)
 
     assert reason == (
         "north computes other bits than the owner (gradient); differences: threads 2 instead of 1; give it the owner's "
@@ -99,7 +99,7 @@ def test_a_fleet_of_one_class_refuses_by_name_and_says_what_to_do(plan):
 def test_a_description_like_the_owners_that_the_bits_refute_keeps_a_party_out(model_cache, classes):
     admission, measurement = measured(plan_of(model_cache, GuardConfig(classes=classes)), north={"forward": "0" * 64})
 
-    reason = admission.refusal("north", local_numeric_class("cpu"), measurement)
+    reason = admission.refusal_reason("north", local_numeric_class("cpu"), measurement)
 
     assert "although its description equals the owner's" in reason
 
@@ -108,7 +108,7 @@ def test_other_bits_of_an_update_have_no_place_in_a_mixed_fleet(model_cache):
     admission, measurement = measured(plan_of(model_cache, GuardConfig(classes="mixed")), north={"update": "0" * 64})
     described = local_numeric_class("cpu").model_copy(update={"device": "another machine"})
 
-    assert "must make the same bits of an update" in admission.refusal("north", described, measurement)
+    assert "must make the same bits of an update" in admission.refusal_reason("north", described, measurement)
 
 
 def test_strangers_to_the_owner_are_compared_with_each_other(model_cache):
@@ -118,18 +118,18 @@ def test_strangers_to_the_owner_are_compared_with_each_other(model_cache):
     )
 
     for party in ("north", "south", "east", "west"):
-        admission.place(party, measurement)
+        admission.assign_class(party, measurement)
 
     assert admission.classes == {OWNER: OWNER, "north": "north", "south": "north", "east": "east", "west": OWNER}
-    assert sorted(admission.strangers(("south", "east", "west"))) == ["east", "south"]
+    assert sorted(admission.foreign_class_parties(("south", "east", "west"))) == ["east", "south"]
 
 
 def test_an_answer_counts_once_and_for_its_own_nonce_only(plan):
     _, measurement = measured(plan, north={})
     answer = ChallengeReply(epoch=0, nonce=NONCE, found=measurement.answers[OWNER])
 
-    assert not measurement.take("north", answer)
-    assert not measurement.take("south", answer.model_copy(update={"nonce": OTHER}))
+    assert not measurement.add_answer("north", answer)
+    assert not measurement.add_answer("south", answer.model_copy(update={"nonce": OTHER}))
 
 
 @pytest.mark.parametrize(
@@ -199,15 +199,15 @@ def test_a_class_that_is_claimed_when_coming_back_is_refused(make_company):
     run = tiny_run(pipeline=PipelineConfig(stages=4, spares=1, step_timeout_s=30.0))
     company = make_company(run, {"3.2": Actor(numeric_class="another build")})
     company.run(1)
-    company.kill("worker-3")
+    company.kill_worker("worker-3")
     while not company.lost:
         company.run(1)
 
     assert company.come_back("worker-3") == "worker-3.2"
-    while not company.bodies("not_let_in"):
+    while not company.event_bodies("not_let_in"):
         company.run(1)
 
-    assert "device another build instead of" in company.bodies("not_let_in")[0]["reason"]
+    assert "device another build instead of" in company.event_bodies("not_let_in")[0]["reason"]
     assert company.verdicts == []
 
 

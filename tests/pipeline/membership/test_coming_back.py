@@ -184,7 +184,7 @@ def test_who_has_never_been_here_comes_in_its_first_life(known):
 
     assert incarnations.name_incarnation("late", True) == "late"
     assert incarnations.name_incarnation("stranger", True) == "stranger"
-    assert set(known.peers) == {"early", "late"}
+    assert set(known.known_peers) == {"early", "late"}
 
 
 def test_to_ask_is_not_to_begin(known):
@@ -197,7 +197,7 @@ def test_to_ask_is_not_to_begin(known):
     incarnations.note_end("early", for_good=False)
     # a process that hung and woke up asks whether its owner is still there
     assert incarnations.name_incarnation("early", False) == "early"
-    assert "early.2" not in known.peers
+    assert "early.2" not in known.known_peers
 
 
 def test_the_end_of_an_earlier_life_does_not_end_a_later_one(known):

@@ -160,14 +160,14 @@ def test_one_that_has_not_come_is_refused_though_it_does_not_say_that_it_begins(
 
     assert incarnations.bar_certificate("late") is None
 
-    door.handle(b"hello", "late")
+    door.answer_frame(b"hello", "late")
     assert "is evicted" in str(door.last_refusal("late"))
     with pytest.raises(PeerRefusedError, match="may not come back"):
         incarnations.name_incarnation("late", True)
 
 
 def test_before_it_is_barred_its_frames_are_read(door):
-    door.handle(b"hello", "late")
+    door.answer_frame(b"hello", "late")
 
     assert isinstance(door.last_refusal("late"), FrameError | OrderError)
 
@@ -180,7 +180,7 @@ def test_a_later_incarnation_that_has_a_name_and_has_not_spoken_is_refused_as_we
 
     incarnations.bar_certificate("late")
 
-    door.handle(b"hello", "late")
+    door.answer_frame(b"hello", "late")
     assert "is evicted" in str(door.last_refusal("late"))
 
 

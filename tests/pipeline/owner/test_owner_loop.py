@@ -113,16 +113,16 @@ def test_a_loop_does_not_run_inside_itself(make_company):
 
     @owner_task
     async def nested():
-        loop.run(waiting())
+        loop.run_task(waiting())
 
     @owner_task
     async def waiting():
         await LoopTurn()
 
     with pytest.raises(RuntimeError, match="from inside itself"):
-        loop.run(nested())
+        loop.run_task(nested())
 
-    assert loop.run(waiting()) is None
+    assert loop.run_task(waiting()) is None
 
 
 # --- tasks -----------------------------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Run:
 
     def first_bad(self, gone=HOLDER, refuted=None):
         offence, step = ("message", None) if refuted is None else ("state", refuted + 1)
-        verdict = self.facts.judgement(offence, gone, 1, "made up", step=step).verdict
+        verdict = self.facts.make_judgement(offence, gone, 1, "made up", step=step).verdict
         return self.rollback.find_way_back(gone, verdict)
 
     def serve(self, assignment, steps):

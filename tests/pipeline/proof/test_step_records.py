@@ -33,13 +33,13 @@ def guarded(guard, stages=4):
 
 def rules_of(company, draw="own", **changes):
     run, guard = company.run_config, company.run_config.guard
-    names = ("owner", *run.pipeline.workers)
+    names = ("owner", *run.pipeline.worker_names)
     known = {
         "run": "simulation",
         "num_stages": run.pipeline.stages,
         "microbatches": run.train.microbatches,
         "guard": guard,
-        "peers": {name: company.identity(name).public for name in names},
+        "peers": {name: company.party_identity(name).public for name in names},
         "draw": company.draw if draw == "own" else draw,
     }
     return SessionRules(**(known | changes))
@@ -54,7 +54,7 @@ def judged(company, record, leaves=None, **changes):
 def test_every_step_of_an_honest_company_is_proven_whatever_the_upkeep(make_company, upkeep):
     company = make_company(guarded(UPKEEPS[upkeep]))
     results = company.run(STEPS)
-    company.engine.settle()
+    company.engine.settle_last_step()
 
     assert [record.step for record in company.records] == list(range(STEPS))
     works = [judged(company, record) for record in company.records]
@@ -179,7 +179,7 @@ def test_a_step_that_was_done_again_after_a_verdict_is_recorded_once_and_proven(
     rates = {"audit_rate": 1.0, "step_audit_rate": 0.0, "owner_audit_rate": 0.0}
     company = make_company(guarded(GuardConfig(commit_lag=lag, **rates)), {1: make_actor(lie, "worker-1")})
     company.run(STEPS)
-    company.engine.settle()
+    company.engine.settle_last_step()
 
     assert company.evicted == ["worker-1"]
     # with a lag the lie was applied and undone before its audits were in: there is no record of that

@@ -63,7 +63,7 @@ def opened(signed, epoch=2, place=None, link=ASSIGNMENT.link_of):
 def test_what_the_neighbour_said_to_the_stage_opens():
     said = opened(header())
 
-    assert (said.message.step, said.digest, said.size_bytes) == (5, "bb" * 32, 24)
+    assert (said.message.step, said.payload_digest, said.size_bytes) == (5, "bb" * 32, 24)
     assert said.header.fields.sender == "alice"
 
 

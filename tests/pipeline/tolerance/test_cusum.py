@@ -33,7 +33,7 @@ def noise(seed=0):
 
 def audits_until_drift(watch, residuals, limit):
     for count, residual in zip(range(1, limit + 1), residuals, strict=False):
-        drift = watch.observe(1, "forward", residual)
+        drift = watch.add_residual(1, "forward", residual)
         if drift is not None:
             return count, drift
     return None, None
@@ -42,7 +42,7 @@ def audits_until_drift(watch, residuals, limit):
 def bias_of(watch, sigmas):
     """A constant vector that leans by so many sigma along the secret direction that sees it best."""
     vector = torch.ones(SHAPE[-1], dtype=torch.float64)
-    best = max(abs(score) for score in watch.project(1, "forward", vector.expand(SHAPE)))
+    best = max(abs(score) for score in watch.project_residual(1, "forward", vector.expand(SHAPE)))
     return vector * sigmas * (NOISE / math.sqrt(TOKENS)) / best
 
 

@@ -113,7 +113,7 @@ OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("gradient_scal
 
 def draws_in_turn(company):
     """Which microbatch is audited follows from the step alone, so that a test cannot have bad luck."""
-    company.draw.microbatches = lambda **place: tuple(range(place["num_microbatches"]))[place["step"] % 2 :: 2]
+    company.draw.draw_microbatches = lambda **place: tuple(range(place["num_microbatches"]))[place["step"] % 2 :: 2]
     return company
 
 
@@ -131,7 +131,7 @@ def test_a_gross_lie_about_the_weight_gradient_is_found_and_undone(make_company,
     company.run(STEPS)
 
     assert {(verdict.party, verdict.offence) for verdict in company.verdicts} == {("worker-1", "gradient")}
-    assert {body["party"] for body in company.bodies("gradient_doubted")} >= {"worker-1"}
+    assert {body["party"] for body in company.event_bodies("gradient_doubted")} >= {"worker-1"}
     assert company.weights_digest() == honest_digest(run, STEPS)
 
 
@@ -171,7 +171,9 @@ def test_a_forged_doubt_accuses_nobody_and_costs_its_author_a_recomputation(make
 
     assert company.verdicts == []
     said = {
-        (body["step"], body["stage"]) for body in company.bodies("gradient_doubted") if body["auditor"] == "worker-2"
+        (body["step"], body["stage"])
+        for body in company.event_bodies("gradient_doubted")
+        if body["auditor"] == "worker-2"
     }
     # once a step, however often it is said
     assert said == {(step, 1) for step in range(4)}
@@ -299,7 +301,7 @@ def test_a_doubt_is_for_the_auditor_of_the_step_alone(make_company, honest_diges
 
     company.run(2)
 
-    assert company.bodies("gradient_doubted") == []
+    assert company.event_bodies("gradient_doubted") == []
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -359,7 +361,7 @@ def test_a_shadow_in_league_keeps_its_doubt_to_itself_and_the_owner_names_the_li
     assert [(verdict.party, verdict.offence, verdict.step) for verdict in company.verdicts] == [
         ("worker-1", "gradient", 3)
     ]
-    assert not [body for body in company.bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 3]
+    assert not [body for body in company.event_bodies("gradient_doubted") if body["stage"] == 1 and body["step"] <= 3]
     # what the league had got in since step 1 is undone
     assert company.weights_digest() == honest_digest(run, STEPS)
 
@@ -372,4 +374,4 @@ def test_across_numeric_classes_a_doubt_has_the_step_recomputed_and_accuses_nobo
     company.run(3)
 
     assert company.verdicts == []
-    assert {body["stage"] for body in company.bodies("gradient_doubted")} >= {1}
+    assert {body["stage"] for body in company.event_bodies("gradient_doubted")} >= {1}

@@ -62,7 +62,7 @@ def found(model_cache):
     """A message of stage 1 was judged wrong; returns the world and the judgement of its author."""
     world = make_world(model_cache)
     world.lie(-world.truth("forward"))
-    judgement = world.facts.judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
+    judgement = world.facts.make_judgement("message", HOLDER, STAGE, "made up", accuser=OWNER)
     judgement.verdict = judgement.verdict.model_copy(update={"microbatch": 0, "direction": "forward"})
     judgement.compared = ComparedTensors({"claimed": -world.truth("forward"), "recomputed": world.truth("forward")})
     return world, judgement

@@ -163,4 +163,4 @@ def test_the_first_complaint_that_proves_something_ends_it_and_the_others_wait(w
 def test_complaints_are_counted_by_the_one_that_makes_them_and_the_owners_by_what_they_are_about(world, by, counted):
     weighed(world, by=by, header=by != OWNER)
 
-    assert world.facts.ledger.sample.number("fault", counted) == 2
+    assert world.facts.ledger.event_sampler.number_event("fault", counted) == 2

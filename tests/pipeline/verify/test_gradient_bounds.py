@@ -154,7 +154,7 @@ def test_an_auditor_that_does_not_bring_what_it_recomputed_is_to_be_replaced(wor
 def test_an_auditor_without_the_weights_that_it_signed_is_to_be_replaced_before_anything_is_computed(
     world, bounds, brings
 ):
-    weights = {name: tensor + 1 for name, tensor in world.copy.weights().items()}
+    weights = {name: tensor + 1 for name, tensor in world.copy.weight_tensors().items()}
     world.bulks[(SHADOW, "weights")] = (weights, STEP) if brings else None
     commit(world, scaled(world.gradients, 2.0))
     audit(world, world.gradients)

@@ -120,7 +120,7 @@ def altered(tensors):
 @pytest.mark.parametrize("brings", [None, altered], ids=["none", "another"])
 def test_a_state_that_neither_copy_brings_as_it_was_agreed_on_is_the_stages_fault(world, audits, brings):
     for party in (HOLDER, SHADOW):
-        world.bulks[(party, "state")] = (brings(world.copy.state()), STEP) if brings else None
+        world.bulks[(party, "state")] = (brings(world.copy.state_tensors()), STEP) if brings else None
 
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
     assert [need.party for need in world.asked] == [SHADOW, HOLDER]
@@ -128,13 +128,13 @@ def test_a_state_that_neither_copy_brings_as_it_was_agreed_on_is_the_stages_faul
 
 def test_the_state_of_an_earlier_step_is_not_the_agreed_one(world, audits):
     for party in (HOLDER, SHADOW):
-        world.bulks[(party, "state")] = (world.copy.state(), STEP + 1)
+        world.bulks[(party, "state")] = (world.copy.state_tensors(), STEP + 1)
 
     assert named(world.judge(audits.run(STAGE))) == [(HOLDER, "transfer")]
 
 
 def test_one_copy_that_brings_the_agreed_state_is_enough(world, audits):
-    world.bulks[(SHADOW, "state")] = (altered(world.copy.state()), STEP)
+    world.bulks[(SHADOW, "state")] = (altered(world.copy.state_tensors()), STEP)
 
     assert world.judge(audits.run(STAGE)) == []
 

@@ -86,13 +86,13 @@ def brought_nothing(world):
 
 
 def brought_other_weights(world):
-    world.bulks[(SHADOW, "weights")] = (changed(world.copy.weights()), STEP)
+    world.bulks[(SHADOW, "weights")] = (changed(world.copy.weight_tensors()), STEP)
 
 
 def brought_the_weights_of_another_step(world):
     later = world.build()
-    later.apply(STEP, world.gradients, 1.0)
-    world.bulks[(SHADOW, "weights")] = (later.weights(), STEP + 1)
+    later.apply_update(STEP, world.gradients, 1.0)
+    world.bulks[(SHADOW, "weights")] = (later.weight_tensors(), STEP + 1)
 
 
 @pytest.mark.parametrize("brings", [brought_nothing, brought_other_weights, brought_the_weights_of_another_step])
@@ -231,8 +231,8 @@ def test_of_two_norms_of_one_gradient_the_wrong_one_is_named(world, referee):
 @pytest.fixture
 def updated(world):
     copy = world.build()
-    copy.apply(STEP, world.gradients, 0.5)
-    return copy.digest()
+    copy.apply_update(STEP, world.gradients, 0.5)
+    return copy.compute_digest()
 
 
 def judge_update(world, referee, after, parties=(SHADOW, HOLDER)):
@@ -288,7 +288,7 @@ def test_undo_copy_and_gradient_may_come_from_two_parties(world, referee, update
 
 
 def test_a_stage_is_taken_from_the_first_that_brings_what_was_agreed_on(world, referee):
-    world.bulks[(HOLDER, "state")] = (changed(world.copy.state()), STEP)
+    world.bulks[(HOLDER, "state")] = (changed(world.copy.state_tensors()), STEP)
 
     found = world.judge(referee.stage_at(STAGE, (HOLDER, SHADOW), world.state))
 

@@ -39,15 +39,15 @@ def changed(state, **what):
 def updated(world):
     """The step was applied; returns the state that it honestly leads to, and nothing is agreed on yet."""
     copy = world.build()
-    copy.apply(STEP, world.gradients, 1.0)
+    copy.apply_update(STEP, world.gradients, 1.0)
     facts = world.facts
     facts.ledger.clip_coefficient = 1.0
     facts.previous, facts.ledger = facts.ledger, StepLedger(STEP + 1, EPOCH)
-    return copy.digest()
+    return copy.compute_digest()
 
 
 def test_equal_states_are_agreed_on_and_nothing_is_asked_for(world, judge, updated):
-    judge.said[STAGE] = {HOLDER: updated, SHADOW: updated}
+    judge.reported_states[STAGE] = {HOLDER: updated, SHADOW: updated}
 
     assert world.judge(judge.weigh_states()) is None
     assert world.facts.agreed == {STAGE: updated}
@@ -56,7 +56,7 @@ def test_equal_states_are_agreed_on_and_nothing_is_asked_for(world, judge, updat
 
 @pytest.mark.parametrize("who", [HOLDER, SHADOW])
 def test_one_state_alone_agrees_on_nothing(world, judge, updated, who):
-    judge.said[STAGE] = {who: updated}
+    judge.reported_states[STAGE] = {who: updated}
 
     assert world.judge(judge.weigh_states()) is None
     assert world.facts.agreed == {}
@@ -65,7 +65,7 @@ def test_one_state_alone_agrees_on_nothing(world, judge, updated, who):
 @pytest.mark.parametrize(("guilty", "accuser"), [(HOLDER, SHADOW), (SHADOW, HOLDER)])
 @pytest.mark.parametrize("what", [{"moments": "cc" * 32}, {"weights": "dd" * 64}, {"step": STEP + 5}])
 def test_the_update_is_redone_and_the_party_with_another_state_named(world, judge, updated, guilty, accuser, what):
-    judge.said[STAGE] = {HOLDER: updated, SHADOW: updated} | {guilty: changed(updated, **what)}
+    judge.reported_states[STAGE] = {HOLDER: updated, SHADOW: updated} | {guilty: changed(updated, **what)}
 
     judgement = world.judge(judge.weigh_states())
 
@@ -77,14 +77,14 @@ def test_the_update_is_redone_and_the_party_with_another_state_named(world, judg
 
 
 def test_where_both_copies_are_wrong_nothing_is_agreed_on(world, judge, updated):
-    judge.said[STAGE] = {HOLDER: changed(updated), SHADOW: changed(updated, weights="dd" * 64)}
+    judge.reported_states[STAGE] = {HOLDER: changed(updated), SHADOW: changed(updated, weights="dd" * 64)}
 
     assert world.judge(judge.weigh_states()).verdict.offence == "state"
     assert world.facts.agreed == {}
 
 
 def test_a_stage_that_repeats_the_state_before_the_step_is_named(world, judge, updated):
-    judge.said[STAGE] = {HOLDER: world.state, SHADOW: updated}
+    judge.reported_states[STAGE] = {HOLDER: world.state, SHADOW: updated}
 
     assert world.judge(judge.weigh_states()).verdict.party == HOLDER
 
@@ -93,7 +93,7 @@ def test_a_stage_that_repeats_the_state_before_the_step_is_named(world, judge, u
 def test_a_shadow_whose_undo_copy_is_not_of_the_signed_state_is_not_believed_and_hides_nobody(
     world, judge, updated, guilty
 ):
-    judge.said[STAGE] = {HOLDER: updated, SHADOW: updated} | {guilty: changed(updated)}
+    judge.reported_states[STAGE] = {HOLDER: updated, SHADOW: updated} | {guilty: changed(updated)}
     tensors, num_steps = world.bulks[(SHADOW, "undo")]
     world.bulks[(SHADOW, "undo")] = ({name: tensor + 1 for name, tensor in tensors.items()}, num_steps)
 
@@ -105,7 +105,7 @@ def test_a_shadow_whose_undo_copy_is_not_of_the_signed_state_is_not_believed_and
 def test_where_nobody_brings_what_the_update_was_made_from_a_party_is_replaced_and_none_convicted(
     world, judge, updated
 ):
-    judge.said[STAGE] = {HOLDER: changed(updated), SHADOW: updated}
+    judge.reported_states[STAGE] = {HOLDER: changed(updated), SHADOW: updated}
     for party in (HOLDER, SHADOW):
         del world.bulks[(party, "gradient")]
 
@@ -116,7 +116,7 @@ def test_where_nobody_brings_what_the_update_was_made_from_a_party_is_replaced_a
 
 def test_where_nothing_was_applied_yet_the_copy_of_the_shadow_is_not_the_one_it_was_given(world, judge):
     world.facts.ledger.agreed.clear()
-    judge.said[STAGE] = {HOLDER: world.state, SHADOW: changed(world.state)}
+    judge.reported_states[STAGE] = {HOLDER: world.state, SHADOW: changed(world.state)}
 
     judgement = world.judge(judge.weigh_states())
 

@@ -31,16 +31,16 @@ class LyingServer(SumServer):
 
     def reach_delivery(self) -> None:
         for name, one in self.clients.items():
-            self.take_advert(one.join(self.invitation))
+            self.take_advert(one.join_round(self.invitation))
             if name in self.colluding:
                 self.keys[name] = one._mask_key.private_bytes_raw()
         adverts = self.close_adverts()
         for one in self.clients.values():
-            self.take_boxes(one.share(adverts))
+            self.take_boxes(one.share_secrets(adverts))
 
     def reach_deposits(self, deliveries: dict[str, bytes]) -> None:
         for name, one in self.clients.items():
-            deposit = one.mask(deliveries[name], SECRET if name == self.victim else np.zeros(5))
+            deposit = one.mask_values(deliveries[name], SECRET if name == self.victim else np.zeros(5))
             self._deposits[name] = m.decode_message(deposit.message, m.SignedMessage[m.Deposit])
             self.deposited[name] = deposit.values
             if name in self.colluding:
@@ -57,7 +57,7 @@ class LyingServer(SumServer):
                 consents=tuple(m.decode_message(one, m.SignedMessage[m.Consent]) for _, one in sorted(consents.items()))
             )
         )
-        body = m.decode_message(self.clients[name].release(message), m.SignedMessage[m.ShareRelease]).body
+        body = m.decode_message(self.clients[name].release_shares(message), m.SignedMessage[m.ShareRelease]).body
         for dealer, share in body.key_shares.items():
             self.keep("key", dealer, name, share)
         for dealer, share in body.seed_shares.items():
@@ -106,7 +106,7 @@ def two_views() -> LyingServer:
     server.masked_with = everyone - {server.victim}
     with_victim, without = server.list_of(everyone), server.list_of(everyone - {server.victim})
     shown = {server.victim: with_victim, a: with_victim, b: without, c: without}
-    consents = {name: server.clients[name].consent(shown[name]) for name in everyone}
+    consents = {name: server.clients[name].sign_consent(shown[name]) for name in everyone}
     server.release(a, {name: consents[name] for name in (server.victim, a)})
     server.release(b, {name: consents[name] for name in (b, c)})
     return server
@@ -130,7 +130,7 @@ def all_but_one() -> LyingServer:
     server.reach_deposits(server.close_boxes())
     left = {server.victim, *server.colluding}
     server.masked_with = set(server.clients) - {server.victim}
-    consents = {name: server.clients[name].consent(server.list_of(left)) for name in left}
+    consents = {name: server.clients[name].sign_consent(server.list_of(left)) for name in left}
     server.release(server.victim, consents)
     return server
 
@@ -161,7 +161,7 @@ def other_sharers() -> LyingServer:
     server.reach_deposits(deliveries)
     server.masked_with = {*lost, *server.colluding}
     left = {victim, *kept, *server.colluding}
-    consents = {name: server.clients[name].consent(server.list_of(left)) for name in sorted(left, reverse=True)}
+    consents = {name: server.clients[name].sign_consent(server.list_of(left)) for name in sorted(left, reverse=True)}
     for name in (victim, *kept):
         server.release(name, consents)
     return server
@@ -175,7 +175,7 @@ def test_other_sharers_for_one_client_are_refused_by_all():
 def test_other_sharers_show_a_clients_values_where_views_are_not_compared(monkeypatch):
     real = client.check_included
     monkeypatch.setattr(m, "view_digest", lambda *_: "3" * 64)
-    monkeypatch.setattr(client, "check_included", lambda t, g, _, included: real(t, g, t.names, included))
+    monkeypatch.setattr(client, "check_included", lambda t, g, _, included: real(t, g, t.client_names, included))
 
     assert is_stolen(other_sharers())
 
@@ -183,15 +183,15 @@ def test_other_sharers_show_a_clients_values_where_views_are_not_compared(monkey
 def same_round_twice(rounds) -> np.ndarray:
     """Ask for one round twice, the second time without the victim, and take the difference."""
     given = terms_of(7)
-    values = {name: SECRET if name == given.names[0] else np.full(5, 0.01) for name in given.names}
-    books = {name: rounds() for name in given.names}
+    values = {name: SECRET if name == given.client_names[0] else np.full(5, 0.01) for name in given.client_names}
+    books = {name: rounds() for name in given.client_names}
     sums = []
-    for silent in ({}, {"join": {given.names[0]}}):
+    for silent in ({}, {"join": {given.client_names[0]}}):
         one = Walk(given, values, silent)
         known = {c.name: c for c in CLIENTS}
-        one.clients = {name: SumClient(known[name], expected_of(given), books[name]) for name in given.names}
+        one.clients = {name: SumClient(known[name], expected_of(given), books[name]) for name in given.client_names}
         sums.append(one.run())
-    return (sums[0].total - sums[1].total) * given.encoding.step
+    return (sums[0].total - sums[1].total) * given.ring_encoding.step_size
 
 
 def test_the_same_round_is_refused_the_second_time():
@@ -206,21 +206,21 @@ def test_the_same_round_twice_shows_a_clients_values_to_clients_without_a_book_o
 def played_by_the_server(kind) -> np.ndarray:
     """Be all other clients, under their names and with keys of the server's own."""
     given = terms_of(5)
-    victim = given.names[0]
-    fakes = {name: Identity.without_certificate(name) for name in given.names[1:]}
+    victim = given.client_names[0]
+    fakes = {name: Identity.without_certificate(name) for name in given.client_names[1:]}
     joined = kind(CLIENTS[0], expected_of(given), RoundsInMemory())
     cohort = [member if member.name == victim else fake_member(fakes[member.name]) for member in given.cohort]
     own = given.model_copy(update={"cohort": tuple(cohort)})
     server = SumServer(given, SERVER)
     server._peers = {member.name: m.Peer.from_hex(member.name, member.key) for member in own.cohort}
     others = {name: Pretender(one, given) for name, one in fakes.items()}
-    walk = Walk(given, {name: SECRET if name == victim else np.zeros(5) for name in given.names})
+    walk = Walk(given, {name: SECRET if name == victim else np.zeros(5) for name in given.client_names})
     walk.clients = {victim: joined, **others}
-    for name in given.names:
-        server.take_advert(walk.clients[name].join(server.invitation))
+    for name in given.client_names:
+        server.take_advert(walk.clients[name].join_round(server.invitation))
     adverts = server.close_adverts()
-    for name in given.names:
-        server.take_boxes(walk.clients[name].share(adverts))
+    for name in given.client_names:
+        server.take_boxes(walk.clients[name].share_secrets(adverts))
     deliveries = server.close_boxes()
     for name in given.names:
         deposit = walk.clients[name].mask(deliveries[name], walk.values[name])
@@ -318,10 +318,10 @@ def test_terms_that_would_not_protect_or_could_wrap_cannot_be_written(changes):
 
 
 def test_a_key_of_low_order_is_refused_by_name(monkeypatch):
-    walk = Walk(terms_of(4), dict.fromkeys(terms_of(4).names, SECRET))
+    walk = Walk(terms_of(4), dict.fromkeys(terms_of(4).client_names, SECRET))
     walk.clients = clients_of(walk.terms)
-    cheat = walk.clients[walk.terms.names[3]]
-    real = cheat.join
+    cheat = walk.clients[walk.terms.client_names[3]]
+    real = cheat.join_round
 
     def weak(invitation):
         real(invitation)
@@ -329,7 +329,7 @@ def test_a_key_of_low_order_is_refused_by_name(monkeypatch):
         cheat._own_advert = m.sign_message(body, CLIENTS[3])
         return m.encode_message(cheat._own_advert)
 
-    cheat.join = weak
+    cheat.join_round = weak
 
     with pytest.raises(AggregationError, match="low order") as refused:
         walk.run()
@@ -342,4 +342,4 @@ def test_a_forked_copy_of_a_client_masks_nothing(monkeypatch):
     monkeypatch.setattr(client.os, "getpid", lambda: 1)
 
     with pytest.raises(AggregationError, match="forked"):
-        one.join(SumServer(terms_of(4), SERVER).invitation)
+        one.join_round(SumServer(terms_of(4), SERVER).invitation)

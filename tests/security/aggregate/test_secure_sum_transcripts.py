@@ -37,19 +37,19 @@ def without_self_masks(walk: Walk) -> dict[str, np.ndarray]:
     seen = {}
     for name, deposit in walk.seen["mask"].items():
         shares = {
-            walk.terms.names.index(holder) + 1: bytes.fromhex(one.seed_shares[name])
+            walk.terms.client_names.index(holder) + 1: bytes.fromhex(one.seed_shares[name])
             for holder, one in releases.items()
             if name in one.seed_shares
         }
         seed = combine_shares(dict(list(shares.items())[: walk.terms.graph_degree.shares]))
         seen[name] = deposit.values.copy()
-        add_masks(seen[name], [self_mask(walk.terms.digest, name, seed).cancelling_mask])
+        add_masks(seen[name], [self_mask(walk.terms.terms_digest, name, seed).cancelling_mask])
     return seen
 
 
 def seeded_walk(values, seed: int) -> Walk:
     terms = terms_of(4, length=LENGTH, clip=1.0)
-    walk = Walk(terms, dict(zip(terms.names, values, strict=True)))
+    walk = Walk(terms, dict(zip(terms.client_names, values, strict=True)))
     walk.clients = {
         one.name: SumClient(one, expected_of(terms), RoundsInMemory(), random.Random(seed + number).randbytes)
         for number, one in enumerate(CLIENTS[:4])
@@ -134,10 +134,10 @@ def test_all_that_a_round_is_about_is_in_every_key(changes):
     one, two = X25519PrivateKey.generate(), X25519PrivateKey.generate()
     there = ("b", two.public_key().public_bytes_raw().hex())
 
-    assert base.digest != other.digest
-    assert pair_key(base.digest, ("a", one), there).key != pair_key(other.digest, ("a", one), there).key
-    assert self_mask(base.digest, "a", b"s").key != self_mask(other.digest, "a", b"s").key
-    assert self_mask(base.digest, "a", b"s").key != self_mask(base.digest, "b", b"s").key
+    assert base.terms_digest != other.terms_digest
+    assert pair_key(base.terms_digest, ("a", one), there).key != pair_key(other.terms_digest, ("a", one), there).key
+    assert self_mask(base.terms_digest, "a", b"s").key != self_mask(other.terms_digest, "a", b"s").key
+    assert self_mask(base.terms_digest, "a", b"s").key != self_mask(base.terms_digest, "b", b"s").key
 
 
 def test_both_ends_have_one_key_and_cancel_each_other():
@@ -190,12 +190,12 @@ class Schedule:
                             take(say(one.name))
 
     def phases(self, server, clients):
-        yield lambda name: clients[name].join(server.invitation), server.take_advert
-        adverts = server.adverts()
-        yield lambda name: clients[name].share(adverts), server.take_boxes
+        yield lambda name: clients[name].join_round(server.invitation), server.take_advert
+        adverts = server.close_adverts()
+        yield lambda name: clients[name].share_secrets(adverts), server.take_boxes
         deliveries = server.close_boxes()
         yield (
-            lambda name: clients[name].mask(deliveries.get(name, b""), np.full(5, self.draw.random() / 9)),
+            lambda name: clients[name].mask_values(deliveries.get(name, b""), np.full(5, self.draw.random() / 9)),
             lambda deposit: server.take_deposit(deposit.message, deposit.values),
         )
 

@@ -34,7 +34,7 @@ def values():
 
 def terms_of(key, **changes):
     given = {"run": "run", "round": 1, "clients": NAMES, "minimum": 3, "length": LENGTH, "clip": 1.0}
-    return HomomorphicTerms(**{**given, "key": key.digest, **changes})
+    return HomomorphicTerms(**{**given, "key": key.public_digest, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def parts(key, values):
 
 
 def integers(terms, values):
-    scale = min(1.0, terms.clip / np.linalg.norm(values)) * terms.levels / terms.clip
+    scale = min(1.0, terms.clip / np.linalg.norm(values)) * terms.max_level / terms.clip
     return np.rint(values * scale).astype(np.int64)
 
 
@@ -57,7 +57,7 @@ def test_a_sum_is_exact_and_a_server_adds_without_a_secret(key, values, parts):
     assert (opened.total == sum(integers(terms, one) for one in values.values())).all()
     assert np.abs(opened.mean - np.mean(list(values.values()), axis=0)).max() < 1e-7
     # 4095 values and a mark in each ciphertext: 3.8 times float32, and nothing that grows with the sum
-    assert len(total) / (4 * 4095 * terms.blocks) < 3.9
+    assert len(total) / (4 * 4095 * terms.num_blocks) < 3.9
 
 
 def test_a_client_with_large_values_is_clipped_and_the_largest_sum_does_not_wrap(key):
@@ -67,7 +67,7 @@ def test_a_client_with_large_values_is_clipped_and_the_largest_sum_does_not_wrap
     parts = [encrypt_values(key.public, terms, name, loud) for name in NAMES]
     opened = decrypt_sum(key, terms, sum_ciphertexts(key.public, terms, parts))
 
-    assert opened.total[0] == 4 * terms.levels
+    assert opened.total[0] == 4 * terms.max_level
     assert opened.mean[0] == pytest.approx(1.0)
 
 

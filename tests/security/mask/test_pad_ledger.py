@@ -11,13 +11,13 @@ from phalanx.security.mask.ledger import MOST_PADS
 
 
 def numbers(ledger, count):
-    return [ledger.take().number for _ in range(count)]
+    return [ledger.take_ticket().number for _ in range(count)]
 
 
 def identities(ledger, count):
     """What makes a pad: its key and its number."""
     pads = aes_pads(ledger)
-    return [(pads.key(ticket), ticket.number) for ticket in (ledger.take() for _ in range(count))]
+    return [(pads.range_key(ticket), ticket.number) for ticket in (ledger.take_ticket() for _ in range(count))]
 
 
 def test_numbers_are_given_out_once_and_in_order():
@@ -30,7 +30,7 @@ def test_threads_never_get_the_same_number():
     ledger = new_ledger(range_size=7)
 
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: ledger.take().number, range(400)))
+        found = list(threads.map(lambda _: ledger.take_ticket().number, range(400)))
 
     assert sorted(found) == list(range(400))
 
@@ -41,14 +41,14 @@ def test_a_range_is_written_down_before_its_first_number_is_given_out():
     disk.cut = "before"
 
     with pytest.raises(PowerCutError):
-        ledger.take()
+        ledger.take_ticket()
     assert numbers(ledger, 4) == [0, 1, 2, 3]
     assert len(disk.past) == 1 + 1 + 2
 
 
 def test_a_restart_skips_the_rest_of_a_range_and_raises_the_epoch():
     disk = Disk()
-    before = new_ledger(disk, range_size=10).take()
+    before = new_ledger(disk, range_size=10).take_ticket()
 
     after = PadLedger(disk, MASTER, RUN, range_size=10).take_ticket()
 
@@ -130,11 +130,11 @@ def test_a_counter_that_failed_costs_a_new_opening_and_no_more():
 
 def test_a_forked_process_gets_no_numbers(monkeypatch):
     ledger = new_ledger()
-    ledger.take()
+    ledger.take_ticket()
     monkeypatch.setattr(os, "getpid", lambda: -1)
 
     with pytest.raises(PadError, match="was opened before this process was forked"):
-        ledger.take()
+        ledger.take_ticket()
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
@@ -156,7 +156,7 @@ def test_after_a_crash_anywhere_in_a_reservation_the_ledger_opens(part, cut):
 
 def test_every_altered_byte_of_a_record_is_refused():
     disk = Disk()
-    new_ledger(disk).take()
+    new_ledger(disk).take_ticket()
     honest = disk.data
     for index in range(len(honest)):
         disk.data = honest[:index] + bytes([honest[index] ^ 1]) + honest[index + 1 :]

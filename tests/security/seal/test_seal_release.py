@@ -91,18 +91,18 @@ def test_after_the_last_release_nothing_leaves():
 
 def test_a_refusal_changes_nothing():
     made = gate()
-    before = made.state()
+    before = made.release_counts()
 
     refused(made, ReleaseRequest(3.0))
 
-    assert made.state() == before
+    assert made.release_counts() == before
     assert made.permit_release(ReleaseRequest(1.0)).number == 1
 
 
 def test_the_books_go_on_after_a_restart():
     made = gate(clients=("a", "b"))
 
-    again = ReleaseGate(POLICY, made.state())
+    again = ReleaseGate(POLICY, made.release_counts())
 
     assert refused(again, ReleaseRequest(1.0)) == ReleaseRefusal.TOO_FEW_CLIENTS
     again.note_contribution("c", 1)
@@ -111,7 +111,7 @@ def test_the_books_go_on_after_a_restart():
 
 def test_books_that_were_kept_under_another_policy_are_refused():
     with pytest.raises(ReleaseRefusedError, match="another policy"):
-        ReleaseGate(ReleasePolicy(min_clients=2, clip_norm=2.0), gate().state())
+        ReleaseGate(ReleasePolicy(min_clients=2, clip_norm=2.0), gate().release_counts())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_books_that_were_kept_under_another_policy_are_refused():
 )
 def test_damaged_books_are_refused(changes):
     with pytest.raises(ReleaseRefusedError, match="malformed"):
-        ReleaseGate(POLICY, gate().state() | changes)
+        ReleaseGate(POLICY, gate().release_counts() | changes)
 
 
 @pytest.mark.parametrize(("client", "examples"), [("", 1), ("A b", 1), (5, 1), ("a", 0), ("a", -1), ("a", 1.0)])

@@ -19,8 +19,8 @@ from phalanx.security.tee.sim import SimReference
 CODE = b"\x0d" * 32
 MAKERS = {
     "snp": lambda binding: Amd().case(binding),
-    "tdx": lambda binding: Intel().case(binding, 4, tdx_body(binding.digest())),
-    "sgx": lambda binding: Intel().case(binding, 3, sgx_body(binding.digest())),
+    "tdx": lambda binding: Intel().case(binding, 4, tdx_body(binding.binding_digest())),
+    "sgx": lambda binding: Intel().case(binding, 3, sgx_body(binding.binding_digest())),
     "nitro": lambda binding: Aws().case(binding),
     "tpm": lambda binding: Tpm().case(binding),
     "nv-gpu": lambda binding: Nvidia().case(binding),
@@ -58,7 +58,7 @@ def test_no_two_bindings_have_one_digest(binding):
     variants = [binding, *(replace(binding, **change) for change in OTHERS.values())]
     swapped = Binding(binding.tls_key, binding.nonce, binding.run)
 
-    assert len({one.digest() for one in (*variants, swapped)}) == len(variants) + 1
+    assert len({one.binding_digest() for one in (*variants, swapped)}) == len(variants) + 1
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_binding_of_another_form_cannot_be_made(change, binding):
 
 def test_a_field_with_more_than_the_binding_is_refused(binding):
     amd = Amd()
-    report = amd.report(binding, report_data=binding.digest() + b"\x01" * 32)
+    report = amd.report(binding, report_data=binding.binding_digest() + b"\x01" * 32)
 
     assert refusal(amd.case(binding, report).appraise) == "wrong_binding"
 
@@ -93,7 +93,7 @@ def test_cpu_and_gpu_are_judged_together(binding):
 
 def test_a_gpu_report_made_for_another_key_is_refused_beside_an_honest_cpu(binding):
     cpu, gpu, policy, nvidia = composite(binding)
-    relayed = replace(gpu.evidence, data=nvidia.report(replace(binding, tls_key=b"\x01" * 32).digest()))
+    relayed = replace(gpu.evidence, data=nvidia.report(replace(binding, tls_key=b"\x01" * 32).binding_digest()))
     parts = [cpu.evidence, relayed]
 
     assert refusal(lambda: appraise_together(parts, ["nv-gpu"], policy, binding, cpu.now)) == "wrong_binding"

@@ -134,7 +134,7 @@ def test_a_gpus_key_does_not_sign_manifests_nor_the_other_way_round(gpu, signer,
     forged = Nvidia()
     forged.leaf = signer.leaf
     case = case_of(gpu, signer, binding)
-    report = forged.report(binding.digest())
+    report = forged.report(binding.binding_digest())
     chain = signer.leaf.pem + signer.root.pem
 
     assert refusal(case_of(gpu, signer, binding, sent).appraise) == "bad_chain"

@@ -29,7 +29,7 @@ def test_an_own_document_passes_tagged_or_not(aws, binding):
 
 
 def test_the_binding_may_stand_in_the_nonce_where_there_is_no_user_data(aws, binding):
-    assert aws.case(binding, user_data=None, nonce=binding.digest()).appraise()
+    assert aws.case(binding, user_data=None, nonce=binding.binding_digest()).appraise()
     assert refusal(aws.case(binding, user_data=None, nonce=binding.nonce).appraise) == "wrong_binding"
     assert refusal(aws.case(binding, user_data=None, nonce=None).appraise) == "wrong_binding"
 

@@ -102,7 +102,7 @@ def test_a_table_that_is_cut_is_refused(amd, binding, tmp_path, cut):
 
 
 def test_a_tdx_quote_comes_out_of_configfs_and_passes(binding, tmp_path):
-    case = Intel().case(binding, 4, tdx_body(binding.digest()))
+    case = Intel().case(binding, 4, tdx_body(binding.binding_digest()))
     kernel = Configfs(tmp_path, "tdx-guest\n", case.evidence.data)
 
     evidence = TsmAttester("tdx", tmp_path, case.evidence.endorsements, kernel).make_evidence(binding)
@@ -142,13 +142,13 @@ def gramine(root, quote: bytes, form: str = "dcap\n"):
 
 
 def test_an_sgx_quote_comes_out_of_gramine_and_passes(binding, tmp_path):
-    case = Intel().case(binding, 3, sgx_body(binding.digest()))
+    case = Intel().case(binding, 3, sgx_body(binding.binding_digest()))
     folder = gramine(tmp_path, case.evidence.data)
 
     evidence = GramineAttester(tmp_path, case.evidence.endorsements).make_evidence(binding)
 
     assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "sgx"
-    assert (folder / "user_report_data").read_bytes() == binding.digest().ljust(64, b"\0")
+    assert (folder / "user_report_data").read_bytes() == binding.binding_digest().ljust(64, b"\0")
 
 
 def test_an_enclave_without_attestation_and_no_enclave_are_named(binding, tmp_path):
@@ -171,7 +171,7 @@ def test_a_nitro_document_comes_out_of_the_module_and_passes(binding):
     evidence = NsmAttester(ask=module).make_evidence(binding)
 
     assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "nitro"
-    assert asked == {"Attestation": {"user_data": binding.digest(), "nonce": None, "public_key": None}}
+    assert asked == {"Attestation": {"user_data": binding.binding_digest(), "nonce": None, "public_key": None}}
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,6 @@ def test_a_signed_token_of_another_form_is_refused(amd, verifier, change, bindin
     case = amd.case(binding)
     protected, _, payload, _ = decode_cbor(issue_token(case.appraise(), verifier, case.now), "token")
     changed = encode_cbor({**decode_cbor(payload, "claims"), **change})
-    token = encode_cbor([protected, {}, changed, verifier.sign(to_be_signed(protected, changed))])
+    token = encode_cbor([protected, {}, changed, verifier.sign_data(to_be_signed(protected, changed))])
 
     assert refusal(lambda: read_token(token, verifier.public, binding, case.now)) == "malformed"

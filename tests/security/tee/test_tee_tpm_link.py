@@ -106,4 +106,4 @@ def test_a_tpm_that_goes_away_is_an_error_of_ours(bare_tpm):
         bare_tpm.close()
 
         with pytest.raises(TpmError, match="connection"):
-            device.call(TpmCommand.PCR_READ, (), pcr_selection((0,)))
+            device.send_command(TpmCommand.PCR_READ, (), pcr_selection((0,)))

@@ -112,7 +112,7 @@ def test_requests_larger_than_a_frame_are_cut_into_fewer_rows():
 
     with in_memory(limits=small) as (worker, ends):
         found = MaskedLinear(layer, "layer", a_desk(worker, rows=4096))(x)
-        ends["owner"].flush(5.0)
+        ends["owner"].flush_frames(5.0)
 
         assert worker.bytes_sent > 4 * 30 * 200
         assert worker.bytes_received > 4 * 30 * 48
@@ -161,18 +161,18 @@ def test_a_matrix_that_needs_more_than_sixteen_bits_is_not_cut_down():
 def test_a_request_for_what_is_not_loaded_ends_the_link_with_its_reason():
     with in_memory() as (worker, _):
         with pytest.raises(FrameError, match="worker: has no answer: layer, forward: is not loaded here"):
-            worker.multiply([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
         with pytest.raises(FrameError, match="has no answer"):
-            worker.multiply([MaskedMessage(FORWARD, 2, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 2, np.zeros((1, 2), np.uint32))])
 
 
 def test_rows_of_a_matrix_that_come_out_of_order_are_refused():
     (_, _), (body, payload) = load_parts(FORWARD, np.ones((2, 4), np.int32), 8)
 
     with in_memory() as (worker, ends):
-        ends["owner"].send("worker", LOAD, body, [payload])
+        ends["owner"].send_frame("worker", LOAD, body, [payload])
         with pytest.raises(FrameError, match="came out of order"):
-            worker.multiply([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 1, np.zeros((1, 2), np.uint32))])
 
 
 def test_a_liar_behind_frames_is_named():
@@ -201,9 +201,9 @@ def test_answers_that_nobody_asked_for_are_not_kept_and_do_not_stand_for_others(
     with in_memory(limits=SHORT, serve=False) as (worker, ends):
         for number in (4, 6):
             body, payload = write_masked(MaskedMessage(FORWARD, number, np.zeros((1, 2), np.uint32)))
-            ends["worker"].send("owner", PRODUCT, body, [payload])
+            ends["worker"].send_frame("owner", PRODUCT, body, [payload])
         with pytest.raises(PeerLostError, match="did not answer 1 requests"):
-            worker.multiply([request])
+            worker.multiply_masked([request])
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_answers_that_nobody_asked_for_are_not_kept_and_do_not_stand_for_others(
 )
 def test_nonsense_instead_of_an_answer_is_the_workers_fault(kind, body, said):
     with in_memory(serve=False) as (worker, ends):
-        ends["worker"].send("owner", kind, body)
+        ends["worker"].send_frame("owner", kind, body)
         with pytest.raises(FrameError, match=said):
-            worker.multiply([MaskedMessage(FORWARD, 5, np.zeros((1, 2), np.uint32))])
+            worker.multiply_masked([MaskedMessage(FORWARD, 5, np.zeros((1, 2), np.uint32))])
 
 
 def test_an_answer_with_other_rows_is_refused():
@@ -258,13 +258,13 @@ def test_two_worker_processes_serve_a_training_step_and_end_in_good_order(cache,
         with PadFiller(offload, reserve=1):
             for stage in (local, remote):
                 lm_loss(stage(ids), ids).backward()
-                found.append([value.grad for value in stage.trainable().values()])
-        alive = [started.is_alive(name) for name in workers]
+                found.append([value.grad for value in stage.trainable_parameters().values()])
+        alive = [started.is_running(name) for name in workers]
 
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
     assert alive == [True, True]
-    assert [started.last_output(name) for name in workers] == ["(no output)", "(no output)"]
-    assert not any(started.is_alive(name) for name in workers)
+    assert [started.last_log_line(name) for name in workers] == ["(no output)", "(no output)"]
+    assert not any(started.is_running(name) for name in workers)
 
 
 def test_a_worker_process_that_is_killed_stops_the_step_and_is_named(keys, tmp_path):
@@ -275,7 +275,7 @@ def test_a_worker_process_that_is_killed_stops_the_step_and_is_named(keys, tmp_p
     ):
         masked = MaskedLinear(a_linear(), "layer", a_desk(workers["mask-1"]))
         assert masked(X).shape == (8, 16)
-        os.kill(started.pid("mask-1"), signal.SIGKILL)
+        os.kill(started.process_id("mask-1"), signal.SIGKILL)
         for _ in range(100):
             masked(X)
 

@@ -94,7 +94,7 @@ def _source_pieces(number: int, source: Source) -> Iterator[SourcePiece]:
 
 def _span_pieces(piece: SourcePiece, source: Source) -> Iterator[SourcePiece]:
     """Yield a piece of one large file span by span, where its kind can be cut; any other piece as it is."""
-    cut = getattr(source, "spans", None)
+    cut = getattr(source, "cut_spans", None)
     if cut is None or len(piece.names) != 1 or piece.size_bytes < 2 * _PIECE_BYTES:
         yield piece
         return

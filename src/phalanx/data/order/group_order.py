@@ -53,7 +53,7 @@ class GroupOrder:
         sequences = np.empty(len(ranks), dtype=np.int64)
         for number in np.unique(which):
             here = which == number
-            sequences[here] = self._parts[number].sequences(ranks[here])
+            sequences[here] = self._parts[number].leg_sequences(ranks[here])
         return sequences
 
 

@@ -76,7 +76,7 @@ class RunOrder:
         sequences = np.empty(len(samples), dtype=np.int64)
         for number in np.unique(groups):
             here = groups == number
-            sequences[here] = self._offsets[number] + self._orders[number].sequences(ranks[here])
+            sequences[here] = self._offsets[number] + self._orders[number].group_sequences(ranks[here])
         return sequences
 
     @property

@@ -94,7 +94,7 @@ class PhaseSchedule:
         groups, ranks = np.empty(len(samples), dtype=np.int64), np.empty(len(samples), dtype=np.int64)
         for number in np.unique(which):
             segment, here = self._segments[number], which == number
-            groups[here], segment_ranks = segment.mixture.groups(samples[here] - segment.start)
+            groups[here], segment_ranks = segment.mixture.assign_groups(samples[here] - segment.start)
             ranks[here] = segment_ranks + np.asarray(segment.consumed, dtype=np.int64)[groups[here]]
         return groups, ranks
 

@@ -147,7 +147,12 @@ class T5(Family):
     def block_context(self, hub_config: Any, context: dict[str, Any], layer: int) -> dict[str, Any]:
         """Say which layer it is, and give the mask and the biases of its side."""
         shared, decodes = context["shared"], layer >= hub_config.num_layers
-        block_context = {**context, "layer": layer, "mask": shared.mask(decodes), "bias": shared.bias(decodes)}
+        block_context = {
+            **context,
+            "layer": layer,
+            "mask": shared.side_mask(decodes),
+            "bias": shared.side_bias(decodes),
+        }
         # a block that is computed again for its backward pass makes none of it again
         return {**block_context, "across": shared.cross_mask() if decodes else None}
 
@@ -155,7 +160,7 @@ class T5(Family):
         """Run a block on its side, and leave the other as it is; the encoder's last block ends the encoder."""
         shared, layer = context["shared"], context["layer"]
         trunk, sides = shared.trunk, shared.sides
-        encoder, decoder = sides.split(hidden)
+        encoder, decoder = sides.split_sides(hidden)
         biases = hidden[:, sides.rows :]
         last = trunk.encoder.config.num_layers - 1
         if layer <= last:
@@ -166,8 +171,8 @@ class T5(Family):
         else:
             decoder = block(decoder, context["mask"], context["bias"], encoder, context["across"])[0]
             if layer == last + 1:
-                return _with_biases(sides.join(encoder, decoder), _learned_biases(trunk.decoder))
-        return torch.cat([sides.join(encoder, decoder), biases], dim=1)
+                return _with_biases(sides.join_sides(encoder, decoder), _learned_biases(trunk.decoder))
+        return torch.cat([sides.join_sides(encoder, decoder), biases], dim=1)
 
     def finish(self, trunk: Any, hidden: Tensor) -> Tensor:
         """Apply the final norm to the decoder's side."""
