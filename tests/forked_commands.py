@@ -39,7 +39,7 @@ class _Server(ForkServer):
         self._listening = threading.Lock()
 
     def read_events(self, timeout_s: float) -> None:
-        """As `ForkServer.listen`, in short turns."""
+        """As `ForkServer.read_events`, in short turns."""
         with self._listening:
             super().read_events(min(timeout_s, 0.05))
 

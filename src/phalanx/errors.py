@@ -253,7 +253,7 @@ class IsolationError(VerificationError):
 
 
 class RefusedEvidenceError(VerificationError, ReasonedError):
-    """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.Reason`."""
+    """Attestation evidence was appraised and refused; `reason` is of `phalanx.security.tee.RefusedEvidenceReason`."""
 
     code = "PHX-V080"
 

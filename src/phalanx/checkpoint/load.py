@@ -55,7 +55,7 @@ def open_checkpoint(
             signed by another key, from another run or config, too old, or encrypted with another key than `key`.
 
     Guarantees:
-        What `Checkpoint.tensors` returns later was part of what `peer` signed: files are verified again on
+        What `Checkpoint.stage_tensors` returns later was part of what `peer` signed: files are verified again on
         the bytes that are parsed, so a change after opening is refused too.
     """
     place = path / MANIFEST_FILE

@@ -42,7 +42,7 @@ def build_stage(
         spec: The layers of the stage.
         adapter: Adapters to add; their first values depend on `seed` and their names only.
         activation_checkpointing: Recompute each block in the backward pass.
-        attention: Attention kernel; see ``Family.attention``.
+        attention: Attention kernel; see ``Family.choose_kernel``.
         seed: Seed of the first values of adapters, and of a score head that the files have not.
 
     Returns:

@@ -58,7 +58,7 @@ def new_moments(parameter: Tensor) -> dict[str, Tensor]:
 def apply_in_few_bits(
     rule: UpdateRule, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], weight_decay: float
 ) -> None:
-    """Make one update in place, as `UpdateRule.apply` does for tensors that are too small for bytes."""
+    """Make one update in place, as `UpdateRule.apply_update` does for tensors that are too small for bytes."""
     if "exp_avg" in moments:
         rule.apply_update(weight, gradient, moments["exp_avg"], moments["exp_avg_sq"], weight_decay)
         return

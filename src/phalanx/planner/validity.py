@@ -33,7 +33,7 @@ def nearest_valid_layout(layout: Layout, shape: ModelShape, recipe: Recipe) -> L
 
     Args:
         layout: Requested layout; returned itself when it works.
-        recipe: Training recipe, as in `why_not`.
+        recipe: Training recipe, as in `describe_refusal`.
 
     Returns:
         The one that is fewest doublings away along its axes and in its ranks, which are never more; of equally near

@@ -92,7 +92,7 @@ class RolloutCompany:
             model: The same, to read with.
 
         Returns:
-            In the order of `RolloutRequest.places`. None is of a worker that was convicted of a lie in this step.
+            In the order of `RolloutRequest.text_places`. None is of a worker that was convicted of a lie in this step.
 
         Raises:
             DataError: A prompt does not fit into the model.

@@ -55,7 +55,7 @@ class RolloutEvidence(StrictModel):
     """The contents of ``NAME.json``.
 
     Attributes:
-        headers: Signed headers by role, as in `RolloutBundle.headers`.
+        headers: Signed headers by role, as in `RolloutBundle.headers_by_role`.
         config: The hub's config.json of the policy.
         weights: Digest of the policy's weights.
         older_config: The hub's config.json of an older policy.

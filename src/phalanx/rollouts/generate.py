@@ -40,7 +40,7 @@ def generate_rollouts(model: PolicyModel, request: RolloutRequest, batch_rows: i
         batch_rows: About so many texts at a time; where bits count, it belongs to the numeric class.
 
     Returns:
-        In the order of `RolloutRequest.places`. Equal bits for equal weights, request, batch and numeric class.
+        In the order of `RolloutRequest.text_places`. Equal bits for equal weights, request, batch and numeric class.
 
     Raises:
         DataError: A prompt leaves no room in the model's window, or has a token beyond its vocabulary.

@@ -78,7 +78,7 @@ def judge_rollout(worker: str, request: RolloutRequest, one: Rollout, reread: Re
 
     Guarantees:
         Nothing that is no number passes. What passes was drawn by the rule, token by token, but where two tokens were
-        nearly equal; `BorderBook` bounds these. Where log-probabilities are the checker's to the last bits, so are
+        nearly equal; `BorderTally` bounds these. Where log-probabilities are the checker's to the last bits, so are
         logits, and draws are held to a tenth of the tolerance.
     """
     for look in _list_claim_checks(request, reread):

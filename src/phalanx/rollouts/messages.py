@@ -16,7 +16,7 @@ class PolicyOffer(Body):
     """The weights of a policy follow, as one safetensors file in parts.
 
     Attributes:
-        policy: `RolloutPolicy.digest`; the worker computes it again.
+        policy: `RolloutPolicy.full_digest`; the worker computes it again.
     """
 
     kind: ClassVar[str] = "policy_offer"

@@ -85,7 +85,7 @@ class RolloutAnswer(Body):
 
     Attributes:
         request: Digest of the request that this answers; it is judged as an answer to that one and to no other.
-        lines: One line a text, in the order of `RolloutRequest.places`.
+        lines: One line a text, in the order of `RolloutRequest.text_places`.
     """
 
     kind: ClassVar[str] = "rollout_answer"

@@ -160,7 +160,7 @@ def run_rollout_worker(config: RolloutWorkerConfig, writer: RolloutWriter | None
     Raises:
         PeerLostError: The owner cannot be reached, or is gone.
         CertificateError: This worker's own identity is unusable.
-        PhalanxError: As `RolloutService.run`.
+        PhalanxError: As `RolloutService.serve_link`.
     """
     settle_numerics(config.threads)
     with join_owner(config) as link:

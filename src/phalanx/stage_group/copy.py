@@ -108,16 +108,16 @@ class GroupRunner(StageRunner):
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute`."""
+        """As `StageRunner.recompute_microbatch`."""
         tensors = self._perform_order("recompute", step, microbatch, x=x, gradient=gradient)
         return tensors["y"], tensors.get("x_gradient")
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As `StageRunner.gradients`."""
+        """As `StageRunner.take_gradients`."""
         return self._link.give_order(GroupCommand(deed="gradients", copy_id=0), {})
 
     def abandon_step(self) -> None:
-        """As `StageRunner.abandon`."""
+        """As `StageRunner.abandon_step`."""
         if not self._is_idle:
             self._link.give_order(GroupCommand(deed="abandon", copy_id=0), {})
             self._is_idle = True

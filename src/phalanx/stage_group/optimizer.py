@@ -57,14 +57,14 @@ class GroupOptimizer(StageOptimizer):
         self._take_weights(self._link.give_order(order, gradients), self.num_steps + 1)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """As `StageOptimizer.state`; weights are the tensors themselves, moments are copies."""
+        """As `StageOptimizer.state_tensors`; weights are the tensors themselves, moments are copies."""
         weights = super().state_tensors()
         names = _with_moments(weights)
         moments = self._collect_moments(tuple(name for name in names if name not in weights))
         return {name: weights[name] if name in weights else moments[name] for name in names}
 
     def readable_state(self) -> Mapping[str, Tensor]:
-        """As `StageOptimizer.reading`: each moment comes from its rank when it is asked for."""
+        """As `StageOptimizer.readable_state`: each moment comes from its rank when it is asked for."""
         return _DistributedState(super().state_tensors(), self._collect_moments)
 
     @torch.no_grad()
@@ -81,13 +81,13 @@ class GroupOptimizer(StageOptimizer):
         self._link.give_order(GroupCommand(deed="load", copy_id=0, step=num_steps), tensors)
 
     def keep_snapshot(self) -> None:
-        """As `StageOptimizer.snapshot`; each rank keeps its part."""
+        """As `StageOptimizer.keep_snapshot`; each rank keeps its part."""
         self._link.refresh_weights(self.num_steps)
         self._link.give_order(GroupCommand(deed="snapshot", copy_id=0), {})
         self._undo_steps = self.num_steps
 
     def restore_snapshot(self) -> None:
-        """As `StageOptimizer.restore`."""
+        """As `StageOptimizer.restore_snapshot`."""
         state, steps = self.undo_state(), self._undo_steps
         self.load_state(state, steps or 0)
 
@@ -111,7 +111,7 @@ class GroupOptimizer(StageOptimizer):
 
 
 class _DistributedState(Mapping[str, Tensor]):
-    """A state of which rank 0 has the weights; in the order of `StageOptimizer.state`."""
+    """A state of which rank 0 has the weights; in the order of `StageOptimizer.state_tensors`."""
 
     def __init__(self, weights: Mapping[str, Tensor], collect: "CollectTensors") -> None:
         self._weights = weights

@@ -296,7 +296,7 @@ def parse_body(known: Mapping[str, type[_Body]], kind: str, body: dict[str, Any]
     """Parse a frame's body.
 
     Args:
-        known: Table from `by_kind`.
+        known: Table from `bodies_by_kind`.
 
     Raises:
         OutOfBoundsError: All fields are there and of the right types, and values are beyond their bounds.

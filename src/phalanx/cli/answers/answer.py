@@ -54,7 +54,7 @@ def print_object(value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def json_alone() -> Iterator[None]:
-    """Within it stdout is kept for `say_object`; all other output goes to stderr, that of child processes too."""
+    """Within it stdout is kept for `print_object`; all other output goes to stderr, that of child processes too."""
     with _keep_stdout() as lines, contextlib.redirect_stdout(sys.stderr):
         _STDOUT[os.getpid()] = lines
         try:

@@ -136,7 +136,7 @@ def parse_prompt(record: Mapping[str, Any], ignore: Collection[str] = ()) -> Con
     """Read the messages of a line's `prompt`, with the tools and the system text that stand beside them.
 
     Raises:
-        DataError: As `conversation_of`.
+        DataError: As `parse_conversation`.
     """
     beside = {name: record.get(name) for name in ("tools", "system")}
     return parse_conversation({"messages": record["prompt"], **beside}, "messages", ignore)

@@ -117,7 +117,7 @@ def _digest_bits(content: object) -> int:
 
 
 NO_CURRICULA = _digest_bits([[0]])
-"""What `RunOrder.history` says of a group that gave its samples in a random order."""
+"""What `RunOrder.mixture_history` says of a group that gave its samples in a random order."""
 
 
 def _group_legs(schedule: PhaseSchedule, group: int) -> list[Leg]:

@@ -100,7 +100,7 @@ class Windows:
         self.num_rows, _ = count_sequences(len(split.tokens), length)
 
     def read_rows(self, numbers: Sequence[int]) -> RowBlock:
-        """As `Rows.read`."""
+        """As `Rows.read_rows`."""
         length, tokens = self._length, self._split.tokens
         rows = np.empty((len(numbers), length + 1), dtype=np.int64)
         for row, number in zip(rows, numbers, strict=True):
@@ -113,12 +113,12 @@ class Windows:
         return RowBlock(ids, labels, documents)
 
     def rows_holding(self, start: int, stop: int) -> NDArray[np.int64]:
-        """As `Rows.holding`."""
+        """As `Rows.rows_holding`."""
         behind = min(-(-stop // self._length), self.num_rows) if stop > start else 0
         return np.arange(start // self._length, behind, dtype=np.int64)
 
     def mean_scores(self, by: str) -> NDArray[np.float64]:
-        """As `Rows.scores`."""
+        """As `Rows.mean_scores`."""
         starts, edges = self._split.starts(), np.arange(self.num_rows + 1, dtype=np.int64) * self._length
         # the sum of scores over tokens is linear between two borders of documents
         sums = np.concatenate([[0.0], np.cumsum(self._split.document_scores(by) * np.diff(starts))])
@@ -158,7 +158,7 @@ class BestFitRows:
         return float(self._sizes.sum()) / max(1, self.num_rows * self._length)
 
     def read_rows(self, numbers: Sequence[int]) -> RowBlock:
-        """As `Rows.read`."""
+        """As `Rows.read_rows`."""
         shape = (len(numbers), self._length)
         ids = np.full(shape, self._split.eos_id, dtype=np.int64)
         labels = np.full(shape, IGNORED, dtype=np.int64)
@@ -186,12 +186,12 @@ class BestFitRows:
         return RowBlock(ids, labels, documents, weights)
 
     def rows_holding(self, start: int, stop: int) -> NDArray[np.int64]:
-        """As `Rows.holding`."""
+        """As `Rows.rows_holding`."""
         begins, ends = np.maximum(self._starts, start), np.minimum(self._starts + self._sizes, stop)
         return np.unique(self._rows[begins < ends])
 
     def mean_scores(self, by: str) -> NDArray[np.float64]:
-        """As `Rows.scores`."""
+        """As `Rows.mean_scores`."""
         of_pieces = self._split.document_scores(by)[self._owners]
         sums = np.bincount(self._rows, weights=of_pieces * self._sizes, minlength=self.num_rows)
         return sums / np.bincount(self._rows, weights=self._sizes, minlength=self.num_rows)

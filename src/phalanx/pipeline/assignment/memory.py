@@ -8,7 +8,7 @@ from phalanx.errors import ConfigError
 from phalanx.pipeline.processes.own_memory import ALONE
 
 Rooms = Mapping[str, int]
-"""Bytes that a party may use, by the name of what it shares them with; see `own_rooms`."""
+"""Bytes that a party may use, by the name of what it shares them with; see `measure_own_memory`."""
 
 _ADVICE = (
     "add workers, give them more memory (memory_mib in a worker file says how much one may use), raise pipeline.stages "

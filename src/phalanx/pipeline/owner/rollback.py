@@ -140,7 +140,7 @@ class Rollback:
 
     @owner_task
     async def keep_state(self, step: int) -> tuple[str, str] | None:
-        """Keep the state before a step; see `KeptStates.take`."""
+        """Keep the state before a step; see `KeptStates.keep_state`."""
         oldest = self._step_history.oldest_step
         return await self.kept_states.keep_state(step, step if oldest is None else oldest)
 

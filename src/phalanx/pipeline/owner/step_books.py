@@ -52,7 +52,7 @@ class StageState:
 
 @dataclass(eq=False)
 class Duplicate:
-    """One duplicate under way; made by `Duplicates.begin`.
+    """One duplicate under way; made by `Duplicates.begin_duplicate`.
 
     Attributes:
         num_steps: Finished steps of the run when it was taken.

@@ -299,7 +299,7 @@ class VerifiedStep:
 
     @owner_task
     async def settle_step(self) -> None:
-        """As `PipelineEngine.settle`."""
+        """As `PipelineEngine.settle_last_step`."""
         facts, notes = self._facts, self._context.notes
         self._attempts.begin_clock()
         while facts.plan.guard.is_enabled and (

@@ -25,7 +25,7 @@ class Hello(Message):
     memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
         default_factory=dict, max_length=16
     )
-    """Bytes that it can give to stages, by the name of what it shares them with; see `own_rooms`."""
+    """Bytes that it can give to stages, by the name of what it shares them with; see `measure_own_memory`."""
     log_head: PublicHead | None = None
     """The newest head of this run's audit log that it was told, in any session."""
 
@@ -49,7 +49,7 @@ class Challenge(Message):
 
 
 class KernelDigests(StrictModel):
-    """The digests of a kernel fingerprint; see `run_battery`."""
+    """The digests of a kernel fingerprint; see `fingerprint_kernels`."""
 
     forward: Digest
     backward: Digest

@@ -36,7 +36,7 @@ class WideRunner(StageRunner):
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute`; the results are in the wider type."""
+        """As `StageRunner.recompute_microbatch`; the results are in the wider type."""
         with _WideCasts(self._dtype):
             return super().recompute_microbatch(step, microbatch, x.to(self._dtype), gradient)
 

@@ -319,7 +319,7 @@ class StepFacts:
         """A tensor between stages, as its sender announced it to its receiver in the present assignment.
 
         Raises:
-            FrameError, SignatureError: As `Statements.open`.
+            FrameError, SignatureError: As `StatementReader.open_statement`.
         """
         return self.statements.open_statement(signed, Activation, epoch, place, self.assignment.link_of)
 

@@ -144,7 +144,7 @@ def estimate_layout(
     """Estimate one valid layout on the first pool of a cluster.
 
     Args:
-        layout: Layout that `why_not` accepts.
+        layout: Layout that `describe_refusal` accepts.
         tokens: Tokens of the training; None leaves out days, energy and cost.
         guard: Verification between trust domains; None inside one.
         exact: Play the pipeline through instead of taking the formula for equal stages.

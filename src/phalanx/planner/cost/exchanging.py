@@ -88,7 +88,7 @@ class Exchanges:
 
 
 def link_of_axis(layout: Layout, axis: str, machine: Machine, exchange: Exchange | None = None) -> Link:
-    """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.sizes`.
+    """Return the slowest link that a group along an axis crosses; ranks count up as in `Layout.axis_sizes`.
 
     Args:
         exchange: Exchange that stops the computation; None for an exchange beside it.

@@ -143,7 +143,7 @@ def step_time(
     """Estimate one step.
 
     Args:
-        layout: Layout that `why_not` accepts.
+        layout: Layout that `describe_refusal` accepts.
         guard: Verification of workers; None verifies nothing.
         exact: Play the pipeline through; else take the formula for equal stages, which is much quicker.
     """

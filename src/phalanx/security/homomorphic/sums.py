@@ -185,7 +185,7 @@ def decrypt_sum(key: SumKey, terms: HomomorphicTerms, total: bytes) -> Encrypted
 
     Args:
         key: Key with its secret half.
-        total: Ciphertext from `add_up`.
+        total: Ciphertext from `sum_ciphertexts`.
 
     Raises:
         AggregationError: The sum is of too few clients, of another key or of other terms, or was altered.

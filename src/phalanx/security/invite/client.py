@@ -54,7 +54,7 @@ class JoinOffer:
     """An invited machine's description of itself; to the owner all but the address is a claim for people.
 
     Attributes:
-        port: Port at which the machine will be reached; an `OpenDoor` answers there now.
+        port: Port at which the machine will be reached; an `ReachabilityListener` answers there now.
         advertise: The name or address beside it; None for the one by which it reaches the owner.
         free_mib: Memory that it can give to stages; None where it does not know.
         gflops: Measured speed of its processor on a stage's kernels, in billions of operations a second.

@@ -51,7 +51,7 @@ class ProductCheck:
         self._spent = False
 
     def require_product(self, left: Ring, product: Ring, where: str) -> None:
-        """As `Check` says.
+        """As `ProductChecker` says.
 
         Raises:
             WrongProductError: It is not, or this check has refused before.

@@ -99,7 +99,7 @@ def answer_hello(
         terms: Terms of the server; `terms.server` is its name.
         epochs: Raised once the hello was found good.
         client: The party that must have signed the hello.
-        after_epoch: Last epoch of the client that is refused, as in `Offer.accept`.
+        after_epoch: Last epoch of the client that is refused, as in `HandshakeOffer.accept_reply`.
 
     Returns:
         The reply for the client, and the server's end.

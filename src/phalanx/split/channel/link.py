@@ -32,7 +32,7 @@ def post_message(endpoint: Endpoint, receiver: str, message: SplitMessage, frame
     """Send a message with a frame.
 
     Raises:
-        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send_frame`.
     """
     body, payload = message.model_dump(mode="json"), memoryview(frame)
     if frame.digest:
@@ -181,4 +181,4 @@ def costs_of(links: Iterable[FrameLink]) -> Costs:
 
 
 REFUSALS = (SealError, FrameError)
-"""What `FrameLink.unpack` raises."""
+"""What `FrameLink.unpack_tensor` raises."""

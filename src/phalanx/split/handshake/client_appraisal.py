@@ -22,7 +22,7 @@ class ClientAppraisal:
 
     Attributes:
         result: None where the evidence did not pass.
-        reason: Why it did not, one of `Reason`; empty where it did.
+        reason: Why it did not, one of `RefusedEvidenceReason`; empty where it did.
     """
 
     client: str

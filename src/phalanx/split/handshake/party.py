@@ -57,7 +57,7 @@ class EnclavePeer:
 
         Raises:
             RefusedEvidenceError: Its evidence does not pass, or this party's own does not.
-            PhalanxError: As `Connection.ask` and `ClientHandshake.accept`.
+            PhalanxError: As `Connection.request_answer` and `ClientHandshake.accept_reply`.
         """
         if self._handshake is None:
             self.connection.request_answer(say.HandshakeCall(token_bytes=0), say.Welcome)

@@ -145,7 +145,7 @@ def send_unreceipted(
     """Send a frame and forget old receipts: masked products are disputed by their check, not by signatures.
 
     Raises:
-        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send`.
+        FrameError, PeerRefusedError, PeerLostError: As `Endpoint.send_frame`.
     """
     header = endpoint.send_frame(receiver, kind, body, payload)
     endpoint.receipts.forget_before(receiver, header.fields.sequence - _RECEIPTS_KEPT)

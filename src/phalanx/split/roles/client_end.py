@@ -47,7 +47,7 @@ class ClientEnd:
         """Appraise the enclave, and agree on keys with it.
 
         Raises:
-            PhalanxError: As `EnclavePeer.meet`.
+            PhalanxError: As `EnclavePeer.meet_enclave`.
         """
         self._party.meet_enclave()
         self.side = SplitClient(self._party.name, self._front, self._kinds, self._party.tensor_link)
@@ -64,7 +64,7 @@ class ClientEnd:
         """Run the front on a microbatch and send what leaves.
 
         Raises:
-            PhalanxError: As `SplitClient.pack` and `Connection.say`.
+            PhalanxError: As `SplitClient.pack_microbatch` and `Connection.send_message`.
         """
         with self._timer.time_phase("front"):
             packed = self._split_client.pack_microbatch(what, step, number, ids, labels, extras)
@@ -75,7 +75,7 @@ class ClientEnd:
         """Wait for the enclave's feedback on this client's microbatches of a step.
 
         Raises:
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         side = self._split_client
         return self._await_feedback(

@@ -91,7 +91,7 @@ class SplitDriver(OwnerRequests):
         """Have every party wait for the enclave, appraise it and agree on keys with it.
 
         Raises:
-            PhalanxError: As `EnclavePeer.meet`; nothing was sent to an enclave that did not pass.
+            PhalanxError: As `EnclavePeer.meet_enclave`; nothing was sent to an enclave that did not pass.
         """
         for party in self.enclave_peers:
             ready, _ = party.connection.await_message(say.EnclaveReady)
@@ -104,7 +104,7 @@ class SplitDriver(OwnerRequests):
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the step was sent.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         self._check_trust(step)
         for number in range(len(inputs.ids)):
@@ -133,7 +133,7 @@ class SplitDriver(OwnerRequests):
             senders: The client that sends each of them; clients take turns when left out.
 
         Raises:
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         losses: list[float] = []
         count = 0

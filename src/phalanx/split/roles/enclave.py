@@ -127,7 +127,7 @@ class Enclave:
             what: Whether it is to be learned from, as the carrier says; the frame must agree.
             microbatch: Index that the carrier claims; the frame must agree.
             rows: Rows that the carrier claims; the frame must agree.
-            digest: Digest of the frame; see `FrameLink.unpack`.
+            digest: Digest of the frame; see `FrameLink.unpack_tensor`.
 
         Returns:
             Feedback for clients, where this frame completes a step, or a measurement.

@@ -93,7 +93,7 @@ class RemoteLead(OwnerRequests):
         """Wait until every party has called the enclave, appraise it, and wait until all clients have done the same.
 
         Raises:
-            PhalanxError: As `EnclavePeer.meet` and `Connection.hear`.
+            PhalanxError: As `EnclavePeer.meet_enclave` and `Connection.await_message`.
         """
         self._owner.connection.await_message(say.EnclaveReady)
         self._owner.meet_enclave()
@@ -108,7 +108,7 @@ class RemoteLead(OwnerRequests):
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; no turn was asked for.
             FailedBatchError: Loss or gradient is not finite; nothing was applied.
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         with self.timer.time_phase("attest"):
             self._owner.check_trust(every_s=self._split.reattest_s, now=self._split.reattests_at(step))

@@ -262,7 +262,7 @@ class TurnTaker:
 
         Raises:
             RefusedEvidenceError: The enclave is not trusted any more; nothing of the turn was sent.
-            PhalanxError: As `Connection.hear`.
+            PhalanxError: As `Connection.await_message`.
         """
         while True:
             message, _ = self._party.connection.await_one_of((ask.ClientTurn, ask.Conclude))

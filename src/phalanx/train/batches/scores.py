@@ -60,7 +60,7 @@ class Scores:
         texts = sum(true for true, _, _ in classes)
         if not texts:
             raise DataError("held-out texts: none to score")
-        # as `Confusion.macro_f1` has it
+        # as `ConfusionMatrix.macro_f1` has it
         shares = [2 * right / (predicted + true) for true, predicted, right in classes if predicted + true]
         return cls(total_loss / texts, sum(right for _, _, right in classes) / texts, sum(shares) / len(shares))
 

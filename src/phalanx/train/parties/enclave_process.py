@@ -62,7 +62,7 @@ def serve_enclave(run: SplitRun, start: EnclaveStart, tell: Say) -> None:
     """Be the enclave until the owner ends the run; where a session breaks off, wait for the next one.
 
     Raises:
-        PhalanxError: As `EnclaveHost.serve`.
+        PhalanxError: As `EnclaveHost.serve_sessions`.
     """
     split = run.split
     make_private_directory(start.directory)

@@ -34,4 +34,4 @@ class StepSamples:
 
 
 DigestOfStep = Callable[[int], str | None]
-"""`StepSamples.of`, as others get it."""
+"""`StepSamples.digest_of_step`, as others get it."""

@@ -136,7 +136,7 @@ def check_log_end(log: AuditLog, books: Mapping[str, object]) -> None:
 
     Args:
         log: Log of the guard of middle stages.
-        books: From `end_of` when the state was sealed.
+        books: From `log_end_of` when the state was sealed.
 
     Raises:
         CheckpointError: They are not the metadata of an enclave that owns a pipeline.

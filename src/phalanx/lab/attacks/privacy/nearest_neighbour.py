@@ -55,7 +55,7 @@ def candidate_states(front: Front, candidates: Tensor, before: int, deepest: int
     Args:
         candidates: Tokens, ``[number]``.
         before: The token that stands before each: the first position is unlike all others in trained models.
-        deepest: Deepest state to return, as for `Front.states`.
+        deepest: Deepest state to return, as for `Front.hidden_states`.
 
     Returns:
         By depth, ``[number, dim]`` each.

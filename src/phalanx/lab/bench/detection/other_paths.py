@@ -82,7 +82,7 @@ class PathRunner(StageRunner):
     def recompute_microbatch(
         self, step: int, microbatch: int, x: Tensor, gradient: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """As `StageRunner.recompute`, on this path."""
+        """As `StageRunner.recompute_microbatch`, on this path."""
         with self._on_path():
             y, x_gradient = self._inner.recompute_microbatch(step, microbatch, x, gradient)
             self._seen((self.spec.index, step, microbatch, "forward"), y)
@@ -91,11 +91,11 @@ class PathRunner(StageRunner):
         return y, x_gradient
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """As `StageRunner.gradients`."""
+        """As `StageRunner.take_gradients`."""
         return self._inner.take_gradients()
 
     def abandon_step(self) -> None:
-        """As `StageRunner.abandon`."""
+        """As `StageRunner.abandon_step`."""
         self._inner.abandon_step()
 
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ class PathRunner(StageRunner):
 
 
 def wrap_on_path(path: NumericPath, differences: HonestDistances) -> WrapCopy:
-    """Return a wrapper that makes a worker compute all its copies on one path; for use inside `taking_turns`."""
+    """Return a wrapper that makes a worker compute all its copies on one path; for use inside `one_party_at_a_time`."""
 
     def wrap(copy: StageCopy, held: bool) -> StageCopy:
         def sent(place: _Place, tensor: Tensor) -> None:

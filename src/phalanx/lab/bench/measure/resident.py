@@ -20,7 +20,7 @@ class Resident:
 
     Attributes:
         files: Now; code and files that are mapped.
-        peak: The most of both together since `forget_peak`.
+        peak: The most of both together since `reset_peak`.
     """
 
     anonymous: int

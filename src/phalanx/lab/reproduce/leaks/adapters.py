@@ -43,7 +43,7 @@ class AdapterLab:
     The adapter has been trained for one plain step on the host's own text: before its first step half of it is zero.
 
     Args:
-        texts: Texts, in the form that `Lab` takes.
+        texts: Texts, in the form that `LeakLab` takes.
     """
 
     def __init__(self, source: ModelSource, texts: Texts) -> None:

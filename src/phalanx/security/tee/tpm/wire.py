@@ -48,14 +48,14 @@ class TpmResponse(ByteReader):
     """Parameters of a response; what cannot be read is the TPM's fault, not that of evidence."""
 
     def take_bytes(self, size: int) -> bytes:
-        """As `Reader`, but raises TpmError."""
+        """As `ByteReader`, but raises TpmError."""
         try:
             return super().take_bytes(size)
         except RefusedEvidenceError as exc:
             raise TpmError(f"TPM: {exc.detail}") from exc
 
     def read_sized(self, size_bytes: int, limit: int) -> bytes:
-        """As `Reader`, but raises TpmError."""
+        """As `ByteReader`, but raises TpmError."""
         try:
             return super().read_sized(size_bytes, limit)
         except RefusedEvidenceError as exc:
