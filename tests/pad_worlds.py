@@ -53,7 +53,7 @@ class Counter:
     value: int = 7
     cut: str = ""
 
-    def read(self):
+    def read_count(self):
         return self.value
 
     def increment(self):

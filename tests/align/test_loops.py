@@ -54,7 +54,7 @@ def test_a_row_is_the_prompt_with_the_last_revision_and_says_how_it_came_about(p
     for row, prompt in zip(rows, prompts, strict=True):
         talk = parse_conversation(row)
         assert [one.role for one in talk.messages] == ["user", "assistant"]
-        assert talk.messages[0].content == prompt.text
+        assert talk.messages[0].content == prompt.readable_text
         assert talk.messages[1].content == row["revisions"][-1]["revision"]
         for step in row["revisions"]:
             number = {"first": "1", "second": "2"}[step["principle"]]

@@ -47,7 +47,7 @@ def test_the_archive_of_the_script_is_whole_and_the_same_twice(tmp_path):
         subprocess.run([*script, tmp_path / f"{name}.warc.gz", "--folder", tmp_path], check=True, capture_output=True)
 
     source = open_source(WarcConfig(path=tmp_path / "first.warc.gz"))
-    found = [document for file in source.files for document in source.read(file)]
+    found = [document for file in source.files for document in source.read_file_records(file)]
 
     assert [one.origin.digest_holds for one in found] == [True, True]
     assert "book about Debian" in found[0].text

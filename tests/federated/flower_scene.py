@@ -135,7 +135,7 @@ class FlowerEngine:
 
     def _serve(self):
         try:
-            APP.FrameRelay(self.grid, self._line).run()
+            APP.FrameRelay(self.grid, self._line).relay_frames()
         except APP.LineError:
             return
 

@@ -89,7 +89,7 @@ def with_field(body: dict[str, Any], name: str, value: Any) -> dict[str, Any]:
 
 def signed(body: dict[str, Any], actor: str, domain: str) -> bytes:
     """Return a statement in its one form, signed by the attacker's own key."""
-    signature = IDENTITIES[actor].sign(in_domain(domain, _json(body))).hex()
+    signature = IDENTITIES[actor].sign_data(in_domain(domain, _json(body))).hex()
     return _json({"body": body, "signature": signature})
 
 

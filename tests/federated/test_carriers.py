@@ -65,7 +65,7 @@ class OverLoopback:
 
     def begin_phase(self, name, answer, session=None):
         self.killed.clear()
-        self.threads[name] = self.scene.send_command(
+        self.threads[name] = self.scene.call(
             name, answer=dying(answer, self.killed), **({} if session is None else {"session": session})
         )
 

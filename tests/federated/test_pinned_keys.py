@@ -88,7 +88,7 @@ def test_an_owner_that_is_the_authority_reads_one_sites_update_behind_a_secure_s
 
 
 def test_a_key_that_the_owner_has_put_in_anothers_place_is_refused_where_it_is_pinned(place):
-    place.write(place.told(*OTHERS))
+    place.write(place.summary_fields(*OTHERS))
     place.substitute()
 
     with pytest.raises(
@@ -100,17 +100,19 @@ def test_a_key_that_the_owner_has_put_in_anothers_place_is_refused_where_it_is_p
 
 @pytest.mark.parametrize("names", [OTHERS, ("owner", "north", *OTHERS)])
 def test_keys_that_certificates_have_are_taken_and_may_be_of_all_parties(place, names):
-    place.write(place.told(*names))
+    place.write(place.summary_fields(*names))
 
     identity, terms = place.begin()
 
     assert identity.name == "north"
-    assert {name: peer.public_key.hex() for name, peer in terms.roster.items()} == place.told("north", *OTHERS)
+    assert {name: peer.public_key.hex() for name, peer in terms.roster.items()} == place.summary_fields(
+        "north", *OTHERS
+    )
 
 
 @pytest.mark.parametrize("name", ["owner", "north"])
 def test_another_key_of_the_owner_or_of_the_site_itself_is_refused_too(place, name):
-    place.write(place.told("owner", "north", *OTHERS) | {name: "ab" * 32})
+    place.write(place.summary_fields("owner", "north", *OTHERS) | {name: "ab" * 32})
 
     with pytest.raises(CertificateError, match=f"{name}/certificate.pem: certifies"):
         place.begin()
@@ -133,7 +135,7 @@ def test_sites_that_nobody_has_spoken_to_and_keys_that_are_none_are_refused(plac
 
 
 def test_a_site_that_the_owner_has_made_up_is_refused(place):
-    place.write(place.told(*OTHERS), SECTION.replace('"east"', '"east", "puppet"'))
+    place.write(place.summary_fields(*OTHERS), SECTION.replace('"east"', '"east", "puppet"'))
 
     with pytest.raises(ConfigError, match="keys lacks puppet"):
         read_site(place.home / "north.toml")

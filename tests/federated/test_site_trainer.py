@@ -77,7 +77,7 @@ def test_fedavg_with_one_step_of_sgd_is_one_process_on_the_union(tmp_path, sourc
     scene = Scene.of_trainers(tmp_path, sites, model_of(source).copy_weights())
 
     for number in (1, 2):
-        scene.owner.round(number, 0.1)
+        scene.owner.run_round(number, 0.1)
 
     alone = model_of(source)
     union = trainer_of(alone, "union", (0, 1), 12)
@@ -143,8 +143,8 @@ def test_personal_weights_are_trained_at_each_site_and_are_in_no_message(tmp_pat
         )[1]
 
     for number in (1, 2):
-        scene.owner.round(number, 0.1)
-    own_scores = scene.owner.measure()
+        scene.owner.run_round(number, 0.1)
+    own_scores = scene.owner.measure_at_sites()
 
     messages = [*sent, *(bytes(one.payload) for one in scene.carrier.replies)]
     assert any(b"transformer.wte.weight" in one for one in messages)
@@ -159,8 +159,8 @@ def test_personal_weights_are_trained_at_each_site_and_are_in_no_message(tmp_pat
     # a site measures with its own: a site that has lost them says something else
     (tmp_path / "own-0" / "personal" / "round-2.safetensors").unlink()
     (tmp_path / "own-0" / "personal" / "round-1.safetensors").unlink()
-    assert scene.owner.measure()["site-0"].loss != own_scores["site-0"].loss
-    assert scene.owner.measure()["site-1"] == own_scores["site-1"]
+    assert scene.owner.measure_at_sites()["site-0"].loss != own_scores["site-0"].loss
+    assert scene.owner.measure_at_sites()["site-1"] == own_scores["site-1"]
 
 
 def test_without_patterns_the_same_weights_are_sent(source):
@@ -179,17 +179,17 @@ def test_a_site_that_begins_anew_goes_on_with_its_personal_weights_and_a_round_t
     weights = personal_model(source).copy_weights()
     rule = PlainRule(None, weights)
     steady = site()
-    steady.train(1, weights, 0.1, rule)
-    second = steady.train(2, weights, 0.1, rule)
-    steady.train(3, weights, 0.1, rule)
+    steady.train_round(1, weights, 0.1, rule)
+    second = steady.train_round(2, weights, 0.1, rule)
+    steady.train_round(3, weights, 0.1, rule)
 
-    again = site().train(2, weights, 0.1, rule)
+    again = site().train_round(2, weights, 0.1, rule)
 
     assert all(torch.equal(second.delta[name], again.delta[name]) for name in weights)
     assert not (tmp_path / "personal" / "round-3.safetensors").exists()
     (tmp_path / "personal" / "round-2.safetensors").write_bytes(b"x")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        site().train(3, weights, 0.1, rule)
+        site().train_round(3, weights, 0.1, rule)
 
 
 @pytest.mark.parametrize(

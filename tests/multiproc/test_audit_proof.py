@@ -131,7 +131,7 @@ def test_a_guarded_run_is_proven_step_by_step_without_its_keys(guarded, capsys):
 
     proof, second = verify_run(guarded.run_dir), independent(guarded.run_dir)
     assert f"{STEPS} of {STEPS} steps" in capsys.readouterr().out
-    assert (proof.is_guarded, proof.steps, proof.proven) == (True, STEPS, STEPS)
+    assert (proof.guarded, proof.steps, proof.proven) == (True, STEPS, STEPS)
     assert second.proven == set(range(STEPS))
     assert proof.audits == second.audits > 2 * STEPS
     assert (proof.unproven, second.doubts) == ((), [])
@@ -148,7 +148,7 @@ def test_an_unguarded_run_is_told_apart(unguarded, capsys):
 
     assert "no step was verified: the guard was off" in capsys.readouterr().out
     found = independent(unguarded.run_dir)
-    assert (found.is_guarded, found.proven, found.audits) == (False, set(), 0)
+    assert (found.guarded, found.proven, found.audits) == (False, set(), 0)
 
 
 def test_an_unguarded_log_under_the_opening_of_a_guarded_one_is_not_taken_for_one(spoiled):

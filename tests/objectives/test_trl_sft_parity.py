@@ -61,7 +61,7 @@ def check(result, home, *, packed):
         size = sum(seen)
         assert one.ids.tolist() == ids[:size]
         # theirs are not shifted
-        assert one.labels.tolist() == [*labels[1:size], IGNORE]
+        assert one.target_labels.tolist() == [*labels[1:size], IGNORE]
     block = rows_of(talks, 128 if packed else len(batch["input_ids"][0]), packed=packed)
     assert len(block.ids) == (2 if packed else len(talks))
     stage = seeded_model(result, home)

@@ -62,9 +62,9 @@ def test_a_step_that_overflows_is_done_again_with_the_same_batch(make_member, mo
     monkeypatch.setattr(update, "_FIRST", 2.0**24)
     loud, plain = make_member("fp16"), make_member("fp32")
 
-    found = [loud.step(step, *batch_of(step, 64)) for step in range(3)]
+    found = [loud.train_step(step, *batch_of(step, 64)) for step in range(3)]
 
-    expected = [plain.step(step, *batch_of(step, 64)) for step in range(3)]
+    expected = [plain.train_step(step, *batch_of(step, 64)) for step in range(3)]
     assert loud._scale.value < 2.0**24
     assert [one.loss for one in found] == pytest.approx([one.loss for one in expected], rel=1e-2)
     assert [one.gradient_norm for one in found] == pytest.approx([one.gradient_norm for one in expected], rel=1e-2)
@@ -76,6 +76,6 @@ def test_a_loss_that_is_not_finite_is_not_tried_again(make_member):
         next(iter(member._held)).parameter.fill_(float("nan"))
 
     with pytest.raises(FailedBatchError, match="loss nan"):
-        member.step(0, *batch_of(0, 64))
+        member.train_step(0, *batch_of(0, 64))
 
     assert member._scale.value == 2.0**16

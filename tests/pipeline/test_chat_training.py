@@ -66,7 +66,7 @@ def trained(company, corpus, run):
     """The results of all steps."""
     loader = BatchLoader(corpus, run.train.batch_size, run.train.seed)
     batches = (step_inputs(loader.next_batch(), run.train.microbatches) for _ in range(STEPS))
-    return [company.engine.step(step, inputs) for step, inputs in enumerate(batches)]
+    return [company.engine.train_turn(step, inputs) for step, inputs in enumerate(batches)]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_the_loss_of_a_step_is_that_of_the_weighted_targets_alone(make_company, 
     corpus, company = corpus_of(run), make_company(run)
     batch = BatchLoader(corpus, run.train.batch_size, run.train.seed).next_batch()
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     assert result.num_targets == int((batch.labels != -100).sum())
     # an untrained model knows nothing of any target

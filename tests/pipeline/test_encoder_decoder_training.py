@@ -66,7 +66,7 @@ def test_a_guarded_step_is_that_of_transformers_model(make_company, kind):
     company = make_company(run)
     batch = random_batch(run, company.source.vocab_size, 0)
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     loss, norm = whole_gradient(company.source, batch)
     assert result.loss == pytest.approx(loss, rel=3e-6)
@@ -141,7 +141,7 @@ def test_an_objective_without_a_text_for_the_encoder_is_refused_before_the_first
 def test_a_mixture_with_tokens_that_are_predicted_where_they_stood_is_refused(make_company, part):
     mixture = {"kind": "denoisers", "tasks": [{"kind": "span_corruption"}, {"kind": part}]}
     if part == "causal_lm":
-        assert make_company(learning(mixture)).plan.attends == "prefix"
+        assert make_company(learning(mixture)).plan.effective_attention == "prefix"
         return
     with pytest.raises(
         ConfigError, match="need logits of the text that the encoder reads, but t5 has only those of what"

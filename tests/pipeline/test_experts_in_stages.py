@@ -38,7 +38,7 @@ def test_a_verified_step_learns_the_routers_losses_of_all_stages(make_company):
     for asked in (True, False):
         run = mixture_run(output_router_logits=asked)
         company = make_company(run)
-        result = company.engine.step(0, step_inputs(random_batch(run, 64, 0), run.train.microbatches))
+        result = company.engine.train_turn(0, step_inputs(random_batch(run, 64, 0), run.train.microbatches))
         norms[asked] = result.gradient_norm
         assert company.verdicts == []
         assert result.guard.num_audits > 0

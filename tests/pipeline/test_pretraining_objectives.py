@@ -57,7 +57,7 @@ def test_a_guarded_step_is_that_of_the_un_sliced_model(make_company, kind):
     company = make_company(run)
     batch = random_batch(run, company.source.vocab_size, 0)
 
-    result = company.engine.step(0, step_inputs(batch, run.train.microbatches))
+    result = company.engine.train_turn(0, step_inputs(batch, run.train.microbatches))
 
     loss, norm = whole_gradient(company.source, batch, kind)
     assert result.loss == pytest.approx(loss, rel=3e-6)

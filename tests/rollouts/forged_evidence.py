@@ -49,7 +49,7 @@ def forgeries_of(drill: Drill) -> Iterator[Forgery]:
     certificates = drill.pki.desk(drill.home).certificates
     plain["certificates"] = {name: certificates[name] for name in ("owner", VICTIM)}
     asked = [header for name, header in table.sent if (name, header.fields.kind) == (VICTIM, RolloutRequest.kind)]
-    answers = [item for item in table.repeated_answer if item.sender == VICTIM]
+    answers = [item for item in table.answered if item.sender == VICTIM]
     for offence, (at, request), (n, answer), second in itertools.product(
         OFFENCES, enumerate(asked), enumerate(answers), [None, *answers]
     ):
@@ -91,7 +91,7 @@ def _files(
         config = dict(policy.config) | ({"vocab_size": 7} if is_altered else {})
         record["config"] = canonical_json(config).decode()
         if "weights" in record:
-            record["weights"] = policy.weights
+            record["weights"] = policy.digest_of_weights
         record["weights_left_out"] = None if has_weights else "the verdict needs none"
         if "tolerance" in record and is_altered:
             record["tolerance"] = dict.fromkeys(record["tolerance"], 0.0)

@@ -55,7 +55,7 @@ class Drill:
             policy = after_a_step(policy, seed=step)
             request = RolloutRequest(
                 step=step,
-                policy=policy.digest,
+                policy=policy.full_digest,
                 seed=3,
                 sampler=SamplerConfig(max_new_tokens=4, sketch_every=2),
                 prompts=tuple(Prompt(number=n, ids=(7 + n, 9, 11)) for n in range(3)),

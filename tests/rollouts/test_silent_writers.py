@@ -93,7 +93,7 @@ def test_an_answer_to_a_request_of_another_worker_counts_for_nobody(steps, pki, 
     table = table_of(tmp_path, pki, w1=note, w0=borrowed)
     play(table, steps[:2])
 
-    assert (table.owner.verdicts, dict(table.owner.unanswered)) == ([], {"writer-0": 1})
+    assert (table.owner.verdicts, dict(table.owner.unanswered_requests)) == ([], {"writer-0": 1})
 
 
 def test_a_silent_worker_costs_as_many_timeouts_as_the_budget_has_and_one_more(steps, pki, tmp_path):
@@ -141,7 +141,7 @@ def test_a_worker_is_asked_once_for_an_answer(steps, pki, tmp_path):
     again = CheckedFrame("owner", "rollout_request", asked.fields.body, memoryview(b""), asked)
 
     with pytest.raises(FrameError, match="request 0 came after request 0"):
-        table.services["writer-0"].take(again)
+        table.services["writer-0"].handle_frame(again)
 
 
 def test_an_honest_worker_that_was_silent_once_stays(steps, pki, tmp_path):

@@ -83,7 +83,7 @@ class TurnEnd:
         self._deliver = deliver
         self._chains: dict[str, SendingChain] = {}
 
-    def send(
+    def send_frame(
         self, receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
     ) -> SignedHeader:
         data = b"".join(bytes(part) for part in payload)
@@ -113,13 +113,13 @@ class OwnerEnd(TurnEnd):
         self.refused: set[str] = set()
         self._clock = clock
 
-    def receive(self, timeout_s: float) -> CheckedFrame | None:
+    def receive_item(self, timeout_s: float) -> CheckedFrame | None:
         if self.queue:
             return self.queue.popleft()
         self._clock.now += max(timeout_s, 1e-3)
         return None
 
-    def refuse(self, party: str) -> None:
+    def evict_party(self, party: str) -> None:
         self.refused.add(party)
 
 
@@ -223,5 +223,7 @@ class _RewrittenEnd:
     def __init__(self, table: TurnTaking, name: str) -> None:
         self._table, self.name = table, name
 
-    def send(self, _receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()) -> None:
+    def send_frame(
+        self, _receiver: str, kind: str, body: dict[str, Any], payload: Sequence[bytes | memoryview] = ()
+    ) -> None:
         self._table.speak(self.name, Said(kind, body, b"".join(bytes(part) for part in payload)))

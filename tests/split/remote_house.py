@@ -141,7 +141,7 @@ class RemoteSession:
                 taker, party = self.client(name, texts, front, proves=proves)
                 party.connection.send_message(self.ready(**changes))
                 taker.take_turns()
-                taker.conclude(self.house.identities[ENCLAVE].public)
+                taker.conclude_session(self.house.identities[ENCLAVE].public)
             except Exception as exc:  # noqa: BLE001 - a test looks at it
                 self.failures.append(exc)
 

@@ -85,7 +85,7 @@ class Network:
     def __init__(self):
         self.handle, self.asked = None, []
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.asked.append(receiver)
         if self.handle is None:
             raise PeerLostError(f"{receiver}: is not there yet")

@@ -83,10 +83,10 @@ def test_a_client_is_bound_to_its_first_word(turns):
     [({"model": "ee" * 32}, "its model files differ"), ({"tokenizer": "ee" * 32}, "its tokenizer differs")],
 )
 def test_a_client_with_another_model_or_tokenizer_is_not_ready(turns, change, said):
-    turns.ready("north", word())
+    turns.note_ready("north", word())
 
     with pytest.raises(DataError, match=f"south: {said}"):
-        turns.ready("south", word(**change))
+        turns.note_ready("south", word(**change))
     assert not turns.is_ready
 
 

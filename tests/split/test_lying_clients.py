@@ -192,7 +192,7 @@ def joined(house, session, told):
 
 def texts_of(name):
     texts = Texts(0)
-    texts.microbatches, texts.number = microbatches_of(name, MICROBATCHES, ORDER), ORDER.index(name)
+    texts.own_microbatches, texts.number = microbatches_of(name, MICROBATCHES, ORDER), ORDER.index(name)
     return texts
 
 
@@ -207,19 +207,19 @@ def test_the_owner_is_told_which_client_and_why_and_after_all_have_died_it_is_st
     with whole.open() as session:
         lead = joined(whole, session, told)
         wanted = [lead.train_step(step, step) for step in range(5)]
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
     session = cut.open()
     lead = joined(cut, session, [])
-    found = [lead.step(step, step) for step in range(3)]
-    step, number, blob = lead.keep()
+    found = [lead.train_step(step, step) for step in range(3)]
+    step, number, blob = lead.request_state()
     kept = bytes(blob)
-    lead.settle(number)
+    lead.settle_state(number)
     session.die()
     with cut.open() as session:
         lead = joined(cut, session, again)
-        lead.restore(step, memoryview(kept))
-        found += [lead.step(at, at) for at in (3, 4)]
-        assert same(dict(session.server._trainer.weights()), weights)
+        lead.restore_state(step, memoryview(kept))
+        found += [lead.train_step(at, at) for at in (3, 4)]
+        assert same(dict(session.server._trainer.trained_weights()), weights)
 
     facts = [(one.client, one.step, one.reason, one.figure, one.is_excluded) for one in told]
     assert facts == [("west", 0, "not_finite", None, False), ("west", 1, "not_finite", None, True)]
@@ -246,7 +246,7 @@ def test_held_out_texts_of_which_the_loss_is_no_number_spoil_no_sum_and_are_told
     with house.open() as session:
         lead = joined(house, session, [])
         with pytest.raises(FrameError, match=r"loss nan.*\[split.admission\]"):
-            lead.scores(0)
+            lead.request_scores(0)
 
 
 class LyingHeldOut(Texts):
@@ -275,8 +275,8 @@ def test_held_out_texts_of_a_client_that_is_out_move_no_figure_by_which_checkpoi
             for step in range(8):
                 lead.train_step(step, step)
             if wanted is not None and is_out:
-                session.server._enclave.admission.standings._excluded["west"] = "far"
-            return lead.scores(8)
+                session.server._enclave.admission.client_standings._excluded["west"] = "far"
+            return lead.request_scores(8)
 
     honest, lied = figure("honest", Texts, None), figure("lied", LyingHeldOut, None)
     # where nothing looks, the figure is what the liar makes of it
@@ -297,7 +297,7 @@ def test_a_client_that_does_not_count_makes_no_release_of_one_client_more(source
         lead.train_step(0, 0)
 
         with pytest.raises(ReleaseRefusedError) as refusal:
-            lead.release(1)
+            lead.request_release(1)
 
     assert refusal.value.reason == "too_few_clients"
 

@@ -183,12 +183,12 @@ def test_a_revoked_party_is_asked_for_no_turn_and_the_log_says_why(pki, party):
     seen = []
     watch = revocations(pki, lambda kind, body: seen.append((kind, body)))
     RevokedParties(pki).revoke_party("stranger", "is in other runs")
-    watch.check(3)
+    watch.check_revocations(3)
     RevokedParties(pki).revoke_party(party, "its keys were copied")
 
     for _ in range(2):
         with pytest.raises(PeerRefusedError, match=f"{party}: the certificate was revoked"):
-            watch.check(4)
+            watch.check_revocations(4)
 
     ((kind, body),) = seen
     assert (kind, body["party"], body["step"], body["reason"]) == ("revoked", party, 4, "its keys were copied")
@@ -198,7 +198,7 @@ def test_a_party_that_the_log_names_stays_out_though_the_list_is_gone(pki):
     watch = revocations(pki, lambda kind, body: None, barred={"north"})
 
     with pytest.raises(PeerRefusedError, match="north"):
-        watch.check(0)
+        watch.check_revocations(0)
 
 
 def test_a_list_that_cannot_be_read_stops_the_run(pki):
@@ -207,7 +207,7 @@ def test_a_list_that_cannot_be_read_stops_the_run(pki):
     (pki / "revoked.json").write_text("{}x")
 
     with pytest.raises(CertificateError):
-        watch.check(0)
+        watch.check_revocations(0)
 
 
 def test_nothing_of_a_client_is_trained_once_its_certificate_is_revoked(source, tmp_path, pki):
@@ -216,7 +216,7 @@ def test_nothing_of_a_client_is_trained_once_its_certificate_is_revoked(source, 
         for name in CLIENTS:
             session.join(name)
         turns = RemoteTurns(4, 8)
-        clients = RemoteClients(session.lead(), turns, watch.check)
+        clients = RemoteClients(session.lead(), turns, watch.check_revocations)
         turns.next_batch()
         assert clients.train_turn(0, None)[0].loss > 0
         RevokedParties(pki).revoke_party("south", "its keys were copied")

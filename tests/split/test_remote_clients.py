@@ -32,7 +32,7 @@ def inputs_of(draw):
     parts = {}
     for number in range(2):
         texts = Texts(number)
-        parts.update(zip(texts.microbatches, texts.drawn(draw), strict=True))
+        parts.update(zip(texts.own_microbatches, texts.draw_rows(draw), strict=True))
     ids, labels = zip(*(parts[at] for at in sorted(parts)), strict=True)
     return StepInputs(ids, labels, 4)
 
@@ -47,9 +47,14 @@ def local_run(source, directory, steps):
             (name, *part) for number, name in enumerate(("client-0", "client-1")) for part in Texts(number).held_out()
         ]
         senders = [name for name, *_ in rows]
-        scores = session.lead.measure(steps, iter([(ids, labels) for _, ids, labels in rows]), senders)
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
-        return [(one.loss, one.norm, one.num_targets) for one in taken], scores, weights, session.lead.weigh()
+        scores = session.lead.measure_held_out(steps, iter([(ids, labels) for _, ids, labels in rows]), senders)
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
+        return (
+            [(one.loss, one.norm, one.num_targets) for one in taken],
+            scores,
+            weights,
+            session.lead.request_weights_digest(),
+        )
 
 
 def test_remote_clients_train_and_score_what_one_process_does_bit_for_bit(source, tmp_path):
@@ -59,12 +64,12 @@ def test_remote_clients_train_and_score_what_one_process_does_bit_for_bit(source
         for name in CLIENTS:
             session.join(name)
         lead = session.lead()
-        taken = [lead.step(step, step) for step in range(3)]
-        found = lead.scores(3)
-        assert lead.weigh() == digest
-        assert same(dict(session.server._trainer.weights()), weights)
+        taken = [lead.train_step(step, step) for step in range(3)]
+        found = lead.request_scores(3)
+        assert lead.request_weights_digest() == digest
+        assert same(dict(session.server._trainer.trained_weights()), weights)
         statements = lead.compare_transcripts(session.house.identities[ENCLAVE].public)
-        lead.end()
+        lead.end_session()
         session.wait()
 
     assert [(one.loss, one.norm, one.num_targets) for one in taken] == losses
@@ -86,20 +91,20 @@ def test_a_run_with_remote_clients_goes_on_after_all_have_died_with_equal_bits(s
     for name in CLIENTS:
         session.join(name)
     lead = session.lead()
-    found = [lead.step(step, step) for step in range(2)]
-    step, number, blob = lead.keep()
+    found = [lead.train_step(step, step) for step in range(2)]
+    step, number, blob = lead.request_state()
     kept = bytes(blob)
-    lead.settle(number)
-    lead.step(2, 2)
+    lead.settle_state(number)
+    lead.train_step(2, 2)
     session.die()
 
     with house.open() as again:
         for name in CLIENTS:
             again.join(name)
         lead = again.lead()
-        lead.restore(step, memoryview(kept))
-        found += [lead.step(at, at) for at in (2, 3)]
-        assert lead.weigh() == digest
+        lead.restore_state(step, memoryview(kept))
+        found += [lead.train_step(at, at) for at in (2, 3)]
+        assert lead.request_weights_digest() == digest
 
     assert [(one.loss, one.norm, one.num_targets) for one in found] == losses
 
@@ -143,18 +148,18 @@ def test_an_owner_cannot_send_what_clients_send_and_clients_cannot_ask_for_turns
         for name in CLIENTS:
             session.join(name)
         lead = session.lead()
-        owner = lead.parties[0]
+        owner = lead.enclave_peers[0]
         for message in (session.ready(), ask.TurnDone(step=0), ask.ClientLeft(reason="data"), ask.ConcludeReply()):
             with pytest.raises(PeerRefusedError, match="is not a client of another owner"):
-                owner.line.ask(message, ask.TurnTotal)
+                owner.connection.request_answer(message, ask.TurnTotal)
         with pytest.raises(PeerRefusedError, match="is not a client"):
-            owner.line.ask(say.Upload(what="train", microbatch=0, rows=1), ask.TurnTotal, (b"x",))
+            owner.connection.request_answer(say.Upload(what="train", microbatch=0, rows=1), ask.TurnTotal, (b"x",))
 
     with RemoteHouse(source, tmp_path / "other").open() as session:
         _, party = session.client("north")
         for message in (ask.ClientTurn(what="train", step=0, draw=0), ask.Conclude()):
             with pytest.raises(PeerRefusedError, match=f"only {OWNER} may request"):
-                party.line.ask(message, ask.ClientTurn)
+                party.connection.request_answer(message, ask.ClientTurn)
 
 
 def test_an_enclave_with_another_measurement_gets_nothing(source, tmp_path):
@@ -242,11 +247,11 @@ def test_a_turn_before_all_are_ready_or_of_another_step_is_refused(source, tmp_p
 def test_a_client_that_sends_without_being_asked_is_refused_and_changes_nothing(source, tmp_path):
     with RemoteHouse(source, tmp_path).open() as session:
         taker, north = session.client("north")
-        ids, labels = Texts(0).drawn(0)[0]
-        taker._end.send("train", 0, 0, ids, labels)
+        ids, labels = Texts(0).draw_rows(0)[0]
+        taker._end.send_microbatch("train", 0, 0, ids, labels)
 
         with pytest.raises(FrameError, match="was asked for no microbatch"):
-            north.line.hear(say.Reply)
+            north.connection.await_message(say.Reply)
 
         assert session.server._trainer.num_learned == 0
 
@@ -275,12 +280,12 @@ def test_a_client_that_leaves_ends_the_session_and_the_owner_is_told_who_and_why
     with RemoteHouse(source, tmp_path).open() as session:
         session.join("north")
         _, south = session.client("south")
-        south.line.say(session.ready())
+        south.connection.send_message(session.ready())
         lead = session.lead()
-        south.line.say(ask.ClientLeft(reason="stopped"))
+        south.connection.send_message(ask.ClientLeft(reason="stopped"))
 
         with pytest.raises(PeerLostError, match=r"south \(stopped\): left the run"):
-            lead.step(0, 0)
+            lead.train_step(0, 0)
         session.wait()
 
     assert any("south (stopped)" in str(one) for one in session.failures)

@@ -25,8 +25,8 @@ def releasing(**policy):
 
 
 def test_what_moved_too_far_leaves_shortened_and_what_did_not_as_it_is():
-    _, short = releasing(clip_norm=6.0).make(MOVED.items())
-    _, whole = releasing(clip_norm=12.5).make(MOVED.items())
+    _, short = releasing(clip_norm=6.0).make_release(MOVED.items())
+    _, whole = releasing(clip_norm=12.5).make_release(MOVED.items())
 
     assert total_norm([short["a"] - BEGINNING["a"]]) == pytest.approx(6.0, rel=1e-5)
     assert total_norm([short["a"] - BEGINNING["a"]]) <= 6.0
@@ -36,11 +36,11 @@ def test_what_moved_too_far_leaves_shortened_and_what_did_not_as_it_is():
 
 def test_the_next_release_is_judged_by_what_left_and_not_by_what_stayed():
     found = releasing(clip_norm=8.0)
-    _, first = found.make(MOVED.items())
+    _, first = found.make_release(MOVED.items())
     for name in ("client-0", "client-1"):
         found.gate.note_contribution(name, 4)
 
-    _, second = found.make(MOVED.items())
+    _, second = found.make_release(MOVED.items())
 
     assert total_norm([first["a"] - BEGINNING["a"]]) == pytest.approx(8.0, rel=1e-5)
     assert torch.equal(second["a"], MOVED["a"])
@@ -87,24 +87,24 @@ def test_too_few_clients_and_no_policy_keep_everything_sealed():
 
 def test_weights_that_are_not_finite_stay():
     with pytest.raises(ReleaseRefusedError) as refusal:
-        releasing().make({"a": torch.full((4, 4), math.nan), "b": torch.ones(3)}.items())
+        releasing().make_release({"a": torch.full((4, 4), math.nan), "b": torch.ones(3)}.items())
 
     assert refusal.value.reason == "not_finite"
 
 
 def test_what_has_left_outlives_a_restart():
     found = releasing(clip_norm=6.0)
-    found.make(MOVED.items())
-    tensors, books = found.state()
+    found.make_release(MOVED.items())
+    tensors, books = found.release_state()
     again = releasing(clip_norm=6.0)
 
-    rest = again.load({**tensors, "weight/a": torch.zeros(1)}, books)
+    rest = again.restore_release({**tensors, "weight/a": torch.zeros(1)}, books)
 
     assert rest.keys() == {"weight/a"}
     with pytest.raises(ReleaseRefusedError):
-        again.make(MOVED.items())
+        again.make_release(MOVED.items())
     with pytest.raises(CheckpointError, match="another model"):
-        again.load({"released/z": torch.zeros(1)}, books)
+        again.restore_release({"released/z": torch.zeros(1)}, books)
 
 
 def test_every_client_of_a_step_that_was_taken_counts(source):

@@ -19,13 +19,13 @@ class Spoiling:
     def __getattr__(self, name):
         return getattr(self._link, name)
 
-    def unpack(self, frame, kind, step, microbatch, digest=""):
+    def unpack_tensor(self, frame, kind, step, microbatch, digest=""):
         spoil = self._spoiled.pop(0) if self._spoiled else False
         if spoil:
             self.refused += 1
             frame = bytearray(frame)
             frame[-1] ^= 1
-        return self._link.unpack(frame, kind, step, microbatch, digest)
+        return self._link.unpack_tensor(frame, kind, step, microbatch, digest)
 
 
 def spoil_uploads(session, client, pattern):
@@ -61,7 +61,7 @@ def test_a_refused_frame_is_sent_again_and_the_bits_are_those_of_an_undisturbed_
     expected = train(SplitSimulator(make_scene(source)), 3)
     with House(source, tmp_path).open() as session:
         link = spoil_uploads(session, client, pattern)
-        losses = [session.step(number) for number in range(3)]
+        losses = [session.train_turn(number) for number in range(3)]
         statements = session.lead.compare_transcripts(session.house.identities["enclave"].public)
 
     assert losses == expected
@@ -73,7 +73,7 @@ def test_a_reply_that_does_not_open_is_asked_for_again(source, tmp_path):
     expected = train(SplitSimulator(make_scene(source)), 2)
     with House(source, tmp_path).open() as session:
         links = [spoil_replies(session, name, (True, True)) for name in ("client-0", "client-1")]
-        losses = [session.step(number) for number in range(2)]
+        losses = [session.train_turn(number) for number in range(2)]
 
     assert losses == expected
     assert [link.refused for link in links] == [2, 2]
@@ -83,18 +83,18 @@ def test_a_frame_that_never_opens_ends_the_session_after_so_many_tries_and_costs
     expected = train(SplitSimulator(make_scene(source)), 2)
     house = House(source, tmp_path)
     session = house.open()
-    losses = [session.step(0)]
-    step, number, blob = session.lead.keep()
+    losses = [session.train_turn(0)]
+    step, number, blob = session.lead.request_state()
     kept = bytes(blob)
-    session.lead.settle(number)
+    session.lead.settle_state(number)
     link = spoil_uploads(session, "client-1", [True] * 99)
     with pytest.raises(SealError):
-        session.step(1)
+        session.train_turn(1)
     session.die()
 
     with house.open() as again:
-        again.lead.restore(step, memoryview(kept))
-        losses.append(again.step(1))
+        again.lead.restore_state(step, memoryview(kept))
+        losses.append(again.train_turn(1))
 
     assert link.refused == TRIES
     assert losses == expected
@@ -104,8 +104,8 @@ def test_a_reply_that_never_opens_ends_the_session(source, tmp_path):
     with House(source, tmp_path).open() as session:
         link = spoil_replies(session, "client-0", [True] * 99)
         with pytest.raises(SealError):
-            session.step(0)
-        session.lead.end()
+            session.train_turn(0)
+        session.lead.end_session()
 
     assert link.refused == TRIES
 

@@ -26,16 +26,16 @@ from phalanx.testing import SplitSimulator
 
 
 def blob_of(session):
-    step, number, blob = session.lead.keep()
+    step, number, blob = session.lead.request_state()
     return step, number, bytes(blob)
 
 
 def test_a_session_trains_what_the_simulator_trains(source, tmp_path):
     simulator = SplitSimulator(make_scene(source))
     with House(source, tmp_path).open() as session:
-        losses = [session.step(number) for number in range(3)]
-        measured = session.lead.measure(3, iter([batch_of(50)[0]]))
-        weights = dict(session.server._trainer.weights())
+        losses = [session.train_turn(number) for number in range(3)]
+        measured = session.lead.measure_held_out(3, iter([batch_of(50)[0]]))
+        weights = dict(session.server._trainer.trained_weights())
 
     assert losses == train(simulator, 3)
     assert measured == simulator.measure_held_out(*batch_of(50)[0])
@@ -46,17 +46,17 @@ def test_sealed_and_plaintext_sessions_have_the_same_digest(source, tmp_path):
     digests = []
     for mode in ("sealed", "plaintext"):
         with House(source, tmp_path / mode, mode).open() as session:
-            session.step(0)
-            digests.append(session.lead.weigh())
+            session.train_turn(0)
+            digests.append(session.lead.request_weights_digest())
 
     assert digests[0] == digests[1]
 
 
 def test_the_digest_is_that_of_the_whole_model(source, tmp_path):
     with House(source, tmp_path).open() as session:
-        session.step(0)
-        digest = session.lead.weigh()
-        trained = {name: value.clone() for name, value in session.server._trainer.weights()}
+        session.train_turn(0)
+        digest = session.lead.request_weights_digest()
+        trained = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
     parts = [
         build_stage(source, spec, adapter=None, activation_checkpointing=False, attention="sdpa", seed=0)
         for spec in cut_model(source.num_layers, 3)
@@ -75,10 +75,10 @@ def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_aft
     undisturbed = train(SplitSimulator(make_scene(source)), 6)
     house = House(source, tmp_path)
     session = house.open()
-    losses = {number: session.step(number) for number in range(2)}
+    losses = {number: session.train_turn(number) for number in range(2)}
     step, number, kept = blob_of(session)
-    session.lead.settle(number)
-    losses |= {number: session.step(number) for number in range(2, 4)}
+    session.lead.settle_state(number)
+    losses |= {number: session.train_turn(number) for number in range(2, 4)}
     later_step, later_number, later = blob_of(session)
     if died_after == "settling":
         session.lead.settle(later_number)
@@ -89,9 +89,9 @@ def test_whenever_both_sides_die_no_kept_step_is_lost(source, tmp_path, died_aft
             # nobody has the second state
             again.lead.restore(step, memoryview(kept))
         else:
-            again.lead.restore(later_step, memoryview(later))
+            again.lead.restore_state(later_step, memoryview(later))
         begin = step if died_after == "sealing" else later_step
-        losses |= {number: again.step(number) for number in range(begin, 6)}
+        losses |= {number: again.train_turn(number) for number in range(begin, 6)}
 
     assert [losses[number] for number in range(6)] == undisturbed
 
@@ -101,19 +101,19 @@ def test_a_rolled_back_altered_or_missing_state_is_refused_and_the_newest_taken(
     with house.open() as session:
         states = []
         for number in range(2):
-            session.step(number)
+            session.train_turn(number)
             states.append(blob_of(session))
-            session.lead.settle(states[-1][1])
+            session.lead.settle_state(states[-1][1])
 
     with house.open() as again:
         (old_step, _, old), (new_step, _, new) = states
         with pytest.raises(RollbackError, match="enclave"):
-            again.lead.restore(old_step, memoryview(old))
+            again.lead.restore_state(old_step, memoryview(old))
         with pytest.raises(CheckpointError):
-            again.lead.restore(new_step, memoryview(new[:-1] + bytes([new[-1] ^ 1])))
+            again.lead.restore_state(new_step, memoryview(new[:-1] + bytes([new[-1] ^ 1])))
         with pytest.raises(RollbackError, match="got none"):
-            again.step(0)
-        again.lead.restore(new_step, memoryview(new))
+            again.train_turn(0)
+        again.lead.restore_state(new_step, memoryview(new))
         assert again.server._trainer.num_steps == 2
 
 
@@ -175,7 +175,7 @@ def test_nonsense_before_a_step_costs_nothing_of_it(source, tmp_path):
             say.Upload(what="train", microbatch=0, rows=1), (b"nothing sealed",)
         )
 
-        assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
+        assert session.train_turn(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 
 def test_a_client_that_sends_and_sends_out_of_its_turn_is_refused_and_fills_no_memory(source, tmp_path):
@@ -188,7 +188,7 @@ def test_a_client_that_sends_and_sends_out_of_its_turn_is_refused_and_fills_no_m
         with pytest.raises(FrameError, match="8 frames are waiting"):
             line.request_answer(upload, say.Reply, (b"x",))
 
-        assert session.step(0) == train(SplitSimulator(make_scene(source)), 1)[0]
+        assert session.train_turn(0) == train(SplitSimulator(make_scene(source)), 1)[0]
 
 
 def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source, tmp_path):
@@ -198,11 +198,11 @@ def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source
     text = f'allow_insecure_sim = true\nrevoked_measurements = []\n[sim]\nmeasurements.code = ["{code}"]\n'
     path.write_text(text)
     session = House(source, tmp_path, policy=str(path)).open()
-    session.step(0)
+    session.train_turn(0)
 
     path.write_text(text.replace("[]", f'["{code}"]', 1))
     with pytest.raises(RefusedEvidenceError) as refusal:
-        session.step(1)
+        session.train_turn(1)
 
     assert refusal.value.reason == "revoked"
     assert session.server._trainer.num_steps == 1
@@ -212,11 +212,11 @@ def test_a_measurement_that_is_revoked_stops_the_run_before_its_next_step(source
 def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
     with House(source, tmp_path, reattest_every=2).open() as session:
         first = [party.latest_appraisal for party in session.lead.enclave_peers]
-        session.step(0)
-        session.step(1)
-        assert [party.latest_appraisal for party in session.lead.parties] == first
-        session.step(2)
-        again = [party.latest_appraisal for party in session.lead.parties]
+        session.train_turn(0)
+        session.train_turn(1)
+        assert [party.latest_appraisal for party in session.lead.enclave_peers] == first
+        session.train_turn(2)
+        again = [party.latest_appraisal for party in session.lead.enclave_peers]
 
     assert all(one.binding.nonce != other.binding.nonce for one, other in zip(first, again, strict=True))
 
@@ -224,7 +224,7 @@ def test_evidence_is_asked_for_again_while_the_run_goes_on(source, tmp_path):
 def test_both_ends_sign_what_has_crossed(source, tmp_path):
     house = House(source, tmp_path)
     with house.open() as session:
-        session.step(0)
+        session.train_turn(0)
         agreed = session.lead.compare_transcripts(house.identities["enclave"].public)
 
     assert set(agreed) == {OWNER, "client-0", "client-1"}
@@ -236,9 +236,9 @@ def test_adapters_leave_when_the_policy_lets_them_and_stay_otherwise(source, tmp
     with House(source, tmp_path, release=policy).open() as session:
         with pytest.raises(ReleaseRefusedError) as refusal:
             session.lead.request_release(0)
-        session.step(0)
-        permitted, tensors = session.lead.release(1)
-        weights = {name: value.clone() for name, value in session.server._trainer.weights()}
+        session.train_turn(0)
+        permitted, tensors = session.lead.request_release(1)
+        weights = {name: value.clone() for name, value in session.server._trainer.trained_weights()}
 
     assert refusal.value.reason == "too_few_clients"
     assert permitted["num_clients"] == 2
@@ -258,10 +258,10 @@ def test_a_masked_session_learns_what_a_sealed_one_does_and_its_worker_sees_neit
     offload = MaskingClient(worker, process_pads("run"), house.split.masked)
     house.prepare = lambda back: mask_linears(back, offload)
     with House(source, tmp_path / "sealed").open() as sealed:
-        expected = [sealed.step(number) for number in range(3)]
+        expected = [sealed.train_turn(number) for number in range(3)]
 
     with house.open() as session:
-        found = [session.step(number) for number in range(3)]
+        found = [session.train_turn(number) for number in range(3)]
 
     assert found != expected
     assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in expected], rel=1e-3)
@@ -283,7 +283,7 @@ def test_a_worker_that_lies_is_named_and_the_step_is_not_taken(source, tmp_path)
     session = house.open()
 
     with pytest.raises(WrongProductError, match="masked-0"):
-        session.step(0)
+        session.train_turn(0)
 
     assert session.server._trainer.num_steps == 0
     session.die()

@@ -44,7 +44,7 @@ def test_where_nobody_is_silent_no_time_passes(company):
     with company() as honest:
         honest.run(3)
 
-        assert honest.clock.now() == 0.0
+        assert honest.clock.awake_seconds() == 0.0
         assert honest.lost == []
 
 
@@ -52,7 +52,7 @@ def test_a_party_that_gets_no_cpu_for_longer_than_patience_is_not_missed(company
     with company({"worker-1": Actor(rewrite=in_step(1, slowly))}) as slow:
         slow.run(2)
 
-        assert (slow.lost, slow.clock.now()) == ([], 0.0)
+        assert (slow.lost, slow.clock.awake_seconds()) == ([], 0.0)
 
 
 def test_no_time_passes_while_a_frame_is_under_way(company, monkeypatch):
@@ -68,7 +68,7 @@ def test_no_time_passes_while_a_frame_is_under_way(company, monkeypatch):
         monkeypatch.setattr(MemoryWire, "deliver_frame", sometimes_slowly)
         honest.run(1)
 
-        assert (honest.lost, honest.clock.now()) == ([], 0.0)
+        assert (honest.lost, honest.clock.awake_seconds()) == ([], 0.0)
         assert len(frames) >= 20
 
 
@@ -77,7 +77,7 @@ def test_patience_is_at_its_end_at_once_where_nobody_has_anything_to_do(company)
         company.run(2)
 
         assert company.lost == ["worker-1"]
-        assert 30.0 < company.clock.now() < 4 * 30.0
+        assert 30.0 < company.clock.awake_seconds() < 4 * 30.0
 
 
 def test_a_stall_is_silence_wherever_it_is(company):
@@ -92,7 +92,7 @@ def test_a_stall_is_silence_wherever_it_is(company):
         stall.release_party()
 
         assert company.lost == ["worker-2"]
-        assert company.clock.now() > 30.0
+        assert company.clock.awake_seconds() > 30.0
 
 
 def test_a_stall_that_is_over_is_no_silence_even_before_its_party_is_awake(company):
@@ -105,7 +105,7 @@ def test_a_stall_that_is_over_is_no_silence_even_before_its_party_is_awake(compa
     with company({"worker-2": Actor(hear=hang)}) as honest:
         honest.run(1)
 
-        assert (honest.lost, honest.clock.now()) == ([], 0.0)
+        assert (honest.lost, honest.clock.awake_seconds()) == ([], 0.0)
 
 
 def test_the_clock_tells_before_it_passes():
@@ -122,10 +122,12 @@ def test_the_clock_tells_before_it_passes():
 def test_whoever_talks_at_every_tick_is_heard_at_every_tick(company):
     complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
     with company({"worker-1": Actor(rewrite=in_step(0, lambda outgoing: []))}, patience_s=64 * 0.05) as company:
-        company.clock.on_tick.append(lambda: company.endpoint("worker-2").send("owner", "fault", complaint))
+        company.clock.on_tick.append(
+            lambda: company.worker_endpoint("worker-2").send_frame("owner", "fault", complaint)
+        )
         company.run(1)
 
         assert company.lost == ["worker-1"]
         # all are counted, and the sixty-fourth is written down, as is every power of two
-        numbers = [body["number"] for body in company.bodies("fault")]
+        numbers = [body["number"] for body in company.event_bodies("fault")]
         assert max(numbers) >= 64

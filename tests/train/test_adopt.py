@@ -89,7 +89,7 @@ def test_resuming_with_other_keys_names_them_and_the_way_to_train_on(make_run, t
 
 
 def tensors(checkpoint):
-    return {name: checkpoint.tensor(name) for name in sorted(checkpoint.names())}
+    return {name: checkpoint.read_tensor(name) for name in sorted(checkpoint.stages_by_tensor())}
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,16 @@ class Run:
             observe=lambda kind, body: self.log.append((kind, body)),
         )
 
-    def drop(self):
+    def drop_collection(self):
         self.log.append("dropped")
 
-    def open(self):
+    def open_newest(self):
         self.log.append("opened")
         if isinstance(self.checkpoint, Exception):
             raise self.checkpoint
         return self.checkpoint
 
-    def rewind(self, checkpoint, metrics):
+    def rewind_run(self, checkpoint, metrics):
         self.log.append(("rewound", checkpoint, metrics))
         return 4
 

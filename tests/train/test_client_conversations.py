@@ -94,7 +94,7 @@ def opened(path, home):
 def test_labels_are_made_at_the_client_where_the_assistant_speaks(make, tmp_path):
     found = opened(make(), tmp_path)
 
-    ((ids, labels),) = found.draws.drawn(0)
+    ((ids, labels),) = found.draws.draw_rows(0)
     from phalanx.data.tokenizers import load_tokenizer
 
     _, run, _ = read_client(tmp_path / "client.toml")
@@ -110,9 +110,11 @@ def test_a_draw_depends_on_texts_seed_and_number_only_and_the_commitment_binds_t
     first, again = opened(make(), tmp_path), opened(make(), tmp_path)
     other = opened(make(train=range(5)), tmp_path)
 
-    assert all((one == two).all() for one, two in zip(first.draws.drawn(7)[0], again.draws.drawn(7)[0], strict=True))
+    assert all(
+        (one == two).all() for one, two in zip(first.draws.draw_rows(7)[0], again.draws.draw_rows(7)[0], strict=True)
+    )
     own = read_client(tmp_path / "client.toml")[0].state_directory
-    assert first.draws.commitment(own) == again.draws.commitment(own) != other.draws.commitment(own)
+    assert first.draws.texts_commitment(own) == again.draws.texts_commitment(own) != other.draws.texts_commitment(own)
     assert first.tokenizer == other.tokenizer
 
 

@@ -31,7 +31,7 @@ def died(journaled, quietly, tmp_path, monkeypatch):
 
     def stop(self, step, *rest):
         if step == 4:
-            self._context.notes.look()
+            self._context.notes.note_verified_states()
             raise KeyboardInterrupt
         return honest(self, step, *rest)
 

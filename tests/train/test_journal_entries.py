@@ -32,13 +32,13 @@ class Copy:
     def __init__(self):
         self.tensors, self.step, self.optimizer = {"w": torch.zeros(3)}, 0, self
 
-    def state(self):
+    def state_tensors(self):
         return self.tensors
 
     def load_state(self, state, num_steps):
         self.tensors, self.step = dict(state), num_steps
 
-    def digest(self):
+    def compute_digest(self):
         return digest_of(self.tensors, self.step)
 
 

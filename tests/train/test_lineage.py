@@ -75,13 +75,13 @@ def trained(request, dataset: Path, cache: Path, tmp_path_factory: pytest.TempPa
     seen = {}
 
     def watched(engine, loader, steps, config, rate, hooks):
-        drawn = hooks.drawn
+        drawn = hooks.note_batch
 
         def note(step, batch):
             seen[step] = batch.input_ids.clone()
             drawn(step, batch)
 
-        hooks.drawn = note
+        hooks.note_batch = note
         run_loop(engine, loader, steps, config, rate, hooks)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -59,15 +59,15 @@ def late_nonce(guard):
 
 def write_log(company, change=lambda events: events, steps_a_round=None):
     """Write what a session would have written about all that has happened."""
-    company.engine.settle()
+    company.engine.settle_last_step()
     home, run, draw = company._home, company.run_config, company.draw
-    parties = (*run.pipeline.workers, *run.pipeline.late_workers)
+    parties = (*run.pipeline.worker_names, *run.pipeline.late_workers)
     opening = {
         **session_rules(run, home, parties),
         "step": 0,
         "steps": company.engine.next_step,
         "stages": [{} for _ in range(run.pipeline.stages)],
-        "audit_key_commitment": draw.commitment,
+        "audit_key_commitment": draw.key_commitment,
         "audit_nonce": draw.nonce.hex(),
         **({} if steps_a_round is None else {"steps_a_round": steps_a_round}),
     }
@@ -81,7 +81,7 @@ def write_log(company, change=lambda events: events, steps_a_round=None):
             else:
                 log.append_event(kind, json.loads(json.dumps(body)))
         log.append_event("run_completed", {"final_weights_digest": ""})
-        log.append_event("audit_key_revealed", {"commitment": draw.commitment, "key": draw._key.hex()})
+        log.append_event("audit_key_revealed", {"commitment": draw.key_commitment, "key": draw._key.hex()})
     return home.path
 
 
@@ -112,7 +112,7 @@ def test_a_conviction_that_reaches_back_leaves_records_of_what_was_undone_and_do
     company.run(STEPS)
 
     assert company.evicted == ["worker-2"]
-    assert company.bodies("rolled_back")
+    assert company.event_bodies("rolled_back")
     recorded = [body.step for kind, body in company.events if kind == "step"]
     assert len(recorded) > len(set(recorded)) == STEPS
     assert_proven(company)
@@ -121,27 +121,27 @@ def test_a_conviction_that_reaches_back_leaves_records_of_what_was_undone_and_do
 def test_a_worker_in_its_second_life_signs_with_the_certificate_of_its_first(make_company):
     company = make_company(GuardConfig(**RATES), returns=1)
     company.run(1)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(1)
     assert company.come_back("worker-1") == "worker-1.2"
     steps = 2
-    while company.bodies("party_joined") == []:
+    while company.event_bodies("party_joined") == []:
         company.run(1)
         steps += 1
     company.run(2)
 
-    assert "worker-1.2" in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert "worker-1.2" in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
     assert_proven(company, steps + 2)
 
 
 def test_a_run_that_goes_back_to_its_checkpoint_leaves_a_log_that_is_believed(make_company):
     company = make_company(GuardConfig(**RATES), spares=1)
     company.run(2)
-    company.save()
+    company.save_step()
     company.run(2)
-    company.kill("worker-1")
-    company.kill("worker-2")
-    company.kill("worker-3")
+    company.kill_worker("worker-1")
+    company.kill_worker("worker-2")
+    company.kill_worker("worker-3")
     with pytest.raises(NoHolderError):
         company.run(1)
     back = company.fall_back()
@@ -179,7 +179,7 @@ def rounds_events(company, numbers):
         company.engine.fall_back(library, 2 * (number - 1), library.stage_digests())
         company._next_step = 2 * (number - 1)
         company.run(2)
-        company.engine.settle()
+        company.engine.settle_last_step()
 
 
 def test_the_log_of_a_site_may_lack_rounds_that_it_took_no_part_in_and_no_step_of_those_that_it_has(make_company):

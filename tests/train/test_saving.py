@@ -83,8 +83,8 @@ def test_what_is_written_beside_the_training_has_the_bits_of_its_own_step(
     quietly(make_run("checkpoint.asynchronous=true"), beside)
 
     left, right = (opened(home, home / "checkpoints" / "step-00000004", None) for home in (at_once, beside))
-    assert left.names() == right.names()
-    assert all(left.tensor(name).equal(right.tensor(name)) for name in left.names())
+    assert left.stages_by_tensor() == right.stages_by_tensor()
+    assert all(left.read_tensor(name).equal(right.read_tensor(name)) for name in left.stages_by_tensor())
     assert left.state["loader"] == right.state["loader"]
     assert left.state["totals"]["steps"] == right.state["totals"]["steps"] == 4
 

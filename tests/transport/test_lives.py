@@ -18,9 +18,9 @@ class Recorder:
     def __getattr__(self, name):
         return getattr(self._wire, name)
 
-    def deliver(self, receiver, raw, timeout_s):
+    def deliver_frame(self, receiver, raw, timeout_s):
         self.raw.append(raw)
-        return self._wire.deliver(receiver, raw, timeout_s)
+        return self._wire.deliver_frame(receiver, raw, timeout_s)
 
 
 @pytest.fixture
@@ -80,13 +80,13 @@ def test_nothing_of_an_earlier_life_is_taken_any_more(parties, begin):
     # the same frame once more, and a new one of the process that lives on
     owner.answer_frame(wire.raw[0], "worker")
     assert isinstance(owner.last_refusal("worker"), PeerRefusedError)
-    first.send("owner", "word", {"text": "still here"})
-    fault = first.receive(5.0)
+    first.send_frame("owner", "word", {"text": "still here"})
+    fault = first.receive_item(5.0)
 
     assert isinstance(fault, LinkFault)
     assert isinstance(fault.error, PeerRefusedError)
     assert texts(owner) == [("worker", "one")]
-    assert owner.refusals["worker"] == 2
+    assert owner.refusal_counts["worker"] == 2
 
 
 def test_a_later_life_is_unknown_until_the_owner_says_so(parties, begin):

@@ -26,7 +26,7 @@ class Wire:
     def __init__(self, receiver):
         self.receiver, self.arrived, self.open, self.answer = receiver, [], threading.Event(), None
 
-    def deliver(self, name, raw, timeout_s):
+    def deliver_frame(self, name, raw, timeout_s):
         assert self.open.wait(SECONDS)
         header = parse_frame(raw, LIMITS).header
         self.arrived.append(header.fields.sequence)
@@ -71,12 +71,12 @@ def link():
 def test_frames_are_delivered_in_order_and_each_is_reported_with_its_receipt(link):
     sent = [link.put(n) for n in range(3)]
     link.wire.open.set()
-    link.outbox.flush(SECONDS)
+    link.outbox.wait_until_taken(SECONDS)
 
     assert link.wire.arrived == [0, 1, 2]
     reported = link.wait_for(3)
     assert [(found.header, found.receipt.header_digest) for found in reported] == [
-        (header, header.digest) for header in sent
+        (header, header.header_digest) for header in sent
     ]
     assert all(isinstance(found, DeliveredFrame) for found in reported)
 
@@ -87,7 +87,7 @@ def test_an_outbox_is_busy_until_its_last_frame_is_signed_for(link):
     assert link.outbox.is_busy
 
     link.wire.open.set()
-    link.outbox.flush(SECONDS)
+    link.outbox.wait_until_taken(SECONDS)
 
     assert not link.outbox.is_busy
 
@@ -97,7 +97,7 @@ def test_a_flush_that_takes_too_long_says_how_many_frames_wait(link):
     link.put()
 
     with pytest.raises(PeerLostError, match="owner: 2 frames have no answer yet"):
-        link.outbox.flush(0.0)
+        link.outbox.wait_until_taken(0.0)
 
 
 def test_a_frame_that_is_too_large_leaves_the_link_as_it_was(link):
@@ -149,7 +149,7 @@ def test_a_frame_put_aside_follows_in_the_chain_and_is_never_delivered(link):
 
     aside = link.outbox.put_aside("tensor", {}, Payload([b""], 0, digest_hex(b"")))
 
-    assert (aside.fields.sequence, aside.fields.previous) == (1, first.digest)
+    assert (aside.fields.sequence, aside.fields.previous) == (1, first.header_digest)
     assert link.wire.arrived == [0]
 
 
@@ -161,10 +161,10 @@ def test_nothing_is_put_aside_of_an_open_link(link):
 def test_a_dropped_link_says_why_reports_nothing_and_keeps_nothing(link):
     link.put()
 
-    assert link.outbox.drop(PeerRefusedError("owner: was evicted"))
-    assert not link.outbox.drop(PeerLostError("again"))
+    assert link.outbox.drop_queue(PeerRefusedError("owner: was evicted"))
+    assert not link.outbox.drop_queue(PeerLostError("again"))
     link.wire.open.set()
-    link.outbox.join(SECONDS)
+    link.outbox.join_thread(SECONDS)
 
     with pytest.raises(PeerRefusedError, match="was evicted"):
         link.put()
@@ -180,7 +180,7 @@ def test_a_lost_answer_has_the_same_frame_sent_again(link):
     link.wire.answer = lose_the_first
     link.put()
     link.wire.open.set()
-    link.outbox.flush(SECONDS)
+    link.outbox.wait_until_taken(SECONDS)
 
     assert link.wire.arrived == [0, 0]
     assert len(link.wait_for(1)) == 1

@@ -51,7 +51,7 @@ def test_every_epoch_of_a_group_has_each_sequence_once_over_all_phases(order):
             assert sorted(own[begin : begin + one.size]) == list(range(one.size))
         rest = own[len(own) // one.size * one.size :]
         assert len(set(rest)) == len(rest)
-        assert order.consumed(300)[one.name] == len(own)
+        assert order.consumed_by_group(300)[one.name] == len(own)
 
 
 @settings(deadline=None, max_examples=40)

@@ -90,11 +90,11 @@ def test_the_score_of_a_row_is_the_mean_of_its_tokens_documents(make):
     split = split_of([[1] * 5, [2] * 3, [3] * 14, [4] * 2])
     rows = make(split, 6)
 
-    lengths, numbers = rows.scores("length"), rows.scores("order in the corpus")
+    lengths, numbers = rows.mean_scores("length"), rows.mean_scores("order in the corpus")
 
     owners = np.repeat([0, 1, 2, 3], [6, 4, 15, 3])
     tokens = np.repeat([6, 4, 15, 3], [6, 4, 15, 3])
-    block = rows.read(range(rows.num_rows))
+    block = rows.read_rows(range(rows.num_rows))
     if make is Windows:
         for row in range(rows.num_rows):
             assert lengths[row] == pytest.approx(tokens[row * 6 : row * 6 + 6].mean())

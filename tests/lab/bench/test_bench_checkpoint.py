@@ -60,16 +60,16 @@ class Idle:
     def train_turn(self, step, inputs):
         return None
 
-    def next(self):
+    def next_batch(self):
         return random_batch(self.run, 64, 0)
 
     def save_now(self, num_steps):
         self.events.append(("checkpoint_failed", {"reason": "disk full"}))
 
-    def poll(self):
+    def advance_pending(self):
         return None
 
-    finish = poll
+    finish_pending = poll
 
 
 def test_a_checkpoint_that_fails_makes_no_figure(workload):

@@ -69,7 +69,7 @@ def test_the_planner_plans_with_the_link_that_was_measured(result, tmp_path):
 def test_our_own_exchanges_sum_what_every_rank_has(host, world):
     with host.make_crew(f"{world} ranks", "exchange", world) as crew:
         for way in ("all_reduce_halving_doubling", "gather_to_one", "direct parts", "all_reduce_direct"):
-            answers = crew.ask(check=way, numbers=64)
+            answers = crew.ask_all(check=way, numbers=64)
 
             assert [answer["worst"] for answer in answers] == [0.0] * world
 
@@ -77,9 +77,9 @@ def test_our_own_exchanges_sum_what_every_rank_has(host, world):
 def test_a_rank_that_fails_is_named_and_others_are_not_waited_for(host):
     with host.make_crew("two", "exchange", 2) as crew:
         with pytest.raises(TrainingError, match=r"two, rank \d: KeyError: 'whisper'"):
-            crew.ask(op="whisper", bytes=4, times=1)
+            crew.ask_all(op="whisper", bytes=4, times=1)
         with pytest.raises(TrainingError, match="two, rank"):
-            crew.ask(op="broadcast", bytes=4, times=1)
+            crew.ask_all(op="broadcast", bytes=4, times=1)
 
 
 def test_it_is_on_the_command_line():

@@ -44,8 +44,8 @@ def test_the_honest_run_takes_the_steps_that_the_processes_take(make_honest, tmp
         expected = company.weights_digest()
 
     for step in range(2):
-        honest.compute(step, step_inputs(random_batch(run, 64, step), 4))
-        honest.update(step)
+        honest.compute_step(step, step_inputs(random_batch(run, 64, step), 4))
+        honest.update_stages(step)
 
     parameters = ((name, t.detach()) for copy in honest.copies for name, t in copy.module.all_parameters().items())
     assert weights_digest(parameters) == expected
@@ -54,7 +54,7 @@ def test_the_honest_run_takes_the_steps_that_the_processes_take(make_honest, tmp
 def test_every_microbatch_of_every_middle_stage_is_a_case(make_honest):
     honest = make_honest()
 
-    cases = honest.compute(0, step_inputs(random_batch(tiny_run(), 64, 0), 4))
+    cases = honest.compute_step(0, step_inputs(random_batch(tiny_run(), 64, 0), 4))
 
     assert {(case.stage, case.microbatch) for case in cases} == {(s, m) for s in (1, 2) for m in range(4)}
     first, second = (next(c for c in cases if (c.stage, c.microbatch) == (s, 2)) for s in (1, 2))
@@ -69,7 +69,7 @@ def test_the_same_path_gives_the_same_bits_and_another_kernel_rounds_otherwise(m
     by_path = {pair.path.name: figures for pair, figures in found.items()}
 
     for direction in ("forward", "backward"):
-        messages = {name: figures.messages[direction].figures() for name, figures in by_path.items()}
+        messages = {name: figures.messages[direction].difference_figures() for name, figures in by_path.items()}
         assert {figures["num_messages"] for figures in messages.values()} == {2 * 4 * 2}
         assert messages["again"]["max"] == 0.0
         assert messages["again"]["share_bit_equal"] == 1.0

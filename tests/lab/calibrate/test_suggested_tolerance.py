@@ -34,7 +34,7 @@ def test_the_suggestion_is_a_round_number_above_the_worst_pair():
     tail = fits[1].tail
     assert 2e-6 < found["tolerance"] < 2e-5
     assert f"{found['tolerance']:.0e}"[0] in "125"
-    assert tail.share(found["tolerance"]) * 1e6 <= 1.0
+    assert tail.share_above(found["tolerance"]) * 1e6 <= 1.0
     last = threshold_rows(fits)[-1]
     assert (last["tau"], last["worst"]) == (found["tolerance"], "worst against fp32, forward")
     assert last["per_million"] <= 1.0

@@ -16,7 +16,7 @@ def company_digest(tiny, cache, attacker=None):
     """What the real parties end with."""
     actors = {
         name: attacker.actor_for(number)
-        for number, name in enumerate(tiny.run.pipeline.workers, start=1)
+        for number, name in enumerate(tiny.run.pipeline.worker_names, start=1)
         if attacker is not None
     }
     with MemoryCompany(tiny.run, tiny.directory, actors, cache=cache) as company:
@@ -29,7 +29,7 @@ def simulated_digest(tiny, attacker=None, arm=UndefendedArm):
     setting.attacker.plan = None if attacker is None else attacker.plan
     with arm(setting) as arm:
         for step in range(STEPS):
-            arm.step(step, tiny.inputs(step))
+            arm.step_arm(step, tiny.inputs(step))
         return arm.simulator.weights_digest(), setting.attacker
 
 

@@ -166,7 +166,7 @@ class Liar:
     def _do(self, deed: Any) -> list[OutgoingMessage]:
         match deed:
             case Say():
-                return [self._said(deed, number) for number in range(deed.step_count)]
+                return [self._said(deed, number) for number in range(deed.num)]
             case Lie(what, steps):
                 self._lies[what] = range(self._now["step"], self._now["step"] + steps)
             case Crash():
@@ -200,13 +200,13 @@ class Liar:
         mine.runner = TamperedRunner(copy.runner, self._tamper, self._twist)
 
         def apply(step, gradients, clip):
-            copy.apply(step, gradients, clip)
+            copy.apply_update(step, gradients, clip)
             if step in self._lies.pop("weights", ()):
                 state = copy.optimizer.state()
                 lie = {name: -each if name.startswith("weight/") else each.clone() for name, each in state.items()}
                 copy.optimizer.load_state(lie, copy.optimizer.num_steps)
 
-        mine.apply = apply
+        mine.apply_update = apply
         return mine
 
     def lies_about(self, what: str, step: int) -> bool:
@@ -316,7 +316,7 @@ class LyingCompany(TurnCompany):
         # a party that comes back is the same one under another name
         lives = {life: liar for name, liar in liars.items() for life in (name, *(f"{name}.{n}" for n in (2, 3, 4)))}
         actors = {name: Actor(wrap_copy=liar.wrap, rewrite=liar.rewrite) for name, liar in lives.items()}
-        noted = {name: liar.seen.headers for name, liar in lives.items() if liar.goes_on}
+        noted = {name: liar.host_view.headers for name, liar in lives.items() if liar.goes_on}
         super().__init__(run, directory, actors, noted=noted, **kwargs)
 
     def _owners_endpoint(self):

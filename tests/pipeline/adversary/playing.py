@@ -146,12 +146,12 @@ class Theatre:
         draw = kind.draw.from_guard(schedule.order.to_bytes(32, "big"), bytes(32), run.guard)
         company = self._open(run, liars, order=schedule.order, draw=draw)
         for name, liar in liars.items():
-            liar.seen.identity = company.identity(name)
+            liar.host_view.identity = company.party_identity(name)
         outcome = Outcome()
         try:
             with company:
                 if schedule.victims:
-                    company.save()
+                    company.save_step()
                 outcome.weights = _train(company, schedule)
                 if sum(liar.num_sent_bytes for liar in liars.values()) > MANY_BYTES or not schedule.liars:
                     outcome.kept_bytes = kept_bytes(company.engine)
@@ -161,8 +161,8 @@ class Theatre:
             outcome.ended = exc
         outcome.evicted, outcome.lost = company.evicted, company.lost
         outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
-        outcome.passed_s, outcome.has_begun = company.clock.now(), company.has_begun
-        outcome.doubts = company.checks.doubts()
+        outcome.passed_s, outcome.has_begun = company.clock.awake_seconds(), company.has_begun
+        outcome.doubts = company.checks.list_doubts()
         outcome.fired = {name: liar.fired for name, liar in liars.items()}
         outcome.points = {name: liar.points for name, liar in liars.items()}
         outcome.coverage, outcome.trace = company.coverage, company.trace.hexdigest()
@@ -241,7 +241,7 @@ class Theatre:
             num_stages=run.pipeline.stages,
             microbatches=run.train.microbatches,
             guard=run.guard,
-            peers={name: company.identity(name).public for name in ("owner", *run.pipeline.workers)},
+            peers={name: company.party_identity(name).public for name in ("owner", *run.pipeline.worker_names)},
             draw=company.draw,
         )
         found = {}
@@ -261,7 +261,7 @@ class Theatre:
 
 def _sent(liar: Liar) -> list[HeaderFields]:
     """What a party has sent to others."""
-    mine = (header.fields for header, _ in liar.seen.headers)
+    mine = (header.fields for header, _ in liar.host_view.headers)
     return [each for each in mine if certified_name(each.sender) == liar.name and each.sender != each.receiver]
 
 
@@ -326,7 +326,7 @@ def _train(company, schedule: Schedule) -> str:
 def _move(company, what, name):
     match what:
         case "leave":
-            company.leave(name)
+            company.ask_to_leave(name)
         case "return":
             company.come_back(name)
         case "kill":

@@ -114,7 +114,7 @@ class Search:
         numbers = range(1, len(self._names) + 1)
         self._plain = Schedule(setting.company, {n: () for n in numbers}, steps=COMPANIES[setting.company].steps)
         self._honest = self.play(self._plain)
-        self._points = {n: self._honest.curve_points[f"worker-{n}"] for n in numbers}
+        self._points = {n: self._honest.points[f"worker-{n}"] for n in numbers}
 
     def play(self, schedule: Schedule) -> Outcome | None:
         """Play a schedule, and keep it where it led to something new."""
@@ -179,7 +179,7 @@ class Search:
         for lie in self._lies():
             lying = self._plain.and_also(insider, lie)
             outcome = self.play(lying)
-            points = [] if outcome is None else outcome.curve_points[f"worker-{insider}"]
+            points = [] if outcome is None else outcome.points[f"worker-{insider}"]
             found += [lying.and_also(insider, act) for act in self._lasting(points)]
         self._random.shuffle(found)
         return found
@@ -221,7 +221,7 @@ class Search:
     def _answers_of(self, seed: _Seed, kinds: frozenset[str]) -> Iterator[Schedule]:
         insider = self._setting.insider
         usual = {point.context for point in self._points[insider]}
-        fresh = [point for point in seed.outcome.curve_points[f"worker-{insider}"] if point.context not in usual]
+        fresh = [point for point in seed.outcome.points[f"worker-{insider}"] if point.context not in usual]
         for point in distinct(fresh):
             if point.at.event == "gets" and point.at.kind not in JOINING:
                 for kind in sorted(kinds):
@@ -255,7 +255,7 @@ class Search:
         chance = self._random.random()
         if chance < CRASHES:
             who = self._random.choice(self._setting.others)
-            acts = list(crashes(seed.outcome.curve_points[f"worker-{who}"]))
+            acts = list(crashes(seed.outcome.points[f"worker-{who}"]))
         else:
             who = self._setting.insider
             acts = self._acts_beside(seed, chance)
@@ -263,7 +263,7 @@ class Search:
 
     def _acts_beside(self, seed: _Seed, chance: float) -> list[Act]:
         """Acts of the insider at one point of a seed's run; as a rule one that it comes by only there."""
-        points = seed.outcome.curve_points[f"worker-{self._setting.insider}"]
+        points = seed.outcome.points[f"worker-{self._setting.insider}"]
         usual = {point.context for point in self._points[self._setting.insider]}
         fresh = [point.at for point in points if point.context not in usual]
         at = self._random.choice(fresh if fresh and chance < CRASHES + FRESH else [point.at for point in points])

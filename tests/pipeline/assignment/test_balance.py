@@ -100,13 +100,13 @@ def test_a_run_whose_stages_move_in_the_middle_has_the_same_bits(make_company, h
     run = tiny_run(pipeline=PipelineConfig(stages=4, step_timeout_s=30.0), guard=GuardConfig())
     # nobody is believed to have been busy for longer than the run has lasted, and a step takes longer than this
     company = make_company(run, {1: slow(9e-3), 2: slow(1e-3)})
-    company.engine._balance = PaceMeter([1.0] * 4, 2)
+    company.engine._pace_meter = PaceMeter([1.0] * 4, 2)
 
     company.run(6)
 
-    (moved,) = company.bodies("stages_moved")
+    (moved,) = company.event_bodies("stages_moved")
     assert moved["to"] == {"1": "worker-2"}
-    assert company.engine.holders[1] == "worker-2"
+    assert company.engine.stage_holders[1] == "worker-2"
     assert (company.verdicts, company.lost) == ([], [])
-    assert company.engine.holders[0] == OWNER
+    assert company.engine.stage_holders[0] == OWNER
     assert company.weights_digest() == honest_digest(run, 6)

@@ -124,7 +124,7 @@ def test_who_sends_junk_is_given_up_and_the_log_stays_short(make_company, honest
     assert company.weights_digest() == honest_digest(run, 3)
     # three steps, one of them twice
     assert logged(company) < 4 * disk_bytes(company.plan, 2)
-    assert len(company.bodies("refused")) + len(company.bodies("fault")) < 8 * LINES_AT_FIRST
+    assert len(company.event_bodies("refused")) + len(company.event_bodies("fault")) < 8 * LINES_AT_FIRST
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_junk_for_another_worker_makes_that_worker_send_none(make_company, hones
     assert {verdict.party for verdict in company.verdicts} <= {"worker-1"}
     assert company.weights_digest() == honest_digest(run, 3)
     assert 0 < len(told) < 2 * LINES_AT_FIRST
-    assert len(company.bodies("fault")) < 8 * LINES_AT_FIRST
+    assert len(company.event_bodies("fault")) < 8 * LINES_AT_FIRST
 
 
 @pytest.mark.parametrize("stages", [4, *(pytest.param(number, marks=pytest.mark.slow) for number in (3, 6))])
@@ -184,7 +184,7 @@ def test_an_honest_party_uses_a_small_part_of_what_it_may_send(make_company, sta
 
     allowances.renew_all = note
     company.run(4)
-    company.save()
+    company.save_step()
 
     each = allowance_of(company.plan)
     assert most["messages"] * 4 < each.messages

@@ -38,7 +38,7 @@ def run_until(company, happened):
 
 
 def roles(company):
-    return {*company.engine.holders.values(), *company.engine.shadows.values()}
+    return {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
 
 
 def joined(company):
@@ -53,7 +53,7 @@ def test_who_has_no_memory_is_given_nothing_and_no_bit_changes(make_company, hon
     company.run(2)
 
     assert "worker-1" not in roles(company)
-    assert {company.engine.holders[1], company.engine.holders[2]} == {"worker-2", "worker-3"}
+    assert {company.engine.stage_holders[1], company.engine.stage_holders[2]} == {"worker-2", "worker-3"}
     assert (company.verdicts, company.lost) == ([], [])
     assert company.weights_digest() == honest_digest(run, 2)
 
@@ -64,7 +64,7 @@ def test_who_claims_to_have_more_than_there_is_is_given_what_it_would_have_been(
 
     company.run(2)
 
-    assert dict(company.engine.holders) == {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}
+    assert dict(company.engine.stage_holders) == {0: "owner", 1: "worker-1", 2: "worker-2", 3: "owner"}
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -74,8 +74,8 @@ def test_a_worker_may_shadow_less_than_it_may_hold(make_company, honest_digest, 
 
     company.run(2)
 
-    assert company.engine.holders[1] == "worker-1"
-    assert dict(company.engine.shadows) == {1: "worker-2", 2: "owner"}
+    assert company.engine.stage_holders[1] == "worker-1"
+    assert dict(company.engine.stage_shadows) == {1: "worker-2", 2: "owner"}
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -124,13 +124,13 @@ def test_what_a_dead_worker_shadowed_goes_to_who_has_room(make_company, honest_d
     run = run_of(spares=2)
     company = make_company(run, {2: with_fields(needs_of(run)[2].held)})
     company.run(1)
-    assert dict(company.engine.shadows) == {1: "worker-3", 2: "worker-4"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-3", 2: "worker-4"}
 
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
-    assert company.engine.holders[1] == "worker-3"
-    assert company.engine.shadows[1] == "worker-4"
+    assert company.engine.stage_holders[1] == "worker-3"
+    assert company.engine.stage_shadows[1] == "worker-4"
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -139,11 +139,11 @@ def test_a_run_that_has_begun_goes_on_with_too_little_and_says_so(make_company, 
     company = make_company(run)
     company.engine._failover.placement._members.memory_by_party["owner"] = {"": 0}
 
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
-    assert set(company.engine.holders.values()) == {"owner"}
-    assert any("owner has 0.0 MiB" in str(body["reason"]) for body in company.bodies("memory_short"))
+    assert set(company.engine.stage_holders.values()) == {"owner"}
+    assert any("owner has 0.0 MiB" in str(body["reason"]) for body in company.event_bodies("memory_short"))
     assert company.weights_digest() == honest_digest(run, 2)
 
 

@@ -164,14 +164,14 @@ class Stage:
         outcome = Outcome()
         company = self._open(run, actors, order=schedule.order, noted=noted)
         for name, insider in insiders.items():
-            insider.known.identity = company.identity(name)
+            insider.known.identity = company.party_identity(name)
         try:
             with company:
                 # the one copy beside a liar's may be gone for an honest reason, or a league have had both
                 kills = any(what == "kill" for _, what, _ in schedule.events)
                 may_fall_back = kills or len(schedule.liars) > 1
                 if may_fall_back:
-                    company.save()
+                    company.save_step()
                 outcome.is_ready = True
                 outcome.weights = _train(company, schedule.events, may_fall_back=may_fall_back)
         except EndlessError:
@@ -181,7 +181,7 @@ class Stage:
         outcome.evicted, outcome.lost = company.evicted, company.lost
         outcome.crashes, outcome.errors, outcome.events = company.crashes, company.errors, company.events
         outcome.queued_bytes, outcome.turns = company.most_queued_bytes, company.turns.num_given
-        outcome.passed_s = company.clock.now()
+        outcome.passed_s = company.clock.awake_seconds()
         # where one party alone has what an update needs, a run begins when the owner has the first checkpoint
         outcome.has_begun = company.has_begun and outcome.is_ready
         outcome.fired = sum(len(insider.fired) for insider in insiders.values())
@@ -272,4 +272,4 @@ def _happen(company, what, name):
         case "leave":
             company.leave(name)
         case "kill":
-            company.kill(name)
+            company.kill_worker(name)

@@ -54,7 +54,7 @@ def test_a_process_that_begins_anew_while_roles_are_given_out_stops_nobody(make_
 
     def begin_anew(assign: Assign):
         if assign.epoch == 0 and not begun:
-            begun.append(company.engine.incarnations.name_of("worker-1", True))
+            begun.append(company.engine.incarnations.name_incarnation("worker-1", True))
 
     monkeypatch.setattr(MemoryCompany, "__enter__", remember)
     made = make_company(run, {1: Actor(hear=begin_anew)})
@@ -117,7 +117,7 @@ def join(company, *mail, timeout_s=0.0, may_be_absent=True, waits_for=lambda nam
     endpoint = Doorstep(*mail)
     home = company._home
     guests = ExpectedWorkers(
-        {name: home.certificate(name) for name in ("worker-1", "worker-2")},
+        {name: home.read_certificate(name) for name in ("worker-1", "worker-2")},
         {},
         is_alive=lambda name: True,
         last_output=lambda name: "",
@@ -128,7 +128,9 @@ def join(company, *mail, timeout_s=0.0, may_be_absent=True, waits_for=lambda nam
     # nothing is measured where nothing is guarded
     plan = company.plan.model_copy(update={"guard": GuardConfig(mode="off")})
     with patch("phalanx.pipeline.membership.join.time", endpoint):
-        return endpoint, admit_workers(endpoint, plan, guests, load_identity(home.pki / "owner").authority_pem)
+        return endpoint, admit_workers(
+            endpoint, plan, guests, load_identity(home.pki_directory / "owner").authority_pem
+        )
 
 
 def test_a_worker_that_never_says_hello_is_not_waited_for_without_end(make_company):

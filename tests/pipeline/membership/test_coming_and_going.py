@@ -70,24 +70,24 @@ def test_a_newcomer_that_shadowed_takes_over_from_who_died(make_company, honest_
 def test_a_worker_that_leaves_loses_no_step(make_company, honest_digest, mode):
     company = make_company(elastic(5, mode=mode))
     company.run(1)
-    company.leave("worker-2")
+    company.ask_to_leave("worker-2")
 
-    steps = 1 + run_until(company, lambda: company.bodies("left"))
+    steps = 1 + run_until(company, lambda: company.event_bodies("left"))
     results = company.run(2)
 
-    assert [body["party"] for body in company.bodies("left")] == ["worker-2"]
-    assert "worker-2" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
-    assert (company.lost, company.evicted, company.bodies("step_redone")) == ([], [], [])
+    assert [body["party"] for body in company.event_bodies("left")] == ["worker-2"]
+    assert "worker-2" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
+    assert (company.lost, company.evicted, company.event_bodies("step_redone")) == ([], [], [])
     assert [result.guard.attempts for result in results] == [1, 1]
     assert company.weights_digest() == honest_digest(tiny_run(5), steps + 2)
 
 
 def test_all_workers_leave_and_others_come(make_company, honest_digest):
     company = make_company(elastic(4))
-    company.leave("worker-1")
-    company.leave("worker-2")
-    steps = run_until(company, lambda: len(company.bodies("left")) == 2)
-    assert set(company.engine.holders.values()) == {"owner"}
+    company.ask_to_leave("worker-1")
+    company.ask_to_leave("worker-2")
+    steps = run_until(company, lambda: len(company.event_bodies("left")) == 2)
+    assert set(company.engine.stage_holders.values()) == {"owner"}
 
     company.join("worker-3")
     company.join("worker-4")

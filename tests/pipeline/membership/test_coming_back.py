@@ -45,7 +45,7 @@ def run_until(company, happened):
 
 
 def joined(company):
-    return [body["party"] for body in company.bodies("party_joined")]
+    return [body["party"] for body in company.event_bodies("party_joined")]
 
 
 def liar():
@@ -56,7 +56,7 @@ def test_who_died_comes_back_and_no_bit_changes(company_of, honest_digest):
     run = sometimes_back()
     company = company_of(run)
     company.run(1)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(1)
     assert company.lost == ["worker-1"]
 
@@ -64,8 +64,8 @@ def test_who_died_comes_back_and_no_bit_changes(company_of, honest_digest):
     steps = 2 + run_until(company, lambda: joined(company) == ["worker-1.2"])
     company.run(1)
 
-    assert "worker-1.2" in {*company.engine.holders.values(), *company.engine.shadows.values()}
-    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert "worker-1.2" in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
+    assert "worker-1" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
     assert (company.verdicts, company.lost) == ([], ["worker-1"])
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
@@ -73,8 +73,8 @@ def test_who_died_comes_back_and_no_bit_changes(company_of, honest_digest):
 def test_who_has_left_comes_back(company_of, honest_digest):
     run = sometimes_back()
     company = company_of(run)
-    company.leave("worker-2")
-    steps = run_until(company, lambda: company.bodies("left") and not company.is_alive("worker-2"))
+    company.ask_to_leave("worker-2")
+    steps = run_until(company, lambda: company.event_bodies("left") and not company.is_worker_alive("worker-2"))
 
     assert company.come_back("worker-2") == "worker-2.2"
     steps += run_until(company, lambda: joined(company) == ["worker-2.2"])
@@ -95,7 +95,7 @@ def test_a_process_that_begins_anew_ends_its_earlier_life(company_of, honest_dig
     steps += run_until(company, lambda: joined(company) == ["worker-1.2"])
     company.run(1)
 
-    assert company.engine.holders[1] == "worker-1.2"
+    assert company.engine.stage_holders[1] == "worker-1.2"
     assert company.evicted == []
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
@@ -117,7 +117,7 @@ def test_who_was_convicted_never_comes_back(company_of, honest_digest):
 def test_who_lies_in_a_later_life_is_named_in_it_and_never_comes_back(company_of, honest_digest):
     run = sometimes_back(3)
     company = company_of(run, {"worker-1.2": liar()})
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(1)
     company.come_back("worker-1")
 
@@ -138,10 +138,10 @@ def test_who_dies_while_it_joins_may_try_again(company_of, honest_digest):
 
     run = sometimes_back(3)
     company = company_of(run, {"worker-1.2": Actor(rewrite=rewrite_only(PreparedNotice, die))})
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(1)
     company.come_back("worker-1")
-    steps = 1 + run_until(company, lambda: not company.is_alive("worker-1.2"))
+    steps = 1 + run_until(company, lambda: not company.is_worker_alive("worker-1.2"))
 
     called = company.come_back("worker-1")
     while called is None:
@@ -224,6 +224,6 @@ def test_a_process_whose_certificate_another_one_uses_is_told_so_and_ends(compan
     company.run(1)
     company.clock.threads["worker-1"].join(30.0)
 
-    assert not company.is_alive("worker-1")
+    assert not company.is_worker_alive("worker-1")
     assert "another process with this worker's certificate" in str(company.errors["worker-1"])
     assert company.errors["worker-1"].exit_code == PeerRefusedError.exit_code

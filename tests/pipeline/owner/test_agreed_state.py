@@ -16,7 +16,7 @@ def world(model_cache):
 
 
 def collect(world, purpose="state"):
-    return world.judge(collect_agreed(world.facts, STAGE, purpose))
+    return world.judge_page(collect_agreed(world.facts, STAGE, purpose))
 
 
 def altered(tensors):
@@ -64,7 +64,7 @@ def test_where_nothing_is_signed_what_comes_is_used(world):
     world.facts.agreed_states.clear()
     world.bulks[(HOLDER, "state")] = (altered(world.copy.state_tensors()), STEP)
 
-    assert collect(world).digest() != world.state
+    assert collect(world).compute_digest() != world.state
 
 
 # --- a copy that came beside the training ----------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def stalled_at(step, actor=None, said=None):
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 THREE, FOUR, FIVE = (
@@ -76,7 +76,7 @@ def test_honest_parties_get_the_bits_of_an_unguarded_run(make_company, honest_di
     results = company.run(STEPS)
 
     assert company.weights_digest() == honest_digest(run, STEPS)
-    assert (company.verdicts, company.bodies("alarm"), went_back(company)) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), went_back(company)) == ([], [], [])
     middle = pipeline.stages - 2
     assert [(result.guard.attempts, result.guard.num_audits) for result in results] == [(1, middle * 4)] * STEPS
 
@@ -291,7 +291,7 @@ def test_a_checkpoint_never_holds_a_step_that_is_not_verified(make_company, hone
     company = make_company(run, {1: lying(), 2: stalled_at(LIE)})
     company.run(LIE + 1)
 
-    company.save()
+    company.save_step()
 
     assert [(v.party, v.step) for v in company.verdicts] == [("worker-1", LIE)]
     assert company.fall_back() == LIE + 1

@@ -17,7 +17,7 @@ def audited_at(company, *places):
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 def places_of_a_conviction():
@@ -43,7 +43,7 @@ def test_a_conviction_takes_the_run_back_to_a_state_of_before_what_nobody_recomp
     # with a lag the step is known to be wrong when the next one is under way
     assert went_back(company) in ([(to, found)], [(to, found + lag)], [] if to == found else None)
     assert sum(result.guard.steps_redone for result in results) in (found - to, found + lag - to)
-    assert company.checks.doubts() == []
+    assert company.checks.list_doubts() == []
     assert company.weights_digest() == honest_digest(run, found + 3)
 
 

@@ -31,7 +31,7 @@ def test_a_worker_that_dies_at_any_moment_is_replaced_and_no_bit_is_lost(
     assert company.lost == [f"worker-{stage}"]
     assert (company.verdicts, company.evicted) == ([], [])
     assert results[step].guard.attempts == 2
-    assert f"worker-{stage}" not in company.engine.holders.values()
+    assert f"worker-{stage}" not in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
@@ -41,7 +41,7 @@ def test_the_only_worker_dies_and_the_owner_goes_on_alone(make_company, honest_d
     company.run(3)
 
     assert company.lost == ["worker-1"]
-    assert set(company.engine.holders.values()) == {"owner"}
+    assert set(company.engine.stage_holders.values()) == {"owner"}
     assert company.weights_digest() == honest_digest(tiny_run(3), 3)
 
 
@@ -87,7 +87,7 @@ def test_a_spare_that_dies_is_replaced_as_shadow(make_company, honest_digest):
 def test_a_worker_killed_between_two_steps_is_replaced(make_company, honest_digest):
     company = make_company()
     company.run(1)
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
 
     company.run(2)
 
@@ -98,7 +98,7 @@ def test_a_worker_killed_between_two_steps_is_replaced(make_company, honest_dige
 def test_a_worker_killed_before_the_weights_are_collected_is_replaced(make_company, honest_digest):
     company = make_company()
     company.run(2)
-    company.kill("worker-2")
+    company.kill_worker("worker-2")
 
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
@@ -148,7 +148,7 @@ def test_a_step_whose_time_is_up_replaces_the_party_that_owes_most(make_company,
     company.run(2)
 
     assert (company.lost, company.verdicts) == (["worker-1"], [])
-    (body,) = company.bodies("replaced")
+    (body,) = company.event_bodies("replaced")
     assert body["cause"] == "late"
     assert re.search(f"did not end within 2 s; still waiting for .*{missing}", str(body["reason"]))
     assert company.weights_digest() == honest_digest(run, 2)

@@ -29,7 +29,7 @@ def audit_whole(company, *places):
 
 
 def went_back(company):
-    return [(body["to"], body["step"]) for body in company.bodies("rolled_back")]
+    return [(body["to"], body["step"]) for body in company.event_bodies("rolled_back")]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_lies_about_single_messages_that_slipped_through_are_undone_as_well(make
 
     company = make_company(run, {2: Actor(tampering(tamper))})
     # at q = 1/4 a lie about one of four microbatches passes until its luck ends; here it ends in step 5
-    company.draw.microbatches = lambda **place: (1,) if place["step"] == 5 else (0,)
+    company.draw.draw_microbatches = lambda **place: (1,) if place["step"] == 5 else (0,)
 
     company.run(STEPS)
 

@@ -26,11 +26,11 @@ class Points:
     def __contains__(self, step):
         return step in self.steps
 
-    def before(self, step, oldest):
+    def point_before(self, step, oldest):
         usable = [kept for kept in self.steps if kept >= oldest]
         return max((kept for kept in usable if kept <= step), default=min(usable, default=None))
 
-    def digests(self, step):
+    def point_digests(self, step):
         return {1: self._state(step)}
 
     def forget_after(self, step):

@@ -105,7 +105,7 @@ def start(tmp_path, request):
     def start(fork_server, name, content):
         (tmp_path / name).write_text(content)
         # a fork server knows a worker by its name
-        return fork_server.start(f"{name}-{request.node.name}", tmp_path / name, tmp_path / f"{name}.log")
+        return fork_server.start_worker(f"{name}-{request.node.name}", tmp_path / name, tmp_path / f"{name}.log")
 
     return start
 

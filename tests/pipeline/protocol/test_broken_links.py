@@ -67,7 +67,7 @@ def test_the_owner_carries_what_a_failed_link_had_to(make_company, honest_digest
     company.run(2)
 
     assert (company.lost, company.verdicts) == ([], [])
-    assert {(body["party"], body["about"]) for body in company.bodies("fault")} >= set(links)
+    assert {(body["party"], body["about"]) for body in company.event_bodies("fault")} >= set(links)
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -132,7 +132,7 @@ APPLY = Apply(epoch=0, step=0, clip_coefficient=1.0)
 
 def frame(sender, receiver, payload=b"tensor", message=LEAVE):
     """A frame of one endpoint for another, as the owner gets it to carry."""
-    header = sender.send(receiver.name, message.kind, message.model_dump(mode="json"), (payload,))
+    header = sender.send_frame(receiver.name, message.kind, message.model_dump(mode="json"), (payload,))
     return Carry(epoch=0, header=to_signed(header))
 
 

@@ -104,8 +104,8 @@ def test_an_input_of_another_session_in_a_report_convicts_who_shows_it(sessions,
         return [outgoing.with_fields({"inputs": new})]
 
     company = make({auditor: Actor(rewrite=rewrite_only(AuditReport, show))})
-    assert company.engine.shadows[stage] == f"worker-{auditor}"
-    assert company.engine.holders[stage - 1] == victim
+    assert company.engine.stage_shadows[stage] == f"worker-{auditor}"
+    assert company.engine.stage_holders[stage - 1] == victim
     company.run(3)
 
     assert found(company) == [(f"worker-{auditor}", "forgery")]
@@ -174,7 +174,7 @@ def test_a_tensor_of_another_session_is_not_handed_on(sessions, honest_digest):
     company.run(3)
 
     assert (found(company), company.lost) == ([], ["worker-1"])
-    assert company.bodies("relayed") == []
+    assert company.event_bodies("relayed") == []
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -221,6 +221,9 @@ def test_the_certificates_are_the_same_in_both_sessions(sessions):
 
     fields = json.loads(signed.header)
     assert isinstance(parse_message(fields["kind"], fields["body"]), Activation)
-    peers = {OWNER: company.engine._context.mail.peer(OWNER), "worker-1": company.engine._context.mail.peer("worker-1")}
+    peers = {
+        OWNER: company.engine._context.mail.find_peer(OWNER),
+        "worker-1": company.engine._context.mail.find_peer("worker-1"),
+    }
     SignedHeader(signed.header.encode(), bytes.fromhex(signed.signature)).verify_sender(peers[fields["sender"]])
     assert fields["run"] == "session-1"

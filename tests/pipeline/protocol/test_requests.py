@@ -18,7 +18,7 @@ BYTES = memoryview(TENSORS["weight"].numpy()).cast("B")
 
 
 class Clock:
-    def now(self):
+    def awake_seconds(self):
         return 0.0
 
 
@@ -77,7 +77,7 @@ def test_an_answer_is_taken_by_the_request_that_it_names(desk):
 
 def test_a_late_answer_to_an_earlier_request_is_not_one_to_the_newest(desk):
     earlier = desk.fetch()
-    desk.requests.end(earlier)
+    desk.requests.end_request(earlier)
     newest = desk.fetch()
 
     assert not desk.reply(earlier.number)

@@ -71,8 +71,8 @@ def test_logits_are_those_of_transformers_whole_model_in_bf16_bit_for_bit(cache)
 
 def test_an_update_below_the_last_place_of_bf16_is_not_lost(cache):
     stage = stages_of(open_model(run_of().model, cache, seed=3), 2)[1]
-    name = next(name for name in stage.trainable() if name.endswith("attn.c_attn.weight"))
-    master, ids = stage.trainable()[name], torch.zeros(1, 8, 16)
+    name = next(name for name in stage.trainable_parameters() if name.endswith("attn.c_attn.weight"))
+    master, ids = stage.trainable_parameters()[name], torch.zeros(1, 8, 16)
     stage(ids)
     before = stage.computing[name].detach().clone()
 

@@ -93,7 +93,7 @@ class Rows(torch.nn.Module):
         self.layer = torch.nn.Linear(4, 4, bias=False)
         self.shared_head = self.layer.weight if shared else None
 
-    def trainable(self):
+    def trainable_parameters(self):
         return {"layer.weight": self.layer.weight}
 
     def forward(self, x):
@@ -112,7 +112,7 @@ def summed(clip, rows):
         x, gradient = (torch.randn(1, 3, 4, generator=generator) for _ in range(2))
         runner.forward(0, number, x)
         runner.backward(0, number, gradient * size)
-    return runner.gradients()["layer.weight"]
+    return runner.take_gradients()["layer.weight"]
 
 
 @pytest.mark.parametrize("number", range(5))
@@ -134,7 +134,7 @@ def test_a_row_with_a_gradient_that_is_not_finite_counts_for_nothing():
         runner.forward(0, number, x)
         runner.backward(0, number, gradient)
 
-    assert float(runner.gradients()["layer.weight"].norm()) == pytest.approx(0.5, rel=1e-4)
+    assert float(runner.take_gradients()["layer.weight"].norm()) == pytest.approx(0.5, rel=1e-4)
 
 
 def test_a_step_that_is_abandoned_leaves_no_row_behind():
@@ -142,9 +142,9 @@ def test_a_step_that_is_abandoned_leaves_no_row_behind():
     runner.forward(0, 0, torch.ones(1, 3, 4))
     runner.backward(0, 0, torch.ones(1, 3, 4))
 
-    runner.abandon()
+    runner.abandon_step()
 
-    assert not runner.gradients()["layer.weight"].any()
+    assert not runner.take_gradients()["layer.weight"].any()
 
 
 def test_a_trained_head_that_is_tied_is_refused():

@@ -42,11 +42,11 @@ def test_honest_parties_with_another_kernel_are_audited_whole_and_not_accused(ma
 
     results = company.run(3)
 
-    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), company.event_bodies("dismissed")) == ([], [], [])
     # every microbatch of three stages by its shadow, and once more by the owner
     more = 1 if rate == "step_audit_rate" else 2
     # a sum of four small microbatches may look odd to its shadow, which then redoes that step, once, as a whole
-    doubted = [(body["step"], body["stage"]) for body in company.bodies("gradient_doubted")]
+    doubted = [(body["step"], body["stage"]) for body in company.event_bodies("gradient_doubted")]
     assert len(doubted) == len(set(doubted))
     assert len({step for step, _ in doubted}) <= (0 if rate == "step_audit_rate" else 1)
     closer = [4 * sum(step == each for each, _ in doubted) for step in range(3)]
@@ -60,7 +60,7 @@ def test_a_stage_and_a_shadow_with_unlike_kernels_do_not_accuse_each_other(make_
 
     company.run(3)
 
-    assert (company.verdicts, company.bodies("alarm"), company.bodies("dismissed")) == ([], [], [])
+    assert (company.verdicts, company.event_bodies("alarm"), company.event_bodies("dismissed")) == ([], [], [])
     company.weights_digest()
 
 
@@ -186,7 +186,7 @@ def test_an_auditor_of_another_class_that_invents_a_gradient_is_replaced_and_the
 
     # nothing has the digest that it made up, so that it cannot be compared, and no lie is proved
     assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
-    assert "worker-1" in company.engine.holders.values()
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(run, 2)
 
 

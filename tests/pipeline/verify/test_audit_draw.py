@@ -33,7 +33,7 @@ def test_the_same_key_draws_the_same_and_every_argument_matters():
     draw = AuditDraw(b"k" * 32, NONCE, 0.01)
 
     def sequence(draw, **changed):
-        return [draw.microbatches(**(where | {"step": n} | changed), num_microbatches=64) for n in range(20)]
+        return [draw.draw_microbatches(**(where | {"step": n} | changed), num_microbatches=64) for n in range(20)]
 
     first = sequence(draw)
     assert sequence(AuditDraw(b"k" * 32, NONCE, 0.01)) == first
@@ -49,7 +49,7 @@ def test_each_kind_of_draw_depends_on_the_nonce_of_the_session():
     one, two = (AuditDraw(b"k" * 32, nonce, 0.5, **rates) for nonce in (NONCE, b"m" * 32))
     steps = range(100)
 
-    for name in ("whole_step", "owners_step"):
+    for name in ("draws_whole_step", "draws_owner_audit"):
         coins = [[getattr(draw, name)(step=step, epoch=0, stage=1) for step in steps] for draw in (one, two)]
         assert coins[0] != coins[1]
     assert one.key_commitment == two.key_commitment

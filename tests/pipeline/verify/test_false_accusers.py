@@ -26,7 +26,7 @@ def accuse(digest=FALSE, direction="forward"):
 @pytest.mark.parametrize("direction", ["forward", pytest.param("backward", marks=pytest.mark.slow)])
 def test_a_false_digest_names_the_accuser_and_not_the_stage(make_company, honest_digest, direction):
     company = make_company(tiny_run(), {2: Actor(rewrite=accuse(direction=direction))})
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_shadows[1] == "worker-2"
 
     company.run(2)
 
@@ -34,7 +34,7 @@ def test_a_false_digest_names_the_accuser_and_not_the_stage(make_company, honest
     assert (verdict.party, verdict.offence, verdict.stage) == ("worker-2", "accusation", 1)
     assert verdict.direction == direction
     assert company.evicted == ["worker-2"]
-    assert "worker-1" in company.engine.holders.values()
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
@@ -71,9 +71,9 @@ def test_an_accuser_who_brings_other_weights_than_it_signed_is_replaced_and_the_
 
     # what it withholds would convict it, or the stage: nobody is convicted, and it does not serve on
     assert (company.verdicts, company.evicted, company.lost) == ([], [], ["worker-2"])
-    (refused,) = company.bodies("verdict_refused")
+    (refused,) = company.event_bodies("verdict_refused")
     assert (refused["party"], refused["offence"]) == ("worker-2", "transfer")
-    assert "worker-1" in company.engine.holders.values()
+    assert "worker-1" in company.engine.stage_holders.values()
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
 
@@ -85,8 +85,8 @@ def test_when_both_auditors_accuse_falsely_the_first_to_be_weighed_is_evicted(ma
     # the other one is left without anybody to audit, and serves both stages honestly under the owner's eyes
     (evicted,) = company.evicted
     (left,) = {"worker-1", "worker-2"} - {evicted}
-    assert set(company.engine.shadows.values()) == {"owner"}
-    assert dict(company.engine.holders) == {0: "owner", 1: left, 2: left, 3: "owner"}
+    assert set(company.engine.stage_shadows.values()) == {"owner"}
+    assert dict(company.engine.stage_holders) == {0: "owner", 1: left, 2: left, 3: "owner"}
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
 
 
@@ -123,5 +123,5 @@ def test_a_false_alarm_of_the_receiver_costs_an_audit_and_nothing_else(make_comp
     company.run(2)
 
     assert company.verdicts == []
-    assert len(company.bodies("screen_hit")) == 2
+    assert len(company.event_bodies("screen_hit")) == 2
     assert company.weights_digest() == honest_digest(run, 2)

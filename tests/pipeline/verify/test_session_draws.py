@@ -34,7 +34,7 @@ def audited(make_company):
         return [outgoing]
 
     company = make_company(RUN, {2: Actor(rewrite=rewrite_only(AuditReport, remember))}, draw(b"1"))
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_shadows[1] == "worker-2"
     company.run(STEPS)
     assert len(seen) == STEPS
     return seen

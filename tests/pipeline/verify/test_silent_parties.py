@@ -56,7 +56,7 @@ def test_a_withheld_tensor_is_handed_on_and_nobody_is_replaced(make_company, hon
     company.run(3)
 
     assert (company.lost, company.verdicts) == ([], [])
-    assert [body["what"] for body in company.bodies("relayed")] == ["relay"]
+    assert [body["what"] for body in company.event_bodies("relayed")] == ["relay"]
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -111,8 +111,8 @@ def test_a_stage_that_talks_idly_while_it_withholds_its_commitment_is_replaced(m
     complaint = Fault(epoch=0, about="worker-2", error="FrameError", reason="so slow").model_dump(mode="json")
 
     def talk():
-        if company.is_alive("worker-1"):
-            company.endpoint("worker-1").send("owner", "fault", complaint)
+        if company.is_worker_alive("worker-1"):
+            company.worker_endpoint("worker-1").send_frame("owner", "fault", complaint)
 
     company.clock.on_tick.append(talk)
     company.run(3)
@@ -133,8 +133,8 @@ def test_a_receiver_that_finds_the_same_message_odd_again_and_again_is_heard_onc
 
     company.run(2)
 
-    assert [body["step"] for body in company.bodies("screen_hit")] == [0, 1]
-    assert sum("was screened before" in str(body["reason"]) for body in company.bodies("refused")) == 8
+    assert [body["step"] for body in company.event_bodies("screen_hit")] == [0, 1]
+    assert sum("was screened before" in str(body["reason"]) for body in company.event_bodies("refused")) == 8
     assert company.weights_digest() == honest_digest(run, 2)
 
 
@@ -214,7 +214,7 @@ def test_a_party_that_hangs_while_roles_change_is_missed_long_before_the_steps_t
         stall.release_party()
 
     assert (company.evicted, company.lost) == (["worker-1"], ["worker-3"])
-    assert [body["reason"] for body in company.bodies("replaced")] == ["silent while roles were assigned"]
+    assert [body["reason"] for body in company.event_bodies("replaced")] == ["silent while roles were assigned"]
     assert company.weights_digest() == honest_digest(run, 3)
 
 
@@ -224,7 +224,7 @@ def test_in_an_honest_step_nobody_is_asked_and_nobody_replaced(make_company, hon
 
     company.run(3)
 
-    assert (company.lost, company.bodies("relayed")) == ([], [])
+    assert (company.lost, company.event_bodies("relayed")) == ([], [])
     assert company.weights_digest() == honest_digest(run, 3)
 
 

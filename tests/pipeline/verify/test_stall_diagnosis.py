@@ -57,7 +57,7 @@ def find(world, diagnosis, missing=NOTHING, silent=()):
         for party in (OWNER, HOLDER, SHADOW)
         if party not in silent
     }
-    return world.judge(diagnosis.find(missing))
+    return world.judge_page(diagnosis.find_silent_party(missing))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_a_holder_that_says_nothing_of_its_stage_is_replaced(world, diagnosis):
         for party in (OWNER, HOLDER, SHADOW)
     }
 
-    assert world.judge(diagnosis.find(NOTHING)) == HOLDER
+    assert world.judge_page(diagnosis.find_silent_party(NOTHING)) == HOLDER
 
 
 def test_a_state_that_is_missing_names_the_party_that_owes_it(world, diagnosis):

@@ -24,7 +24,7 @@ def test_an_honest_weight_gradient_is_found_right(make_company, honest_digest, s
     results = company.run(3)
 
     assert company.verdicts == []
-    assert company.bodies("alarm") == []
+    assert company.event_bodies("alarm") == []
     # every microbatch of every stage in other hands, each step
     assert [result.guard.num_audits for result in results] == [(stages - 2) * run.train.microbatches] * 3
     assert company.weights_digest() == honest_digest(run, 3)

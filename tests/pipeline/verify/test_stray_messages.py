@@ -71,7 +71,7 @@ TO_A_WORKER = {
 
 def faults_of(company, party):
     """What a party complained about, as (party, error)."""
-    return [(body["about"], body["error"]) for body in company.bodies("fault") if body["party"] == party]
+    return [(body["about"], body["error"]) for body in company.event_bodies("fault") if body["party"] == party]
 
 
 def test_a_worker_takes_orders_from_the_owner_only(make_company, honest_digest):
@@ -136,7 +136,7 @@ def test_the_owner_refuses_what_the_sender_has_no_part_in(make_company, honest_d
 
     company.run(2)
 
-    refused = [body["error"] for body in company.bodies("refused") if body["party"] == "worker-1"]
+    refused = [body["error"] for body in company.event_bodies("refused") if body["party"] == "worker-1"]
     assert refused == ["FrameError"] * len(strays)
     assert company.verdicts == []
     assert company.weights_digest() == honest_digest(tiny_run(), 2)
@@ -168,7 +168,7 @@ def test_messages_of_an_older_epoch_are_dropped_without_a_word(make_company, hon
     company.run(3)
 
     assert company.evicted == ["worker-1"]
-    assert company.bodies("fault") == []
+    assert company.event_bodies("fault") == []
     assert company.weights_digest() == honest_digest(run, 3)
 
 

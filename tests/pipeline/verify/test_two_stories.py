@@ -102,7 +102,7 @@ def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signa
         if fetched.claim or fetched.evidence is None or fetched.source != 1:
             return [outgoing]
         lie = (-torch.frombuffer(bytearray(outgoing.payload), dtype=torch.float32)).numpy().tobytes()
-        signer = company_of["it"].identity("worker-1")
+        signer = company_of["it"].party_identity("worker-1")
         fields = open_header(fetched.evidence)
         told = sign_header(signer, dataclasses.replace(fields, payload_digest=digest_hex(lie)))
         changed = outgoing.with_fields({"evidence": to_signed(told)})
@@ -111,7 +111,7 @@ def test_a_sender_that_tells_the_auditor_another_story_is_named_by_its_own_signa
     company = make_company(tiny_run(5), {1: Actor(rewrite=rewrite_only(FetchReply, two_stories))})
     company_of["it"] = company
     # the auditor must not be worker-1 itself, which knows what it sent
-    assert company.engine.shadows[2] == "worker-3"
+    assert company.engine.stage_shadows[2] == "worker-3"
 
     company.run(2)
 

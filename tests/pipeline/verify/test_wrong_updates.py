@@ -178,9 +178,9 @@ def test_a_stage_that_trains_in_secret_on_top_of_the_verified_step_is_named(make
 
     company = make_company(tiny_run(), {1: Actor(wrap)})
     company.run(1)
-    company.engine.collect(1, "weights")
+    company.engine.fetch_stage(1, "weights")
     with torch.no_grad():
-        next(iter(modules[0].trainable().values())).add_(1e-3)
+        next(iter(modules[0].trainable_parameters().values())).add_(1e-3)
 
     company.run(2)
 
@@ -203,14 +203,14 @@ def test_a_worker_that_starts_from_other_weights_is_named_and_the_run_starts_wit
 
     # before the first step: what it said convicts nobody, and it has no role any more
     reason = "stage 1: worker-1 reported ready with a state other than the agreed one"
-    assert company.bodies("link_broken") == [{"party": "worker-1", "reason": reason}]
-    assert company.bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
-    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert company.event_bodies("link_broken") == [{"party": "worker-1", "reason": reason}]
+    assert company.event_bodies("lost") == [{"party": "worker-1", "stages": [1], "step": 0}]
+    assert "worker-1" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
 
     company.run(3)
 
     assert (company.verdicts, company.lost) == ([], ["worker-1"])
-    assert "worker-1" not in {*company.engine.holders.values(), *company.engine.shadows.values()}
+    assert "worker-1" not in {*company.engine.stage_holders.values(), *company.engine.stage_shadows.values()}
     assert company.weights_digest() == honest_digest(tiny_run(), 3)
 
 
@@ -229,7 +229,7 @@ def test_a_holder_that_hands_out_other_weights_than_it_signed_is_passed_over_and
 
     assert company.weights_digest() == honest_digest(tiny_run(), 1)
 
-    (refused,) = company.bodies("refused")
+    (refused,) = company.event_bodies("refused")
     assert refused["party"] == "worker-1"
     assert "worker-1 sent a weights that differs from its signature" in refused["reason"]
 

@@ -22,7 +22,7 @@ def test_a_liar_that_trains_adapters_is_named_and_its_shadow_takes_over(make_com
     company.run(3)
 
     assert [(v.party, v.offence) for v in company.verdicts] == [("worker-1", offence)]
-    assert company.engine.holders[1] == "worker-2"
+    assert company.engine.stage_holders[1] == "worker-2"
     assert company.weights_digest() == honest_digest(run, 3)
 
 

@@ -57,7 +57,7 @@ def test_others_tensors_are_for_the_owner_and_shadows_alone(make_company, honest
     company = make_company(
         run, {1: Actor(rewrite=rewrite_only(Fault, listen)), 3: Actor(rewrite=rewrite_only(Commit, grasp))}
     )
-    assert company.engine.shadows[1] == "worker-2"
+    assert company.engine.stage_shadows[1] == "worker-2"
 
     company.run(1)
 

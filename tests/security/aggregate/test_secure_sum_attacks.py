@@ -222,16 +222,16 @@ def played_by_the_server(kind) -> np.ndarray:
     for name in given.client_names:
         server.take_boxes(walk.clients[name].share_secrets(adverts))
     deliveries = server.close_boxes()
-    for name in given.names:
-        deposit = walk.clients[name].mask(deliveries[name], walk.values[name])
+    for name in given.client_names:
+        deposit = walk.clients[name].mask_values(deliveries[name], walk.values[name])
         server.take_deposit(deposit.message, deposit.values)
     deposits = server.close_deposits()
-    for name in given.names[1:]:
-        server.take_consent(walk.clients[name].consent(deposits))
+    for name in given.client_names[1:]:
+        server.take_consent(walk.clients[name].sign_consent(deposits))
     consents = server.close_consents()
-    for name in given.names[1:]:
-        server.take_release(walk.clients[name].release(consents))
-    return server.unmask_sum().total * given.encoding.step
+    for name in given.client_names[1:]:
+        server.take_release(walk.clients[name].release_shares(consents))
+    return server.unmask_sum().total * given.ring_encoding.step_size
 
 
 def fake_member(identity):
@@ -261,7 +261,7 @@ class BelievedPeer:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def verify(self, signature: bytes, data: bytes) -> None:
+    def verify_signature(self, signature: bytes, data: bytes) -> None:
         pass
 
 

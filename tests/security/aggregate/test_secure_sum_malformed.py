@@ -24,27 +24,27 @@ def stages() -> tuple[list[tuple[str, Stage]], SumServer]:
     """Walk a round and yield, for each side and phase, what takes the message and the message."""
     terms = terms_of(4)
     server, clients = SumServer(terms, SERVER), clients_of(terms)
-    values, first = values_for(terms), terms.names[0]
+    values, first = values_for(terms), terms.client_names[0]
 
     def walk():
         adverts = {}
-        yield "client join", Stage(clients[first].join, server.invitation)
+        yield "client join", Stage(clients[first].join_round, server.invitation)
         for name, one in clients.items():
-            adverts[name] = one.join(server.invitation)
+            adverts[name] = one.join_round(server.invitation)
             if name == first:
                 yield "server advert", Stage(server.take_advert, adverts[name])
             server.take_advert(adverts[name])
         everyone = server.close_adverts()
-        yield "client share", Stage(clients[first].share, everyone)
+        yield "client share", Stage(clients[first].share_secrets, everyone)
         for name, one in clients.items():
-            boxes = one.share(everyone)
+            boxes = one.share_secrets(everyone)
             if name == first:
                 yield "server boxes", Stage(server.take_boxes, boxes)
             server.take_boxes(boxes)
         deliveries = server.close_boxes()
-        yield "client mask", Stage(lambda data: clients[first].mask(data, values[first]), deliveries[first])
+        yield "client mask", Stage(lambda data: clients[first].mask_values(data, values[first]), deliveries[first])
         for name, one in clients.items():
-            deposit = one.mask(deliveries[name], values[name])
+            deposit = one.mask_values(deliveries[name], values[name])
             if name == first:
                 yield (
                     "server deposit",
@@ -52,16 +52,16 @@ def stages() -> tuple[list[tuple[str, Stage]], SumServer]:
                 )
             server.take_deposit(deposit.message, deposit.values)
         deposits = server.close_deposits()
-        yield "client consent", Stage(clients[first].consent, deposits)
+        yield "client consent", Stage(clients[first].sign_consent, deposits)
         for name, one in clients.items():
-            consent = one.consent(deposits)
+            consent = one.sign_consent(deposits)
             if name == first:
                 yield "server consent", Stage(server.take_consent, consent)
             server.take_consent(consent)
         consents = server.close_consents()
-        yield "client release", Stage(clients[first].release, consents)
+        yield "client release", Stage(clients[first].release_shares, consents)
         for name, one in clients.items():
-            release = one.release(consents)
+            release = one.release_shares(consents)
             if name == first:
                 yield "server release", Stage(server.take_release, release)
             server.take_release(release)
@@ -126,7 +126,7 @@ def test_a_million_altered_messages_are_refused():
 def test_messages_of_another_round_and_of_another_kind_are_refused():
     one, other = terms_of(4), terms_of(4, round=2)
     server = SumServer(one, SERVER)
-    foreign = clients_of(other)[other.names[0]].join(SumServer(other, SERVER).invitation)
+    foreign = clients_of(other)[other.client_names[0]].join_round(SumServer(other, SERVER).invitation)
 
     with pytest.raises(AggregationError, match="foreign_terms"):
         server.take_advert(foreign)
@@ -138,16 +138,16 @@ def test_messages_of_another_round_and_of_another_kind_are_refused():
 
 def test_a_message_is_read_once_and_in_turn():
     terms = terms_of(4)
-    server, one = SumServer(terms, SERVER), clients_of(terms)[terms.names[0]]
-    advert = one.join(server.invitation)
+    server, one = SumServer(terms, SERVER), clients_of(terms)[terms.client_names[0]]
+    advert = one.join_round(server.invitation)
     server.take_advert(advert)
 
     with pytest.raises(AggregationError, match="out_of_phase"):
         server.take_advert(advert)
     with pytest.raises(AggregationError, match="out_of_phase"):
-        one.join(server.invitation)
+        one.join_round(server.invitation)
     with pytest.raises(AggregationError, match="out_of_phase"):
-        one.release(b"")
+        one.release_shares(b"")
     with pytest.raises(AggregationError, match="too_few"):
         server.close_adverts()
 
@@ -161,8 +161,8 @@ def test_a_message_longer_than_any_of_its_kind_is_not_parsed():
 
 def test_neither_side_shows_a_secret_when_printed():
     terms = terms_of(4)
-    one = clients_of(terms)[terms.names[0]]
-    one.join(SumServer(terms, SERVER).invitation)
+    one = clients_of(terms)[terms.client_names[0]]
+    one.join_round(SumServer(terms, SERVER).invitation)
 
     assert repr(one) == "SumClient('site-00', ADVERTS)"
     assert one._seed.hex() not in str(vars(one)["_own_advert"])

@@ -82,7 +82,7 @@ def test_without_fresh_random_bytes_a_ledger_that_was_put_back_repeats_its_pads(
 
 def test_a_hardware_counter_shows_that_a_ledger_was_put_back():
     disk, counter = Disk(), Counter()
-    new_ledger(disk, counter=counter).take()
+    new_ledger(disk, counter=counter).take_ticket()
     old = disk.data
     PadLedger(disk, MASTER, RUN, counter=counter).take_ticket()
 
@@ -102,18 +102,18 @@ def test_a_range_that_is_not_really_on_the_disk_is_given_out_twice():
 def test_a_copy_of_the_memory_is_found_out_by_the_counter_at_its_next_range():
     disk, counter = Disk(), Counter()
     ledger = new_ledger(disk, counter=counter, range_size=1, fresh=stuck)
-    ledger.take()
+    ledger.take_ticket()
     copied = PadLedger.__new__(PadLedger)
     copied.__dict__.update(ledger.__dict__ | {"_last": copy.copy(ledger._last)})
 
-    ledger.take()
+    ledger.take_ticket()
 
     with pytest.raises(PadError, match="somebody else uses this ledger or its counter"):
         copied.take_ticket()
     with pytest.raises(PadError, match="somebody else"):
-        ledger.take()
+        ledger.take_ticket()
     with pytest.raises(PadError, match="open the ledger again"):
-        ledger.take()
+        ledger.take_ticket()
 
 
 def test_a_counter_that_failed_costs_a_new_opening_and_no_more():
@@ -121,10 +121,10 @@ def test_a_counter_that_failed_costs_a_new_opening_and_no_more():
     ledger = new_ledger(disk, counter=counter)
     counter.cut = "after"
     with pytest.raises(PowerCutError):
-        ledger.take()
+        ledger.take_ticket()
 
     with pytest.raises(PadError, match="its counter failed; open the ledger again"):
-        ledger.take()
+        ledger.take_ticket()
     assert PadLedger(disk, MASTER, RUN, counter=counter).take_ticket().number == 1024
 
 
@@ -145,7 +145,7 @@ def test_after_a_crash_anywhere_in_a_reservation_the_ledger_opens(part, cut):
     first = numbers(ledger, 2)
     {"disk": disk, "counter": counter}[part].cut = cut
     with pytest.raises(PowerCutError):
-        ledger.take()
+        ledger.take_ticket()
 
     second = numbers(PadLedger(disk, MASTER, RUN, counter=counter, range_size=2), 3)
 

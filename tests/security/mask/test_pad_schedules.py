@@ -68,7 +68,7 @@ class World:
         try:
             for _ in range(count):
                 ticket = self.ledger.take_ticket()
-                self.made.append((pads.key(ticket), ticket.number))
+                self.made.append((pads.range_key(ticket), ticket.number))
         except PowerCutError:
             self.ledger = None
         except PadError:

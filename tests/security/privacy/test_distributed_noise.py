@@ -26,20 +26,20 @@ def summed(plan, values, noises):
     terms = terms_of(plan.clients, length=plan.length, minimum=plan.minimum, max_weight=plan.max_weight)
     clients, server = clients_of(terms), SumServer(terms, SERVER)
     for client in clients.values():
-        server.take_advert(client.join(server.invitation))
+        server.take_advert(client.join_round(server.invitation))
     adverts = server.close_adverts()
     for client in clients.values():
-        server.take_boxes(client.share(adverts))
+        server.take_boxes(client.share_secrets(adverts))
     deliveries = server.close_boxes()
     for (name, client), noise in zip(clients.items(), noises, strict=True):
-        deposit = client.mask(deliveries[name], values[name], noise=noise)
+        deposit = client.mask_values(deliveries[name], values[name], noise=noise)
         server.take_deposit(deposit.message, deposit.values)
     deposits = server.close_deposits()
     for client in clients.values():
-        server.take_consent(client.consent(deposits))
+        server.take_consent(client.sign_consent(deposits))
     consents = server.close_consents()
     for client in clients.values():
-        server.take_release(client.release(consents))
+        server.take_release(client.release_shares(consents))
     return terms, server.unmask_sum()
 
 
@@ -51,13 +51,13 @@ def test_the_server_sees_the_sum_with_the_noise_of_all_clients_and_no_more_of_it
 
     terms, result = summed(plan, values, noises)
 
-    away = result.mean() - 0.5 / math.sqrt(LENGTH)
-    expected = sum(noises) * terms.encoding.step / 4
+    away = result.mean_values() - 0.5 / math.sqrt(LENGTH)
+    expected = sum(noises) * terms.ring_encoding.step_size / 4
     # each client rounds by less than a step; the mean is of float32
-    allowed = terms.encoding.step + np.spacing(np.abs(result.mean()).max())
+    allowed = terms.ring_encoding.step_size + np.spacing(np.abs(result.mean_values()).max())
     assert np.abs(away - expected).max() < allowed
     # four shares of noise, three of which are counted on minus one that may collude
-    deviation = math.sqrt(4 * float(plan.noise_variance)) * terms.encoding.step / 4
+    deviation = math.sqrt(4 * float(plan.noise_variance)) * terms.ring_encoding.step_size / 4
     assert stats.kstest(away / deviation, "norm").pvalue > 0.001
 
 
@@ -69,7 +69,7 @@ def test_without_noise_the_sum_is_exact_and_tells_whether_a_client_was_there():
     _, result = summed(plan, values, [None] * 4)
 
     # the attacker wins: one look at the sum, and it knows
-    assert np.flatnonzero(np.abs(result.mean()) > 1e-6).tolist() == [7]
+    assert np.flatnonzero(np.abs(result.mean_values()) > 1e-6).tolist() == [7]
 
 
 def test_colluding_clients_and_those_that_may_drop_out_bring_no_noise_that_counts():
@@ -103,16 +103,16 @@ def test_noise_beside_a_weight_is_refused():
     terms = terms_of(4, max_weight=plan.max_weight)
     clients, server = clients_of(terms), SumServer(terms, SERVER)
     for client in clients.values():
-        server.take_advert(client.join(server.invitation))
+        server.take_advert(client.join_round(server.invitation))
     adverts = server.close_adverts()
     for client in clients.values():
-        server.take_boxes(client.share(adverts))
+        server.take_boxes(client.share_secrets(adverts))
     name, client = next(iter(clients.items()))
     delivery = server.close_boxes()[name]
 
     for noise, weight in ((plan.draw_noise(), 2), (plan.draw_noise()[:4], 1), (plan.draw_noise().astype(float), 1)):
         with pytest.raises(AggregationError, match="noise: "):
-            client.mask(delivery, np.zeros(5), weight, noise)
+            client.mask_values(delivery, np.zeros(5), weight, noise)
 
 
 def test_what_rounds_spend_is_above_the_closed_form_of_the_gaussian_and_not_far():

@@ -45,23 +45,23 @@ def told(log):
 def test_every_batch_gets_the_next_number_until_the_budget_is_spent(log):
     ledger = open_ledger(log)
 
-    assert [ledger.charge() for _ in range(3)] == [0, 1, 2]
+    assert [ledger.charge_batch() for _ in range(3)] == [0, 1, 2]
 
     assert ledger.is_spent
     assert ledger.epsilon_spent == 3.0
     with pytest.raises(PrivacyBudgetError, match=r"3 steps have spent epsilon 3.000 of 3.0"):
-        ledger.charge()
+        ledger.charge_batch()
 
 
 def test_what_the_log_tells_is_what_a_later_session_goes_on_from(log):
     first = open_ledger(log)
-    first.charge()
-    first.charge()
+    first.charge_batch()
+    first.charge_batch()
 
     later = open_ledger(log, told(log))
 
-    assert later.charges == 2
-    assert later.charge() == 2
+    assert later.num_charges == 2
+    assert later.charge_batch() == 2
     assert later.is_spent
 
 
@@ -69,13 +69,13 @@ def test_what_is_quickly_told_is_never_below_what_is_spent(log):
     ledger = open_ledger(log, epsilon=50.0)
 
     for _ in range(50):
-        ledger.charge()
+        ledger.charge_batch()
         assert ledger.epsilon_spent <= ledger.epsilon_bound <= 50.0
 
 
 @pytest.mark.parametrize("changed", [{"rows": 11}, {"epsilon": 4.0}, {"sampling": "order"}])
 def test_a_session_with_other_terms_is_refused(log, changed):
-    open_ledger(log, sampling="poisson").charge()
+    open_ledger(log, sampling="poisson").charge_batch()
 
     with pytest.raises(ConfigError, match="earlier steps of this run were charged for"):
         open_ledger(log, told(log), **{"sampling": "poisson", **changed})
@@ -101,8 +101,8 @@ def test_charges_that_do_not_follow_each_other_are_refused(lines):
 
 def test_a_charge_that_was_cut_out_breaks_the_log(log, tmp_path):
     ledger = open_ledger(log)
-    ledger.charge()
-    ledger.charge()
+    ledger.charge_batch()
+    ledger.charge_batch()
     path = tmp_path / "events.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:1], *lines[2:]]))

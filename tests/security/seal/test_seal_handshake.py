@@ -190,7 +190,7 @@ def test_a_side_whose_machine_was_turned_back_is_known_by_its_epoch():
     epochs = CountingEpochs()
     replayed = lambda: answer_hello(mine.hello, TERMS, SERVER, epochs, CLIENT.public, after_epoch=1)  # noqa: E731
     assert reason_of(replayed) == SealRefusal.STALE_EPOCH
-    assert epochs.given == 0
+    assert epochs.notice_count == 0
 
 
 def test_a_share_of_low_order_is_refused():
@@ -241,7 +241,7 @@ def test_no_epoch_is_spent_on_a_hello_that_is_refused():
     with pytest.raises(PhalanxError):
         answer_hello(b"junk", TERMS, SERVER, epochs, CLIENT.public)
 
-    assert epochs.given == 0
+    assert epochs.notice_count == 0
 
 
 def test_without_a_fresh_epoch_there_is_no_handshake():

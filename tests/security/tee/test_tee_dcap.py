@@ -48,8 +48,8 @@ def test_tdx_quotes_of_every_version_pass(intel, version, version_15, binding):
 def test_zeros_may_follow_a_tdx_quote_and_nothing_else(intel, binding):
     case = tdx_case(intel, binding)
 
-    assert case.with_data(case.make_evidence.data + bytes(100)).appraise()
-    assert refusal(case.with_data(case.make_evidence.data + bytes(99) + b"\x01").appraise) == "malformed"
+    assert case.with_data(case.evidence.data + bytes(100)).appraise()
+    assert refusal(case.with_data(case.evidence.data + bytes(99) + b"\x01").appraise) == "malformed"
 
 
 @pytest.mark.parametrize("status", STATUSES)
@@ -165,12 +165,12 @@ def test_old_tables_that_are_still_valid_are_refused_by_their_number(intel, bind
 
 
 def with_collateral(case, **changes):
-    parts = {**json.loads(case.make_evidence.find_endorsement("collateral")), **changes}
+    parts = {**json.loads(case.evidence.find_endorsement("collateral")), **changes}
     return case.with_endorsement("collateral", json.dumps(parts).encode())
 
 
 def test_tables_for_another_tee_are_refused(intel, binding):
-    foreign = tdx_case(intel, binding).make_evidence.find_endorsement("collateral")
+    foreign = tdx_case(intel, binding).evidence.find_endorsement("collateral")
 
     assert refusal(sgx_case(intel, binding).with_endorsement("collateral", foreign).appraise) == "wrong_signer"
 
@@ -198,7 +198,7 @@ def test_tables_signed_by_anybody_else_are_refused(intel, binding):
 @pytest.mark.parametrize("name", ["root_ca_crl", "pck_crl", "tcb_info", "qe_identity_signature"])
 def test_collateral_that_lacks_a_part_or_has_it_garbled_is_malformed(intel, name, binding):
     case = sgx_case(intel, binding)
-    parts = json.loads(case.make_evidence.find_endorsement("collateral"))
+    parts = json.loads(case.evidence.find_endorsement("collateral"))
     garbled = with_collateral(case, **{name: "zz"})
     del parts[name]
 
@@ -215,7 +215,7 @@ def test_a_revocation_list_of_somebody_else_does_not_count(intel, binding):
 
 def test_collateral_with_a_key_twice_is_malformed(intel, binding):
     case = sgx_case(intel, binding)
-    text = case.make_evidence.find_endorsement("collateral").decode()
+    text = case.evidence.find_endorsement("collateral").decode()
     doubled = text[:-1] + ',"tcb_info":"{}"}'
 
     assert refusal(case.with_endorsement("collateral", doubled.encode()).appraise) == "malformed"
@@ -224,14 +224,14 @@ def test_collateral_with_a_key_twice_is_malformed(intel, binding):
 def test_a_quote_of_the_other_tee_is_refused(intel, binding):
     sgx, tdx = sgx_case(intel, binding), tdx_case(intel, binding)
 
-    assert refusal(sgx.with_data(tdx.make_evidence.data).appraise) == "malformed"
-    assert refusal(tdx.with_data(sgx.make_evidence.data).appraise) == "malformed"
+    assert refusal(sgx.with_data(tdx.evidence.data).appraise) == "malformed"
+    assert refusal(tdx.with_data(sgx.evidence.data).appraise) == "malformed"
 
 
 @pytest.mark.parametrize(("offset", "value"), [(0, 2), (0, 6), (2, 3), (4, 1), (12, 0), (48, 4), (50, 1)], ids=str)
 def test_a_header_that_is_not_understood_is_malformed(intel, offset, value, binding):
     case = intel.case(binding, 5, tdx_body(binding.binding_digest()))
-    data = bytearray(case.make_evidence.data)
+    data = bytearray(case.evidence.data)
     struct.pack_into("<H", data, offset, value)
 
     assert refusal(case.with_data(bytes(data)).appraise) == "malformed"

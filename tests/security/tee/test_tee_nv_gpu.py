@@ -57,12 +57,12 @@ def test_no_measurement_at_all_is_malformed(nvidia, binding):
 def test_zeros_behind_the_signature_are_padding_and_nothing_else_is(nvidia, binding, more):
     case = nvidia.case(binding)
 
-    padded = case.with_data(case.make_evidence.data + bytes(more))
+    padded = case.with_data(case.evidence.data + bytes(more))
 
     assert padded.appraise().binding == binding
-    assert refusal(case.with_data(case.make_evidence.data + bytes(more) + b"\x01").appraise) == "malformed"
-    assert refusal(case.with_data(case.make_evidence.data[:-1] + bytes(more)).appraise) == "bad_signature"
-    assert refusal(case.with_data(case.make_evidence.data + bytes(1 << 20)).appraise) == "malformed"
+    assert refusal(case.with_data(case.evidence.data + bytes(more) + b"\x01").appraise) == "malformed"
+    assert refusal(case.with_data(case.evidence.data[:-1] + bytes(more)).appraise) == "bad_signature"
+    assert refusal(case.with_data(case.evidence.data + bytes(1 << 20)).appraise) == "malformed"
 
 
 def test_a_report_with_anothers_chain_is_refused(nvidia, binding):

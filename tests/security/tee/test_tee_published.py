@@ -24,7 +24,7 @@ def test_a_published_sample_passes_at_a_clock_of_its_time(kind):
     result = case.appraise()
 
     assert result.claims.kind == kind
-    assert result.claims.report_data == case.build_expected.data
+    assert result.claims.report_data == case.expected.data
     assert result.claims.expires > case.now
     assert result.binding is None
 
@@ -72,7 +72,7 @@ def test_the_last_moment_still_passes_and_the_one_after_it_does_not(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_report_data_is_refused(kind):
     case = PUBLISHED[kind]()
-    other = bytes([case.build_expected.data[0] ^ 1]) + case.build_expected.data[1:]
+    other = bytes([case.expected.data[0] ^ 1]) + case.expected.data[1:]
 
     assert refusal(replace(case, expected=RawReportData(other)).appraise) == "wrong_nonce"
     assert refusal(replace(case, expected=RawReportData(b"")).appraise) == "wrong_nonce"
@@ -122,7 +122,7 @@ def test_a_kind_without_reference_values_is_refused(kind):
 
 def test_a_certificate_that_the_policy_revokes_is_refused():
     case = PUBLISHED["nv-gpu"]()
-    chain = read_certificates(case.make_evidence.find_endorsement("chain"), "chain")
+    chain = read_certificates(case.evidence.find_endorsement("chain"), "chain")
 
     for certificate in chain:
         revoked = frozenset([certificate.sha256_hex])
@@ -133,8 +133,8 @@ def test_a_certificate_that_the_policy_revokes_is_refused():
 def test_a_byte_more_or_less_is_malformed(kind):
     case = PUBLISHED[kind]()
 
-    assert refusal(case.with_data(case.make_evidence.data + b"\x01").appraise) == "malformed"
-    assert refusal(case.with_data(case.make_evidence.data.rstrip(b"\0")[:-1]).appraise) in (
+    assert refusal(case.with_data(case.evidence.data + b"\x01").appraise) == "malformed"
+    assert refusal(case.with_data(case.evidence.data.rstrip(b"\0")[:-1]).appraise) in (
         "malformed",
         "bad_signature",
     )
@@ -145,8 +145,8 @@ def test_a_byte_more_or_less_is_malformed(kind):
 def test_a_missing_or_an_unknown_endorsement_is_named(kind):
     case = PUBLISHED[kind]()
 
-    for name in case.make_evidence.endorsements:
-        rest = {key: one for key, one in case.make_evidence.endorsements.items() if key != name}
-        bare = replace(case, evidence=replace(case.make_evidence, endorsements=rest))
+    for name in case.evidence.endorsements:
+        rest = {key: one for key, one in case.evidence.endorsements.items() if key != name}
+        bare = replace(case, evidence=replace(case.evidence, endorsements=rest))
         assert refusal(bare.appraise) == "missing_endorsement"
     assert refusal(case.with_endorsement("other", b"").appraise) == "malformed"

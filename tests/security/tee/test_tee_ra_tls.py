@@ -59,7 +59,7 @@ def test_the_peer_of_a_real_handshake_is_appraised(amd, tmp_path):
 
     seen = certificate_of_server(tmp_path)
 
-    assert appraise_certificate(seen, case.policy, NONCE, RUN, "server", case.now).binding == case.build_expected
+    assert appraise_certificate(seen, case.policy, NONCE, RUN, "server", case.now).binding == case.expected
 
 
 def certificate_of_server(folder) -> bytes:

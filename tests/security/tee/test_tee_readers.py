@@ -43,12 +43,12 @@ class Configfs:
             self.files["auxblob"] = aux
         self.asked = b""
 
-    def make(self, entry):
+    def make_entry(self, entry):
         entry.mkdir()
         for name, data in self.files.items():
             (entry / name).write_bytes(data)
 
-    def remove(self, entry):
+    def remove_entry(self, entry):
         if (entry / "inblob").exists():
             self.asked = (entry / "inblob").read_bytes()
         shutil.rmtree(entry)
@@ -79,7 +79,7 @@ def test_an_snp_report_with_its_certificates_comes_out_of_configfs_and_passes(am
     evidence = TsmAttester("snp", tmp_path, entries=kernel).make_evidence(binding)
 
     assert appraise_evidence(evidence, case.policy, binding, case.now).claims.kind == "snp"
-    assert kernel.asked == binding.digest().ljust(64, b"\0")
+    assert kernel.asked == binding.binding_digest().ljust(64, b"\0")
     assert list((tmp_path / REPORTS).iterdir()) == []
 
 

@@ -147,7 +147,7 @@ def test_a_leaf_by_somebody_else_with_the_vendors_names_is_refused(milan, bindin
 
 def test_a_revoked_ask_is_refused_and_a_clean_list_passes(milan, binding):
     case = milan.case(binding)
-    clean, revoking = milan.ark.crl(), milan.ark.crl(milan.request_pad.parsed.serial)
+    clean, revoking = milan.ark.crl(), milan.ark.crl(milan.ask.parsed.serial)
 
     assert case.with_endorsement("crl", clean).appraise().claims.notes == ()
     assert refusal(case.with_endorsement("crl", revoking).appraise) == "revoked"

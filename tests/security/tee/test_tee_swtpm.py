@@ -46,7 +46,7 @@ def ak_name(tpm, now):
     """The AK's name, after the TPM has shown that it holds EK and AK."""
     trust = Trust(read_certificates(tpm.roots, "root"), now)
     begun = begin_enrolment(tpm.ek_certificate, tpm.chain, tpm.ak_public, trust)
-    return begun.finish_enrolment(tpm.activate_credential(begun))
+    return begun.finish_enrolment(tpm.activate(begun))
 
 
 def fresh() -> Binding:
@@ -110,7 +110,7 @@ def test_our_own_attester_is_enrolled_and_its_quotes_pass(tpm, now):
     trust = Trust(read_certificates(tpm.roots, "root"), now)
     with open_tpm(tpm.address) as device, TpmAttester(device, (0, 7, 16)) as attester:
         begun = begin_enrolment(attester.ek_certificate, tpm.chain, attester.ak_public, trust)
-        name = begun.finish_enrolment(attester.activate_credential(begun))
+        name = begun.finish_enrolment(attester.activate(begun))
         binding = fresh()
         evidence = attester.make_evidence(binding)
 
@@ -128,4 +128,4 @@ def test_a_secret_for_another_key_is_not_read(tpm, ak_name, now):
         TpmAttester(device) as attester,
         pytest.raises(TpmError, match="ACTIVATE_CREDENTIAL"),
     ):
-        attester.activate_credential(begun)
+        attester.activate(begun)

@@ -16,7 +16,7 @@ def test_it_goes_up_by_one_and_survives_a_restart(bare_tpm):
         first = counter.read_count()
         assert [counter.increment() for _ in range(3)] == [first + 1, first + 2, first + 3]
 
-    bare_tpm.restart_transfer()
+    bare_tpm.restart()
 
     with bare_tpm.open() as device:
         assert TpmCounter(device, INDEX).read_count() == first + 3
@@ -41,7 +41,7 @@ def test_a_counter_that_was_deleted_and_made_again_begins_higher(device):
     highest = [counter.increment() for _ in range(5)][-1]
     # TPM2_NV_UndefineSpace, which its owner may
     undefine = wire.encode_command(0x122, (wire.OWNER, INDEX), (wire.password_authorisation(),), b"")
-    assert device._link.exchange(undefine)[6:10] == bytes(4)
+    assert device._link.exchange_command(undefine)[6:10] == bytes(4)
 
     assert TpmCounter.create_counter(device, INDEX).read_count() > highest
 
@@ -53,7 +53,7 @@ def test_memory_that_is_no_counter_is_refused(device):
     from phalanx.security.tee.tpm.wire import TpmCommand
 
     plain = struct.pack(">IHI", INDEX, wire.SHA256, 0x02060006) + wire.size_prefixed(b"") + struct.pack(">H", 8)
-    device.call(
+    device.send_command(
         TpmCommand.NV_DEFINE_SPACE,
         (wire.OWNER,),
         wire.size_prefixed(b"") + wire.size_prefixed(plain),
@@ -93,7 +93,7 @@ def prepared(device, folder):
 def test_a_host_that_turns_back_a_software_tpm_is_caught_by_what_lies_beside_it(bare_tpm, tmp_path):
     with bare_tpm.open() as device:
         prepared(device, tmp_path)
-    copy = bare_tpm.keep_snapshot()
+    copy = bare_tpm.snapshot()
     with bare_tpm.open() as device:
         EpochStore(tmp_path / "epoch", TpmCounter(device, INDEX)).raise_epoch()
         EpochStore(tmp_path / "epoch", TpmCounter(device, INDEX)).raise_epoch()
@@ -113,7 +113,7 @@ def test_a_host_that_turns_back_a_software_tpm_and_all_files_with_it_wins(bare_t
     with bare_tpm.open() as device:
         older = prepared(device, tmp_path)
         epoch = (tmp_path / "epoch").read_bytes()
-    copy = bare_tpm.keep_snapshot()
+    copy = bare_tpm.snapshot()
     with bare_tpm.open() as device:
         taken = EpochStore(tmp_path / "epoch", TpmCounter(device, INDEX)).raise_epoch()
         BlobSealer(b"k" * 32, TpmCounter(device, INDEX + 1)).seal_blob(PLACE, b"newer")

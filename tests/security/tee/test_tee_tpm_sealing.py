@@ -63,7 +63,7 @@ def test_after_a_restart_in_the_same_state_a_secret_opens(bare_tpm):
     with bare_tpm.open() as device:
         sealed = TpmSealer(device, PCRS).seal_secret(SECRET)
 
-    bare_tpm.restart_transfer()
+    bare_tpm.restart()
 
     with bare_tpm.open() as device:
         assert TpmSealer(device, PCRS).unseal_secret(sealed) == SECRET

@@ -404,7 +404,7 @@ def test_kill_9_under_load_loses_no_budget_count_and_breaks_no_log(lab, tmp_path
         thread.join()
     gateway.stop()
 
-    requests, prompt, completion = gateway.used_model(key_id)
+    requests, prompt, completion = gateway.used(key_id)
     committed = len(answered)
     assert committed <= requests <= committed + 8
     # those without an answer count with the most that they may have used
@@ -412,7 +412,7 @@ def test_kill_9_under_load_loses_no_budget_count_and_breaks_no_log(lab, tmp_path
     assert 3 * committed <= completion <= 3 * committed + 50 * 8
     gateway.start()
     assert gateway.ask(secret).status_code == 200
-    assert gateway.used_model(key_id) == (requests + 1, prompt + 7, completion + 3)
+    assert gateway.used(key_id) == (requests + 1, prompt + 7, completion + 3)
     assert gateway.stop() == 0
     kinds = verify_request_log(tmp_path / "access" / "log", read_public_signer(tmp_path / "access" / "server.json"))
     assert kinds["request"] >= committed

@@ -138,7 +138,7 @@ def test_a_lie_in_the_backward_pass_stops_before_any_gradient_is_used(cache):
 
     with pytest.raises(WrongProductError, match=r"^liar: lm_head, backward"):
         loss.backward()
-    assert all(value.grad is None for value in stage.trainable().values())
+    assert all(value.grad is None for value in stage.trainable_parameters().values())
 
 
 def count_caught(times):
@@ -159,7 +159,7 @@ def count_caught(times):
     for index in range(times):
         product = ProductMessage("layer", ("forward", "backward")[index % 2])
         try:
-            client.multiply(product, inputs[product.direction])
+            client.multiply_rows(product, inputs[product.direction])
         except WrongProductError:
             caught += 1
         client.renew_check(product)
@@ -189,7 +189,7 @@ def count_wrong(rounds, rows=512, inner=64, columns=128):
         y = masked(x)
         y.backward(gradient)
         results = {"forward": (x.detach(), y.detach()), "backward": (gradient, x.grad)}
-        for request, answer in zip(spy.seen, spy.repeated_answer, strict=True):
+        for request, answer in zip(spy.seen, spy.answered, strict=True):
             weight = spy.loaded[request.product].astype(np.int64)
             exact = (centred_residues(request.values).astype(np.int64) @ weight) % P
             wrong += int((exact != answer.values).sum())
@@ -197,13 +197,13 @@ def count_wrong(rounds, rows=512, inner=64, columns=128):
             found = results[request.product.direction]
             wrong += int((unmasked(found[0].numpy(), weight, client, request.product) != found[1].numpy()).sum())
         spy.seen.clear()
-        spy.repeated_answer.clear()
+        spy.answered.clear()
     return wrong, total
 
 
 def unmasked(x, weight, client, product):
     """What exact integers without any mask give."""
-    side = client._side(product)
+    side = client._masked_product(product)
     rows = encode_rows(x)
     exact = (centred_residues(rows.values).astype(np.int64) @ weight) % P
     return decode_product(exact.astype(np.uint32), rows.scales, side.weight.scales)

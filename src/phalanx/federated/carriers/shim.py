@@ -1,8 +1,8 @@
 """The engine's side of the bridge: frames between a local socket and whatever carries them; standard library alone.
 
 An engine such as NVFlare or Flower may live in an environment of its own, without phalanx: this file is copied there.
-Its server has an `OwnerConnection`, and each of its clients calls `ask_site`. Nothing here reads a frame or can make one:
-they are signed by keys that only the owner and the sites have.
+Its server has an `OwnerConnection`, and each of its clients calls `ask_site`. Nothing here reads or makes a frame: they
+are signed by keys that only the owner and the sites have.
 
 A message on either socket is a head and two runs of bytes (numbers are big-endian):
 

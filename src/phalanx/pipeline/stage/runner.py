@@ -235,7 +235,7 @@ class StageRunner:
             x.requires_grad_(torch.is_grad_enabled())
         self._seed_dropout(dropout_seed(self.seed, step, self.spec.index, microbatch))
         if self._noise is not None:
-            self._noise.begin(self.seed, step)
+            self._noise.begin_step(self.seed, step)
         with self._autocast_context():
             return x, self.module(x)
 

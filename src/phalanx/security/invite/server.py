@@ -55,9 +55,9 @@ class EnrolmentServer(Closeable):
     Guarantees:
         TLS 1.3. Nothing but the authority's certificate is told without the secret of an invitation. A caller gets ten
         seconds and 16 KiB; what others do at its address costs it nothing, and idle connections make room for it
-        (`ConnectionServer`). A secret has 256 bits, so wrong ones need no bound. The owner makes a reachability probe only for a
-        caller with the secret of an invitation, at most five failed ones a minute and name. Each refusal is said once,
-        of at most 1,000. No bytes from outside end the server.
+        (`ConnectionServer`). A secret has 256 bits, so wrong ones need no bound. The owner probes reachability only
+        for a caller with the secret of an invitation, at most five failed ones a minute and name. Each refusal is
+        printed once, of at most 1,000. No bytes from outside end the server.
     """
 
     def __init__(

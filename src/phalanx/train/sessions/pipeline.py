@@ -275,7 +275,7 @@ class RunningPipeline:
         self._recorder = recorder
 
     def return_to_checkpoint(self, reason: TrainingError) -> int:
-        """Begin again from the last checkpoint with the parties that are left; see `CheckpointRollback.restart_from_checkpoint`."""
+        """Begin again from the last checkpoint with the remaining parties; see `CheckpointRollback`."""
         return self._fallback.restart_from_checkpoint(self.engine, reason)
 
     def record_end(self) -> None:

@@ -14,7 +14,7 @@ from phalanx.pipeline import StageCopy, StageRunner, WrapCopy, token_distance
 
 # threads, kernels and switches of a path belong to the whole process
 _ONE_AT_A_TIME = threading.RLock()
-_COMPUTATIONS = ("forward", "backward", "recompute")
+_COMPUTATIONS = ("forward", "backward", "recompute_microbatch")
 
 _Place = tuple[int, int, int, str]
 """A place of a message: stage, step, microbatch, direction."""

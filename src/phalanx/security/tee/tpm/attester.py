@@ -78,7 +78,7 @@ class TpmAttester(Closeable):
         raise TpmError(f"TPM: PCRs {self._pcrs} changed between quote and reading, {_ATTEMPTS} times")
 
     def activate_credential(self, enrolment: Enrolment) -> bytes:
-        """Read the secret of an enrolment, which only the TPM with both keys can; it goes back to `Enrolment.finish_enrolment`.
+        """Read an enrolment's secret, which only the TPM with both keys can; `Enrolment.finish_enrolment` takes it.
 
         Raises:
             TpmError: The secret was not made for this TPM and this key.
