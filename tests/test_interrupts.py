@@ -99,7 +99,7 @@ def test_an_interrupted_line_of_the_log_is_whole_and_the_next_one_follows_it(tmp
 
     def interrupted(fd, data):
         written = write(fd, data)
-        monkeypatch.undo_steps()
+        monkeypatch.undo()
         signal.raise_signal(number)
         return written
 

@@ -75,13 +75,11 @@ def member_of(case: ZeroCase, rank: int, home: Path, number: int):
 def play(case: ZeroCase, rank: int, home: Path, number: int) -> dict[str, object]:
     """One case on this rank; the same on all ranks but for what only rank 0 is told."""
     with member_of(case, rank, home, number) as member:
-        if case.seconds_by_worker and not (home / f"{case.seconds_by_worker}.safetensors").exists():
+        if case.loads and not (home / f"{case.loads}.safetensors").exists():
             return {"lacking": "what it goes on from could not be made on this machine"}
-        first = STEPS // 2 if case.seconds_by_worker else 0
-        whole = (
-            load_file(home / f"{case.seconds_by_worker}.safetensors") if case.seconds_by_worker and rank == 0 else {}
-        )
-        for stage in range(member.num_stages) if case.seconds_by_worker else ():
+        first = STEPS // 2 if case.loads else 0
+        whole = load_file(home / f"{case.loads}.safetensors") if case.loads and rank == 0 else {}
+        for stage in range(member.num_stages) if case.loads else ():
             tensors = {name: whole[name] for name in member.names(stage)} if rank == 0 else None
             member.load(first, stage, tensors)
         curve, failed = [], None

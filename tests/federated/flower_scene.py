@@ -136,7 +136,7 @@ class FlowerEngine:
     def _serve(self):
         try:
             APP.FrameRelay(self.grid, self._line).relay_frames()
-        except APP.LineError:
+        except APP.SocketLostError:
             return
 
     def _tamper(self, reply, node, frame):

@@ -197,7 +197,7 @@ def crew(launch, ray, *actors, sizes=(2,)):
 
 
 def nobody():
-    return SimpleNamespace(given=0)
+    return SimpleNamespace(notice_count=0)
 
 
 def test_a_run_is_over_when_every_rank_is(tmp_path):
@@ -224,7 +224,7 @@ def test_after_a_notice_rank_0_is_asked_to_end(tmp_path, monkeypatch):
     lead, other = Actor(None), Actor(None)
     one = crew(domain(tmp_path), Ray(), lead, other)
 
-    code = one.watch_ranks(SimpleNamespace(given=1))
+    code = one.watch_ranks(SimpleNamespace(notice_count=1))
 
     assert code == 130
     assert (lead.asked_to_end, other.asked_to_end) == (True, False)

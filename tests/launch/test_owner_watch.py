@@ -38,7 +38,7 @@ class Owner:
 
 def watched(owner, *, notice=0, **options):
     seen, renewed = [], []
-    told = SimpleNamespace(given=notice)
+    told = SimpleNamespace(notice_count=notice)
     code = watch_owner(owner, told, seen.append, renew=lambda: renewed.append(True), **options)
     return code, seen, len(renewed)
 

@@ -48,11 +48,11 @@ def play(case: Case, rank: int, home: Path, number: int) -> dict[str, object]:
     with join_ranks(place, device, "00" * 32):
         domain = open_domain(config, device)
         member = RankTrainer(recipe, source_of(case, home / "models"), domain)
-        first = case.steps // 2 if case.seconds_by_worker else 0
+        first = case.steps // 2 if case.loads else 0
         whole = {}
-        if case.seconds_by_worker and rank == 0:
-            whole = load_file(home / f"{case.seconds_by_worker}.safetensors")
-        for stage in range(member.num_stages) if case.seconds_by_worker else ():
+        if case.loads and rank == 0:
+            whole = load_file(home / f"{case.loads}.safetensors")
+        for stage in range(member.num_stages) if case.loads else ():
             tensors = {name: whole[name] for name in member.tensor_names(stage)} if rank == 0 else None
             member.load_stage(first, stage, tensors)
         curve = []

@@ -116,12 +116,12 @@ def kill_a_rank(run, directory, monkeypatch):
 
         def kill():
             killed_at.append(time.monotonic())
-            os.kill(ranks[0].pids()[1], signal.SIGKILL)
+            os.kill(ranks[0].process_ids()[1], signal.SIGKILL)
 
         stop_before_saving(patch, 4, kill)
         with pytest.raises(PeerLostError, match=r"rank 1 ended with signal 9"):
             quietly(run, directory)
-    return time.monotonic() - killed_at[0], ranks[0].pids().values()
+    return time.monotonic() - killed_at[0], ranks[0].process_ids().values()
 
 
 def test_a_killed_rank_ends_the_run_at_once_and_leaves_no_process(make_run, tmp_path, monkeypatch):

@@ -151,7 +151,7 @@ def undoes_and_refuses_as_a_plain_copy(plain, shared):
     assert shared.digest() == after
 
 
-@pytest.mark.parametrize("layout", QUICK, ids=lambda one: one.label)
+@pytest.mark.parametrize("layout", QUICK, ids=lambda one: one.short_description)
 def test_ranks_are_one_copy(plan, open_ranks, layout):
     plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
     undoes_and_refuses_as_a_plain_copy(plain, shared)
@@ -160,7 +160,7 @@ def test_ranks_are_one_copy(plan, open_ranks, layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", REST, ids=lambda one: one.label)
+@pytest.mark.parametrize("layout", REST, ids=lambda one: one.short_description)
 def test_ranks_of_every_layout_are_one_copy(plan, open_ranks, layout):
     plain, shared = behaves_as_a_plain_copy(plan, open_ranks(layout))
     undoes_and_refuses_as_a_plain_copy(plain, shared)
@@ -185,7 +185,7 @@ ADAPTERS = {
         # a sum of numbers of 3, was 2.9e-6 away
         if layout.cp == 1 or kind == "dora" or (kind == "lora" and layout.context != "ring")
     ],
-    ids=lambda one: one if isinstance(one, str) else one.label,
+    ids=lambda one: one if isinstance(one, str) else one.short_description,
 )
 def test_ranks_have_an_adapter_and_the_frozen_weights_beside_it_as_one_copy_does(plan_of, open_ranks, kind, layout):
     plan = plan_of(adapter=ADAPTERS[kind])
@@ -204,7 +204,7 @@ def test_ranks_have_an_adapter_and_the_frozen_weights_beside_it_as_one_copy_does
         pytest.param(PartyLayout(cp=2), marks=pytest.mark.slow),
         pytest.param(PartyLayout(dp=2, tp=2), marks=pytest.mark.slow),
     ],
-    ids=lambda one: one.label,
+    ids=lambda one: one.short_description,
 )
 def test_ranks_attend_inside_documents_as_one_copy_does(plan_of, open_ranks, layout):
     plan = plan_of("document")

@@ -50,7 +50,7 @@ def library(monkeypatch):
         def __init__(self, source, plan, checkpoint):
             self.checkpoint = checkpoint
 
-        def digests(self):
+        def stage_digests(self):
             return DIGESTS
 
     monkeypatch.setattr(checkpoint_rollback, "StageLibrary", Library)

@@ -161,7 +161,7 @@ def test_the_file_that_join_writes_keeps_them_in_the_same_place(tmp_path):
 
 def test_a_local_worker_of_a_run_without_a_journal_keeps_none(make_run, tmp_path):
     class Home:
-        pki, journal = tmp_path / "pki", tmp_path / "journal"
+        pki_directory, journal_directory = tmp_path / "pki", tmp_path / "journal"
 
     path = tmp_path / "worker.toml"
     path.write_text(dump_toml(worker_config(make_run("checkpoint.journal=false"), Home, "worker-1", "here:1")))

@@ -71,7 +71,7 @@ class Desk:
             for step in (STEP - 1, STEP):
                 files.keep_state(stage, step, weights(stage) if step == STEP else {"w": torch.zeros(3)})
         files.close()
-        self.home = SimpleNamespace(journal=self.directory, owner=owner, run_id=RUN)
+        self.home = SimpleNamespace(journal_directory=self.directory, owner=owner, run_id=RUN)
         self.history = RunHistory(certified=CertifiedCheckpoints(), configs={CONFIG})
         self.log = SimpleNamespace(contains=lambda head: head == HEAD)
 

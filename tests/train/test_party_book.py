@@ -36,12 +36,13 @@ def states(book):
 
 
 def at_work(book, holders, shadows, step=0):
-    book.watch_roles(SimpleNamespace(holders=holders, shadows=shadows, next_step=step))
+    book.watch_roles(SimpleNamespace(stage_holders=holders, stage_shadows=shadows, next_step=step))
 
 
 def links(book, received=(), sent=(), present=()):
     book.watch_links(
-        SimpleNamespace(bytes_received=dict(received), bytes_sent=dict(sent)), SimpleNamespace(present=tuple(present))
+        SimpleNamespace(bytes_received=dict(received), bytes_sent=dict(sent)),
+        SimpleNamespace(present_names=tuple(present)),
     )
 
 

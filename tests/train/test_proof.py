@@ -163,7 +163,7 @@ def test_a_log_of_a_guard_that_this_version_has_not_is_refused_whole(make_compan
     write = GuardConfig.model_dump
     monkeypatch.setattr(GuardConfig, "model_dump", lambda self, **how: write(self, **how) | removed)
     run_dir = write_log(company)
-    monkeypatch.undo_steps()
+    monkeypatch.undo()
 
     with pytest.raises(AuditLogError, match=f"its guard is from another version: .*{next(iter(removed))}"):
         verify_run(run_dir)

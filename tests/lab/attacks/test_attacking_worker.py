@@ -200,7 +200,7 @@ def test_of_a_run_only_the_liars_are_started_by_the_laboratory_and_each_with_its
 
 
 def test_a_liar_is_not_forked_from_the_production_process(tmp_path, spawned):
-    fork_server = SimpleNamespace(is_open=True, threads=1, start=lambda name, *_: SimpleNamespace(forked=name))
+    fork_server = SimpleNamespace(is_open=True, threads=1, start_worker=lambda name, *_: SimpleNamespace(forked=name))
     others = {"worker-1": ("phalanx.lab.attacks.worker", "attack.toml")}
     workers = LocalWorkers(tmp_path, others=others, fork_server=fork_server)
 

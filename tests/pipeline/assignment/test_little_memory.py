@@ -108,11 +108,11 @@ def test_workers_on_one_machine_do_not_have_its_memory_twice(make_company, needs
 def test_a_newcomer_is_given_what_it_has_room_for(make_company, honest_digest):
     run = run_of(3, respawns=2)
     company = make_company(run, {2: with_fields(0), 3: with_fields(PLENTY)})
-    company.join("worker-2")
+    company.start_worker("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
 
     assert dict(company.engine.shadows) == {1: "owner"}
-    company.join("worker-3")
+    company.start_worker("worker-3")
     steps += run_until(company, lambda: "worker-3" in joined(company))
     company.run(1)
 
@@ -153,7 +153,7 @@ def test_who_has_too_much_is_relieved_when_somebody_with_room_comes(make_company
     company.run(1)
     # the worker's neighbours have taken what it had: nothing of what it holds fits any more
     company.engine._failover.placement._members.memory_by_party["worker-1"] = {"": 0}
-    company.join("worker-2")
+    company.start_worker("worker-2")
 
     steps = 1 + run_until(company, lambda: company.engine.holders[1] == "worker-2")
     company.run(1)

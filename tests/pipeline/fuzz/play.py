@@ -268,7 +268,7 @@ def _happen(company, what, name):
     """Something happens to an honest party that has nothing to do with lies."""
     match what:
         case "join":
-            company.join(name)
+            company.start_worker(name)
         case "leave":
             company.leave(name)
         case "kill":

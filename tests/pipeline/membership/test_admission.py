@@ -184,7 +184,7 @@ def test_a_late_worker_with_another_kernel_is_refused_while_the_run_goes_on(make
     company = make_company(run, {3: Actor(kernels=eager)})
     company.run(1)
 
-    company.join("worker-3")
+    company.start_worker("worker-3")
     while not company.bodies("not_let_in"):
         company.run(1)
     company.run(1)

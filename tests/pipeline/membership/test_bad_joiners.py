@@ -77,7 +77,7 @@ def test_without_any_worker_a_run_that_had_some_does_not_begin_alone(make_compan
 class Doorstep(Endpoint):
     """An owner's endpoint at which a given mail arrives, and nothing after it; only then does its clock move on."""
 
-    name, run = "owner", "run"
+    party_name, session_name = "owner", "run"
 
     def __init__(self, *mail):
         self.mail = list(mail)

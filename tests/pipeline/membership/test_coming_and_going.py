@@ -43,7 +43,7 @@ def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_dig
     late = run.pipeline.late_workers[0]
     company = make_company(run)
     company.run(1)
-    company.join(late)
+    company.start_worker(late)
 
     steps = 1 + run_until(company, lambda: joined(company) == [late])
     company.run(1)
@@ -55,7 +55,7 @@ def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_dig
 
 def test_a_newcomer_that_shadowed_takes_over_from_who_died(make_company, honest_digest):
     company = make_company(elastic(3))
-    company.join("worker-2")
+    company.start_worker("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
     assert dict(company.engine.shadows) == {1: "worker-2"}
 
@@ -89,8 +89,8 @@ def test_all_workers_leave_and_others_come(make_company, honest_digest):
     steps = run_until(company, lambda: len(company.event_bodies("left")) == 2)
     assert set(company.engine.stage_holders.values()) == {"owner"}
 
-    company.join("worker-3")
-    company.join("worker-4")
+    company.start_worker("worker-3")
+    company.start_worker("worker-4")
     steps += run_until(company, lambda: sorted(joined(company)) == ["worker-3", "worker-4"])
     company.run(1)
 
@@ -113,11 +113,11 @@ def false_states_to(victims):
 def test_whoever_gives_two_newcomers_a_false_state_goes_and_the_old_copy_is_still_there(make_company, honest_digest):
     liar = Actor(rewrite=false_states_to(("worker-2", "worker-3")))
     company = make_company(elastic(3), {1: liar})
-    company.join("worker-2")
+    company.start_worker("worker-2")
     steps = run_until(company, lambda: company.lost == ["worker-2"])
     assert dict(company.engine.shadows) == {1: "owner"}
 
-    company.join("worker-3")
+    company.start_worker("worker-3")
     steps += run_until(company, lambda: "worker-1" in company.lost)
     company.run(1)
 
@@ -140,7 +140,7 @@ def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_ste
     company = None
     company = make_company(elastic(4, keep_states=1, owner_audit_rate=0.0), {1: Actor(tampering(twist=double))})
     company.draw.draws_whole_step = lambda *, step, epoch, stage: stage == 1 and len(lies) > 3
-    company.join("worker-3")
+    company.start_worker("worker-3")
 
     steps = run_until(company, lambda: company.evicted)
     company.run(1)
@@ -152,7 +152,7 @@ def test_after_somebody_came_a_run_still_goes_back_to_before_the_first_wrong_ste
 
 def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(make_company, honest_digest):
     company = make_company(elastic(3, shadow="lockstep"), {2: Actor(numeric_class="another")})
-    company.join("worker-2")
+    company.start_worker("worker-2")
 
     steps = run_until(company, lambda: company.bodies("not_let_in"))
 
@@ -171,7 +171,7 @@ def test_a_newcomer_that_dies_while_it_gets_its_state_is_given_up(make_company, 
         raise WorkerCrash
 
     company = make_company(elastic(3), {2: Actor(rewrite=rewrite_only(Ready, die))})
-    company.join("worker-2")
+    company.start_worker("worker-2")
 
     steps = run_until(company, lambda: company.lost == ["worker-2"])
     company.run(1)

@@ -115,7 +115,7 @@ def test_one_that_has_said_hello_and_has_no_role_yet_gets_none(company_of, hones
     run = company_run(respawns=1)
     company = company_of(run)
     late = run.pipeline.late_workers[0]
-    company.join(late)
+    company.start_worker(late)
     company.revoke(late)
 
     company.run(3)

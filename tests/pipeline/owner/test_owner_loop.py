@@ -42,18 +42,21 @@ class Watch:
         if event != "call" or not frame.f_code.co_filename.startswith(str(SOURCE)):
             return
         name = frame.f_code.co_qualname
-        if name in ("EventLoop.turn", "ClaimRecorder.handle"):
+        if name in ("EventLoop.run_turn", "ClaimRecorder.record_message"):
             stack = stack_of(frame)
-            self.handled += name == "ClaimRecorder.handle"
+            self.handled += name == "ClaimRecorder.record_message"
             above = stack[:-1]
-            if any(file.startswith("pipeline/verify/") or "Coordinator.advance" in called for file, called in above):
+            if any(
+                file.startswith("pipeline/verify/") or "Coordinator.draw_conclusions" in called
+                for file, called in above
+            ):
                 self.handled_in_a_judge.append(stack)
         path = frame.f_code.co_filename.removeprefix(f"{SOURCE}/")
         # what tensors and signatures take below a judge is no part of how deep it stands
         if path.startswith(DECIDING) and not name.endswith(">"):
             stack = [step for step in stack_of(frame) if not step[1].endswith(">")]
             # nor is what the recording of a message takes: no judge waits above it on the stack
-            records = any("ClaimRecorder.handle" in called for _, called in stack[:-1])
+            records = any("ClaimRecorder.record_message" in called for _, called in stack[:-1])
             if len(stack) > len(self.deepest) and not records:
                 self.deepest = stack
 

@@ -132,7 +132,7 @@ APPLY = Apply(epoch=0, step=0, clip_coefficient=1.0)
 
 def frame(sender, receiver, payload=b"tensor", message=LEAVE):
     """A frame of one endpoint for another, as the owner gets it to carry."""
-    header = sender.send_frame(receiver.name, message.kind, message.model_dump(mode="json"), (payload,))
+    header = sender.send_frame(receiver.party_name, message.kind, message.model_dump(mode="json"), (payload,))
     return Carry(epoch=0, header=to_signed(header))
 
 

@@ -30,7 +30,7 @@ def lines(*digests, run=RUN, owner=OWNERS):
 
 
 def told(*digests, run=RUN, owner=OWNERS):
-    return lines(*digests, run=run, owner=owner).head()
+    return lines(*digests, run=run, owner=owner).signed_public_head()
 
 
 def heed(log, known):

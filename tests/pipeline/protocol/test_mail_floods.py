@@ -11,7 +11,7 @@ from phalanx.transport import Allowances, CheckedFrame, Endpoint, SignedHeader
 class Flooded(Endpoint):
     """An endpoint at which another frame has always arrived."""
 
-    name, run, public = OWNER, "run", Peer(OWNER, bytes(32))
+    party_name, session_name, public_peer = OWNER, "run", Peer(OWNER, bytes(32))
 
     def __init__(self, kind):
         self._kind = kind

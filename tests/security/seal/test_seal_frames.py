@@ -414,18 +414,18 @@ import os, sys
 from sealed_pair import CUT, plain, shake_hands
 from phalanx.errors import SealError
 client, server = shake_hands()
-frame = client.sender.seal(CUT, 0, 0, plain())
+frame = client.sender.seal_tensor(CUT, 0, 0, plain())
 child = os.fork()
 if child == 0:
     reasons = []
-    for action in (lambda: client.sender.seal(CUT, 1, 0, plain()), lambda: server.receiver.open(frame, CUT, 0, 0)):
+    for action in (lambda: client.sender.seal_tensor(CUT, 1, 0, plain()), lambda: server.receiver.open_tensor(frame, CUT, 0, 0)):
         try:
             action()
         except SealError as exc:
             reasons.append(exc.reason)
     os._exit(0 if reasons == ["forked", "forked"] else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-server.receiver.open(frame, CUT, 0, 0)
+server.receiver.open_tensor(frame, CUT, 0, 0)
 """
 
 

@@ -61,7 +61,7 @@ def seed_of(ek, encrypted: bytes) -> bytes:
     y, _ = taken(rest)
     theirs = ec.EllipticCurvePublicKey.from_encoded_point(ek.curve, b"\x04" + x + y)
     own = ek.public_key().public_numbers().x.to_bytes(len(x), "big")
-    return hashlib.sha256(b"\0\0\0\x01" + ek.exchange_command(ec.ECDH(), theirs) + b"IDENTITY\0" + x + own).digest()
+    return hashlib.sha256(b"\0\0\0\x01" + ek.exchange(ec.ECDH(), theirs) + b"IDENTITY\0" + x + own).digest()
 
 
 def test_the_tpm_with_ek_and_ak_answers(tpm):

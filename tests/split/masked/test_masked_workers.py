@@ -287,7 +287,7 @@ def test_a_worker_process_ends_with_its_trusted_side(keys, tmp_path):
         "from phalanx.transport import TransportConfig; keys = Path(sys.argv[1]);"
         "started = local_masked_workers(Path(sys.argv[2]), keys, TransportConfig());"
         "way = remote_workers(load_identity(keys / 'owner'), ('mask-1',), 'run-1', TransportConfig(), started);"
-        "way.__enter__(); print(started.pid('mask-1'), flush=True); time.sleep(60)"
+        "way.__enter__(); print(started.process_id('mask-1'), flush=True); time.sleep(60)"
     )
     side = subprocess.Popen([sys.executable, "-c", program, str(keys), str(tmp_path)], stdout=subprocess.PIPE)
     worker = int(side.stdout.readline())

@@ -74,7 +74,7 @@ class FrameRelay:
         """Forward until the owner ends the run.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         while True:
             self._look_for_nodes()

@@ -57,7 +57,7 @@ def write_message(line: socket.socket, message: ShimMessage) -> None:
     """Send one message.
 
     Raises:
-        LineError: The other end is gone, or does not take it in time.
+        SocketLostError: The other end is gone, or does not take it in time.
     """
     name = message.name.encode("utf-8")
     try:
@@ -78,7 +78,7 @@ def read_message(
         timeout_s: Seconds to wait for its beginning; None for no limit.
 
     Raises:
-        LineError: The other end is gone or stops in the middle, or that is no message within the bounds.
+        SocketLostError: The other end is gone or stops in the middle, or that is no message within the bounds.
     """
     try:
         if timeout_s is not None and not select.select([line], [], [], timeout_s)[0]:
@@ -100,7 +100,7 @@ def listen_at(path: str) -> socket.socket:
     """Listen at a path in a directory that only this user can enter; the socket of a dead process is replaced.
 
     Raises:
-        LineError: The directory is open to others, the path is too long, or another process listens there.
+        SocketLostError: The directory is open to others, the path is too long, or another process listens there.
     """
     folder = os.path.dirname(os.path.abspath(path))
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -128,7 +128,7 @@ def connect_to(path: str) -> socket.socket:
     """Connect to a process that listens at a path.
 
     Raises:
-        LineError: None does.
+        SocketLostError: None does.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:
@@ -144,7 +144,7 @@ def ask_site(path: str, frame: bytes) -> bytes:
 
     Raises:
         SiteRefusedError: It does not take the frame.
-        LineError: It is not there, or has ended.
+        SocketLostError: It is not there, or has ended.
     """
     with connect_to(path) as connection:
         write_message(connection, ShimMessage(ORDER, data=frame))
@@ -163,7 +163,7 @@ class OwnerConnection:
         path: Path of the owner's socket.
 
     Raises:
-        LineError: No owner listens there.
+        SocketLostError: No owner listens there.
     """
 
     def __init__(self, path: str) -> None:
@@ -178,7 +178,7 @@ class OwnerConnection:
         """Return a frame (`data`) to deliver to the site `name`, or one of kind `END`; None where none came in time.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         return read_message(self._line, timeout_s=timeout_s)
 
@@ -186,7 +186,7 @@ class OwnerConnection:
         """Hand in a site's answer to the frame of this number.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         self._write_to_owner(ShimMessage(ANSWER, number, site, frame))
 
@@ -194,7 +194,7 @@ class OwnerConnection:
         """Say that no answer will come to the frame of this number.
 
         Raises:
-            LineError: The owner is gone.
+            SocketLostError: The owner is gone.
         """
         self._write_to_owner(ShimMessage(LOST, number, site, reason.encode("utf-8")[:1000]))
 
