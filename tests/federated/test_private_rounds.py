@@ -210,8 +210,8 @@ class Failing(Parabola):
 
     error = FailedBatchError("loss nan")
 
-    def train(self, number, start, rate, rule):
-        found = super().train(number, start, rate, rule)
+    def train_round(self, number, start, rate, rule):
+        found = super().train_round(number, start, rate, rule)
         if self.curve == 2.0:
             raise self.error
         found.delta["w"].fill_(math.nan)

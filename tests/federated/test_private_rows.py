@@ -264,11 +264,11 @@ class Spending(Parabola):
         super().__init__(torch.tensor([target]))
         self.left, self.warns = rounds, warns
 
-    def train(self, number, start, rate, rule):
+    def train_round(self, number, start, rate, rule):
         if not self.left:
             raise PrivacyBudgetError("spent")
         self.left -= 1
-        found = super().train(number, start, rate, rule)
+        found = super().train_round(number, start, rate, rule)
         return replace(found, loss=None, num_targets=0, spent=SpentRows(1.0, self.left if self.warns else 9))
 
 

@@ -41,7 +41,7 @@ def test_a_second_reply_to_one_order_is_no_answer(tmp_path):
     scene = Scene(tmp_path, parabolas(*FIVE))
     scene.owner.run_round(1, 0.5)
     after = scene.w.clone()
-    scene.carrier.refuse_frame = list(scene.carrier.replies)
+    scene.carrier.again = list(scene.carrier.replies)
 
     scene.owner.run_round(2, 0.5)
 

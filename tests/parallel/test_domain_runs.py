@@ -101,9 +101,9 @@ def ranks_of(monkeypatch):
     started = []
 
     class Noted(domain.LocalRanks):
-        def start(self):
+        def start_ranks(self):
             started.append(self)
-            super().start()
+            super().start_ranks()
 
     monkeypatch.setattr(domain, "LocalRanks", Noted)
     return started

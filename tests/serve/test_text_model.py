@@ -96,7 +96,7 @@ def test_one_seed_writes_one_text_and_leaves_the_draws_of_others_alone(model):
 def test_the_pieces_of_a_stream_are_the_text(model):
     ids = model.encode_prompt("both ends")
 
-    with model.stream(ids, SEEDED) as stream:
+    with model.stream_text(ids, SEEDED) as stream:
         pieces = list(stream)
 
     assert "".join(pieces) == stream.completion.text == model.complete_prompt(ids, SEEDED).text

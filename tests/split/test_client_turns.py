@@ -154,7 +154,7 @@ def test_a_client_that_is_done_sends_nothing_more(measuring):
 
 
 def test_a_training_turn_is_what_its_step_came_to_and_is_handed_out_once(training):
-    training.stepped(1.5, [(2.0, 3), (4.0, 5)])
+    training.note_step(1.5, [(2.0, 3), (4.0, 5)])
 
     assert training.pop_finished_turn() == (turn("train"), [1.5, 6.0, 8.0])
     assert training.pop_finished_turn() is None
@@ -162,14 +162,14 @@ def test_a_training_turn_is_what_its_step_came_to_and_is_handed_out_once(trainin
 
 def test_a_step_that_no_turn_asked_for_is_refused(measuring):
     with pytest.raises(FrameError, match="no turn of 'train' is under way"):
-        measuring.stepped(1.5, [])
+        measuring.note_step(1.5, [])
 
 
 def test_a_measuring_turn_is_complete_with_the_last_client_and_sums_over_all(measuring):
-    measuring.measured("south", 0.5, 2, found=[0, 1], true=[0, 0])
+    measuring.note_measurement("south", 0.5, 2, found=[0, 1], true=[0, 0])
     measuring.note_done("south", TurnDone(step=3))
     assert measuring.pop_finished_turn() is None
-    measuring.measured("north", 0.25, 1, found=[1], true=[1])
+    measuring.note_measurement("north", 0.25, 1, found=[1], true=[1])
     measuring.note_done("north", TurnDone(step=3))
 
     # summed loss, targets, then of each class: texts of it, texts taken for it, right ones
@@ -177,7 +177,7 @@ def test_a_measuring_turn_is_complete_with_the_last_client_and_sums_over_all(mea
 
 
 def test_what_a_turn_measured_is_not_in_the_next_one(measuring):
-    measuring.measured("south", 0.5, 2, found=[0], true=[0])
+    measuring.note_measurement("south", 0.5, 2, found=[0], true=[0])
     for name in CLIENTS:
         measuring.note_done(name, TurnDone(step=3))
     measuring.pop_finished_turn()
@@ -274,7 +274,7 @@ def test_a_turn_that_waits_names_its_clients_once_in_a_while(measuring, clock):
 
 def test_what_is_measured_begins_the_wait_anew(measuring, clock):
     named(measuring, clock, 9)
-    measuring.measured("south", 0.5, 1, [0], [0])
+    measuring.note_measurement("south", 0.5, 1, [0], [0])
 
     assert named(measuring, clock, 9) == {}
 
@@ -282,13 +282,13 @@ def test_what_is_measured_begins_the_wait_anew(measuring, clock):
 def test_a_client_that_measures_a_row_a_second_for_ever_is_named(measuring, clock):
     measuring.note_done("north", TurnDone(step=3))
 
-    found = named(measuring, clock, 130, lambda: measuring.measured("south", 0.5, 1, [0], [0]))
+    found = named(measuring, clock, 130, lambda: measuring.note_measurement("south", 0.5, 1, [0], [0]))
 
     assert found == {60: ("south",), 120: ("south",)}
 
 
 def test_a_turn_is_timed_from_its_own_beginning(measuring, clock):
-    named(measuring, clock, 59, lambda: measuring.measured("south", 0.5, 1, [0], [0]))
+    named(measuring, clock, 59, lambda: measuring.note_measurement("south", 0.5, 1, [0], [0]))
     for name in CLIENTS:
         measuring.note_done(name, TurnDone(step=3))
     measuring.pop_finished_turn()

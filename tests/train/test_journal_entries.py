@@ -73,7 +73,7 @@ class Desk:
         files.close()
         self.home = SimpleNamespace(journal_directory=self.directory, owner=owner, run_id=RUN)
         self.history = RunHistory(certified=CertifiedCheckpoints(), configs={CONFIG})
-        self.log = SimpleNamespace(contains=lambda head: head == HEAD)
+        self.log = SimpleNamespace(contains_head=lambda head: head == HEAD)
 
     def note(self, step=STEP, **changes):
         self.journal.open_step({"run": RUN, "config_digest": CONFIG, "step": step, **changes})

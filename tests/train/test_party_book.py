@@ -88,7 +88,7 @@ def test_checks_and_steps_are_counted_by_party(book):
     two = StageChecks(frozenset({"messages"}), "bob", None)
 
     book.count_checks(0, {1: one, 2: two})
-    book.checked(1, {1: one, 2: two})
+    book.count_checks(1, {1: one, 2: two})
 
     found = rows(book)
     assert (found["alice"].audits, found["alice"].steps) == ({"messages": 2, "state": 2}, 2)
@@ -163,5 +163,5 @@ def test_news_are_told_once(book):
 
     at_work(book, {1: "alice"}, {})
 
-    assert [(row.name, row.in_words) for row in book.changed_rows()] == [("alice", "serving 1")]
-    assert book.news() == []
+    assert [(row.name, row.state_text) for row in book.changed_rows()] == [("alice", "serving 1")]
+    assert book.changed_rows() == []

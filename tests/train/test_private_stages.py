@@ -58,7 +58,7 @@ from phalanx.lab.attacks.copies import AttackedCopy
 
 
 class Bare(Attack):
-    def wrap(self, copy, held):
+    def wrap_copy(self, copy, held):
         return BareCopy(copy, self) if held else copy
 
 
@@ -70,9 +70,9 @@ class BareCopy(AttackedCopy):
     def weight_gradient(self, step, noise_key):
         if not self._attack.lies_in(step):
             return super().weight_gradient(step, noise_key)
-        self._attack.admit(self.spec.index, step, what="gradient")
+        self._attack.log_lie(self.spec.index, step, what="gradient")
         rows = self.plan.privacy.mean_rows
-        return {name: gradient / rows for name, gradient in self.runner.gradients().items()}
+        return {name: gradient / rows for name, gradient in self.runner.take_gradients().items()}
 """
 
 

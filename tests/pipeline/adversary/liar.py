@@ -265,8 +265,8 @@ class LyingEndpoint(TurnEndpoint):
 
     liar: Liar | None = None
 
-    def receive(self, timeout_s):
-        item = super().receive(timeout_s)
+    def receive_item(self, timeout_s):
+        item = super().receive_item(timeout_s)
         while self.liar is not None and isinstance(item, CheckedFrame) and not self.turns.is_over:
             is_read, said = self.liar.hear(item)
             for outgoing in said:
@@ -275,7 +275,7 @@ class LyingEndpoint(TurnEndpoint):
                 super(RewritingEndpoint, self).send(outgoing.receiver, message.kind, message.body, (outgoing.payload,))
             if is_read:
                 break
-            item = super().receive(0.0)
+            item = super().receive_item(0.0)
         return item
 
 
@@ -284,13 +284,13 @@ class WatchedOwnersEndpoint(TurnOwnersEndpoint):
 
     company: "LyingCompany | None" = None
 
-    def send(self, receiver, kind, body, payload=()):
+    def send_frame(self, receiver, kind, body, payload=()):
         if self.company is not None:
             self.company.owner_says(kind, body)
-        return super().send(receiver, kind, body, payload)
+        return super().send_frame(receiver, kind, body, payload)
 
-    def receive(self, timeout_s):
-        item = super().receive(timeout_s)
+    def receive_item(self, timeout_s):
+        item = super().receive_item(timeout_s)
         if self.company is not None and isinstance(item, CheckedFrame):
             self.company.owner_hears(item)
         return item
@@ -343,14 +343,14 @@ class LyingCompany(TurnCompany):
         self.coverage.add((frozenset(self._said), frame.kind, self._is_liar(frame.sender), relative))
         self.trace.update(f"hears {frame.kind} {frame.sender} {relative}\n".encode())
 
-    def _observe(self, kind, body):
-        super()._observe(kind, body)
+    def _note_event(self, kind, body):
+        super()._note_event(kind, body)
         party = str(body.get("party", ""))
         what = str(body.get("offence", body.get("error", "")))
         self.coverage.add((frozenset(self._said), "event", kind, what, self._is_liar(party)))
         self.trace.update(f"notes {kind} {party} {what}\n".encode())
 
-    def _endpoint(self, name):
-        endpoint = super()._endpoint(name)
+    def _make_endpoint(self, name):
+        endpoint = super()._make_endpoint(name)
         endpoint.liar = self._liars.get(certified_name(name))
         return endpoint

@@ -119,7 +119,7 @@ class Theatre:
             other = run.model_copy(update={"train": run.train.model_copy(update={"seed": run.train.seed + 1})})
             watchers = {each: Liar(each, (), Seen(None, kind.names, kind.stages)) for each in kind.names}
             for watcher in watchers.values():
-                watcher.has_earlier_state = True
+                watcher.goes_on = True
             with self._open(other, watchers, session=CompanySession("an-earlier-session")) as opened:
                 opened.run(kind.steps)
             self._earlier[company] = {each: watcher.seen.headers for each, watcher in watchers.items()}

@@ -42,7 +42,7 @@ def roles(company):
 
 
 def joined(company):
-    return [body["party"] for body in company.bodies("party_joined")]
+    return [body["party"] for body in company.event_bodies("party_joined")]
 
 
 @pytest.mark.parametrize("shadow", ["gradient", pytest.param("lockstep", marks=pytest.mark.slow)])
@@ -111,12 +111,12 @@ def test_a_newcomer_is_given_what_it_has_room_for(make_company, honest_digest):
     company.start_worker("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
 
-    assert dict(company.engine.shadows) == {1: "owner"}
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
     company.start_worker("worker-3")
     steps += run_until(company, lambda: "worker-3" in joined(company))
     company.run(1)
 
-    assert dict(company.engine.shadows) == {1: "worker-3"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-3"}
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
 
@@ -155,11 +155,11 @@ def test_who_has_too_much_is_relieved_when_somebody_with_room_comes(make_company
     company.engine._failover.placement._members.memory_by_party["worker-1"] = {"": 0}
     company.start_worker("worker-2")
 
-    steps = 1 + run_until(company, lambda: company.engine.holders[1] == "worker-2")
+    steps = 1 + run_until(company, lambda: company.engine.stage_holders[1] == "worker-2")
     company.run(1)
 
-    assert company.engine.shadows[1] == "owner"
-    assert [body["to"] for body in company.bodies("stages_moved")] == [{"1": "worker-2"}]
+    assert company.engine.stage_shadows[1] == "owner"
+    assert [body["to"] for body in company.event_bodies("stages_moved")] == [{"1": "worker-2"}]
     assert company.weights_digest() == honest_digest(run, steps + 1)
 
 

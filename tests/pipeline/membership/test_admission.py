@@ -185,12 +185,12 @@ def test_a_late_worker_with_another_kernel_is_refused_while_the_run_goes_on(make
     company.run(1)
 
     company.start_worker("worker-3")
-    while not company.bodies("not_let_in"):
+    while not company.event_bodies("not_let_in"):
         company.run(1)
     company.run(1)
 
-    assert "worker-3 computes other bits" in company.bodies("not_let_in")[0]["reason"]
-    assert company.bodies("party_joined") == []
+    assert "worker-3 computes other bits" in company.event_bodies("not_let_in")[0]["reason"]
+    assert company.event_bodies("party_joined") == []
     assert company.verdicts == []
     assert company.weights_digest() == honest_digest(run, company.engine.next_step)
 

@@ -27,7 +27,7 @@ def run_until(company, happened):
 
 
 def joined(company):
-    return [body["party"] for body in company.bodies("party_joined")]
+    return [body["party"] for body in company.event_bodies("party_joined")]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_newcomer_becomes_a_shadow_and_no_bit_changes(make_company, honest_dig
     steps = 1 + run_until(company, lambda: joined(company) == [late])
     company.run(1)
 
-    assert late in company.engine.shadows.values()
+    assert late in company.engine.stage_shadows.values()
     assert company.weights_digest() == honest_digest(run, steps + 1)
     assert (company.verdicts, company.lost) == ([], [])
 
@@ -57,12 +57,12 @@ def test_a_newcomer_that_shadowed_takes_over_from_who_died(make_company, honest_
     company = make_company(elastic(3))
     company.start_worker("worker-2")
     steps = run_until(company, lambda: joined(company) == ["worker-2"])
-    assert dict(company.engine.shadows) == {1: "worker-2"}
+    assert dict(company.engine.stage_shadows) == {1: "worker-2"}
 
-    company.kill("worker-1")
+    company.kill_worker("worker-1")
     company.run(2)
 
-    assert company.engine.holders[1] == "worker-2"
+    assert company.engine.stage_holders[1] == "worker-2"
     assert company.weights_digest() == honest_digest(tiny_run(3), steps + 2)
 
 
@@ -94,7 +94,7 @@ def test_all_workers_leave_and_others_come(make_company, honest_digest):
     steps += run_until(company, lambda: sorted(joined(company)) == ["worker-3", "worker-4"])
     company.run(1)
 
-    assert {company.engine.holders[1], company.engine.holders[2]} == {"worker-3", "worker-4"}
+    assert {company.engine.stage_holders[1], company.engine.stage_holders[2]} == {"worker-3", "worker-4"}
     assert company.weights_digest() == honest_digest(tiny_run(4), steps + 1)
 
 
@@ -154,13 +154,13 @@ def test_a_newcomer_of_another_numeric_class_is_not_let_into_a_run_in_lockstep(m
     company = make_company(elastic(3, shadow="lockstep"), {2: Actor(numeric_class="another")})
     company.start_worker("worker-2")
 
-    steps = run_until(company, lambda: company.bodies("not_let_in"))
+    steps = run_until(company, lambda: company.event_bodies("not_let_in"))
 
     epoch = company.engine._facts.ledger.epoch
     company.run(2)
     steps += 2
 
-    assert [body["party"] for body in company.bodies("not_let_in")] == ["worker-2"]
+    assert [body["party"] for body in company.event_bodies("not_let_in")] == ["worker-2"]
     assert company.engine._facts.ledger.epoch == epoch == 0
     assert joined(company) == []
     assert company.weights_digest() == honest_digest(tiny_run(3), steps)
@@ -176,5 +176,5 @@ def test_a_newcomer_that_dies_while_it_gets_its_state_is_given_up(make_company, 
     steps = run_until(company, lambda: company.lost == ["worker-2"])
     company.run(1)
 
-    assert dict(company.engine.shadows) == {1: "owner"}
+    assert dict(company.engine.stage_shadows) == {1: "owner"}
     assert company.weights_digest() == honest_digest(tiny_run(3), steps + 1)

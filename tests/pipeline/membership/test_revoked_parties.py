@@ -116,12 +116,12 @@ def test_one_that_has_said_hello_and_has_no_role_yet_gets_none(company_of, hones
     company = company_of(run)
     late = run.pipeline.late_workers[0]
     company.start_worker(late)
-    company.revoke(late)
+    company.revoke_party(late)
 
     company.run(3)
 
     assert late not in roles(company)
-    assert [body for body in company.bodies("party_joined") if body["party"] == late] == []
+    assert [body for body in company.event_bodies("party_joined") if body["party"] == late] == []
     assert company.weights_digest() == honest_digest(run, 3)
 
 

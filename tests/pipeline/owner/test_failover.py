@@ -73,7 +73,7 @@ class Judge:
     def __init__(self, *, holds=True, doubtful=None):
         self.holds, self.doubtful, self.asked = holds, doubtful, []
 
-    def judge_page(self, judgement, silent=()):
+    def confirm_judgement(self, judgement, silent=()):
         self.asked.append(judgement.verdict.party)
         return judgement.verdict if self.holds else None
 
@@ -367,10 +367,10 @@ def test_a_party_that_was_lost_may_come_back_as_another_incarnation(begun):
 
 def test_a_party_is_refused_before_roles_are_given_out_and_not_before_the_new_ones_are_known(begun):
     order = []
-    place, tell = begun.failover.placement.assign_without, begun.post
+    place, tell = begun.failover.placement.assign_without, begun.post_message
     begun.failover.placement.assign_without = lambda *about: order.append("placed") or place(*about)
-    begun.endpoint.refuse = lambda name: order.append("refused")
-    begun.post = lambda *about: order.append("told") or tell(*about)
+    begun.endpoint.evict_party = lambda name: order.append("refused")
+    begun.post_message = lambda *about: order.append("told") or tell(*about)
     begun.roster.suspect("worker-1", "silent")
 
     begun.do(begun.failover.recover_roles(None, 0))

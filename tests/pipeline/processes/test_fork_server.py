@@ -50,13 +50,13 @@ known = "after"
 workers = {}
 for name in ("7", "broken", "stay"):
     (home / name).write_text(name)
-    workers[name] = server.start(name, home / name, home / f"{name}.log")
+    workers[name] = server.start_worker(name, home / name, home / f"{name}.log")
 codes = {name: workers[name].wait(60.0) for name in ("7", "broken")}
 thread = threading.Event()
 threading.Thread(target=thread.wait, daemon=True).start()
 refused = fork_here(("no.such.module",), 3, serve) is None
 while not (home / "stay.log").exists():
-    server.listen(1.0)
+    server.read_events(1.0)
 print(json.dumps({"codes": codes, "refused": refused, "stays": workers["stay"].pid}), flush=True)
 thread.wait()
 """

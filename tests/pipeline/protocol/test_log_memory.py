@@ -90,80 +90,80 @@ def test_nobody_is_heeded_where_nobody_is_told():
 
 def test_what_was_told_last_is_known_to_the_next_process(tmp_path):
     before = memory(tmp_path / "heads")
-    assert before.known is None
-    before.meet(told("1"))
-    before.take(told(*"12"))
-    before.take(told(*"123"))
-    before.keep()
+    assert before.known_head is None
+    before.compare_head(told("1"))
+    before.take_head(told(*"12"))
+    before.take_head(told(*"123"))
+    before.write_head()
 
-    assert memory(tmp_path / "heads", SECOND).known == told(*"123")
+    assert memory(tmp_path / "heads", SECOND).known_head == told(*"123")
     (path,) = (tmp_path / "heads").iterdir()
     assert path.stat().st_size < 1000
 
 
 def test_another_run_and_another_owner_are_not_told_what_is_known_and_write_over_nothing(tmp_path):
     mine = memory(tmp_path)
-    mine.meet(told(*"12"))
-    mine.keep()
+    mine.compare_head(told(*"12"))
+    mine.write_head()
 
     for session, owner in ((f"{OTHER}-{'1' * 32}", OWNERS), (FIRST, STRANGER)):
         other = memory(tmp_path, session, owner)
-        assert other.known is None
-        other.meet(told("9", run=session[:32], owner=owner))
-        other.keep()
+        assert other.known_head is None
+        other.compare_head(told("9", run=session[:32], owner=owner))
+        other.write_head()
 
-    assert memory(tmp_path).known == told(*"12")
+    assert memory(tmp_path).known_head == told(*"12")
 
 
 @pytest.mark.parametrize("announced", [None, told("1"), told(*"13")], ids=["nothing", "too little", "another line"])
 def test_a_worker_does_not_serve_a_log_that_lacks_what_it_knows(tmp_path, announced):
     known = memory(tmp_path)
-    known.meet(told(*"12"))
-    known.keep()
+    known.compare_head(told(*"12"))
+    known.write_head()
 
     with pytest.raises(CutLogError, match=r"owner: its audit log has .* signature for number 2"):
-        memory(tmp_path, SECOND).meet(announced)
+        memory(tmp_path, SECOND).compare_head(announced)
 
-    assert memory(tmp_path).known == told(*"12")
+    assert memory(tmp_path).known_head == told(*"12")
 
 
 def test_a_worker_serves_where_only_lines_are_gone_that_were_not_on_the_disk_of_another_boot(tmp_path):
     log = lines(*"1234")
-    log.forced(2)
+    log.note_forced(2)
     known = memory(tmp_path)
-    known.meet(log.head())
-    known.keep()
+    known.compare_head(log.signed_public_head())
+    known.write_head()
     after = PublicEntries(OWNERS, RUN)
     after._boot = "9" * 64
     for digest in "12":
         after.count_entry("step", digest * 64)
 
     again = memory(tmp_path, SECOND)
-    again.meet(after.signed_public_head())
-    again.keep()
+    again.compare_head(after.signed_public_head())
+    again.write_head()
 
-    assert memory(tmp_path).known == after.signed_public_head()
+    assert memory(tmp_path).known_head == after.signed_public_head()
 
 
 @pytest.mark.parametrize("said", [told("9", owner=STRANGER), told(*"999", run=OTHER), told("1")])
 def test_what_is_forged_foreign_or_older_is_not_remembered(tmp_path, said):
     known = memory(tmp_path)
-    known.meet(told(*"12"))
+    known.compare_head(told(*"12"))
 
-    known.take(said)
-    known.keep()
+    known.take_head(said)
+    known.write_head()
 
-    assert memory(tmp_path).known == told(*"12")
+    assert memory(tmp_path).known_head == told(*"12")
 
 
 @pytest.mark.parametrize("junk", [b"", b"{}", b"\xff" * 10_000, b'{"run":"' + b"ab" * 16 + b'"}'])
 def test_a_damaged_file_knows_nothing_and_says_so(tmp_path, capsys, junk):
     known = memory(tmp_path)
-    known.meet(told("1"))
-    known.keep()
+    known.compare_head(told("1"))
+    known.write_head()
     next(tmp_path.iterdir()).write_bytes(junk)
 
-    assert memory(tmp_path).known is None
+    assert memory(tmp_path).known_head is None
     assert "cannot be read" in capsys.readouterr().err
 
 
@@ -171,18 +171,18 @@ def test_a_directory_that_cannot_be_written_ends_nobody(tmp_path, capsys):
     (tmp_path / "heads").write_text("no directory")
     known = memory(tmp_path / "heads")
     for digits in ("1", "12", "123"):
-        known.take(told(*digits))
-        known.keep()
+        known.take_head(told(*digits))
+        known.write_head()
 
-    assert known.known == told(*"123")
+    assert known.known_head == told(*"123")
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
 @pytest.mark.parametrize("session", ["simulation-1", "../../x-y", f"{RUN}/{'1' * 32}", RUN])
 def test_a_session_whose_name_is_none_writes_no_file(tmp_path, session):
     known = memory(tmp_path / "heads", session)
-    known.take(told("1"))
-    known.keep()
+    known.take_head(told("1"))
+    known.write_head()
 
     assert not (tmp_path / "heads").exists()
 
@@ -259,7 +259,7 @@ def test_a_log_that_was_cut_is_missed_by_the_workers_and_by_nobody_else(sessions
 def test_a_log_that_is_whole_is_gone_on_with(sessions, keys):
     sessions(2)
 
-    assert sessions(2).bodies("log_head_ignored") == []
+    assert sessions(2).event_bodies("log_head_ignored") == []
 
 
 def forging(change):
@@ -283,7 +283,7 @@ def test_a_worker_that_lies_about_the_log_stops_nobody_and_is_noted(sessions, ch
 
     company = sessions(2, {"worker-1": forging(change)})
 
-    assert [body["party"] for body in company.bodies("log_head_ignored")] == ["worker-1"]
+    assert [body["party"] for body in company.event_bodies("log_head_ignored")] == ["worker-1"]
     assert (company.verdicts, company.lost) == ([], [])
 
 
@@ -295,7 +295,7 @@ def test_a_worker_that_shows_an_old_head_or_none_stops_nobody(sessions, keys):
         path.write_bytes(data)
     shutil.rmtree(keys / "worker-2" / "log_heads")
 
-    assert sessions(1).bodies("log_head_ignored") == []
+    assert sessions(1).event_bodies("log_head_ignored") == []
 
 
 def test_what_is_told_changes_no_bit(sessions, model_cache, tmp_path):
@@ -322,13 +322,13 @@ def test_a_worker_that_comes_back_in_mid_run_is_heeded_as_well(sessions, keys, i
 
     def kill_and_return(company):
         company.run(1)
-        company.kill("worker-1")
+        company.kill_worker("worker-1")
         company.run(1)
         say(keys, "worker-1", told(*more, owner=load_identity(keys / OWNER)))
         assert company.come_back("worker-1") == "worker-1.2"
         for _ in range(40):
             company.run(1)
-            if company.bodies("log_head_ignored"):
+            if company.event_bodies("log_head_ignored"):
                 return
 
     if is_true:
@@ -336,5 +336,5 @@ def test_a_worker_that_comes_back_in_mid_run_is_heeded_as_well(sessions, keys, i
             sessions(0, actors, then=kill_and_return)
     else:
         company = sessions(0, actors, then=kill_and_return)
-        assert [body["party"] for body in company.bodies("log_head_ignored")] == ["worker-1.2"]
+        assert [body["party"] for body in company.event_bodies("log_head_ignored")] == ["worker-1.2"]
         assert company.verdicts == []
