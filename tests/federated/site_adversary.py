@@ -135,7 +135,7 @@ def _point(sent: SentOrder) -> tuple[str, str]:
 
 def adopt(site, phase: str, lie: CarriedReply) -> None:
     """Have the attacker's own client stand by what it said, so that it takes part in the phases after it."""
-    if getattr(site, "_sum_exchange", None) is None or phase not in ("join", "mask"):
+    if getattr(site, "_sum", None) is None or phase not in ("join", "mask"):
         return
     client = site._sum[1]
     with contextlib.suppress(ValueError, KeyError, TypeError):

@@ -284,17 +284,17 @@ def test_a_site_with_a_spent_budget_is_asked_no_more_and_the_others_go_on(tmp_pa
 
     records = [scene.owner.run_round(number, 0.1) for number in range(1, 5)]
 
-    assert scene.owner.excluded == {"site-4": BUDGET_SPENT}
+    assert scene.owner.excluded_sites == {"site-4": BUDGET_SPENT}
     assert [len(one.shares) for one in records] == [5, 5, 4, 4]
     assert [one.left_out for one in records] == [{}, {}, {} if warns else {"site-4": "budget_spent"}, {}]
     trained = [one for one in scene.carrier.replies if one.site == "site-4" and one.kind == "trained"]
     assert len(trained) == 2 and not scene.owner.is_spent
     # it is measured still: held-out rows cost no budget
-    assert "site-4" in scene.owner.measure()
+    assert "site-4" in scene.owner.measure_at_sites()
     # another owner process remembers it
     scene.begin_owner(scene.w)
     scene.owner.resume_rounds(4)
-    assert scene.owner.excluded == {"site-4": BUDGET_SPENT}
+    assert scene.owner.excluded_sites == {"site-4": BUDGET_SPENT}
     assert scene.owner.spent == dict.fromkeys((f"site-{number}" for number in range(5)), 1.0)
 
 
@@ -308,7 +308,7 @@ def test_rounds_end_when_too_few_sites_have_a_budget_left(tmp_path):
     assert budgets.is_spent
     assert budgets.summary_fields()["sites"] == {"site-0": 1.0, "site-1": 1.0, "site-2": 1.0}
     with pytest.raises(FailedRoundError):
-        scene.owner.round(2, 0.1)
+        scene.owner.run_round(2, 0.1)
 
 
 def test_sites_that_were_shut_out_for_lies_end_no_run_as_if_budgets_were_spent(tmp_path):
@@ -359,7 +359,7 @@ def test_what_a_site_says_that_it_has_spent_never_falls(tmp_path):
         return reply.model_copy(update={"epsilon": 0.0}), values
 
     scene.carrier.sites["site-1"] = less
-    scene.owner.round(2, 0.1)
+    scene.owner.run_round(2, 0.1)
 
     assert scene.owner.spent["site-1"] == 1.0
 

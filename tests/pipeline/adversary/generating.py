@@ -146,4 +146,4 @@ def _rank(act: Act) -> int:
         return 0
     if isinstance(deed, Send):
         return 1 if deed.when != "before" else 3
-    return 2 if not deed.alters or deed.step_count > 1 else 4
+    return 2 if not deed.alters or deed.num > 1 else 4

@@ -202,7 +202,7 @@ class Liar:
         def apply(step, gradients, clip):
             copy.apply_update(step, gradients, clip)
             if step in self._lies.pop("weights", ()):
-                state = copy.optimizer.state()
+                state = copy.optimizer.state_tensors()
                 lie = {name: -each if name.startswith("weight/") else each.clone() for name, each in state.items()}
                 copy.optimizer.load_state(lie, copy.optimizer.num_steps)
 
@@ -272,7 +272,9 @@ class LyingEndpoint(TurnEndpoint):
             for outgoing in said:
                 # as it is: acts are not done to acts
                 message = outgoing.message
-                super(RewritingEndpoint, self).send(outgoing.receiver, message.kind, message.body, (outgoing.payload,))
+                super(RewritingEndpoint, self).send_frame(
+                    outgoing.receiver, message.kind, message.body, (outgoing.payload,)
+                )
             if is_read:
                 break
             item = super().receive_item(0.0)

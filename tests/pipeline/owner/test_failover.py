@@ -77,7 +77,7 @@ class Judge:
         self.asked.append(judgement.verdict.party)
         return judgement.verdict if self.holds else None
 
-    def to_replace(self, judgement, silent=()):
+    def party_to_replace(self, judgement, silent=()):
         return self.doubtful
 
 
@@ -478,7 +478,7 @@ def test_a_convicted_party_leaves_for_good(begun):
     assert begun.kinds == ["evicted", "takeover", "step_redone"]
     assert begun.verdicts.asked == ["worker-1"]
     with pytest.raises(PeerRefusedError, match="may not come back"):
-        begun.incarnations.name_of("worker-1", begins=True)
+        begun.incarnations.name_incarnation("worker-1", begins=True)
 
 
 def test_what_the_evidence_does_not_bear_out_moves_nothing(begun):
@@ -497,7 +497,7 @@ def test_a_doubtful_accuser_is_replaced_without_blame(begun):
     begun.do(begun.failover.recover_roles(begun.judgement(), 0))
 
     assert (begun.bodies("evicted"), [body["party"] for body in begun.bodies("lost")]) == ([], ["worker-2"])
-    assert begun.incarnations.name_of("worker-2", begins=True)
+    assert begun.incarnations.name_incarnation("worker-2", begins=True)
 
 
 @pytest.mark.parametrize("stranger", ["worker-4", OWNER])

@@ -193,7 +193,7 @@ def sign_update(world, party, state, epoch=EPOCH - 1):
     """Let a party have signed its state after the update, in an epoch."""
     key = StatementKey(STATE, party, epoch, world.facts.ledger.step, 1)
     message = Ready(epoch=epoch, states={"1": state})
-    world.facts.record.add_message(key, state, received(message, party).header)
+    world.facts.record.add_statement(key, state, received(message, party).header)
 
 
 def hand_on(world, roles=LATER, newcomer=NEW):

@@ -418,7 +418,8 @@ frame = client.sender.seal_tensor(CUT, 0, 0, plain())
 child = os.fork()
 if child == 0:
     reasons = []
-    for action in (lambda: client.sender.seal_tensor(CUT, 1, 0, plain()), lambda: server.receiver.open_tensor(frame, CUT, 0, 0)):
+    seal, unseal = client.sender.seal_tensor, server.receiver.open_tensor
+    for action in (lambda: seal(CUT, 1, 0, plain()), lambda: unseal(frame, CUT, 0, 0)):
         try:
             action()
         except SealError as exc:

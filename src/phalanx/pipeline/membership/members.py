@@ -15,7 +15,7 @@ from phalanx.pipeline.proof.step_record import NoteChecks, StepRecord
 from phalanx.pipeline.protocol.greetings import Hello
 from phalanx.pipeline.protocol.log_memory import LogHeadExchange, Observe
 from phalanx.pipeline.protocol.messages import StateDigest
-from phalanx.pipeline.worker.roles import StageLibrary
+from phalanx.pipeline.worker.roles import BuildHeldStage
 from phalanx.security.crypto import Revocation, certified_name, name_of_incarnation
 from phalanx.transport import Endpoint, LinkFault
 
@@ -198,7 +198,7 @@ class Files:
     """The files of a run directory that the engine writes and reads."""
 
     run_dir: Path
-    library: StageLibrary
+    library: BuildHeldStage
     observe: Observe
     note_verified: NoteVerified | None = None
     """Called, right before any party updates, with the step of the verified states, their holders and digests."""

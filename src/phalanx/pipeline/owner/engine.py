@@ -23,7 +23,7 @@ from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.stage.stage_copy import StageCopy
 from phalanx.pipeline.verify.draw import AuditDraw
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.roles import StageLibrary
+from phalanx.pipeline.worker.roles import BuildHeldStage
 from phalanx.security.crypto import certified_name
 from phalanx.transport import Endpoint
 
@@ -71,7 +71,7 @@ class PipelineEngine:
         """
         self._loop.run_task(self._failover.assign_first_roles(step, known))
 
-    def fall_back(self, library: StageLibrary, step: int, known: Mapping[int, StateDigest]) -> None:
+    def fall_back(self, library: BuildHeldStage, step: int, known: Mapping[int, StateDigest]) -> None:
         """Begin again from another state, with every party that is left: after a `NoHolderError`, or as a round begins.
 
         Args:

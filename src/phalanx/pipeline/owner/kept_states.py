@@ -20,7 +20,7 @@ from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
 from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.stage.stage_copy import StageCopy, trained_shapes
 from phalanx.pipeline.verify.facts import StepFacts
-from phalanx.pipeline.worker.roles import Roles, StageLibrary, TrainedState
+from phalanx.pipeline.worker.roles import BuildHeldStage, Roles, TrainedState
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class KeptStates:
         self._directory = directory
         self._every = facts.plan.guard.keep_states
         self._points: dict[int, KeptPoint] = {}
-        self._library: StageLibrary | None = None
+        self._library: BuildHeldStage | None = None
 
     def begin_keeping(self, step: int, digests: Mapping[int, StateDigest]) -> None:
         """Keep the state that a session, or what follows a fallback, begins with; that of a model is in its files.
@@ -142,7 +142,7 @@ class KeptStates:
         """The digests of a kept point."""
         return self._points[step].digests
 
-    def point_library(self, step: int) -> StageLibrary:
+    def point_library(self, step: int) -> BuildHeldStage:
         """Build stages as they were at a kept point."""
         point, base = self._points[step], self._library
 

@@ -11,7 +11,7 @@ from phalanx.pipeline.proof.step_record import StageChecks, step_checks
 from phalanx.pipeline.protocol.messages import StateDigest
 from phalanx.pipeline.protocol.needs import owner_task
 from phalanx.pipeline.verify.facts import StepFacts, StepLedger
-from phalanx.pipeline.worker.roles import StageLibrary
+from phalanx.pipeline.worker.roles import BuildHeldStage
 from phalanx.security.crypto import certified_name
 
 PAST_BYTES = 2**28
@@ -189,7 +189,7 @@ class Rollback:
         )
 
     @property
-    def kept_library(self) -> StageLibrary | None:
+    def kept_library(self) -> BuildHeldStage | None:
         """Builds stages as they were at the kept point that all parties are about to begin at; else None."""
         return None if self.restored_step is None else self.kept_states.point_library(self.restored_step)
 

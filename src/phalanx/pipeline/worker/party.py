@@ -30,7 +30,7 @@ from phalanx.pipeline.protocol.messages import (
     UpdateReport,
 )
 from phalanx.pipeline.worker.request_handlers import StateUploads, answer_ask, answer_fetch, answer_fetch_bulk
-from phalanx.pipeline.worker.roles import PartyContext, Roles, StageLibrary
+from phalanx.pipeline.worker.roles import BuildHeldStage, PartyContext, Roles
 from phalanx.pipeline.worker.serving import ServedStages
 from phalanx.pipeline.worker.shadowing import ShadowedStages
 from phalanx.security.crypto import digest_hex
@@ -46,7 +46,7 @@ _MOST_EARLY = 4096
 class Party:
     """A party: the stages and shadows of one process, driven by messages."""
 
-    def __init__(self, context: PartyContext, library: StageLibrary | None = None) -> None:
+    def __init__(self, context: PartyContext, library: BuildHeldStage | None = None) -> None:
         """`library`: the owner's alone."""
         self.name = context.name
         self.roles = roles = Roles(context, library)

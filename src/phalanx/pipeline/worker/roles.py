@@ -28,7 +28,7 @@ class TrainedState:
 
 
 @runtime_checkable
-class StageLibrary(Protocol):
+class BuildHeldStage(Protocol):
     """Where the owner reads a stage that no party holds yet: a model directory or a checkpoint."""
 
     def __call__(self, stage: int, trained: TrainedState | None = None, /) -> StageCopy:
@@ -70,7 +70,7 @@ class PartyContext:
 class Roles:
     """The copies of one party; `take` moves them to a new assignment with as little traffic as possible."""
 
-    def __init__(self, context: PartyContext, library: StageLibrary | None = None) -> None:
+    def __init__(self, context: PartyContext, library: BuildHeldStage | None = None) -> None:
         """`library`: the owner's alone."""
         self.name = context.name
         self.epoch = -1
@@ -84,7 +84,7 @@ class Roles:
         """Keys of the noise of this epoch, by stage; none where rows are not hidden."""
         self.loading: dict[int, tuple[StageCopy, BulkReceiver, str]] = {}
         self.library = library
-        self._kept_library: StageLibrary | None = None
+        self._kept_library: BuildHeldStage | None = None
         self._context = context
 
     def take_assignment(self, assign: Assign) -> None:
@@ -183,14 +183,14 @@ class Roles:
             )
         return hosted.copy
 
-    def begin_anew(self, library: StageLibrary) -> None:
+    def begin_anew(self, library: BuildHeldStage) -> None:
         """Drop all stages, as these states are of another timeline, and build further ones from this library."""
         for mine in (self.hosted, self.shadows, self.loading):
             mine.clear()
         self.forget_given_up()
         self.library = library
 
-    def use_kept_library(self, library: StageLibrary | None) -> None:
+    def use_kept_library(self, library: BuildHeldStage | None) -> None:
         """Build stages as all parties are to have them, whatever they have now: the owner's alone, in a rollback."""
         self._kept_library = library
 
