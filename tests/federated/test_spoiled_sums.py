@@ -37,7 +37,7 @@ def test_a_site_that_deals_another_seed_than_it_announced_costs_one_round_and_is
 
     assert "site-4: dealt shares of another secret than it said" in lost.lost
     assert not lost.shares and lost.left_out["site-0"] == "the sum was lost"
-    assert scene.owner.excluded == {"site-4": "spoiled a sum: bad_share"}
+    assert scene.owner.excluded_sites == {"site-4": "spoiled a sum: bad_share"}
     assert sorted(record.shares) == HONEST and not record.lost
     torch.testing.assert_close(scene.w, mean_of(scene, HONEST), atol=1e-5, rtol=1e-5)
 
@@ -47,11 +47,11 @@ def test_masks_that_are_not_a_sites_own_cost_a_round_and_nobody_is_accused(tmp_p
 
     with pytest.raises(FailedRoundError, match="a client's masks are not its own"):
         scene.owner.run_round(1, 0.5)
-    lost = scene.owner.round(1, 0.5)
+    lost = scene.owner.run_round(1, 0.5)
     scene.adversary.schedule = None
-    record = scene.owner.round(2, 0.5)
+    record = scene.owner.run_round(2, 0.5)
 
-    assert "a client's masks are not its own" in lost.lost and scene.owner.excluded == {}
+    assert "a client's masks are not its own" in lost.lost and scene.owner.excluded_sites == {}
     assert len(record.shares) == 5
     torch.testing.assert_close(scene.w, mean_of(scene, [*HONEST, "site-4"]), atol=1e-5, rtol=1e-5)
 

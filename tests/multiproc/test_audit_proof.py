@@ -131,7 +131,7 @@ def test_a_guarded_run_is_proven_step_by_step_without_its_keys(guarded, capsys):
 
     proof, second = verify_run(guarded.run_dir), independent(guarded.run_dir)
     assert f"{STEPS} of {STEPS} steps" in capsys.readouterr().out
-    assert (proof.guarded, proof.steps, proof.proven) == (True, STEPS, STEPS)
+    assert (proof.is_guarded, proof.steps, proof.proven) == (True, STEPS, STEPS)
     assert second.proven == set(range(STEPS))
     assert proof.audits == second.audits > 2 * STEPS
     assert (proof.unproven, second.doubts) == ((), [])

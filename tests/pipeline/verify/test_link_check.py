@@ -13,7 +13,7 @@ PARTIES = {0: OWNER, 1: HOLDER, 2: SHADOW, 3: OWNER}
 @pytest.fixture
 def world(model_cache):
     found = make_world(model_cache)
-    found.draws_whole_step()
+    found.whole_step()
     return found
 
 

@@ -24,8 +24,8 @@ def test_an_own_document_passes_tagged_or_not(aws, binding):
     case = aws.case(binding)
 
     assert case.appraise().binding == binding
-    assert case.with_data(b"\xd2" + case.make_evidence.data).appraise()
-    assert refusal(case.with_data(b"\xd1" + case.make_evidence.data).appraise) == "malformed"
+    assert case.with_data(b"\xd2" + case.evidence.data).appraise()
+    assert refusal(case.with_data(b"\xd1" + case.evidence.data).appraise) == "malformed"
 
 
 def test_the_binding_may_stand_in_the_nonce_where_there_is_no_user_data(aws, binding):

@@ -34,7 +34,7 @@ def made(amd, key, *, bound_to=None):
     """A certificate of a key with evidence for that key, or for another one."""
     binding = Binding(NONCE, tls_key_digest((bound_to or key).public_key()), RUN)
     case = amd.case(binding)
-    return case, make_certificate(key, "enclave", case.make_evidence, case.now, HOUR)
+    return case, make_certificate(key, "enclave", case.evidence, case.now, HOUR)
 
 
 def as_der(pem: bytes) -> bytes:
@@ -47,7 +47,7 @@ def test_evidence_comes_out_of_a_certificate_as_it_went_in(amd):
 
     evidence, digest = read_evidence(as_der(pem))
 
-    assert evidence == case.make_evidence
+    assert evidence == case.evidence
     assert digest == tls_key_digest(key.public_key())
 
 
@@ -95,7 +95,7 @@ def test_evidence_for_another_key_is_refused(amd):
 def test_evidence_for_another_key_that_lies_about_it_is_refused(amd):
     key = p256()
     case, _ = made(amd, key, bound_to=p256())
-    lying = replace(case.make_evidence, statement=Binding(NONCE, tls_key_digest(key.public_key()), RUN))
+    lying = replace(case.evidence, statement=Binding(NONCE, tls_key_digest(key.public_key()), RUN))
     der = as_der(make_certificate(key, "enclave", lying, case.now, HOUR))
 
     assert refusal(lambda: appraise_certificate(der, case.policy, NONCE, RUN, "server", case.now)) == "wrong_binding"

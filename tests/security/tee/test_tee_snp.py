@@ -122,7 +122,7 @@ def test_a_vcek_in_the_place_of_a_vlek_is_refused(milan, binding):
     case = milan.case(binding, milan.report(binding, signing_key=1))
 
     assert refusal(case.with_endorsement("vlek", milan.leaf.der).appraise) == "wrong_signer"
-    stolen = replace(case.make_evidence, endorsements={"vlek": milan.leaf.der, "chain": milan.chain})
+    stolen = replace(case.evidence, endorsements={"vlek": milan.leaf.der, "chain": milan.chain})
     assert refusal(replace(case, evidence=stolen).appraise) == "wrong_signer"
 
 
@@ -132,7 +132,7 @@ def test_a_leaf_by_somebody_else_with_the_vendors_names_is_refused(milan, bindin
     own_ask = issue("SEV-Milan", p384(), other_ark, Form(is_authority=True, path_length=0))
     own_leaf = issue("SEV-VCEK", p384(), own_ask, Form(extensions=milan.extensions()))
     forged = replace(
-        case.make_evidence,
+        case.evidence,
         data=milan.report(binding).signed_by(own_leaf.key),
         endorsements={"vcek": own_leaf.der, "chain": own_ask.pem + other_ark.pem},
     )
@@ -141,7 +141,7 @@ def test_a_leaf_by_somebody_else_with_the_vendors_names_is_refused(milan, bindin
     assert refusal(replace(case, evidence=forged).appraise) == "bad_chain"
     below_genuine = replace(forged, endorsements={"vcek": own_leaf.der, "chain": milan.chain})
     assert refusal(replace(case, evidence=below_genuine).appraise) == "bad_chain"
-    with_genuine_key = replace(forged, endorsements=case.make_evidence.endorsements)
+    with_genuine_key = replace(forged, endorsements=case.evidence.endorsements)
     assert refusal(replace(case, evidence=with_genuine_key).appraise) == "bad_signature"
 
 
@@ -183,6 +183,6 @@ def test_the_reserved_bytes_of_the_signature_must_be_zero(milan, binding):
     case = milan.case(binding)
 
     for position in (0x2A0 + 48, 0x2A0 + 71, 0x2A0 + 120, 0x2A0 + 144, 1183):
-        data = bytearray(case.make_evidence.data)
+        data = bytearray(case.evidence.data)
         data[position] = 1
         assert refusal(case.with_data(bytes(data)).appraise) == "malformed"

@@ -110,7 +110,7 @@ def test_our_own_attester_is_enrolled_and_its_quotes_pass(tpm, now):
     trust = Trust(read_certificates(tpm.roots, "root"), now)
     with open_tpm(tpm.address) as device, TpmAttester(device, (0, 7, 16)) as attester:
         begun = begin_enrolment(attester.ek_certificate, tpm.chain, attester.ak_public, trust)
-        name = begun.finish_enrolment(attester.activate(begun))
+        name = begun.finish_enrolment(attester.activate_credential(begun))
         binding = fresh()
         evidence = attester.make_evidence(binding)
 
@@ -128,4 +128,4 @@ def test_a_secret_for_another_key_is_not_read(tpm, ak_name, now):
         TpmAttester(device) as attester,
         pytest.raises(TpmError, match="ACTIVATE_CREDENTIAL"),
     ):
-        attester.activate(begun)
+        attester.activate_credential(begun)
