@@ -75,7 +75,6 @@ class PythonProcess(ChildProcess):
 
     Args:
         command: The module and its arguments.
-        environment: Variables beside the starter's.
         log: Gets its output; where it is left out, that is the starter's.
         renew: Whether the log begins anew.
         piped: Whether standard input and output are pipes for lines of text; the log then gets standard error alone.

@@ -27,9 +27,6 @@ class Run(dict[str, Any]):
     """A run directory, finished or not: a mapping of what ``summary.json`` holds, and empty while there is none.
 
     A notebook shows it as its report, in a frame that runs no script and loads nothing.
-
-    Attributes:
-        directory: The run directory.
     """
 
     def __init__(self, directory: Path, summary: dict[str, Any]) -> None:
@@ -170,7 +167,6 @@ def generate(
         prompt: A text; or the messages of a chat, each with ``role`` and ``content``.
         sampling: Fields of `phalanx.serve.SamplingRule`, for example ``{"max_new_tokens": 40, "temperature": 0.0}``.
         own_code: Code of the user's own that the run directory keeps may be run.
-        device: Of torch.
         stages: Into how many processes of this machine the layers are cut; they end when it has written.
 
     Returns:

@@ -7,7 +7,7 @@ import pytest
 
 from phalanx.pipeline import AuditDraw, GuardConfig, StepPlan
 from phalanx.pipeline.protocol.greetings import KernelDigests
-from phalanx.pipeline.stage.battery import fingerprint_kernels
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
 from phalanx.pipeline.stage.stage_copy import WrapCopy, leave_unwrapped
 from phalanx.testing import Actor, CompanySession, MemoryCompany, tiny_run
 from phalanx.train import PipelineRun

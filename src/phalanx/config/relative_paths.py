@@ -16,7 +16,6 @@ def check_relative_paths(data: Any, file: Path) -> None:
 
     Args:
         data: What the file says, as plain data.
-        file: The file.
 
     Raises:
         ConfigError: Names the key, where it was looked for, and what to write.

@@ -21,7 +21,6 @@ class RayTasks:
     """Performs tasks on a cluster; its machines share the current directory, the sources and the dataset's directory.
 
     Args:
-        worker: Performs the tasks.
         workers: Tasks at a time; None: as many as the cluster has cores for.
         address: Address of a running cluster; None starts one on this machine.
     """

@@ -60,7 +60,6 @@ def check_machine(directory: Path, identities: Sequence[Path] = ()) -> list[Mach
     """Look at this machine as a place to train.
 
     Args:
-        directory: Directory for runs.
         identities: Directories with keys and certificates, as `phalanx pki` makes them.
     """
     findings = [finding for look in CHECKS.values() for finding in look(directory)]

@@ -190,7 +190,6 @@ def watch_owner(
         look: Called several times a second with where the owner listens, None while it does not.
         restarts: Maximum of restarts after ends that may not recur.
         renew: Called after each further start.
-        name: Name in messages.
 
     Returns:
         How it ended at last, negative for a signal.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from phalanx.pipeline.owner.context import TimeLimits as TimeLimits
     from phalanx.pipeline.owner.engine import PipelineEngine as PipelineEngine
     from phalanx.pipeline.owner.guarantees import weaker_guarantee as weaker_guarantee
-    from phalanx.pipeline.owner.step_books import Duplicate as Duplicate
+    from phalanx.pipeline.owner.step_log import Duplicate as Duplicate
     from phalanx.pipeline.plan import RowPrivacy as RowPrivacy, StageRange as StageRange, StepPlan as StepPlan
     from phalanx.pipeline.processes.fork_server import can_fork as can_fork
     from phalanx.pipeline.processes.fork_server_client import fork_here as fork_here
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     )
     from phalanx.pipeline.verify.draw import AuditDraw as AuditDraw, fresh_nonce as fresh_nonce
     from phalanx.pipeline.worker.kept_states import fetch_kept as fetch_kept
-    from phalanx.pipeline.worker.narration import (
+    from phalanx.pipeline.worker.console import (
         WorkerConsole as WorkerConsole,
         WorkerOutcome as WorkerOutcome,
         keep_serving as keep_serving,

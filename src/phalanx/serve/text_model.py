@@ -245,7 +245,6 @@ class TextModel:
         Args:
             prompt: As text, or as the tokens of one. Behind tokens that no text has, and where a vocabulary of whole
                 words has none for two that are written together, a text is encoded by itself.
-            endings: The texts.
 
         Raises:
             DataError: One has no token, or does not fit into the window.

@@ -21,7 +21,6 @@ class FittedTable:
     Args:
         heads: Names of the columns; the first one names a row.
         rows: As many cells each. No text in them is read as markup or can steer the terminal.
-        title: Stands above.
         left: Heads of columns with words; the others have figures and are set to the right.
         frame: Whether the table has lines around its cells.
         lines: The list where the table does not fit; left out, each row's first cell, and below it the others.

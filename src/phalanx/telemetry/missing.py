@@ -16,10 +16,8 @@ class MissingNotice:
     """Says which parties are missing: when that changes, and again after a quarter of a minute.
 
     Args:
-        say: Takes one line.
         timeout_s: How long they are waited for, from now on.
         expected: Those of whom it was said already that they are waited for.
-        clock: Monotonic seconds.
     """
 
     def __init__(

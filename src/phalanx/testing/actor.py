@@ -58,7 +58,6 @@ class Actor:
     Attributes:
         wrap_copy: Puts another object in the place of each copy that it holds or shadows.
         rewrite: Alters, drops, doubles or delays outgoing messages, before they are signed.
-        hear: Observes the party's assignments.
         kernels: Replaces the module of each copy, also for the kernel fingerprint, by another attention kernel, say.
         description: Description of its device when it joins; the real one when left out.
         numeric_class: Answers the kernel fingerprint as if its kernels were others, shared by all parties of this name,

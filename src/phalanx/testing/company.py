@@ -82,7 +82,6 @@ class MemoryCompany:
         ConfigError: An actor belongs to no worker of the run.
 
     Attributes:
-        session: Session of every signature.
         events: Audit log entries in order: kind and body.
         checks: Recomputed parts of the applied steps, and steps in doubt.
         records: Step records, one of each applied step with all its audits.

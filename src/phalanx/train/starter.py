@@ -304,11 +304,7 @@ layers = 6                       # of 30: leave it out for all of them"""
 
 @dataclass(frozen=True)
 class Starter:
-    """One line of the table.
-
-    Attributes:
-        purpose: Purpose in one line.
-    """
+    """One line of the table."""
 
     purpose: str
     write: Callable[[Answers], str]

@@ -13,8 +13,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from phalanx.data.tokenizers import ByteBpeTraining, Encoder, WordPieceTraining, train_tokenizer
 from phalanx.data.tokenizers.patterns import KNOWN_PATTERNS, LLAMA3
 from phalanx.data.tokenizers.probes import probe_texts
+from phalanx.data.tokenizers.tiktoken_encoder import UnequalError, check_merges, make_tiktoken_encoder
 from phalanx.data.tokenizers.tokenizer import wrap_backend
-from phalanx.data.tokenizers.twin import UnequalError, check_merges, make_tiktoken_encoder
 from phalanx.errors import DataError
 
 

@@ -11,7 +11,7 @@ from phalanx.models import open_model
 from phalanx.pipeline import OWNER, GuardConfig, PipelineConfig, local_numeric_class
 from phalanx.pipeline.membership.admission import Admission, ClassMeasurement
 from phalanx.pipeline.protocol.greetings import Challenge, ChallengeReply, Hello
-from phalanx.pipeline.stage.battery import fingerprint_kernels
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
 from phalanx.testing import Actor, rewrite_only, tiny_run
 from phalanx.train.setup.layout import make_plan
 

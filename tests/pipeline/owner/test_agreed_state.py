@@ -7,7 +7,7 @@ from hand_made import HOLDER, OWNER, SHADOW, STAGE, STEP, make_world
 from phalanx.errors import PeerLostError, VerificationError
 from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.owner.engine import collect_agreed
-from phalanx.pipeline.owner.step_books import StageState
+from phalanx.pipeline.owner.step_log import StageState
 
 
 @pytest.fixture

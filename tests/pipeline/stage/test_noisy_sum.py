@@ -12,7 +12,7 @@ from phalanx.pipeline.assignment.assignment import Assignment
 from phalanx.pipeline.plan import RowPrivacy
 from phalanx.pipeline.protocol.messages import NoiseKeys
 from phalanx.pipeline.protocol.signed import StatementReader
-from phalanx.pipeline.stage.battery import fingerprint_kernels
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
 from phalanx.pipeline.stage.noisy_sum import noisy_mean
 from phalanx.pipeline.stage.runner import StageRunner
 from phalanx.pipeline.worker.roles import PartyContext, Roles

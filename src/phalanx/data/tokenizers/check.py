@@ -13,8 +13,8 @@ from phalanx.data.tokenizers.config import END_OF_TEXT
 from phalanx.data.tokenizers.measure import TextFigures, measure_texts
 from phalanx.data.tokenizers.probes import probe_texts
 from phalanx.data.tokenizers.recipe import TOKENIZER_FILE
+from phalanx.data.tokenizers.tiktoken_encoder import UnequalError, byte_alphabet, make_tiktoken_encoder
 from phalanx.data.tokenizers.tokenizer import TextTokenizer, load_tokenizer, read_json, vocabulary_digest
-from phalanx.data.tokenizers.twin import UnequalError, byte_alphabet, make_tiktoken_encoder
 
 _MARK = re.compile(r"<\|[a-zA-Z0-9_]{1,40}\|>|\[/?INST\]")
 """How marks are written in chat templates."""

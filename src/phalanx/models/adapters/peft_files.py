@@ -83,7 +83,6 @@ def read_adapter_keys(directory: Path, *, to_merge: bool = False) -> dict[str, A
     """Read a directory's adapter_config.json.
 
     Args:
-        directory: In peft's format.
         to_merge: Layers, ranks and scales may differ in ways that weights can take and stages cannot.
 
     Raises:

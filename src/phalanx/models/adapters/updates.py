@@ -67,7 +67,6 @@ def updates_of(
     Args:
         tensors: The adapter's, by their canonical names.
         config: What is in its adapter_config.json.
-        shapes: Of the model's weights.
         directory: Where the adapter lies, for messages.
         is_turned: Whether the matrices of blocks are stored ``[inputs, outputs]``.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.greetings import ChallengeReply, KernelDigests
-from phalanx.pipeline.stage.battery import NONCE_BYTES, fingerprint_kernels
+from phalanx.pipeline.stage.kernel_fingerprint import NONCE_BYTES, fingerprint_kernels
 from phalanx.pipeline.tolerance.numeric_class import NumericClass, local_numeric_class
 
 

@@ -8,7 +8,7 @@ from phalanx.pipeline.assignment.budget import allowance_of, max_answer_bytes
 from phalanx.pipeline.config import OWNER
 from phalanx.pipeline.membership.members import Files, Incarnations, Members
 from phalanx.pipeline.owner.coordinator import Coordinator
-from phalanx.pipeline.owner.step_books import Duplicates, JournalNotes
+from phalanx.pipeline.owner.step_log import Duplicates, JournalNotes
 from phalanx.pipeline.owner.verdicts import Verdicts
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.proof.step_record import StepRecords

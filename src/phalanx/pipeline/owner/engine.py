@@ -15,7 +15,7 @@ from phalanx.pipeline.owner.context import OwnerContext, TimeLimits
 from phalanx.pipeline.owner.event_loop import EventLoop
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.roster import Roster
-from phalanx.pipeline.owner.step_books import Duplicate
+from phalanx.pipeline.owner.step_log import Duplicate
 from phalanx.pipeline.owner.verified_step import VerifiedStep
 from phalanx.pipeline.plan import StepPlan
 from phalanx.pipeline.protocol.messages import FetchBulk, Purpose, Shutdown, StateDigest

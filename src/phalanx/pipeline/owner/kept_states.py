@@ -15,7 +15,7 @@ from phalanx.checkpoint.sealed import FilePlace, FileSealer
 from phalanx.checkpoint.stream import safetensors_pieces
 from phalanx.errors import VerificationError
 from phalanx.pipeline.config import OWNER
-from phalanx.pipeline.owner.step_books import StageState
+from phalanx.pipeline.owner.step_log import StageState
 from phalanx.pipeline.protocol.messages import FetchBulk, StateDigest
 from phalanx.pipeline.protocol.needs import TensorsNeed, owner_task
 from phalanx.pipeline.stage.stage_copy import StageCopy, trained_shapes

@@ -10,7 +10,7 @@ from phalanx.pipeline.owner.context import OwnerContext
 from phalanx.pipeline.owner.failover import Failover
 from phalanx.pipeline.owner.rollback import PastStep
 from phalanx.pipeline.owner.roster import Roster
-from phalanx.pipeline.owner.step_books import BytesByLink, claimed_links
+from phalanx.pipeline.owner.step_log import BytesByLink, claimed_links
 from phalanx.pipeline.proof.step_record import step_checks
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply

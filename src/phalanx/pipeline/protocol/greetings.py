@@ -21,7 +21,7 @@ class Hello(Message):
     address: Address
     """`host:port`, with a host name of at most 255 characters."""
     numeric_class: NumericClass
-    """How it describes itself; what it is, is measured (`battery.py`)."""
+    """How it describes itself; what it is, is measured (`kernel_fingerprint.py`)."""
     memory: dict[Annotated[str, Field(max_length=64)], Annotated[int, Field(ge=0, le=2**60)]] = Field(
         default_factory=dict, max_length=16
     )

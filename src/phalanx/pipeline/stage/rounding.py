@@ -27,7 +27,6 @@ def rounding_noise(
 
     Args:
         runner: Holds the weights that both sides have signed.
-        direction: Direction of the message.
         x: The committed input ``[batch, seq, dim]``.
         gradient: The committed gradient of the output ``[batch, seq, dim]``; None for a forward message.
 

@@ -17,8 +17,8 @@ Word = Annotated[str, Field(max_length=200, pattern=r"^[ -~]*$")]
 class NumericClass(StrictModel):
     """A party's own description of what its bits depend on: for messages to people, and for nothing else.
 
-    Which parties are of one class is measured (`battery.py`). Attention kernel, optimizer and precision are in the
-    plan, and all parties of a run have the plan's digest in common.
+    Which parties are of one class is measured (`kernel_fingerprint.py`). Attention kernel, optimizer and precision are
+    in the plan, and all parties of a run have the plan's digest in common.
     """
 
     torch: Word

@@ -371,7 +371,6 @@ class StepFacts:
         """A verdict that shows no recomputed tensor: headers prove it, or `work` has found it.
 
         Args:
-            stage: Stage of the verdict.
             step: Left out, the present one.
             accuser: The party that found it.
             headers: Proof by role in evidence; None for the owner's messages to itself.

@@ -146,7 +146,6 @@ class Referee:
         """Redo the disputed microbatch.
 
         Args:
-            dispute: Claims of both parties.
             copy: The stage, if the referee has it already; else the accuser is asked for its weights.
 
         Returns:

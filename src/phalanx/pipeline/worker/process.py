@@ -25,11 +25,11 @@ from phalanx.pipeline.protocol.log_memory import LogMemory
 from phalanx.pipeline.protocol.mailbox import Mailbox
 from phalanx.pipeline.protocol.message import ReceivedMessage
 from phalanx.pipeline.protocol.messages import Apply, Assign, Detour, Fault, FetchBulk, ProgressReport, Shutdown
-from phalanx.pipeline.stage.battery import fingerprint_kernels
+from phalanx.pipeline.stage.kernel_fingerprint import fingerprint_kernels
 from phalanx.pipeline.stage.stage_copy import WrapCopy, leave_unwrapped
 from phalanx.pipeline.tolerance.numeric_class import local_numeric_class, settle_numerics
+from phalanx.pipeline.worker.console import WorkerConsole, WorkerOutcome
 from phalanx.pipeline.worker.kept_states import send_kept
-from phalanx.pipeline.worker.narration import WorkerConsole, WorkerOutcome
 from phalanx.pipeline.worker.party import Party, RunningCosts
 from phalanx.pipeline.worker.roles import PartyContext
 from phalanx.security.crypto import Identity, Peer, certified_name, load_identity, peer_from_certificate

@@ -14,9 +14,9 @@ from phalanx.closing import Closeable
 from phalanx.config import printable_text
 from phalanx.errors import CertificateError, ConfigError, FrameError, PeerRefusedError, PhalanxError, TransportError
 from phalanx.security.crypto import load_authority, load_identity, read_public, steady_now
-from phalanx.security.invite.knock import probe_reachability
 from phalanx.security.invite.line import EXCHANGE_S, read_text_field, receive_object, send_object, server_context
 from phalanx.security.invite.lobby import ConnectionServer, ServedConnection
+from phalanx.security.invite.reachability import probe_reachability
 from phalanx.security.invite.register import Invitations
 
 _MAX_VISITORS = 64

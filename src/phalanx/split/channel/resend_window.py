@@ -76,11 +76,7 @@ class ReceiveWindow:
 
 
 class SendWindow:
-    """A client's window: the frames of the step under way, until the feedback says that they were taken.
-
-    Args:
-        post: Sends one frame.
-    """
+    """A client's window: the frames of the step under way, until the feedback says that they were taken."""
 
     def __init__(self, name: str, post: Callable[[say.Upload, PackedFrame], None]) -> None:
         self._name, self._post = name, post

@@ -20,10 +20,8 @@ class Tier:
 
     Attributes:
         name: A key of `TIERS`.
-        attester: Signs evidence for it.
         key: 32 bytes for its sealed states.
         counter: Gives the monotonic counter of a purpose: "epoch", "sealed" or "settled".
-        close: Releases its resources.
     """
 
     name: str

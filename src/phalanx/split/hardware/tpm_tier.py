@@ -72,7 +72,6 @@ def open_tpm_tier(directory: Path, address: str) -> TpmMeans:
 
     Args:
         directory: The enclave's own; gets one sealed file.
-        address: Address of the TPM.
 
     Raises:
         TpmError: The TPM is not there, or the machine is in another state than at the first start.

@@ -80,7 +80,6 @@ def open_masking_client(
 
     Args:
         config: Kind and number of pads.
-        worker: Receives masked numbers only.
         second: Makes the pads' products, where the config says so.
         counter: A hardware counter of these pads alone.
 

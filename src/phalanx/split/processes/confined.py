@@ -21,7 +21,6 @@ class ConfinedEnclave:
     """A child process behind namespaces, Landlock and seccomp; a context manager that ends it.
 
     Args:
-        directory: Directory for its file.
         end: Its end of the pipe; handed over.
         workers: Its ends of pipes to masked workers; handed over.
     """
@@ -108,7 +107,6 @@ def confined_workers(
     """Start workers, give the enclave's end of each one's pipe, and end them whatever happens.
 
     Args:
-        directory: Directory for their files.
         threads: Threads of tensor kernels in each worker.
 
     Raises:

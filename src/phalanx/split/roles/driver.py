@@ -31,7 +31,6 @@ class SplitStep:
     """The result of one step.
 
     Attributes:
-        norm: Gradient norm before clipping.
         guard: Report of the guard of middle stages; None where the enclave holds them itself.
     """
 
@@ -129,7 +128,6 @@ class SplitDriver(OwnerRequests):
         """Return what held-out rows come to, with answers in their order.
 
         Args:
-            step: Number of finished steps.
             senders: The client that sends each of them; clients take turns when left out.
 
         Raises:

@@ -20,9 +20,6 @@ from phalanx.transport import CpuMeter
 class HandshakeServer:
     """The enclave's side of all handshakes of one session.
 
-    Args:
-        attester: Signs its evidence.
-
     Raises:
         ConfigError: A client's policy in the run file is unusable.
     """

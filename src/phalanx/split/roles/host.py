@@ -49,7 +49,6 @@ class EnclaveHost:
 
     Args:
         place: Place and parties of the enclave.
-        say: Prints one line.
     """
 
     def __init__(self, place: EnclaveSettings, make_config: MakeConfig, say: Callable[[str], None]) -> None:

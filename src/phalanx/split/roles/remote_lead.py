@@ -23,7 +23,6 @@ class ScoreTotals:
     """Held-out scores over all clients.
 
     Attributes:
-        targets: Number of texts.
         classes: For each class: its texts, the texts that were taken for it, and the right ones; empty of a language
             model.
     """

@@ -140,7 +140,6 @@ def private_batches(
     """Return the loader of a run and its budget; None for a run without ``[privacy]``.
 
     Args:
-        corpus: Source of its rows.
         past: Charges that the log has from earlier sessions.
         secrets: Directory of the owner's secrets.
 

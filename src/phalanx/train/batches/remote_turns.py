@@ -10,11 +10,7 @@ from phalanx.errors import CheckpointError, DataError
 
 
 class RemoteTurns:
-    """A loader of draws; its batches have the shape of a step and no text in them.
-
-    Attributes:
-        drawn: Number of batches drawn.
-    """
+    """A loader of draws; its batches have the shape of a step and no text in them."""
 
     corpus_digest = None
     """Texts are with the clients, which commit to them."""

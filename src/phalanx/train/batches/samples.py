@@ -25,7 +25,6 @@ class TextSample:
 
     Attributes:
         prompt: Its beginning, as the run file has it.
-        text: Continuation by the model.
     """
 
     prompt: str

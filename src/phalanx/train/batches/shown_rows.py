@@ -29,7 +29,6 @@ class ShownRows:
     """The training rows of a run.
 
     Attributes:
-        count: Number of rows.
         show: Returns the rows of a number, each with its pieces and what stands beside its tokens.
     """
 

@@ -35,7 +35,6 @@ class SharedTexts:
     """All texts of a run, and the share of each site.
 
     Args:
-        cache: Directory of prepared text.
         say: Told of phase and documents while text is prepared.
         own: Sources of one site's own, in place of a share of the run's.
 

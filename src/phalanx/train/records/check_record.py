@@ -323,7 +323,6 @@ def adopted_record(saved: Mapping[str, Any], run_id: str) -> dict[str, Any]:
 
     Args:
         saved: Written by `CheckRecord.to_json`.
-        run_id: Run of the record.
     """
 
     def called(names: Iterable[str]) -> list[str]:

@@ -49,7 +49,6 @@ class PartyTracker:
     Args:
         parties: Those that take part from the beginning.
         late: Those that may come later.
-        history: Decisions of earlier sessions.
         clock: Seconds since 1970.
 
     Guarantees:

@@ -21,7 +21,6 @@ class CheckpointRollback:
 
     Attributes:
         plan: The run, as every party sees it.
-        saver: Ends pending writes.
         metrics: Loses its lines of lost steps.
         observe: Writes to the audit log, and counts.
     """

@@ -57,7 +57,6 @@ class SessionContext(Generic[RunT_co]):
         history: Earlier sessions in the log.
         beginning: Point where the run goes on.
         resume: Whether the run directory was there before.
-        figures: Figures of the summary.
         totals: Running figures over all sessions.
     """
 

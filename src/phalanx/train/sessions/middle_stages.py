@@ -36,11 +36,7 @@ _TOLD = frozenset(
 
 
 class MiddleStages:
-    """The middle stages of a session: processes that the enclave asks for, and its reports on them.
-
-    Args:
-        note: Takes the guard's decisions.
-    """
+    """The middle stages of a session: processes that the enclave asks for, and its reports on them."""
 
     def __init__(self, run: SplitPipelineRun, home: RunDirectory, workers: WorkerProcesses, note: Observe) -> None:
         self.home = home
@@ -108,7 +104,6 @@ def middle_stages(
 
     Args:
         open_workers: Starts workers; another than the default is for drills only.
-        note: Takes the guard's decisions.
     """
     if not isinstance(run, SplitPipelineRun):
         yield None

@@ -17,7 +17,6 @@ class StageLibrary:
     """A library that builds each stage from its own tensors only, and ties the last stage's head to the embedding.
 
     Args:
-        plan: Plan of all parties.
         checkpoint: Checkpoint where the run goes on; None where it begins.
         adapter_directory: Directory of an adapter's first values, which the plan lacks; None where its seed draws them.
             A checkpoint has later ones.
@@ -112,7 +111,6 @@ class RoundModules:
     """The stages of a model that its owner keeps in memory, for all rounds; each is built once.
 
     Args:
-        plan: Plan of all parties.
         adapter_directory: See `StageLibrary`.
     """
 

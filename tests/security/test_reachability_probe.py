@@ -17,14 +17,14 @@ from phalanx.security.invite import (
     ReachabilityListener,
     enrol_machine,
 )
-from phalanx.security.invite.knock import probe_reachability
+from phalanx.security.invite.reachability import probe_reachability
 
 SECRET = "5" * 64
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setattr("phalanx.security.invite.knock._KNOCK_S", 0.3)
+    monkeypatch.setattr("phalanx.security.invite.reachability._KNOCK_S", 0.3)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from phalanx.errors import PeerLostError, PeerRefusedError
 from phalanx.pipeline import WorkerOutcome, keep_serving
-from phalanx.pipeline.worker.narration import WorkerConsole
+from phalanx.pipeline.worker.console import WorkerConsole
 
 
 def test_a_whole_part_in_a_run_is_told_in_order():

@@ -75,12 +75,12 @@ def make_tiktoken_encoder(backend: tokenizers.Tokenizer) -> TiktokenEncoder:
     ranks, ids = _token_ranks(parts["model"], merges)
     check_merges(merges)
     encoding = tiktoken.Encoding("phalanx", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-    twin = TiktokenEncoder(encoding, ids, _unequal_characters())
+    encoder = TiktokenEncoder(encoding, ids, _unequal_characters())
     for text in probe_texts(token["content"] for token in parts["added_tokens"]):
-        encoded = twin.encode_text(text)
+        encoded = encoder.encode_text(text)
         if encoded is not None and encoded.tolist() != backend.encode(text, add_special_tokens=False).ids:
             raise UnequalError(f"other ids for the text that starts {text[:40]!r}")
-    return twin
+    return encoder
 
 
 def check_merges(merges: Sequence[tuple[bytes, bytes]]) -> None:
