@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made_texts import write_texts
 
-from phalanx.cli.outcome import run
+from phalanx.cli.outcome import run_command
 from phalanx.laptop.folder import hold_folder
 from phalanx.laptop.probe import Measured
 from phalanx.train import load_run
@@ -26,7 +26,7 @@ def in_a_folder(tmp_path, monkeypatch):
 
 
 def laptop(*arguments):
-    return run(["laptop", "texts", "--minutes", "3", *arguments])
+    return run_command(["laptop", "texts", "--minutes", "3", *arguments])
 
 
 def test_a_dry_run_prints_model_and_times_and_writes_nothing(tmp_path, capsys, monkeypatch):
@@ -145,6 +145,6 @@ def test_rows_of_the_user_stand_in_the_run_files(tmp_path, capsys):
 def test_an_empty_folder_and_too_little_time_end_with_their_exit_codes(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
 
-    assert run(["laptop", "empty"]) == 3
-    assert run(["laptop", "texts", "--minutes", "0.1"]) == 2
+    assert run_command(["laptop", "empty"]) == 3
+    assert run_command(["laptop", "texts", "--minutes", "0.1"]) == 2
     assert "too short on this machine" in capsys.readouterr().err

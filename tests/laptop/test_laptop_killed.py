@@ -11,7 +11,7 @@ import sys
 import pytest
 from made_texts import write_texts
 
-from phalanx.cli.outcome import run
+from phalanx.cli.outcome import run_command
 from phalanx.laptop.plan import PHASES
 from phalanx.laptop.probe import Measured
 
@@ -39,7 +39,7 @@ def folders(tmp_path, monkeypatch):
         "phalanx.laptop.probe.measure_shape",
         lambda shape, *_: Measured(1e-4 * shape.hidden / 64, 5e-5 * shape.hidden / 64),
     )
-    assert run(["laptop", "texts", "--minutes", "3", "--out", "left_alone", "--prepare"]) == 0
+    assert run_command(["laptop", "texts", "--minutes", "3", "--out", "left_alone", "--prepare"]) == 0
     for name in ("pretrain", "chat", "preferences"):
         path = tmp_path / "left_alone" / f"{name}.toml"
         text = path.read_text()

@@ -11,7 +11,7 @@ from string import Template
 from typing import Any
 
 from phalanx.config import dump_toml, load_config
-from phalanx.data.publish import publish
+from phalanx.data.publish import publish_directory
 from phalanx.errors import ConfigError
 from phalanx.laptop.phases import dump_lines
 from phalanx.laptop.plan import LaptopPlan, LaptopRequest, Phase, TrainingSteps
@@ -47,9 +47,9 @@ def open_plan(folder: Path, question: LaptopRequest) -> LaptopPlan | None:
     """
     if not (folder / PLAN_FILE).is_file():
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder}: is there and holds no {PLAN_FILE}; choose a new folder with --out").about(
-                key="--out", file=str(folder), do="choose a new folder with --out"
-            )
+            raise ConfigError(
+                f"{folder}: is there and holds no {PLAN_FILE}; choose a new folder with --out"
+            ).with_facts(key="--out", file=str(folder), do="choose a new folder with --out")
         return None
     plan = load_config(folder / PLAN_FILE, LaptopPlan, ())
     before, now = plan.question.model_dump(), question.model_dump()
@@ -58,7 +58,7 @@ def open_plan(folder: Path, question: LaptopRequest) -> LaptopPlan | None:
         if different == ["texts"]:
             raise ConfigError(
                 f"{folder}: was begun with other texts; put them back, or choose a new folder with --out"
-            ).about(key="--out", file=str(folder), do="choose a new folder with --out")
+            ).with_facts(key="--out", file=str(folder), do="choose a new folder with --out")
         shown = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in different)
         raise ConfigError(f"{folder}: was begun with {shown}; repeat that command, or choose a new folder with --out")
     return plan
@@ -84,7 +84,7 @@ def make_folder(folder: Path, plan: LaptopPlan, texts: CutTexts, rows: MadeRows)
         _write(directory / "README.md", _read_template("README.md").substitute(_values(plan)))
         _write(directory / PLAN_FILE, dump_toml(plan))
 
-    publish(folder, fill)
+    publish_directory(folder, fill)
 
 
 def run_files(plan: LaptopPlan) -> dict[str, str]:
@@ -112,7 +112,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:
-            raise ConfigError(f"{folder}: another phalanx laptop runs there; wait for its end").about(
+            raise ConfigError(f"{folder}: another phalanx laptop runs there; wait for its end").with_facts(
                 file=str(folder)
             ) from exc
         yield

@@ -97,7 +97,7 @@ def list_open_phases(records: Mapping[Phase, PhaseRecord], inputs: Mapping[Phase
             raise ConfigError(
                 f"{name}: was changed after the phase {phase} was done; take the change back, or train by it from "
                 f"there on with --redo {phase}"
-            ).about(key="--redo", found="a changed run file", do=f"--redo {phase}")
+            ).with_facts(key="--redo", found="a changed run file", do=f"--redo {phase}")
     return ()
 
 

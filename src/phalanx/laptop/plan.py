@@ -217,7 +217,7 @@ def make_plan(grounds: PlanGrounds, costs: Mapping[LaptopShape, float]) -> Lapto
         raise ConfigError(
             f"--minutes {minutes:g}: too short on this machine for texts of {num_bytes:,} bytes; give more time, or "
             "less text"
-        ).about(key="--minutes", found=f"{minutes:g}", do="give more time, or less text")
+        ).with_facts(key="--minutes", found=f"{minutes:g}", do="give more time, or less text")
     return min(fitting, key=lambda plan: plan.predicted)
 
 
@@ -262,7 +262,7 @@ def _check_rows(rows: RowCounts) -> None:
             raise ConfigError(
                 f"{option}: {number} rows, but a part is held out and the rest is learned from; at least {least} are "
                 "needed. Of texts with short paragraphs few can be made: give a file with this option"
-            ).about(key=option, found=f"{number} rows", expected=f"at least {least}")
+            ).with_facts(key=option, found=f"{number} rows", expected=f"at least {least}")
 
 
 def _plan_steps(left_s: float, enough: float, shape: LaptopShape, cost: float, held_tokens: float) -> TrainingSteps:

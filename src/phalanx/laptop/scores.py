@@ -25,7 +25,7 @@ def count_bits(model: TextModel, texts: Sequence[str]) -> tuple[float, float]:
     ids = [end]
     for text in texts:
         ids += [*encoder.encode(text, add_special_tokens=False).ids, end]
-    window = model.window
+    window = model.context_length
     rows = [ids[start : start + window + 1] for start in range(0, len(ids) - 1, window)]
     nats = 0.0
     with torch.no_grad():
@@ -46,5 +46,5 @@ def write_answers(model: TextModel, questions: Sequence[str]) -> list[dict[str, 
     answers = []
     for question in questions:
         prompt = model.chat_prompt([ChatMessage(role="user", content=question)])
-        answers.append({"question": question, "answer": model.complete(prompt, _ANSWER).text})
+        answers.append({"question": question, "answer": model.complete_prompt(prompt, _ANSWER).text})
     return answers

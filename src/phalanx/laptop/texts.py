@@ -79,7 +79,7 @@ def read_texts(paths: Sequence[Path]) -> CutTexts:
         raise DataError(
             f"{names}: {num_bytes:,} bytes of different text; a model needs at least {MIN_BYTES:,}, better some "
             "megabytes: add files"
-        ).about(code="PHX-I012", file=names, found=f"{num_bytes} bytes", expected=f"at least {MIN_BYTES} bytes")
+        ).with_facts(code="PHX-I012", file=names, found=f"{num_bytes} bytes", expected=f"at least {MIN_BYTES} bytes")
     return _hold_out(tuple(documents), num_bytes, is_whole=is_whole)
 
 

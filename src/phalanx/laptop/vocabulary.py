@@ -39,10 +39,10 @@ def fit_vocabulary(texts: CutTexts, size: int) -> Vocabulary:
     try:
         tokenizer = train_tokenizer(part, ByteBpeTraining(vocab_size=size, special_tokens=MARKS))
     except DataError as exc:
-        supported = exc.facts.get("expected", "").removeprefix("at most ")
-        if exc.facts["code"] != "PHX-I017" or not supported.isdecimal():
+        supported = exc.error_facts.get("expected", "").removeprefix("at most ")
+        if exc.error_facts["code"] != "PHX-I017" or not supported.isdecimal():
             raise
         size = int(supported)
         tokenizer = train_tokenizer(part, ByteBpeTraining(vocab_size=size, special_tokens=MARKS))
-    num_tokens = sum(map(len, tokenizer.encode(texts.held_out)))
+    num_tokens = sum(map(len, tokenizer.encode_texts(texts.held_out)))
     return Vocabulary(size, texts.held_out_bytes / num_tokens)

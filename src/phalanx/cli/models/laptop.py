@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.answers.answer import Answer, for_programs
-from phalanx.cli.console import say_error, say_figures, say_line, say_rows
+from phalanx.cli.console import print_error, print_figures, print_line, print_rows
 
 if TYPE_CHECKING:
     from phalanx.laptop import LaptopPlan, LaptopRequest
@@ -88,7 +88,7 @@ def laptop(
     if made is not None:
         make_folder(out, plan, cut, made)
     if prepare:
-        say_line(f"{out}: plan and run files are there; the same command without --prepare begins")
+        print_line(f"{out}: plan and run files are there; the same command without --prepare begins")
         return Answer({"prepared": True, **facts})
     return _run(out, plan, redo, serves=chat)
 
@@ -96,7 +96,7 @@ def laptop(
 def _nothing_there(out: Path) -> Exception:
     from phalanx.errors import CheckpointError
 
-    return CheckpointError(f"{out}: nothing to resume or repeat; start without --resume and --redo").about(
+    return CheckpointError(f"{out}: nothing to resume or repeat; start without --resume and --redo").with_facts(
         code="PHX-I051", key="--resume", file=str(out), found="no plan.toml", do="start without --resume and --redo"
     )
 
@@ -118,7 +118,7 @@ def _ask(
                 "pairs": "JSON lines with prompt, chosen and rejected",
             }[layout]
             found = "text" if seen is None else seen.layout
-            raise ConfigError(f"{option} {path}: holds {found}; expected {expected}").about(
+            raise ConfigError(f"{option} {path}: holds {found}; expected {expected}").with_facts(
                 key=option, file=str(path), found=found, expected=expected
             )
         names.append(None if path is None else str(path.resolve()))
@@ -144,7 +144,7 @@ def _plan(question: "LaptopRequest", cut: "CutTexts") -> "tuple[LaptopPlan, Made
     chats, chat_bytes = _count(question.data_sft, made.chats)
     pairs, _ = _count(question.data_preferences, made.preferences)
     if not for_programs():
-        say_line("measuring this machine for some seconds ...")
+        print_line("measuring this machine for some seconds ...")
     vocabulary, threads = fit_vocabulary(cut, choose_vocabulary(cut.train_bytes)), choose_threads()
     text_tokens = vocabulary.count_tokens(cut.train_bytes)
     costs = measure_costs(vocabulary.size, text_tokens, question.minutes * 60, threads)
@@ -154,11 +154,11 @@ def _plan(question: "LaptopRequest", cut: "CutTexts") -> "tuple[LaptopPlan, Made
 
 def _count(path: str | None, made: Any) -> tuple[int, int]:
     """Return the number of rows and their bytes."""
-    from phalanx.data.row_layout import lines_of
+    from phalanx.data.row_layout import iterate_lines
 
     if path is None:
         return len(made), sum(len(str(row)) for row in made)
-    sizes = [len(line) for line in lines_of(Path(path)) if line.strip()]
+    sizes = [len(line) for line in iterate_lines(Path(path)) if line.strip()]
     return len(sizes), sum(sizes)
 
 
@@ -168,7 +168,7 @@ def _show_plan(plan: "LaptopPlan", cut: "CutTexts") -> None:
     shape = plan.shape
     threads = "1 thread" if plan.threads == 1 else f"{plan.threads} threads"
     whole = "" if cut.is_whole else " (the first part; the rest is not read)"
-    say_figures(
+    print_figures(
         {
             "text": f"{cut.num_bytes / 1e6:.2f} MB, {plan.held_out_bytes / 1e6:.2f} MB of it held out{whole}",
             "model": f"{plan.num_parameters:,} parameters",
@@ -178,9 +178,9 @@ def _show_plan(plan: "LaptopPlan", cut: "CutTexts") -> None:
             "whole time": f"about {in_words(sum(plan.estimates_s.values()))}",
         }
     )
-    say_rows([{"phase": phase, "planned": in_words(seconds)} for phase, seconds in plan.estimates_s.items()])
+    print_rows([{"phase": phase, "planned": in_words(seconds)} for phase, seconds in plan.estimates_s.items()])
     if plan.is_limited_by_text and not for_programs():
-        say_line("the text ends pre-training before the time does: more text would make a better model")
+        print_line("the text ends pre-training before the time does: more text would make a better model")
 
 
 def _run(out: Path, plan: "LaptopPlan", redo: PhaseName | None, *, serves: bool) -> Answer:
@@ -191,13 +191,13 @@ def _run(out: Path, plan: "LaptopPlan", redo: PhaseName | None, *, serves: bool)
     run = LaptopRun(out, plan, Console(stderr=for_programs()))
     results = run.run_phases(None if redo is None else redo.value)
     if isinstance(results, Interrupted):
-        say_error(f"{results.phase}: {results.status}; the same command goes on from there")
+        print_error(f"{results.phase}: {results.status}; the same command goes on from there")
         return Answer({"folder": out, "status": results.status, "phase": results.phase}, EXIT_CODE_OF[results.status])
     _show_results(results)
     commands = chat_commands(out)
     if not serves:
         for command in commands:
-            say_line(f"  {command}")
+            print_line(f"  {command}")
         return Answer({"folder": out, "status": "completed", "next": commands, **results})
     return _serve(out)
 
@@ -215,7 +215,7 @@ def chat_commands(out: Path) -> list[str]:
 def _show_results(results: Mapping[str, Any]) -> None:
     from phalanx.laptop import in_words
 
-    say_rows(
+    print_rows(
         [
             {
                 "phase": row["phase"] + (" *" if row["interrupted"] else ""),
@@ -226,10 +226,10 @@ def _show_results(results: Mapping[str, Any]) -> None:
         ]
     )
     if any(row["interrupted"] for row in results["phases"]) and not for_programs():
-        say_line("* was interrupted; the time is that of its last start")
-    say_rows(results["scores"])
+        print_line("* was interrupted; the time is that of its last start")
+    print_rows(results["scores"])
     for answer in [] if for_programs() else results["answers"]:
-        say_line(f"\n> {answer['question']}\n{answer['answer']}")
+        print_line(f"\n> {answer['question']}\n{answer['answer']}")
 
 
 def _serve(out: Path) -> Answer:
