@@ -88,7 +88,7 @@ def laptop(
     if made is not None:
         make_folder(out, plan, cut, made)
     if prepare:
-        print_line(f"{out}: plan and run files are there; the same command without --prepare begins")
+        print_line(f"{out}: prepared; the same command without --prepare begins")
         return Answer({"prepared": True, **facts})
     return _run(out, plan, redo, serves=chat)
 
@@ -180,7 +180,7 @@ def _show_plan(plan: "LaptopPlan", cut: "CutTexts") -> None:
     )
     print_rows([{"phase": phase, "planned": in_words(seconds)} for phase, seconds in plan.estimates_s.items()])
     if plan.is_limited_by_text and not for_programs():
-        print_line("the text ends pre-training before the time does: more text would make a better model")
+        print_line("the text ends before the time: more text, a better model")
 
 
 def _run(out: Path, plan: "LaptopPlan", redo: PhaseName | None, *, serves: bool) -> Answer:
