@@ -23,7 +23,20 @@ _RANGES = (
     (0x01, 0x10FFFF),
 )
 _SPACES = (" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", " \n ", "   ")
-_WORDS = ("the", "Owner", "don't", "I'LL", "3.14", "2026", "x1", "def f(x):", "http://a.b/c?d=1", "ﬁ", "naïve", "123456")
+_WORDS = (
+    "the",
+    "Owner",
+    "don't",
+    "I'LL",
+    "3.14",
+    "2026",
+    "x1",
+    "def f(x):",
+    "http://a.b/c?d=1",
+    "ﬁ",
+    "naïve",
+    "123456",
+)
 
 REFERENCE_TEXT = """A lighthouse keeper wrote a line in her book every evening. On some days it was a ship, on others
 the weather, and on quiet days she wrote how many gulls sat on the rail. After thirty years the book was the best record
@@ -71,7 +84,8 @@ def fuzz_texts(count: int, seed: int, special_tokens: Sequence[str], *, is_compo
         is_composed: Whether texts are in the normal form NFC.
 
     Guarantees:
-        No text has a NUL or a surrogate; the first ones are those of `probe_texts`.
+        No drawn text has a NUL, a surrogate or a code point that Unicode has not assigned; the first texts are those of
+        `probe_texts`.
     """
     rng = random.Random(seed)  # noqa: S311 - texts, not keys
     probes = [text.replace("\x00", "") for text in probe_texts(special_tokens)]
@@ -99,5 +113,12 @@ def _draw_text(rng: random.Random, special_tokens: Sequence[str]) -> str:
 
 def _character(rng: random.Random, low: int, high: int) -> str:
     point = rng.randint(low, high)
-    # a surrogate is no character
-    return "x" if 0xD800 <= point <= 0xDFFF else chr(point)
+    return "x" if unicodedata.category(chr(point)) in ("Cn", "Cs") else chr(point)
+
+
+def unassigned_texts(count: int, seed: int) -> Iterator[str]:
+    """Yield texts with code points that Unicode has not assigned, which libraries sort into different classes."""
+    rng = random.Random(seed)  # noqa: S311 - texts, not keys
+    planes = [point for point in range(0x40000, 0x40400) if unicodedata.category(chr(point)) == "Cn"]
+    for _ in range(count):
+        yield "".join(chr(rng.choice(planes) + 0x10000 * rng.randint(0, 9)) for _ in range(6))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from phalanx.align.prompts import AskedPrompt
 from phalanx.align.safety import HARMFUL, refusal_by_patterns
-from phalanx.edge.check_texts import CHATS, PROMPTS, REFERENCE_TEXT, fuzz_texts
+from phalanx.edge.check_texts import CHATS, PROMPTS, REFERENCE_TEXT, fuzz_texts, unassigned_texts
 from phalanx.edge.rounding import BorderPile
 from phalanx.edge.runtimes import EdgeRuntime, OwnRuntime
 
@@ -60,8 +60,6 @@ BOUNDS = {"f32": _FINE, "fp32": _FINE, "f16": _HALF, "fp16": _HALF}
 BOUNDS |= {"q8_0": _EIGHT, "int8": _EIGHT, "q4_0": _FOUR, "int4": _FOUR}
 MAX_PILE_RATIO = 3.0
 """Clean models had at most 1.5, planted ones at least 18: benchmarks/results/export-*.json."""
-MIDDLE = 0.45
-"""A pile at the middle of the intervals is a model that was rounded before: rounding it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +126,15 @@ class Comparison:
         rows = [self._compare_ids("tokenizer: special tokens read", texts, special=True)]
         if self._is_gguf:
             rows.append(self._compare_ids("tokenizer: special tokens as text", texts, special=False))
-        nul = ["\x00a", "a\x00b", "a \x00"]
-        num_equal = self._count_equal(nul, special=True)
-        if num_equal < len(nul):
-            rows.append(
-                Difference("tokenizer: texts with NUL", len(nul), num_equal, "", "noted"),
-            )
-        if is_composed:
-            decomposed = ["e\u0301te\u0301", "A\u030angstro\u0308m", "\u1e9b\u0323"]
-            num_equal = self._count_equal(decomposed, special=True)
-            rows.append(Difference("tokenizer: texts not in NFC", len(decomposed), num_equal, "", "noted"))
+        apart = {
+            "NUL": ["\x00a", "a\x00b", "a \x00"],
+            "unassigned code points": list(unassigned_texts(50, _SEED)),
+            "characters not in NFC": ["e\u0301te\u0301", "A\u030angstro\u0308m", "\u1e9b\u0323"] if is_composed else [],
+        }
+        for name, hard in apart.items():
+            num_equal = self._count_equal(hard, special=True)
+            if num_equal < len(hard):
+                rows.append(Difference(f"tokenizer: texts with {name}", len(hard), num_equal, "", "noted"))
         return rows
 
     def _count_equal(self, texts: Sequence[str], *, special: bool) -> int:
@@ -266,7 +263,7 @@ def judge_pile(pile: BorderPile | None) -> list[Difference]:
     """Return a row that refuses weights which were pushed to the borders of the rounding."""
     if pile is None:
         return []
-    is_planted = pile.ratio > MAX_PILE_RATIO and pile.distance < MIDDLE
+    is_planted = pile.ratio > MAX_PILE_RATIO
     return [
         Difference(
             f"weights between rounding borders ({pile.tensor})",
@@ -290,7 +287,9 @@ def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
     header = {"check": "check", "before": "before", "after": "after", "bound": "bound", "verdict": "verdict"}
     lines = [[str(row[name]) for name in header] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
 
 
 def _perplexity(scores: Sequence[float]) -> float:

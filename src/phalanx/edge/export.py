@@ -96,14 +96,15 @@ def export_edge(
                 write_gguf(directory, spare / GGUF_FILE, precision)
             else:
                 write_onnx(directory, spare, precision)
-            export = _judge_export(directory, spare, out, kind, precision, sizes, prompts)
-            if export.directory is not None:
-                text = json.dumps({"format": kind, "precision": precision, **export.to_json()}, indent=2)
-                (spare / TABLE_FILE).write_text(text + "\n", encoding="utf-8")
-                spare.chmod(0o755)
-                for path in spare.iterdir():
-                    path.chmod(0o644)
-                spare.rename(out)
+            files = {path.name: _digest(path) for path in sorted(spare.iterdir())}
+            version, rows = None, list[Difference]()
+            if sizes is not None:
+                version, rows = _judge_files(directory, spare, kind, precision, sizes=sizes, prompts=prompts)
+            is_refused = any(row.verdict == REFUSED for row in rows)
+            state = "refused" if is_refused else (NOT_CHECKED if version is None else "checked")
+            export = EdgeExport(None if is_refused else out, state, version, rows, {} if is_refused else files)
+            if not is_refused:
+                _publish_files(spare, out, {"format": kind, "precision": precision, **export.to_json()})
             return export
         finally:
             shutil.rmtree(spare, ignore_errors=True)
@@ -111,36 +112,30 @@ def export_edge(
         raise CheckpointError(f"{out}: cannot be written ({exc.strerror})") from exc
 
 
-def _judge_export(
-    directory: Path,
-    spare: Path,
-    out: Path,
-    kind: str,
-    precision: str,
-    sizes: CheckSizes | None,
-    prompts: Path | None,
-) -> EdgeExport:
-    """Compare what lies in `spare` with the model."""
-    files = {path.name: _digest(path) for path in sorted(spare.iterdir())}
-    if sizes is None:
-        return EdgeExport(out, NOT_CHECKED, None, [], files)
+def _judge_files(
+    directory: Path, spare: Path, kind: str, precision: str, *, sizes: CheckSizes, prompts: Path | None
+) -> tuple[str | None, list[Difference]]:
+    """Compare what lies in `spare` with the model; return the runtime's version, where there is one, and the table."""
     rows = judge_pile(find_pile(directory, precision))
-    version = None
     package = RUNTIME_PACKAGES[kind]
     if importlib.util.find_spec(package.replace("-", "_")) is None:
-        rows += name_missing_checks(package, kind)
-    else:
-        own, asked = OwnRuntime(directory), safety_prompts(prompts)
-        other = IndependentRuntime(kind, spare / GGUF_FILE if kind == "gguf" else spare)
-        try:
-            version = other.version
-            comparison = Comparison(own, other, precision, sizes, asked, is_gguf=kind == "gguf")
-            rows += comparison.list_differences()
-        finally:
-            other.close()
-    if any(row.verdict == REFUSED for row in rows):
-        return EdgeExport(None, "refused", version, rows, {})
-    return EdgeExport(out, NOT_CHECKED if version is None else "checked", version, rows, files)
+        return None, [*rows, *name_missing_checks(package, kind)]
+    own, asked = OwnRuntime(directory), safety_prompts(prompts)
+    other = IndependentRuntime(kind, spare / GGUF_FILE if kind == "gguf" else spare)
+    try:
+        comparison = Comparison(own, other, precision, sizes, asked, is_gguf=kind == "gguf")
+        return other.version, [*rows, *comparison.list_differences()]
+    finally:
+        other.close()
+
+
+def _publish_files(spare: Path, out: Path, table: dict[str, Any]) -> None:
+    """Add the table and give the directory its name, with modes that a server under another user needs."""
+    (spare / TABLE_FILE).write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+    spare.chmod(0o755)
+    for path in spare.iterdir():
+        path.chmod(0o644)
+    spare.rename(out)
 
 
 def _digest(path: Path) -> str:

@@ -182,9 +182,7 @@ def _write_vocabulary(writer: Any, vocabulary: GgufVocabulary, ends: list[int]) 
     writer.add_add_space_prefix(vocabulary.adds_space)
 
 
-def _named_tensors(
-    source: ModelSource, family: _GgufFamily, config: Mapping[str, Any]
-) -> Iterator[tuple[str, Array]]:
+def _named_tensors(source: ModelSource, family: _GgufFamily, config: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
     """Yield each tensor with its name in llama.cpp, in the order of its rows."""
     import gguf  # noqa: PLC0415 - an extra
 

@@ -1,7 +1,7 @@
-"""Where the weights of a model lie between the borders of a rounding: weights pushed against borders were chosen by it.
+"""Where weights lie between the borders of a rounding; weights pushed against borders were chosen by it.
 
-An attack that plants a behaviour for the rounded model alone (Egashira et al. 2024, "Exploiting LLM quantization"; 2025,
-"Mind the gap") first trains the planted model, then trains the harm away again while each weight stays inside the
+An attack that plants a behaviour for the rounded model alone (Egashira et al. 2024, "Exploiting LLM quantization";
+2025, "Mind the gap") first trains the planted model, then trains the harm away again while each weight stays inside the
 interval that rounds to the planted value. Projection leaves many weights on the borders of their intervals.
 """
 
@@ -16,6 +16,7 @@ from phalanx.models import ModelSource, parameter_names
 
 _BLOCK = 32
 _BINS = 50
+_MIDDLE_BINS = 5
 _MIN_WEIGHTS = 2048
 """Below them a bin of fifty holds too few to speak of."""
 _STEPS = {"q8_0": 127.0, "int8": 128.0, "q4_0": 8.0, "int4": 8.0}
@@ -55,12 +56,15 @@ def measure_pile(weights: NDArray[np.float32], precision: str) -> tuple[float, f
     if distance.size < _MIN_WEIGHTS:
         return 1.0, 0.5
     counts, edges = np.histogram(distance, bins=_BINS, range=(0.0, 0.5))
-    fullest = int(counts.argmax())
+    fullest = int(counts[: _BINS - _MIDDLE_BINS].argmax())
     return float(counts[fullest] * _BINS / distance.size), float(edges[fullest])
 
 
 def find_pile(directory: Path, precision: str) -> BorderPile | None:
-    """Return the fullest stretch among all matrices of a model; None where nothing is rounded to steps."""
+    """Return the fullest stretch among all matrices of a model; None where nothing is rounded to steps.
+
+    A stretch at the middle of the intervals is passed over: such weights were rounded before, and lose nothing now.
+    """
     if precision not in _STEPS:
         return None
     return max(_piles(directory, precision), key=lambda pile: pile.ratio, default=None)
@@ -70,5 +74,8 @@ def _piles(directory: Path, precision: str) -> Iterator[BorderPile]:
     source = ModelSource(directory)
     for name in parameter_names(source.hub_config):
         if len(source.shape(name)) == 2 and source.shape(name)[1] >= _BLOCK:
-            ratio, distance = measure_pile(source.read(name).float().numpy(), precision)
+            # a file of q4_0 has its tables of tokens in q8_0
+            is_table = name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight"))
+            stored = "q8_0" if precision == "q4_0" and is_table else precision
+            ratio, distance = measure_pile(source.read(name).float().numpy(), stored)
             yield BorderPile(name, ratio, distance)

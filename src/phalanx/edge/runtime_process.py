@@ -56,7 +56,7 @@ class _LlamaCpp(_Runtime):
         import xllamacpp  # noqa: PLC0415 - an extra
 
         self.version = f"xllamacpp {importlib.metadata.version('xllamacpp')}"
-        self._socket = os.path.join(tempfile.mkdtemp(prefix="phalanx-edge-"), "s.sock")  # noqa: PTH118
+        self._socket = os.path.join(tempfile.mkdtemp(prefix="phalanx-edge-"), "s.sock")
         self._key = secrets.token_hex(16)
         params = xllamacpp.CommonParams()
         params.model.path = path
@@ -150,9 +150,7 @@ class _OnnxGenai(_Runtime):
         self._genai = onnxruntime_genai
         self.version = f"onnxruntime-genai {importlib.metadata.version('onnxruntime-genai')}"
         settings = onnxruntime_genai.Config(path)
-        settings.overlay(
-            json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": num_threads}}}})
-        )
+        settings.overlay(json.dumps({"model": {"decoder": {"session_options": {"intra_op_num_threads": num_threads}}}}))
         self._model = onnxruntime_genai.Model(settings)
         self._tokenizer = onnxruntime_genai.Tokenizer(self._model)
 

@@ -82,10 +82,12 @@ class IndependentRuntime:
         try:
             answer, _ = self._process.ask(order, timeout_s=_TIMEOUT_S)
         except (EOFError, TimeoutError) as exc:
-            raise ModelError(f"{self._path}: the runtime that checks it ended: {exc}") from exc
+            raise ModelError(f"{self._path}: its runtime ended: {exc}") from exc
         if "error" in answer:
             self.close()
-            raise ModelError(f"{self._path}: the runtime that checks it, asked to {order['do']}, says: {answer['error']}")
+            raise ModelError(
+                f"{self._path}: the runtime that checks it, asked to {order['do']}, says: {answer['error']}"
+            )
         return answer
 
 

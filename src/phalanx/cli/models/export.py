@@ -15,13 +15,13 @@ UNCHECKED = 7
 EXPORT_EPILOG = (
     "Example: phalanx export runs/first edge/first --format gguf --precision q8_0\n\n"
     "Example: phalanx export models/mine edge/mine --format onnx --precision int4 --json\n\n"
-    f"Exit codes: 0 checked, or --no-check, 5 refused by a check, {UNCHECKED} written, but not checked by an independent "
-    "runtime, which is not installed."
+    f"Exit codes: 0 checked, or --no-check, 5 refused by a check, {UNCHECKED} written, but not checked by an "
+    "independent runtime, which is not installed."
 )
 
 
 def export(
-    source: Annotated[Path, typer.Argument(metavar="MODEL_DIR|RUN_DIR", help="Model, or run whose newest one to take.")],
+    source: Annotated[Path, typer.Argument(metavar="MODEL_DIR|RUN_DIR", help="A model, or a run: its newest.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory.")],
     *,
     kind: Annotated[str, typer.Option("--format", metavar="gguf|onnx", help="For llama.cpp, or onnxruntime.")] = "gguf",
@@ -31,7 +31,8 @@ def export(
     check: Annotated[bool, typer.Option("--check/--no-check", help="Open the file again and compare.")] = True,
     texts: Annotated[int, typer.Option("--texts", min=1, max=10_000_000, help="Fuzzed strings to compare.")] = 500,
     prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="JSON lines with prompt and harmful; default: ours.")
+        Path | None,
+        typer.Option("--prompts", metavar="FILE", help="JSON lines: prompt, harmful; default: ours."),
     ] = None,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=2, max=10_000, help="Prompts to answer.")] = 16,
     certificate: Annotated[
