@@ -140,7 +140,7 @@ def _read_byte_level(
             f"{path}: pre_tokenizer: cuts a text in a way that llama.cpp has no name for here; known: "
             f"{', '.join(sorted(set(_PATTERNS.values())))}; export the model as ONNX"
         )
-    return {"pre": pre, "adds_space": "no"}, _merges(parts["model"])
+    return {"pre": pre, "adds_space": "no"}, _merges(parts, path)
 
 
 def _read_sentence_piece(
@@ -161,10 +161,13 @@ def _read_sentence_piece(
             f"{path}: is a BPE with bytes that is not as SentencePiece's own "
             f"(normalizer {sorted(normalizers)}, pre_tokenizer {[step['type'] for step in steps]}); export as ONNX"
         )
-    return {"pre": "default", "adds_space": "yes" if adds_space else "no"}, _merges(parts["model"])
+    return {"pre": "default", "adds_space": "yes" if adds_space else "no"}, _merges(parts, path)
 
 
-def _merges(model: Mapping[str, Any]) -> list[str]:
+def _merges(parts: Mapping[str, Any], path: Path) -> list[str]:
+    model = parts["model"]
+    if not model["merges"]:
+        raise ModelError(f"{path}: model.merges: none; llama.cpp opens no vocabulary without merges")
     return [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
 
 
