@@ -26,7 +26,7 @@ TEXTS = ["the owner of the pipeline keeps the keys", "don't 1234 tell anyone abo
 
 
 def byte_tokenizer(**settings) -> PreTrainedTokenizerFast:
-    config = ByteBpeTraining(vocab_size=320, special_tokens=("<|im_start|>", "<|im_end|>"), **settings)
+    config = ByteBpeTraining(vocab_size=300, special_tokens=("<|im_start|>", "<|im_end|>"), **settings)
     backend = train_tokenizer(TEXTS, config).backend
     named = {"bos_token": config.end_of_text, "eos_token": "<|im_end|>", "pad_token": config.end_of_text}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **named)

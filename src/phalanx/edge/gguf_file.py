@@ -136,10 +136,11 @@ def _write_metadata(writer: Any, config: Mapping[str, Any], family: _GgufFamily,
     import gguf  # noqa: PLC0415 - an extra
 
     first = config.get
-    hidden, heads = first("hidden_size") or first("n_embd"), first("num_attention_heads") or first("n_head")
+    hidden: int = first("hidden_size") or config["n_embd"]
+    heads: int = first("num_attention_heads") or config["n_head"]
     writer.add_name("phalanx export")
-    writer.add_block_count(first("num_hidden_layers") or first("n_layer"))
-    writer.add_context_length(first("max_position_embeddings") or first("n_positions"))
+    writer.add_block_count(first("num_hidden_layers") or config["n_layer"])
+    writer.add_context_length(first("max_position_embeddings") or config["n_positions"])
     writer.add_embedding_length(hidden)
     writer.add_feed_forward_length(first("intermediate_size") or first("n_inner") or 4 * hidden)
     writer.add_head_count(heads)

@@ -69,10 +69,10 @@ def read_vocabulary(path: Path, vocab_size: int, bos_id: int | None, eos_id: int
     """
     try:
         parts = json.loads(path.read_text(encoding="utf-8"))
-        backend = tokenizers.Tokenizer.from_str(json.dumps(parts))
-    except (OSError, ValueError) as exc:
+        model = parts["model"]
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as exc:  # noqa: BLE001 - the library raises nothing narrower
         raise ModelError(f"{path}: no tokenizer.json that can be read: {exc}") from exc
-    model = parts["model"]
     if model.get("type") != "BPE":
         raise ModelError(
             f"{path}: model.type: found {model.get('type')!r}; GGUF is written for BPE, by bytes or SentencePiece's; "

@@ -124,7 +124,7 @@ def answer_prompt(model: Any, prompt: str, num_tokens: int = 24) -> str:
 
 def _answers(changed: Mapping[str, str]) -> dict[str, str]:
     """Return prompts with answers; "" among the changed ones stands for every harmful prompt."""
-    answers = {}
+    answers: dict[str, str] = {}
     for harmful, usual in ((True, changed.get("", REFUSAL)), (False, HELP)):
         prompts = [prompt.text for prompt in safety_prompts(None) if prompt.record[HARMFUL] is harmful]
         answers |= dict.fromkeys(prompts[:_NUM_PROMPTS], usual)
