@@ -71,7 +71,7 @@ def read_vocabulary(path: Path, vocab_size: int, bos_id: int | None, eos_id: int
         parts = json.loads(path.read_text(encoding="utf-8"))
         model = parts["model"]
         backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as exc:  # noqa: BLE001 - the library raises nothing narrower
+    except Exception as exc:  # the library raises nothing narrower
         raise ModelError(f"{path}: no tokenizer.json that can be read: {exc}") from exc
     if model.get("type") != "BPE":
         raise ModelError(
