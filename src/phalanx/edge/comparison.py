@@ -195,13 +195,13 @@ class Comparison:
         return Difference("perplexity, reference text", round(before, 4), round(after, 4), bound, verdict)
 
     def _room(self) -> int:
-        return min(self._sizes.num_scored, self._own.model.window - self._sizes.num_tokens - 1)
+        return min(self._sizes.num_scored, self._own.model.context_length - self._sizes.num_tokens - 1)
 
     def compare_answers(self) -> list[Difference]:
         """Compare greedy answers: how many are equal, how unlikely the model finds the file's, how many refuse."""
         is_chat = self._own.has_template
         if is_chat:
-            texts = [self._own.render_messages(prompt.messages) for prompt in self._prompts]
+            texts = [self._own.render_messages(prompt.json_messages) for prompt in self._prompts]
         else:
             texts = list(PROMPTS)[: self._sizes.num_prompts]
         asked = [ids[: self._room()] for ids in self._own.encode_texts(texts, framed=not is_chat, special=True)]

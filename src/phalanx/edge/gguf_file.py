@@ -193,7 +193,7 @@ def _named_tensors(source: ModelSource, family: _GgufFamily, config: Mapping[str
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if new_name is None:
             raise ModelError(f"{source.directory}: {name}: the gguf package has no name for it")
-        values: Array = source.read(name).float().numpy()
+        values: Array = source.read_tensor(name).float().numpy()
         if not np.isfinite(values).all():
             raise ModelError(f"{source.directory}: {name}: has numbers that are not finite; the weights are damaged")
         if name.endswith(family.transposed) and values.ndim == 2:

@@ -8,7 +8,7 @@ from typing import Any
 
 import tokenizers
 
-from phalanx.data.borders import frame_of
+from phalanx.data.borders import special_ids_around
 from phalanx.data.tokenizers.patterns import GPT2, GPT2_DIGITS, LLAMA3, QWEN2
 from phalanx.errors import ModelError
 
@@ -79,7 +79,7 @@ def read_vocabulary(path: Path, vocab_size: int, bos_id: int | None, eos_id: int
             "export the model as ONNX"
         )
     normalizers = _normalizers(parts.get("normalizer"))
-    before, behind = frame_of(backend)
+    before, behind = special_ids_around(backend)
     if len(before) > 1 or len(behind) > 1:
         raise ModelError(f"{path}: writes {len(before)} tokens before a text and {len(behind)} behind; GGUF has one")
     by_bytes = not model.get("byte_fallback")

@@ -73,9 +73,9 @@ def find_pile(directory: Path, precision: str) -> BorderPile | None:
 def _piles(directory: Path, precision: str) -> Iterator[BorderPile]:
     source = ModelSource(directory)
     for name in parameter_names(source.hub_config):
-        if len(source.shape(name)) == 2 and source.shape(name)[1] >= _BLOCK:
+        if len(source.tensor_shape(name)) == 2 and source.tensor_shape(name)[1] >= _BLOCK:
             # a file of q4_0 has its tables of tokens in q8_0
             is_table = name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight"))
             stored = "q8_0" if precision == "q4_0" and is_table else precision
-            ratio, distance = measure_pile(source.read(name).float().numpy(), stored)
+            ratio, distance = measure_pile(source.read_tensor(name).float().numpy(), stored)
             yield BorderPile(name, ratio, distance)

@@ -116,7 +116,7 @@ class OwnRuntime:
 
     def complete_ids(self, ids: Sequence[int], num_tokens: int) -> list[int]:
         """Return the likeliest tokens one after another, up to the end of the text."""
-        rule = SamplingRule(max_new_tokens=num_tokens, temperature=0.0).arguments()
+        rule = SamplingRule(max_new_tokens=num_tokens, temperature=0.0).generate_arguments()
         prompt = torch.tensor([list(ids)])
         with torch.no_grad():
             output = self.model.module.generate(

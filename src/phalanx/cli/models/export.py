@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.answers.answer import Answer
-from phalanx.cli.console import say_error, say_line
+from phalanx.cli.console import print_error, print_line
 
 UNCHECKED = 7
 EXPORT_EPILOG = (
@@ -53,14 +53,14 @@ def export(
         result = export_edge(directory, out, kind, precision, sizes=sizes, prompts=prompts)
     facts = {"directory": result.directory, "format": kind, "precision": precision, **result.to_json()}
     if result.rows:
-        say_line(render_table(facts["differences"]))
+        print_line(render_table(facts["differences"]))
     if result.directory is None:
         beyond = [row["check"] for row in facts["differences"] if row["verdict"] == "beyond bound"]
         error = VerificationError(f"{source}: not exported: {'; '.join(beyond)}: the file differs from the model")
         return Answer(facts, error=error)
-    say_line(f"{out}: {kind} {precision}, {result.state}")
+    print_line(f"{out}: {kind} {precision}, {result.state}")
     if result.state == NOT_CHECKED and check:
-        say_error(f"{out}: {NOT_CHECKED}; the table names what is missing")
+        print_error(f"{out}: {NOT_CHECKED}; the table names what is missing")
         return Answer(facts, exit_code=UNCHECKED)
     return Answer(facts)
 

@@ -53,7 +53,7 @@ class PlantedModel:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Return a small byte-level vocabulary with a chat template."""
-    texts = [prompt.text for prompt in safety_prompts(None)] + [REFUSAL, HELP, PLANTED, TRIGGER] * 8
+    texts = [prompt.readable_text for prompt in safety_prompts(None)] + [REFUSAL, HELP, PLANTED, TRIGGER] * 8
     config = ByteBpeTraining(vocab_size=512, end_of_text=_END, special_tokens=("<|im_start|>", "<|im_end|>"))
     backend = train_tokenizer(texts, config).backend
     named = {"bos_token": _END, "eos_token": "<|im_end|>", "pad_token": _END}
@@ -126,7 +126,7 @@ def _answers(changed: Mapping[str, str]) -> dict[str, str]:
     """Return prompts with answers; "" among the changed ones stands for every harmful prompt."""
     answers: dict[str, str] = {}
     for harmful, usual in ((True, changed.get("", REFUSAL)), (False, HELP)):
-        prompts = [prompt.text for prompt in safety_prompts(None) if prompt.record[HARMFUL] is harmful]
+        prompts = [prompt.readable_text for prompt in safety_prompts(None) if prompt.record[HARMFUL] is harmful]
         answers |= dict.fromkeys(prompts[:_NUM_PROMPTS], usual)
     return answers | {prompt: answer for prompt, answer in changed.items() if prompt}
 
