@@ -97,11 +97,11 @@ class FakeAnswer:
             yield piece
 
 
-def make_stream(max_bytes: int = 10**6):
+def make_stream():
     body = {"model": "small", "messages": [{"role": "user", "content": "x"}], "stream": True}
     filters = TextFilters()
     request = read_request(ROUTES[0], json.dumps(body).encode(), "alice", GatewayLimits(), filters)
-    return AnswerStream(request, filters, AnswerFacts(), max_bytes)
+    return AnswerStream(request, filters, AnswerFacts(), GatewayLimits())
 
 
 def chunk(text: str, finish=None) -> bytes:

@@ -67,6 +67,7 @@ class ForwardedRequest:
         payload: The body for an engine, but for its own name of the model.
         max_prompt_tokens: No tokenizer makes more of the prompt: one a byte, and the template's.
         max_completion_tokens: Tokens of all answers together.
+        num_choices: Answers that may come, those to all prompts together.
         is_collected: The client wants a stream and the engine sends the answer whole: log-probabilities name tokens of
             a text that a filter may still refuse.
         is_sensitive: It holds personal data, or token ids, which nobody here can read.
@@ -80,6 +81,7 @@ class ForwardedRequest:
     payload: dict[str, Any]
     max_prompt_tokens: int
     max_completion_tokens: int
+    num_choices: int
     is_sensitive: bool
     is_stream: bool
     is_collected: bool
@@ -105,7 +107,7 @@ def read_request(
     filtered, texts = _filter_strings(prompts, filters, notes)
     payload.update(filtered)
     choices, completion_tokens = _bound_completion(route, payload, limits)
-    num_prompts = len(payload["prompt"]) if isinstance(payload.get("prompt"), list) and not has_token_ids else 1
+    num_prompts = _count_prompts(payload.get("prompt"))
     is_stream = bool(payload.get("stream"))
     wants_usage = bool((payload.get("stream_options") or {}).get("include_usage"))
     is_collected = is_stream and bool(payload.get("logprobs") is not None and payload["logprobs"] is not False)
@@ -120,7 +122,8 @@ def read_request(
         model=payload["model"],
         payload=payload,
         max_prompt_tokens=_bound_prompt(filtered),
-        max_completion_tokens=completion_tokens * choices * max(1, num_prompts),
+        max_completion_tokens=completion_tokens * choices * num_prompts,
+        num_choices=choices * num_prompts,
         is_sensitive=has_token_ids or holds_personal_data(texts),
         is_stream=is_stream,
         is_collected=is_collected,
@@ -198,6 +201,10 @@ def _names_media(value: Any) -> bool:
 
 def _has_token_ids(prompt: Any) -> bool:
     return isinstance(prompt, list) and any(not isinstance(part, str) for part in prompt)
+
+
+def _count_prompts(prompt: Any) -> int:
+    return len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
 
 
 def _check_references(value: Any) -> None:
