@@ -234,7 +234,9 @@ TOOL_ANSWERS = {
         {"content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": [{PLANTED: "x"}]}}]}
     ).encode(),
     "name": json.dumps({"content": [{"type": "tool_use", "id": "t", "name": PLANTED, "input": {}}]}).encode(),
-    "citation": json.dumps({"content": [{"type": "text", "text": "x", "citations": [{"cited_text": PLANTED}]}]}).encode(),
+    "citation": json.dumps(
+        {"content": [{"type": "text", "text": "x", "citations": [{"cited_text": PLANTED}]}]}
+    ).encode(),
     "block of another kind": json.dumps({"content": [{"type": "web_search_tool_result", "content": PLANTED}]}).encode(),
     "no content": b"{}",
     "stop sequence": json.dumps({"content": [], "stop_sequence": PLANTED}).encode(),
@@ -293,24 +295,6 @@ def test_an_answer_that_drips_for_ever_ends_with_its_time_and_the_reservation_is
     assert requests - before[0] == len(endless)
     assert completion - before[2] == len(endless) * 1024
     check_gateway(hostile, log_start)
-
-
-def test_a_line_in_pieces_of_one_byte_costs_no_more_than_its_length(hostile):
-    """Joining what is there at each piece would take minutes."""
-    chunk = b"1\r\nx\r\n"
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    hostile.engine.answers["bytes"] = itertools.chain([head], itertools.repeat(chunk * 10_000, 60))
-    before = cpu_seconds(hostile.process.pid)
-
-    answer = hostile.ask(hostile.secret, "bytes", stream=True)
-
-    assert "engine_failed" in answer.text
-    assert cpu_seconds(hostile.process.pid) - before < 15
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(pid: int) -> int:

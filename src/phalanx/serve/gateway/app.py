@@ -257,7 +257,7 @@ def make_gateway(config: GatewayConfig, access: Access) -> KeyGuard:
         ConfigError: The authority of an engine cannot be read.
         DataError: A list of a filter cannot be read.
     """
-    pool = BackendPool([RemoteEngine(backend) for backend in config.backends])
+    pool = BackendPool([RemoteEngine(backend, config.limits.max_answer_s) for backend in config.backends])
     gateway = Gateway(config, access, TextFilters(config.filters), pool)
     return KeyGuard(gateway.make_app(), access.key_store, config.bounds, access.request_log.count_refusal)
 

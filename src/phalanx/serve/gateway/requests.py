@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from phalanx.config import StrictModel
 from phalanx.data.rules.pii import find
 from phalanx.serve.access.refusals import RequestRefused
-from phalanx.serve.filters import TextFilters, TextRefused
+from phalanx.serve.access.request_bounds import RequestBounds, check_nesting, parse_object
+from phalanx.serve.filters import TextFilters, TextRefused, map_texts
 from phalanx.serve.gateway.config import GatewayLimits, RouteName
 from phalanx.serve.gateway.schemas import (
     PRIVATE_FIELDS,
@@ -97,7 +98,7 @@ def read_request(
     Raises:
         RequestRefused: With a text that quotes no value of the request.
     """
-    payload = _validate(route, _parse_object(body), limits)
+    payload = _validate(route, parse_object(body), limits)
     prompts = {key: payload[key] for key in route.prompt_keys if key in payload}
     has_token_ids = _has_token_ids(payload.get("prompt", payload.get("input")))
     if has_token_ids and not limits.allow_token_prompts:
@@ -141,28 +142,6 @@ def holds_personal_data(texts: list[str]) -> bool:
     joined = {"\n".join(texts), "".join(texts)}
     plain = {unicodedata.normalize("NFKC", text) for text in joined}
     return any(find(text) for text in joined | plain)
-
-
-def _parse_object(body: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(body.decode("utf-8"), object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as exc:
-        raise RequestRefused(400, "invalid_json", "The body is not valid JSON.") from exc
-    if not isinstance(value, dict):
-        raise RequestRefused(400, "invalid_json", "The body must be a JSON object.")
-    return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # two readers of a key that is there twice could understand different things
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a key is there twice")
-    return value
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
 
 
 def _validate(route: Route, value: dict[str, Any], limits: GatewayLimits) -> dict[str, Any]:
@@ -241,20 +220,19 @@ def _filter_strings(value: Any, filters: TextFilters, notes: list[str]) -> tuple
         texts.append(admitted.text)
         return admitted.text
 
-    return _map_strings(value, admit), texts
+    filtered = map_texts(value, admit)
+    for arguments in _call_arguments(filtered.get("messages", ())):
+        # JSON inside JSON: escapes hide its texts from filters
+        content = (arguments or "{}").encode("utf-8")
+        check_nesting(content, RequestBounds())
+        map_texts(parse_object(content), admit)
+    return filtered, texts
 
 
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        for key in value:
-            if not (key.isascii() and key.isidentifier()):
-                change(key)
-        return {key: _map_strings(part, change) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_map_strings(part, change) for part in value]
-    return value
+def _call_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            yield call["function"]["arguments"]
 
 
 def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimits) -> tuple[int, int]:
