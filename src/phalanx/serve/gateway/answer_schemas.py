@@ -6,20 +6,20 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{0,100}\z")]
 """An id or the name of a kind: no room for a text."""
-_Text = Annotated[str, Field(max_length=16 * 1024 * 1024)]
+FreeText = Annotated[str, Field(max_length=16 * 1024 * 1024)]
 _Index = Annotated[int, Field(ge=0, lt=1024)]
 _Count = Annotated[int, Field(ge=0, le=2**53)]
 _Token = Annotated[str, Field(max_length=1000)]
 _Scores = dict[_Token, float]
 
 
-class _Part(BaseModel):
+class AnswerPart(BaseModel):
     """A part of an answer; what the protocol does not have is left out."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-class _WholePart(_Part):
+class WholePart(AnswerPart):
     """An answer, or a part that comes alone."""
 
     error: Any = None
@@ -28,28 +28,28 @@ class _WholePart(_Part):
     phalanx: Any = None
 
 
-class _Function(_Part):
-    name: _Text | None = None
-    arguments: _Text | None = None
+class _Function(AnswerPart):
+    name: FreeText | None = None
+    arguments: FreeText | None = None
 
 
-class _Call(_Part):
+class _Call(AnswerPart):
     index: _Index | None = None
     id: Word | None = None
     type: Word | None = None
     function: _Function | None = None
 
 
-class _Message(_Part):
+class _Message(AnswerPart):
     role: Word | None = None
-    content: _Text | None = None
-    refusal: _Text | None = None
-    reasoning_content: _Text | None = None
-    reasoning: _Text | None = None
+    content: FreeText | None = None
+    refusal: FreeText | None = None
+    reasoning_content: FreeText | None = None
+    reasoning: FreeText | None = None
     tool_calls: Annotated[list[_Call], Field(max_length=128)] | None = None
 
 
-class _OtherToken(_Part):
+class _OtherToken(AnswerPart):
     token: _Token
     logprob: float
     bytes: list[int] | None = None
@@ -59,7 +59,7 @@ class _ScoredToken(_OtherToken):
     top_logprobs: Annotated[list[_OtherToken], Field(max_length=20)] = []
 
 
-class _Logprobs(_Part):
+class _Logprobs(AnswerPart):
     """Of a chat the first field, of completions the others."""
 
     content: list[_ScoredToken] | None = None
@@ -69,16 +69,16 @@ class _Logprobs(_Part):
     text_offset: list[int] | None = None
 
 
-class _Choice(_Part):
+class _Choice(AnswerPart):
     index: _Index = 0
     message: _Message | None = None
     delta: _Message | None = None
-    text: _Text | None = None
+    text: FreeText | None = None
     finish_reason: Word | None = None
     logprobs: _Logprobs | None = None
 
 
-class _Note(_Part):
+class _Note(AnswerPart):
     filter: Word
     kind: Word
     action: Annotated[str, Field(pattern=r"^[a-z ]{1,20}\z")]
@@ -86,7 +86,7 @@ class _Note(_Part):
     first: _Count
 
 
-class Origin(_Part):
+class Origin(AnswerPart):
     """What an engine that is a server of this program says of its answer."""
 
     model_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
@@ -95,7 +95,7 @@ class Origin(_Part):
     refused_by: Annotated[list[Word], Field(max_length=64)] | None = None
 
 
-class Answer(_WholePart):
+class Answer(WholePart):
     """A whole answer or a part of a stream by the routes of OpenAI."""
 
     id: Word | None = None
@@ -105,35 +105,35 @@ class Answer(_WholePart):
     system_fingerprint: Word | None = None
 
 
-class _Vector(_Part):
+class _Vector(AnswerPart):
     object: Word = "embedding"
     index: Annotated[int, Field(ge=0, lt=1_000_000)] = 0
     embedding: list[float] | Annotated[str, Field(pattern=r"^[A-Za-z0-9+/=]*\z")]
 
 
-class Vectors(_WholePart):
+class Vectors(WholePart):
     """An answer of ``/v1/embeddings``."""
 
     object: Word | None = None
     data: list[_Vector]
 
 
-class _Block(_Part):
+class _Block(AnswerPart):
     type: Literal["text", "thinking", "tool_use", "text_delta", "thinking_delta", "input_json_delta"]
-    text: _Text | None = None
-    thinking: _Text | None = None
-    partial_json: _Text | None = None
+    text: FreeText | None = None
+    thinking: FreeText | None = None
+    partial_json: FreeText | None = None
     id: Word | None = None
     name: Word | None = None
     input: dict[str, Any] | None = None
 
 
-class _End(_Part):
+class _End(AnswerPart):
     stop_reason: Word | None = None
-    stop_sequence: _Text | None = None
+    stop_sequence: FreeText | None = None
 
 
-class Message(_WholePart, _End):
+class Message(WholePart, _End):
     """A whole answer of ``/v1/messages``."""
 
     id: Word | None = None
@@ -146,7 +146,7 @@ class _FirstMessage(Message):
     content: Annotated[list[_Block], Field(max_length=0)] = []
 
 
-class Event(_WholePart):
+class Event(WholePart):
     """An event of a stream of ``/v1/messages``."""
 
     type: Literal[

@@ -13,6 +13,7 @@ from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
 from phalanx.serve.gateway.answer_schemas import Answer, Event, Message, Origin, Vectors
 from phalanx.serve.gateway.requests import ForwardedRequest
+from phalanx.serve.gateway.responses import ModelResponse, output_texts
 
 _MAX_COUNT = 2**53
 _USAGE_KEYS = frozenset({"prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"})
@@ -173,7 +174,7 @@ def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = Fals
     except ValidationError as exc:
         raise RequestRefused(502, "engine_failed", "The engine's answer has another form.") from exc
     choices = answer.get("choices") or []
-    if "error" in answer or (form is Answer and "choices" not in answer and not is_part):
+    if answer.pop("error", None) is not None or (form is Answer and "choices" not in answer and not is_part):
         raise RequestRefused(502, "engine_failed", "The engine failed.")
     if max([len(choices), *(choice.get("index", 0) + 1 for choice in choices)]) > request.num_choices:
         raise RequestRefused(502, "engine_failed", "The engine sends more answers than were asked for.")
@@ -190,7 +191,11 @@ def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = Fals
     return answer
 
 
-_FORMS: dict[str, type[Answer | Vectors | Message | Event]] = {"embeddings": Vectors, "messages": Message}
+_FORMS: dict[str, type[Answer | Vectors | Message | Event | ModelResponse]] = {
+    "embeddings": Vectors,
+    "messages": Message,
+    "responses": ModelResponse,
+}
 
 
 def _clean_usage(usage: Any) -> dict[str, int] | None:
@@ -210,6 +215,7 @@ def answer_texts(answer: dict[str, Any]) -> Iterator[str]:
             yield place.text
         scores = choice.get("logprobs") or {}
         yield "".join(scores.get("tokens") or [score["token"] for score in scores.get("content") or ()])
+    yield from output_texts(answer)
     for block in answer.get("content") or ():
         for place in text_places({"delta": block}):
             yield place.text

@@ -13,7 +13,7 @@ from phalanx.serve.access.listener import ListenConfig, is_loopback
 from phalanx.serve.access.request_bounds import RequestBounds
 from phalanx.serve.filters import FiltersConfig
 
-RouteName = Literal["chat", "completions", "embeddings", "messages"]
+RouteName = Literal["chat", "completions", "embeddings", "messages", "responses"]
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.access.request_bounds import RequestBounds, check_nesting, parse_object
 from phalanx.serve.filters import TextFilters, TextRefused, map_texts
 from phalanx.serve.gateway.config import GatewayLimits, RouteName
+from phalanx.serve.gateway.responses import ResponsesRequest
 from phalanx.serve.gateway.schemas import (
     PRIVATE_FIELDS,
     ChatRequest,
@@ -56,6 +57,13 @@ ROUTES = (
     Route(
         "messages", "/v1/messages", MessagesRequest, ("system", "messages", "tools", "stop_sequences"), ("metadata",)
     ),
+    Route(
+        "responses",
+        "/v1/responses",
+        ResponsesRequest,
+        ("input", "instructions", "tools", "text"),
+        ("user", "metadata", "store"),
+    ),
 )
 
 
@@ -70,7 +78,7 @@ class ForwardedRequest:
         max_completion_tokens: Tokens of all answers together.
         num_choices: Answers that may come, those to all prompts together.
         is_collected: The client wants a stream and the engine sends the answer whole: log-probabilities name tokens of
-            a text that a filter may still refuse.
+            a text that a filter may still refuse, and events of responses repeat it.
         is_sensitive: It holds personal data, or token ids, which nobody here can read.
         wants_usage: The client asked for the last chunk of a stream that counts tokens.
         notes: Remarks of filters on texts that passed.
@@ -103,7 +111,7 @@ def read_request(
     has_token_ids = _has_token_ids(payload.get("prompt", payload.get("input")))
     if has_token_ids and not limits.allow_token_prompts:
         raise RequestRefused(400, "token_prompt", "Send the prompt as text; no filter here can read token ids.")
-    _check_references([prompts.get("tools"), prompts.get("response_format")])
+    _check_references([prompts.get("tools"), prompts.get("response_format"), prompts.get("text")])
     notes: list[str] = []
     filtered, texts = _filter_strings(prompts, filters, notes)
     payload.update(filtered)
@@ -111,10 +119,13 @@ def read_request(
     num_prompts = _count_prompts(payload.get("prompt"))
     is_stream = bool(payload.get("stream"))
     wants_usage = bool((payload.get("stream_options") or {}).get("include_usage"))
-    is_collected = is_stream and bool(payload.get("logprobs") is not None and payload["logprobs"] is not False)
+    has_scores = payload.get("logprobs") is not None and payload["logprobs"] is not False
+    is_collected = is_stream and (has_scores or route.name == "responses")
     payload.pop("stream_options", None)
     if route.name != "embeddings":
         payload["stream"] = is_stream and not is_collected
+    if route.name == "responses":
+        payload["store"] = False
     if payload.get("stream") and route.name != "messages":
         payload["stream_options"] = {"include_usage": True}
     return ForwardedRequest(
@@ -179,7 +190,7 @@ def _names_media(value: Any) -> bool:
 
 
 def _has_token_ids(prompt: Any) -> bool:
-    return isinstance(prompt, list) and any(not isinstance(part, str) for part in prompt)
+    return isinstance(prompt, list) and any(isinstance(part, int | list) for part in prompt)
 
 
 def _count_prompts(prompt: Any) -> int:
@@ -221,7 +232,7 @@ def _filter_strings(value: Any, filters: TextFilters, notes: list[str]) -> tuple
         return admitted.text
 
     filtered = map_texts(value, admit)
-    for arguments in _call_arguments(filtered.get("messages", ())):
+    for arguments in _call_arguments(filtered):
         # JSON inside JSON: escapes hide its texts from filters
         content = (arguments or "{}").encode("utf-8")
         check_nesting(content, RequestBounds())
@@ -229,10 +240,14 @@ def _filter_strings(value: Any, filters: TextFilters, notes: list[str]) -> tuple
     return filtered, texts
 
 
-def _call_arguments(messages: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for message in messages:
+def _call_arguments(prompts: Mapping[str, Any]) -> Iterator[str]:
+    for message in prompts.get("messages", ()):
         for call in message.get("tool_calls") or ():
             yield call["function"]["arguments"]
+    items = prompts.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") == "function_call":
+            yield item["arguments"]
 
 
 def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimits) -> tuple[int, int]:
@@ -242,7 +257,7 @@ def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimi
     choices = payload.get("n") or 1
     if choices > limits.max_choices:
         raise RequestRefused(400, "too_many_choices", f"At most {limits.max_choices} answers.", param="n")
-    asked = [payload[key] for key in ("max_completion_tokens", "max_tokens") if key in payload]
+    asked = [payload[key] for key in ("max_completion_tokens", "max_tokens", "max_output_tokens") if key in payload]
     if len(set(asked)) > 1:
         raise RequestRefused(400, "invalid_value", "Two limits of tokens that differ.", param="max_tokens")
     tokens = asked[0] if asked else limits.default_completion_tokens
@@ -251,12 +266,13 @@ def _bound_completion(route: Route, payload: dict[str, Any], limits: GatewayLimi
         raise RequestRefused(400, "too_many_tokens", message, param="max_tokens")
     # engines that know only one of the two names would otherwise write without a limit
     payload.pop("max_completion_tokens", None)
-    payload["max_tokens"] = tokens
+    payload["max_output_tokens" if route.name == "responses" else "max_tokens"] = tokens
     return choices, tokens
 
 
 def _bound_prompt(prompts: dict[str, Any]) -> int:
     """Return an upper bound of the prompt's tokens: a token has at least one byte, or is an id itself."""
     num_bytes = len(json.dumps(prompts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    messages = prompts.get("messages", ())
-    return num_bytes + _TOKENS_PER_MESSAGE * (len(messages) + 1)
+    messages = prompts.get("messages", prompts.get("input", ()))
+    num_messages = len(messages) if isinstance(messages, list) else 1
+    return num_bytes + _TOKENS_PER_MESSAGE * (num_messages + 1)

@@ -18,6 +18,7 @@ from phalanx.serve.gateway.answers import (
 )
 from phalanx.serve.gateway.config import GatewayLimits
 from phalanx.serve.gateway.requests import ForwardedRequest
+from phalanx.serve.gateway.responses import stream_response
 
 _MAX_LINE_BYTES = 1024 * 1024
 _MAX_TEXTS = 512
@@ -181,6 +182,9 @@ class AnswerStream:
 
 def stream_whole_answer(answer: dict[str, Any], request: ForwardedRequest) -> Iterator[bytes]:
     """Yield a whole answer, which has been filtered, as the events of a stream."""
+    if request.route.name == "responses":
+        yield from stream_response(answer)
+        return
     usage = answer.pop("usage", None)
     for choice in answer.get("choices", ()):
         if request.route.name == "chat":
