@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from stub_engine import OPEN_ROUTES
 
+from phalanx.errors import ModelError
 from phalanx.serve import TextModel
 from phalanx.serve.access import RequestBounds
 from phalanx.serve.api.app import GENERATION_ROUTES
@@ -168,7 +169,7 @@ def lists_in(schema: dict, place: str):
     kind = schema.get("type")
     bound = {"string": "maxLength", "array": "maxItems"}.get(kind)
     is_named = "enum" in schema or "const" in schema or "pattern" in schema
-    if bound and bound not in schema and not is_named and not schema.get("maxItems") == 0:
+    if bound and bound not in schema and not is_named:
         yield place
     for key in ("properties", "$defs"):
         for name, part in schema.get(key, {}).items():
@@ -260,8 +261,10 @@ ODD_BODIES = {
     "comma": b'{"model":"M","messages":MSG,}',
     "a deep list": b'{"model":"M","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "a deep object": b'{"model":"M","messages":MSG,"metadata":' + b'{"a":' * 40 + b"1" + b"}" * 40 + b"}",
-    "deep arguments": b'{"model":"M","messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{"id":"c",'
-    b'"type":"function","function":{"name":"f","arguments":"' + b"[" * 900 + b'"}}]},{"role":"user","content":"x"}]}',
+    "deep arguments": b'{"model":"M","messages":[{"role":"user","content":"x"},{"role":"assistant","tool_calls":[{'
+    b'"id":"c","type":"function","function":{"name":"f","arguments":"'
+    + b"[" * 900
+    + b'"}}]},{"role":"user","content":"x"}]}',
     "token beyond every vocabulary": b'{"model":"M","messages":MSG,"logit_bias":{"99999999":1}}',
     "many parts": b'{"model":"M","messages":[' + b"{}," * 110_000 + b"{}]}",
 }
@@ -332,11 +335,8 @@ def test_every_text_that_a_model_reads_is_filtered(target):
             used = [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": text}}]
             turns = [user, {"role": "assistant", "content": used}, user]
             if target.name == "own":
-                for place in (
-                    {"messages": turns},
-                    {"system": text},
-                    {"tools": [{"name": "f", "input_schema": {text: 1}}]},
-                ):
+                tools = [{"name": "f", "input_schema": {text: 1}}]
+                for place in ({"messages": turns}, {"system": text}, {"tools": tools}):
                     assert http.post("/v1/messages", json={**message, **place}).status_code == 400
 
     assert target.num_forwarded() == before
@@ -593,3 +593,16 @@ def test_bounds_of_requests_cannot_be_turned_off():
     for name, field in fields.items():
         assert {"maximum", "exclusiveMaximum"} & field.keys(), name
         assert field.get("minimum", field.get("exclusiveMinimum", -1)) >= 0, name
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "pytorch_model.bin", "model.onnx", "model.pt"])
+def test_a_file_of_another_format_is_not_served(tmp_path, name):
+    """Parsers of such files had memory faults, or run what is in them."""
+    directory = write_model(tmp_path / "models")
+    weights = next(directory.glob("*.safetensors"))
+    weights.rename(directory / name)
+    (directory / name).write_bytes(b"GGUF" + b"\xff" * 64)
+
+    for place in (directory, directory / name):
+        with pytest.raises(ModelError):
+            TextModel(place)
