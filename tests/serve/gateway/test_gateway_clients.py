@@ -198,8 +198,8 @@ def test_an_answer_says_how_it_is_marked_and_what_filters_noted(lab, stream):
     assert "secret_of_the_engine" not in marked
 
 
-def respond(client, text, **more):
-    return client.responses.create(model="small", input=text, **more)
+def respond(client, content, **more):
+    return client.responses.create(model="small", input=content, **more)
 
 
 TURNS = [
