@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from phalanx.config import StrictModel
-from phalanx.data.rules.pii import find
+from phalanx.data.rules.pii import find_personal_data
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.access.request_bounds import RequestBounds, check_nesting, parse_object
 from phalanx.serve.filters import TextFilters, TextRefused, map_texts
@@ -152,7 +152,7 @@ def holds_personal_data(texts: list[str]) -> bool:
     """
     joined = {"\n".join(texts), "".join(texts)}
     plain = {unicodedata.normalize("NFKC", text) for text in joined}
-    return any(find(text) for text in joined | plain)
+    return any(find_personal_data(text) for text in joined | plain)
 
 
 def _validate(route: Route, value: dict[str, Any], limits: GatewayLimits) -> dict[str, Any]:

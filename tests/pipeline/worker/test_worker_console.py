@@ -6,20 +6,20 @@ import pytest
 
 from phalanx.errors import PeerLostError, PeerRefusedError
 from phalanx.pipeline import WorkerOutcome, keep_serving
-from phalanx.pipeline.worker.narration import Narration
+from phalanx.pipeline.worker.console import WorkerConsole
 
 
 def test_a_whole_part_in_a_run_is_told_in_order():
     said = []
-    story = Narration(said.append, clock=lambda: 0.0)
+    story = WorkerConsole(said.append, clock=lambda: 0.0)
 
-    story.looking("host:1", "me:2")
-    story.connected("host:1", "alice", "run")
-    story.admitted(4)
-    story.has_roles({2}, {1, 3}, 0)
-    story.at_step(0)
-    story.has_roles({2}, {3, 1}, 1)
-    story.ended(WorkerOutcome.COMPLETE, "the run is complete")
+    story.print_looking("host:1", "me:2")
+    story.print_connected("host:1", "alice", "run")
+    story.print_admitted(4)
+    story.print_roles({2}, {1, 3}, 0)
+    story.print_step(0)
+    story.print_roles({2}, {3, 1}, 1)
+    story.print_end(WorkerOutcome.COMPLETE, "the run is complete")
 
     assert said == [
         "looking for the owner at host:1; other parties reach this worker at me:2",
@@ -33,12 +33,12 @@ def test_a_whole_part_in_a_run_is_told_in_order():
 
 def test_steps_are_told_four_times_a_minute_at_most_and_each_once():
     said, now = [], [0.0]
-    story = Narration(said.append, clock=lambda: now[0])
+    story = WorkerConsole(said.append, clock=lambda: now[0])
 
     for step in range(61):
         now[0] = float(step)
-        story.at_step(step)
-        story.at_step(step)
+        story.print_step(step)
+        story.print_step(step)
 
     assert said == [f"step {step} begins" for step in (0, 15, 30, 45, 60)]
 
@@ -46,7 +46,7 @@ def test_steps_are_told_four_times_a_minute_at_most_and_each_once():
 def test_what_another_party_chose_cannot_steer_the_terminal():
     said = []
 
-    Narration(said.append).ended(WorkerOutcome.LEFT, "\x1b[2Jgone")
+    WorkerConsole(said.append).print_end(WorkerOutcome.LEFT, "\x1b[2Jgone")
 
     assert said == ["this worker left (?[2Jgone)"]
 
@@ -75,53 +75,53 @@ def test_an_owner_that_refuses_is_not_asked_again():
 
 
 def test_the_row_of_a_worker_says_what_it_does_and_what_crossed_its_links():
-    story = Narration()
-    assert (story.row().state, story.row().bytes_from) == ("waiting", 0)
+    story = WorkerConsole()
+    assert (story.own_row().state, story.own_row().bytes_from) == ("waiting", 0)
 
-    story.connected("owner:7070", "alice", "run-1")
+    story.print_connected("owner:7070", "alice", "run-1")
     story.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "bob": 4}, bytes_received={"owner": 5}))
-    story.has_roles([2], [1, 3], 7)
+    story.print_roles([2], [1, 3], 7)
     for step in (7, 8, 9, 9):
-        story.at_step(step)
+        story.print_step(step)
 
-    row = story.row()
-    assert (row.name, row.in_words, row.since_step, row.steps) == ("alice", "serving 2, shadowing 1 3", 7, 2)
+    row = story.own_row()
+    assert (row.name, row.state_text, row.since_step, row.steps) == ("alice", "serving 2, shadowing 1 3", 7, 2)
     assert (row.bytes_from, row.bytes_to) == (7, 5)
-    story.has_roles([], [], 10)
-    assert story.row().in_words == "connected"
+    story.print_roles([], [], 10)
+    assert story.own_row().state_text == "connected"
 
 
 def test_a_worker_shows_the_table_of_all_parties_as_far_as_it_knows_of_them():
     now, received = [100.0], {"owner": 5}
-    story = Narration(now=lambda: now[0])
-    assert [row.state for row in story.rows()] == ["waiting"]
+    story = WorkerConsole(now=lambda: now[0])
+    assert [row.state for row in story.table_rows()] == ["waiting"]
 
-    story.connected("owner:7070", "bob", "run-1")
+    story.print_connected("owner:7070", "bob", "run-1")
     story.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "alice": 4}, bytes_received=received))
-    story.has_roles([2], [1], 7)
-    story.company_has({0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}, 7)
+    story.print_roles([2], [1], 7)
+    story.note_assignment({0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}, 7)
     for step in (7, 8, 9):
-        story.at_step(step)
+        story.print_step(step)
     received["alice.2"] = 9
-    alice, bob = story.rows()
+    alice, bob = story.table_rows()
 
-    assert (alice.name, alice.in_words, alice.since_step, alice.steps) == ("alice", "serving 1, shadowing 2", 7, 2)
+    assert (alice.name, alice.state_text, alice.since_step, alice.steps) == ("alice", "serving 1, shadowing 2", 7, 2)
     assert (alice.bytes_from, alice.bytes_to, alice.heard) == (9, 4, 100)
-    assert (bob.name, bob.in_words, bob.bytes_from, bob.bytes_to) == ("bob", "serving 2, shadowing 1", 7, 14)
+    assert (bob.name, bob.state_text, bob.bytes_from, bob.bytes_to) == ("bob", "serving 2, shadowing 1", 7, 14)
     now[0] = 130.0
-    assert story.rows()[0].heard == 100
+    assert story.table_rows()[0].heard == 100
 
     # of a party without a stage its worker neighbours are not told why
-    story.company_has({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
-    assert [row.name for row in story.rows()] == ["bob"]
+    story.note_assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
+    assert [row.name for row in story.table_rows()] == ["bob"]
 
 
 def test_what_stays_in_the_same_hands_is_not_counted_from_anew():
-    story = Narration()
-    story.connected("owner:7070", "bob", "run-1")
+    story = WorkerConsole()
+    story.print_connected("owner:7070", "bob", "run-1")
 
     for step in (4, 5, 6):
-        story.company_has({1: "alice", 2: "bob"}, {}, step)
-        story.at_step(step)
+        story.note_assignment({1: "alice", 2: "bob"}, {}, step)
+        story.print_step(step)
 
-    assert [(row.name, row.since_step, row.steps) for row in story.rows()] == [("alice", 4, 2), ("bob", None, 2)]
+    assert [(row.name, row.since_step, row.steps) for row in story.table_rows()] == [("alice", 4, 2), ("bob", None, 2)]
