@@ -9,8 +9,6 @@ import httpx2
 import pytest
 
 from access_keys import make_access
-from phalanx.serve.engine import EngineSettings
-from tiny_served import add_key, running_server, serve_model, write_model
 
 sys.path.append(str(Path(__file__).parents[1] / "gateway"))
 sys.path.append(str(Path(__file__).parent))
@@ -48,6 +46,10 @@ class Target:
 
 @pytest.fixture(scope="package")
 def own_target(tmp_path_factory):
+    # torch is imported by those tests alone that run a model
+    from phalanx.serve.engine import EngineSettings
+    from tiny_served import add_key, running_server, serve_model, write_model
+
     folder = tmp_path_factory.mktemp("own")
     models = [serve_model(write_model(folder / "models")), serve_model(write_model(folder / "others", 2), "other")]
     access = folder / "access"
