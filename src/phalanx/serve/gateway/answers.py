@@ -171,10 +171,13 @@ def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = Fals
     form = Event if is_part and form is Message else form
     try:
         answer = form.model_validate_json(body).model_dump(exclude_unset=True)
-    except ValidationError as exc:
+        if form is Message:
+            # arguments of tools are any JSON, and may hold a number that is not finite
+            json.dumps(answer["content"], allow_nan=False)
+    except ValueError as exc:
         raise RequestRefused(502, "engine_failed", "The engine's answer has another form.") from exc
     choices = answer.get("choices") or []
-    if answer.pop("error", None) is not None or (form is Answer and "choices" not in answer and not is_part):
+    if answer.pop("error", None) is not None or (form is Answer and answer.get("choices") is None and not is_part):
         raise RequestRefused(502, "engine_failed", "The engine failed.")
     if max([len(choices), *(choice.get("index", 0) + 1 for choice in choices)]) > request.num_choices:
         raise RequestRefused(502, "engine_failed", "The engine sends more answers than were asked for.")
