@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import signal
 import socket
 import ssl
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +117,21 @@ def make_server(app: App, listen: ListenConfig, bounds: RequestBounds, drain_s: 
         config.load()
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(f"listen: the certificate or its key cannot be used ({exc.strerror})") from exc
+    logging.getLogger("uvicorn.error").addFilter(_drop_messages)
     return _DrainingServer(config)
+
+
+def _drop_messages(record: logging.LogRecord) -> bool:
+    """Have a fault logged by its kind and place: messages of exceptions quote texts of clients."""
+    fault = record.exc_info[1] if record.exc_info else None
+    if fault is not None:
+        while isinstance(fault, BaseExceptionGroup):
+            fault = fault.exceptions[0]
+        frames = traceback.extract_tb(fault.__traceback__)[-3:]
+        places = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+        record.msg, record.args = "a request failed inside: %s at %s", (type(fault).__name__, places)
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def bind_socket(listen: ListenConfig) -> socket.socket:

@@ -22,7 +22,7 @@ from phalanx.serve.access.refusals import App
 from phalanx.serve.api.chat import ChatBody, ChatReplyWriter
 from phalanx.serve.api.completions import CompletionBody, CompletionWriter
 from phalanx.serve.api.embeddings import EmbeddingBody
-from phalanx.serve.api.fields import make_id, parse_body
+from phalanx.serve.api.fields import make_id, parse_body, translate_body
 from phalanx.serve.api.messages import CountBody, MessagesBody, MessagesWriter
 from phalanx.serve.api.openapi import describe_routes
 from phalanx.serve.api.responses import ResponsesBody, ResponsesWriter
@@ -83,10 +83,7 @@ class _Routes:
         async def generate(request: Request) -> Response:
             caller = _caller_of(request)
             body = parse_body(route.body, await request.body())
-            try:
-                generations = body.translate(caller)
-            except PhalanxError as exc:
-                raise refusal_of(exc) from exc
+            generations = translate_body(lambda: body.translate(caller))
             opened = await _unless_left(request, lambda: self._service.open_reply(generations, caller, route.path))
             if not isinstance(opened, ModelReply):
                 return Response(status_code=499)
@@ -117,13 +114,9 @@ class _Routes:
     async def count_tokens(self, request: Request) -> Response:
         """Answer with the number of tokens of a chat."""
         body, caller = parse_body(CountBody, await request.body()), _caller_of(request)
-        try:
-            self._service.find_card(body.model, caller)
-            generation = body.make_request(caller, 1, (), SamplingSettings())
-            prompt = await self._service.pool.encode_prompt(generation)
-        except PhalanxError as exc:
-            raise refusal_of(exc) from exc
-        return JSONResponse({"input_tokens": len(prompt)})
+        generation = translate_body(lambda: body.make_request(caller, 1, (), SamplingSettings()))
+        num_tokens = await self._service.count_tokens(generation, caller, "/v1/messages/count_tokens")
+        return JSONResponse({"input_tokens": num_tokens})
 
     async def list_models(self, request: Request) -> Response:
         """Answer with the models that the key may use, in a form that clients of both protocols read."""

@@ -1,7 +1,8 @@
 """All filters of a server."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from phalanx.serve.filters.characters import find_broken_character
 from phalanx.serve.filters.config import FiltersConfig
@@ -97,3 +98,17 @@ class TextFilters:
         stream.feed(text)
         stream.close()
         return stream.notes
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return JSON with each text changed; names of keys that are more than a word are shown to `change` as well."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not (key.isascii() and key.isidentifier()):
+                change(key)
+        return {key: map_texts(part, change) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [map_texts(part, change) for part in value]
+    return value
