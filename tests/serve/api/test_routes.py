@@ -57,7 +57,7 @@ def test_nor_does_one_to_a_browser_though_the_root_shows_it_where_to_sign_in(htt
     answers = {path + slash: http.request(method, path + slash, headers=accept) for path in PATHS for slash in ("", "/")}
 
     assert {answer.status_code for answer in answers.values()} == {401}
-    assert len({answer.content for path, answer in answers.items() if path != "/"}) <= 2
+    assert len({answer.content for path, answer in answers.items() if path.strip("/")}) <= 2
 
 
 def test_probes_with_a_key(http, headers):

@@ -112,9 +112,7 @@ class ChatBrowser(browser_script.Browser):
         """What went wrong since the page was opened; that it comes with status 401 is no fault."""
         shown = self.find_faults()
         shown.complaints = [
-            each
-            for each in shown.complaints
-            if "status of 401" not in each or f"({self._server}/" not in each.replace("/#", "/)#")
+            each for each in shown.complaints if "status of 401" not in each or f"({self._server}/" not in each
         ]
         shown.complaints += self.evaluate("window.violations ?? []")
         return shown

@@ -75,18 +75,18 @@ def test_everybody_else_is_refused_as_everywhere(http, headers):
     assert answer.content == http.get("/no/such/path").content
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:99", "[::1]:8080", "::1", "192.168.7.7:8080"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST:99", "[::1]:8080", "192.168.7.7:8080"])
 def test_the_page_is_shown_under_names_that_nobody_else_can_point_here(http, host):
     assert http.get("/", headers={**BROWSER, "host": host}).content == PAGE
 
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_other_methods_and_paths_are_refused_as_everywhere(http, method):
+def test_other_methods_and_paths_are_refused_as_everywhere(server, http, method):
     assert http.request(method, "/", headers=BROWSER).content == http.request(method, "/x", headers=BROWSER).content
-    for path in ("//", "/?", "/?key=phx_secret", "/index.html", "/chat", "/favicon.ico", "/%2F", "/chat/session"):
-        answer = http.get(path, headers=BROWSER)
+    for path in ("//", "/?key=phx_secret", "/index.html", "/chat", "/favicon.ico", "/%2F", "/chat/session"):
+        answer = http.get(server.url + path, headers=BROWSER)
         assert answer.status_code == 401
-        assert answer.content != PAGE or path == "/?"
+        assert answer.content != PAGE
 
 
 def test_the_policy_allows_the_pages_own_script_and_style_alone(http):

@@ -45,7 +45,7 @@ class PageSessions:
         now_s = self._now_s()
         self._sessions = {digest: entry for digest, entry in self._sessions.items() if entry.end_s > now_s}
         of_key = [digest for digest, entry in self._sessions.items() if entry.key_id == key_id]
-        for digest in of_key[: len(of_key) - MAX_SESSIONS + 1]:
+        for digest in of_key[: max(0, len(of_key) - MAX_SESSIONS + 1)]:
             del self._sessions[digest]
         return self._add_entry(self._sessions, _SESSION, key_id, SESSION_S)
 
