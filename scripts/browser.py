@@ -100,7 +100,17 @@ class Browser:
             profile = f"--user-data-dir={home}/profile"
             hosts = "MAP * ~NOTFOUND" if self._server is None else "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
             process = subprocess.Popen(  # noqa: S603 - a browser of this machine
-                ["/bin/sh", "-c", _START, home, self._path, *_OPTIONS, f"--host-resolver-rules={hosts}", profile, "about:blank"],
+                [
+                    "/bin/sh",
+                    "-c",
+                    _START,
+                    home,
+                    self._path,
+                    *_OPTIONS,
+                    f"--host-resolver-rules={hosts}",
+                    profile,
+                    "about:blank",
+                ],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=os.environ | {"HOME": home},

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from chat_browser import ChatBrowser
 from pictures import IMAGES, compress
-from tiny_served import add_key
 from written_model import write_answering_model
+
+from tiny_served import add_key
 
 QUESTION = "How can readers know that a machine wrote a text?"
 ANSWER = """In three ways, and none of them is enough alone:

@@ -129,7 +129,9 @@ class ChatBrowser(browser_script.Browser):
         """Return what axe-core has against the page: rule, impact and elements."""
         if not self.evaluate("typeof axe === 'object'"):
             self.evaluate(AXE.read_text() + ";0")
-        result = self.evaluate("axe.run(document, { resultTypes: ['violations'] }).then((found) => JSON.stringify(found.violations))")
+        result = self.evaluate(
+            "axe.run(document, { resultTypes: ['violations'] }).then((found) => JSON.stringify(found.violations))"
+        )
         return [
             (rule["id"], rule["impact"], [node["html"][:120] + " " + node["failureSummary"] for node in rule["nodes"]])
             for rule in json.loads(result)

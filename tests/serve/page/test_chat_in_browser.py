@@ -6,11 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-
 from chat_browser import ChatBrowser, browser_script
+from written_model import write_answering_model
+
 from phalanx.serve.access import KeyStore
 from tiny_served import add_key
-from written_model import write_answering_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,8 +30,8 @@ HOSTILE_ANSWER = (
     "<script>document.title='owned'</script><img src=\"http://127.0.0.1:9/a.png\" onerror=\"document.title='owned'\">"
     "<style>*{display:none}</style> [a](javascript:document.title='owned') ![b](http://127.0.0.1:9/b.png) "
     "<http://127.0.0.1:9/c> http://127.0.0.1:9/d \x1b[31mred\x1b[0m \x1b]8;;http://127.0.0.1:9/e\x1b\\e\x1b]8;;\x1b\\ "
-    "\u202elive\u202c a\u200bb \U000e0041\n\n# <svg onload=\"document.title='owned'\">\n\n> <iframe src='//127.0.0.1:9'>\n\n"
-    "- **<a href='http://127.0.0.1:9/f'>f</a>**\n\n```html\n<script>document.title='owned'</script>\n```\n\n"
+    "\u202elive\u202c a\u200bb \U000e0041\n\n# <svg onload=\"document.title='owned'\">\n\n"
+    "> <iframe src='//127.0.0.1:9'>\n\n- **<a href='http://127.0.0.1:9/f'>f</a>**\n\n```html\n<script>document.title='owned'</script>\n```\n\n"
     "| <b>x</b> | y |\n|---|---|\n| <img src=x> | `</code><script>` |"
 )
 LONG = "word " * 380
@@ -60,7 +60,9 @@ def process(tmp_path_factory):
     command = [sys.executable, "-m", "phalanx", "serve", "talk", *options, *models]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, text=True) as popen:
         ready = json.loads(popen.stdout.readline())
-        yield SimpleNamespace(url=ready["url"], link=ready["chat_link"], key=key, key_id=key_id, access=place / "access")
+        yield SimpleNamespace(
+            url=ready["url"], link=ready["chat_link"], key=key, key_id=key_id, access=place / "access"
+        )
         popen.kill()
 
 
@@ -110,7 +112,9 @@ def test_a_key_is_typed_and_not_kept(process):
         browser.type_text(process.key)
         browser.press("Enter")
         browser.wait_for("!document.getElementById('app').hidden")
-        assert process.key not in browser.evaluate("JSON.stringify([sessionStorage, localStorage]) + document.body.outerHTML")
+        assert process.key not in browser.evaluate(
+            "JSON.stringify([sessionStorage, localStorage]) + document.body.outerHTML"
+        )
         assert browser.evaluate("document.getElementById('key').value") == ""
         browser.evaluate("document.getElementById('settings').showModal()")
         browser.evaluate("document.getElementById('sign-out').click()")
@@ -216,8 +220,15 @@ def test_hostile_texts_are_text(process, chat):
         "<a href='http://127.0.0.1:9/f'>f</a>",
     ):
         assert part in shown
-    allowed = "p, h3, blockquote, ul, li, strong, em, code, pre, table, thead, tbody, tr, th, td, div, button, span, svg, use"
-    assert chat.evaluate(f"[...document.querySelectorAll('#messages .text *')].filter((n) => !n.matches('{allowed}')).length") == 0
+    allowed = (
+        "p, h3, blockquote, ul, li, strong, em, code, pre, table, thead, tbody, tr, th, td, div, button, span, svg, use"
+    )
+    assert (
+        chat.evaluate(
+            f"[...document.querySelectorAll('#messages .text *')].filter((n) => !n.matches('{allowed}')).length"
+        )
+        == 0
+    )
     assert chat.evaluate("document.title") == "Chat with a machine"
     assert {url.rpartition("/v1")[0] or url for _, url in chat.requests()} == {process.url, f"{process.url}/"}
     assert "filters: " in chat.text_of(".facts summary") and "markup" in chat.text_of(".facts .sheet")

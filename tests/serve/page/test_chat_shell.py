@@ -34,7 +34,14 @@ def test_a_browser_without_a_key_gets_the_page_and_401(http):
 
 def test_the_page_tells_strangers_nothing_of_the_server(server):
     version = importlib.metadata.version("phalanx-train")
-    words = ["harbour-model", "alice", server.pool.cards[0].digest, server.url, str(server.access), *server.keys["alice"]]
+    words = [
+        "harbour-model",
+        "alice",
+        server.pool.cards[0].digest,
+        server.url,
+        str(server.access),
+        *server.keys["alice"],
+    ]
 
     assert [word for word in words if word in SOURCE] == []
     assert not re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", SOURCE)
@@ -47,7 +54,10 @@ def test_the_page_tells_strangers_nothing_of_the_server(server):
         {"accept": "application/json"},
         {"accept": "*/*"},
         # framed, embedded, fetched by a script, as an image or a style
-        *({**BROWSER, "sec-fetch-dest": kind} for kind in ("iframe", "frame", "embed", "object", "empty", "image", "style")),
+        *(
+            {**BROWSER, "sec-fetch-dest": kind}
+            for kind in ("iframe", "frame", "embed", "object", "empty", "image", "style")
+        ),
         # DNS rebinding: another name that points here
         *(
             {**BROWSER, "host": host}
@@ -114,7 +124,9 @@ def test_the_policy_allows_the_pages_own_script_and_style_alone(http):
 
 
 def test_no_text_becomes_markup_and_nothing_is_fetched_from_elsewhere():
-    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|createContextualFragment"
+    forbidden = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|createContextualFragment"
+    )
 
     assert re.findall(forbidden, SOURCE) == []
     assert re.findall(r"<[^>]*\s(?:on\w+|style)\s*=", SOURCE) == []
