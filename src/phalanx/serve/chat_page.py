@@ -66,7 +66,7 @@ class ChatPage:
         return scope.get("scheme") == "https" or self._is_own_name(headers.get(b"host", ""))
 
     def _is_own_name(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if re.search(r":\d{1,5}\Z", host) else host
+        name = re.sub(r":\d{1,5}\Z", "", host)
         try:
             # nobody else can let a plain address point elsewhere
             ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))

@@ -108,7 +108,7 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
     with contextlib.closing(bind_socket(plan.listen)) as sock, Access.open(plan.access) as access:
         if access.key_store.fault is not None:
             raise KeyFileError(access.key_store.fault)
-        link_key = _find_link_key(plan, access.key_store)
+        link_key = find_link_key(plan, access.key_store)
         models = _open_models(plan)
         tokens = {
             token.content
@@ -128,8 +128,12 @@ def run_server(plan: ServerPlan, announce: Callable[[Listening], None]) -> None:
             server.serve_on(sock)
 
 
-def _find_link_key(plan: ServerPlan, key_store: KeyStore) -> str | None:
-    """Return the id of the key that a link signs in as; None where no link is wanted."""
+def find_link_key(plan: ServerPlan, key_store: KeyStore) -> str | None:
+    """Return the id of the key that a link signs in as; None where no link is wanted.
+
+    Raises:
+        ConfigError: Not exactly one active key is meant, or no browser on this machine could use the link.
+    """
     if plan.link_key is None:
         return None
     if not plan.has_chat_page or not is_loopback(plan.listen.host):

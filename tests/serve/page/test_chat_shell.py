@@ -1,16 +1,21 @@
 """The shell of the chat page: what it says to strangers, where it is shown, and what a browser may do with it."""
 
+import asyncio
 import base64
 import hashlib
 import importlib.metadata
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 
-from phalanx.serve.access import LOG_FOLDER, KeyStore
-from phalanx.serve.chat_page import make_policy
+from phalanx.errors import ConfigError
+from phalanx.serve.access import LOG_FOLDER, KeyStore, ListenConfig
+from phalanx.serve.chat_page import ChatPage, make_policy
+from phalanx.serve.server import ServerPlan, find_link_key
+from tiny_served import add_key
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "sec-fetch-dest": "document"}
 PAGE = files("phalanx.serve").joinpath("chat_page.html").read_bytes()
@@ -97,6 +102,55 @@ def test_other_methods_and_paths_are_refused_as_everywhere(server, http, method)
         answer = http.get(server.url + path, headers=BROWSER)
         assert answer.status_code == 401
         assert answer.content != PAGE
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "is_shown"),
+    [
+        ("http", "chat.example.org", True),
+        ("http", "CHAT.example.org:8443", True),
+        ("http", "other.example.org", False),
+        # the certificate has bound the name already
+        ("https", "other.example.org", True),
+    ],
+)
+def test_a_proxys_name_is_named_and_a_certificates_is_not(scheme, host, is_shown):
+    async def refuse(scope, receive, send):
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+
+    async def send(message):
+        sent.append(message)
+
+    sent = []
+    headers = [(b"accept", b"text/html"), (b"host", host.encode())]
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"", "scheme": scheme, "headers": headers}
+    asyncio.run(ChatPage(refuse, ["Chat.Example.org"])(scope, None, send))
+
+    assert (sent[-1].get("body") == PAGE) == is_shown
+    assert sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"link_key": "nobody"}, "0 active keys"),
+        ({"link_key": "twin"}, "2 active keys"),
+        ({"link_key": "late"}, "0 active keys"),
+        ({"link_key": "alice", "has_chat_page": False}, "chat page"),
+        ({"link_key": "alice", "listen": ListenConfig(host="10.0.0.1", unsafe_plain_http=True)}, "this machine"),
+    ],
+)
+def test_a_link_needs_one_key_the_page_and_this_machine(tmp_path, changes, reason):
+    access = tmp_path / "access"
+    key_id, _ = add_key(access)
+    for owner, terms in (("twin", {}), ("twin", {}), ("late", {"expires": 1})):
+        add_key(access, owner, **terms)
+    store, plan = KeyStore.open(access), ServerPlan(models={}, access=access)
+
+    assert {find_link_key(replace(plan, link_key=name), store) for name in ("alice", key_id)} == {key_id}
+    assert find_link_key(plan, store) is None
+    with pytest.raises(ConfigError, match=reason):
+        find_link_key(replace(plan, **changes), store)
 
 
 def test_the_policy_allows_the_pages_own_script_and_style_alone(http):
