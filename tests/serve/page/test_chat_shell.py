@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -12,7 +13,7 @@ from importlib.resources import files
 import pytest
 
 from phalanx.errors import ConfigError
-from phalanx.serve.access import LOG_FOLDER, KeyStore, ListenConfig
+from phalanx.serve.access import LOG_FOLDER, KeyStore, ListenConfig, RequestBounds, bind_socket, make_server
 from phalanx.serve.chat_page import ChatPage, make_policy
 from phalanx.serve.server import ServerPlan, find_link_key
 from tiny_served import add_key
@@ -128,6 +129,34 @@ def test_a_proxys_name_is_named_and_a_certificates_is_not(scheme, host, is_shown
 
     assert (sent[-1].get("body") == PAGE) == is_shown
     assert sent[0]["status"] == 401
+
+
+def test_who_asks_for_many_pages_and_reads_none_is_cut_off():
+    """Attacker: a client without a key that would hold its connection, and what is to be sent, for ever."""
+    asyncio.run(ask_and_never_read())
+
+
+async def ask_and_never_read():
+    async def app(scope, receive, send):
+        pass
+
+    with contextlib.closing(bind_socket(ListenConfig(port=0))) as sock:
+        server = make_server(ChatPage(app), ListenConfig(port=0), RequestBounds(send_timeout_s=0.2), 1)
+        serving = asyncio.create_task(server.serve(sockets=[sock]))
+        async with asyncio.timeout(120):
+            while not server.started:
+                await asyncio.sleep(0.01)
+            _, writer = await asyncio.open_connection(*sock.getsockname(), limit=1024)
+            writer.transport.pause_reading()
+            writer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: text/html\r\n\r\n" * 400)
+            connections = server.server_state.connections
+            while not connections:
+                await asyncio.sleep(0.01)
+            while connections:
+                await asyncio.sleep(0.01)
+            writer.transport.abort()
+            server.should_exit = True
+            await serving
 
 
 @pytest.mark.parametrize(
