@@ -12,11 +12,13 @@ from importlib.resources import files
 
 import pytest
 
+from phalanx.data.chat import ChatMessage
 from phalanx.errors import ConfigError
 from phalanx.serve.access import LOG_FOLDER, KeyStore, ListenConfig, RequestBounds, bind_socket, make_server
 from phalanx.serve.chat_page import ChatPage, make_policy
+from phalanx.serve.engine import BadRequestError, GenerationRequest
 from phalanx.serve.server import ServerPlan, find_link_key
-from tiny_served import add_key
+from tiny_served import add_key, serve_model, write_model
 
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8", "sec-fetch-dest": "document"}
 PAGE = files("phalanx.serve").joinpath("chat_page.html").read_bytes()
@@ -157,6 +159,17 @@ async def ask_and_never_read():
             writer.transport.abort()
             server.should_exit = True
             await serving
+
+
+def test_a_model_without_a_template_says_so_and_not_where_it_lies(tmp_path):
+    directory = write_model(tmp_path)
+    (directory / "chat_template.jinja").unlink()
+    asked = GenerationRequest(model="base", owner="alice", messages=(ChatMessage(role="user", content="the"),))
+
+    with pytest.raises(BadRequestError, match="base: has no chat template") as refusal:
+        serve_model(directory, "base").encode_prompt(asked)
+
+    assert str(tmp_path) not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

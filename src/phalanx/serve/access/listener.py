@@ -173,8 +173,9 @@ class _BoundedProtocol(H11Protocol):
         ):
             transport.abort()
             return
-        # whatever a client does not take is timed, also where all of it would fit into this process's memory
-        transport.set_write_buffer_limits(high=0)
+        # whatever a client does not take is timed, also where all of it would fit into this process's memory; at 0, a
+        # transport of TLS pauses before anything is written
+        transport.set_write_buffer_limits(high=1, low=0)
         self._await_headers()
 
     def pause_writing(self) -> None:
