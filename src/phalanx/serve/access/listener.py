@@ -171,11 +171,12 @@ class _DrainingServer(uvicorn.Server):
 
 
 class _BoundedProtocol(H11Protocol):
-    """HTTP of uvicorn with two additions: a time limit for headers, and limits of connections."""
+    """HTTP of uvicorn with three additions: time limits for headers and for taking what is sent, and connections."""
 
     bounds: RequestBounds
     num_of_address: Counter[str]
     _timer: asyncio.TimerHandle | None = None
+    _send_timer: asyncio.TimerHandle | None = None
     _address = ""
 
     def connection_made(self, transport: Any) -> None:
@@ -188,10 +189,23 @@ class _BoundedProtocol(H11Protocol):
         ):
             transport.abort()
             return
+        # whatever a client does not take is timed, also where all of it would fit into this process's memory; at 0, a
+        # transport of TLS pauses before anything is written
+        transport.set_write_buffer_limits(high=1, low=0)
         self._await_headers()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        loop = asyncio.get_running_loop()
+        self._send_timer = loop.call_later(self.bounds.send_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_send_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._cancel_send_timer()
         self.num_of_address[self._address] -= 1
         if self.num_of_address[self._address] <= 0:
             del self.num_of_address[self._address]
@@ -209,6 +223,11 @@ class _BoundedProtocol(H11Protocol):
     def _await_headers(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.bounds.header_timeout_s, self.transport.abort)
+
+    def _cancel_send_timer(self) -> None:
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

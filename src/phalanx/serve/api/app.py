@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from phalanx.config import StrictModel
 from phalanx.errors import PhalanxError
 from phalanx.serve.access import Caller, KeyGuard, RequestBounds, RequestFacts, RequestRefused, error_body
 from phalanx.serve.access.refusals import App
@@ -31,6 +32,7 @@ from phalanx.serve.engine import ModelCard, SamplingSettings
 from phalanx.serve.engine.text_assembler import TokenNames
 
 _log = logging.getLogger(__name__)
+SESSION_ROUTE = "/chat/session"
 _EVENT_STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
@@ -61,6 +63,10 @@ GENERATION_ROUTES = (
     GenerationRoute("/v1/messages", MessagesBody, MessagesWriter),
     GenerationRoute("/v1/responses", ResponsesBody, ResponsesWriter),
 )
+
+
+class SessionBody(StrictModel):
+    """The body of a request for a session: it has no fields."""
 
 
 _READS = {
@@ -118,6 +124,21 @@ class _Routes:
         num_tokens = await self._service.count_tokens(generation, caller, "/v1/messages/count_tokens")
         return JSONResponse({"input_tokens": num_tokens})
 
+    async def open_session(self, request: Request) -> Response:
+        """Answer with a secret that the chat page keeps instead of the key, and with the actions of the filters."""
+        parse_body(SessionBody, await request.body())
+        caller, access = _caller_of(request), self._service.access
+        if caller.is_session:
+            raise RequestRefused(403, "session", "A session opens no further session; sign in with a key.")
+        facts = RequestFacts(route=SESSION_ROUTE, model_digest="", status=200)
+        access.request_log.record_request(caller, facts)
+        session = {
+            "secret": access.key_store.sessions.open_session(caller.key_id),
+            "owner": caller.owner,
+            "filters": self._service.filters.describe_actions(),
+        }
+        return JSONResponse(session, headers={"cache-control": "no-store"})
+
     async def list_models(self, request: Request) -> Response:
         """Answer with the models that the key may use, in a form that clients of both protocols read."""
         cards = self._service.cards_for(_caller_of(request))
@@ -151,7 +172,7 @@ class _Routes:
     async def show_openapi(self, _request: Request) -> Response:
         """Answer with the description of all routes."""
         bodies: dict[str, type[BaseModel]] = {route.path: route.body for route in GENERATION_ROUTES}
-        bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody}
+        bodies |= {"/v1/messages/count_tokens": CountBody, "/v1/embeddings": EmbeddingBody, SESSION_ROUTE: SessionBody}
         return JSONResponse(describe_routes(bodies, _READS))
 
     async def show_root(self, _request: Request) -> Response:
@@ -258,6 +279,7 @@ def make_app(
             *(Route(route.path, routes.generate_by(route), methods=["POST"]) for route in GENERATION_ROUTES),
             Route("/v1/messages/count_tokens", routes.count_tokens, methods=["POST"]),
             Route("/v1/embeddings", routes.embed, methods=["POST"]),
+            Route(SESSION_ROUTE, routes.open_session, methods=["POST"]),
             Route("/v1/models", routes.list_models, methods=["GET"]),
             Route("/v1/models/{model_id:path}", routes.show_model, methods=["GET"]),
             Route("/health/live", routes.show_live, methods=["GET"]),

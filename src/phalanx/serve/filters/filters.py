@@ -39,6 +39,13 @@ class TextFilters:
         self._config = config or FiltersConfig()
         self._inputs, self._outputs = make_filters(self._config, special_tokens)
 
+    def describe_actions(self) -> dict[str, dict[str, str]]:
+        """Return the action of every filter that is on, by its name, for ``input`` and ``output``."""
+        ways = {"input": self._inputs, "output": self._outputs}
+        return {
+            way: {each.name: "refuse" if each.refuses else "note" for each in filters} for way, filters in ways.items()
+        }
+
     def admit_input(self, text: str) -> AdmittedText:
         """Check a client's text; return the text that the model may read.
 
