@@ -86,7 +86,7 @@ class _Note(AnswerPart):
     first: _Count
 
 
-class Origin(AnswerPart):
+class EngineOrigin(AnswerPart):
     """What an engine that is a server of this program says of its answer."""
 
     model_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")] | None = None
@@ -95,7 +95,7 @@ class Origin(AnswerPart):
     refused_by: Annotated[list[Word], Field(max_length=64)] | None = None
 
 
-class Answer(WholePart):
+class EngineAnswer(WholePart):
     """A whole answer or a part of a stream by the routes of OpenAI."""
 
     id: Word | None = None
@@ -133,7 +133,7 @@ class _End(AnswerPart):
     stop_sequence: FreeText | None = None
 
 
-class Message(WholePart, _End):
+class EngineMessage(WholePart, _End):
     """A whole answer of ``/v1/messages``."""
 
     id: Word | None = None
@@ -142,11 +142,11 @@ class Message(WholePart, _End):
     content: Annotated[list[_Block], Field(max_length=1024)]
 
 
-class _FirstMessage(Message):
+class _FirstMessage(EngineMessage):
     content: Annotated[list[_Block], Field(max_length=0)] = []
 
 
-class Event(WholePart):
+class EngineEvent(WholePart):
     """An event of a stream of ``/v1/messages``."""
 
     type: Literal[

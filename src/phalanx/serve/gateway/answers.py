@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from phalanx.serve.access.refusals import RequestRefused
 from phalanx.serve.filters import StreamFilter, TextFilters, TextRefused
-from phalanx.serve.gateway.answer_schemas import Answer, Event, Message, Origin, Vectors
+from phalanx.serve.gateway.answer_schemas import EngineAnswer, EngineEvent, EngineMessage, EngineOrigin, Vectors
 from phalanx.serve.gateway.requests import ForwardedRequest
 from phalanx.serve.gateway.responses import ModelResponse, output_texts
 
@@ -62,7 +62,7 @@ class AnswerFacts:
             origin: The same field of an engine that is a server of this program; anything else counts as none.
         """
         try:
-            described = Origin.model_validate(origin or {}).model_dump(exclude_none=True)
+            described = EngineOrigin.model_validate(origin or {}).model_dump(exclude_none=True)
         except ValidationError:
             described = {}
         self.marks = tuple(described.get("marked", self.marks))
@@ -167,17 +167,19 @@ def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = Fals
     Raises:
         RequestRefused: It is no JSON, a value has another type, or there are more answers than were asked for.
     """
-    form = _FORMS.get(request.route.name, Answer)
-    form = Event if is_part and form is Message else form
+    form = _FORMS.get(request.route.name, EngineAnswer)
+    form = EngineEvent if is_part and form is EngineMessage else form
     try:
         answer = form.model_validate_json(body).model_dump(exclude_unset=True)
-        if form is Message:
+        if form is EngineMessage:
             # arguments of tools are any JSON, and may hold a number that is not finite
             json.dumps(answer["content"], allow_nan=False)
     except ValueError as exc:
         raise RequestRefused(502, "engine_failed", "The engine's answer has another form.") from exc
     choices = answer.get("choices") or []
-    if answer.pop("error", None) is not None or (form is Answer and answer.get("choices") is None and not is_part):
+    if answer.pop("error", None) is not None or (
+        form is EngineAnswer and answer.get("choices") is None and not is_part
+    ):
         raise RequestRefused(502, "engine_failed", "The engine failed.")
     if max([len(choices), *(choice.get("index", 0) + 1 for choice in choices)]) > request.num_choices:
         raise RequestRefused(502, "engine_failed", "The engine sends more answers than were asked for.")
@@ -194,9 +196,9 @@ def parse_answer(body: bytes, request: ForwardedRequest, *, is_part: bool = Fals
     return answer
 
 
-_FORMS: dict[str, type[Answer | Vectors | Message | Event | ModelResponse]] = {
+_FORMS: dict[str, type[EngineAnswer | Vectors | EngineMessage | EngineEvent | ModelResponse]] = {
     "embeddings": Vectors,
-    "messages": Message,
+    "messages": EngineMessage,
     "responses": ModelResponse,
 }
 
