@@ -1,4 +1,4 @@
-"""From the user's texts to a chat: the phases in their order, each by the same code as its own command."""
+"""The phases from the user's texts to a chat, in order, each by the same code as its own command."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ class Interrupted:
     """A run of `phalanx train` that did not complete.
 
     Attributes:
-        status: As its summary has it: interrupted or failed.
+        status: The summary's status, interrupted or failed.
     """
 
     phase: Phase
@@ -82,7 +82,7 @@ class LaptopRun:
 
         Raises:
             ConfigError: Another command runs in the folder, or a run file was changed after its phase was done.
-            PhalanxError: As the phases' own commands; what is done stays done.
+            PhalanxError: A phase fails; finished phases stay finished.
         """
         with contextlib.chdir(self._folder), hold_folder(Path()):
             here = Path()
@@ -96,17 +96,19 @@ class LaptopRun:
                 outcome = self._run_phase(phase)
                 if isinstance(outcome, Interrupted):
                     return outcome
-            results: dict[str, Any] = json.loads(Path(RESULTS).read_text(encoding="utf-8"))
+            # from the records each time: an earlier start may have been killed behind the last one
+            results = self._results()
+            write_whole(Path(RESULTS), json.dumps(results, indent=1, ensure_ascii=False) + "\n")
             return results
 
     def _run_phase(self, phase: Phase) -> Interrupted | None:
         estimate_s = self._plan.estimates_s[phase]
-        self._say(f"\nphase {PHASES.index(phase) + 1} of {len(PHASES)}: {phase}, about {in_words(estimate_s)}")
         inputs = digest_inputs(Path())[phase]
         begun_mark = Path("done") / f"{phase}.begun"
         is_resumed = begun_mark.exists()
         begun_mark.parent.mkdir(exist_ok=True)
         begun_mark.touch()
+        self._say(f"\nphase {PHASES.index(phase) + 1} of {len(PHASES)}: {phase}, about {in_words(estimate_s)}")
         start = self._clock()
         facts = self._phases[phase]()
         if isinstance(facts, Interrupted):
@@ -115,8 +117,6 @@ class LaptopRun:
         record = PhaseRecord(phase=phase, inputs=inputs, seconds=seconds, is_resumed=is_resumed, facts=facts)
         write_record(Path(), record)
         begun_mark.unlink()
-        if phase == "report":
-            write_whole(Path(RESULTS), json.dumps(self._results(), indent=1, ensure_ascii=False) + "\n")
         note = ", behind an interrupted start" if is_resumed else ""
         self._say(f"{phase}: done in {in_words(seconds)} (planned {in_words(estimate_s)}){note}")
         return None
@@ -196,7 +196,7 @@ def pick_facts(phase: Phase, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_rows(facts: Mapping[Phase, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each figure: what it is, before and after the phase.
+    """Return a row for each figure, with its value before and after the phase.
 
     Bits for each byte of the untrained model are its perplexity's, by the tokens that a byte has.
     """

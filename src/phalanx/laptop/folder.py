@@ -33,7 +33,7 @@ class MadeRows:
 
 
 def make_rows(question: LaptopRequest, texts: CutTexts) -> MadeRows:
-    """Make what the user has not given, of the documents that are learned from."""
+    """Make missing chats and preferences out of the training documents."""
     needs_chats, needs_pairs = question.data_sft is None, question.data_preferences is None
     chats = make_chats(texts.train) if needs_chats or needs_pairs else []
     return MadeRows(chats if needs_chats else [], make_preferences(chats) if needs_pairs else [])
@@ -120,7 +120,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file that `make_folder` wrote."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(row) for row in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _values(plan: LaptopPlan) -> dict[str, str | int]:

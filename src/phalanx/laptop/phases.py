@@ -1,4 +1,4 @@
-"""Which phases are done, by what they left on disk: a killed command goes on with the first that is not."""
+"""Records of finished phases on disk: a killed command goes on with the first phase that has none."""
 
 import hashlib
 import json
@@ -31,8 +31,8 @@ class PhaseRecord(StrictModel):
     """A phase that is done.
 
     Attributes:
-        inputs: SHA-256 over its run file and those of all phases before it.
-        seconds: Of the start that finished it.
+        inputs: SHA-256 over its run file and the run files of all phases before it.
+        seconds: Time that the finishing start spent in it.
         is_resumed: Whether an earlier start was killed or interrupted in it, whose time is not in `seconds`.
         facts: Figures for the table at the end.
     """
@@ -127,7 +127,8 @@ def forget_phases(folder: Path, first: Phase, remove: Any) -> None:
     behind = PHASES[PHASES.index(first) :]
     # the last record goes first: a crash leaves results without a record, which are made anew
     for phase in reversed(behind):
-        (folder / RECORDS / f"{phase}.json").unlink(missing_ok=True)
+        for suffix in ("json", "begun"):
+            (folder / RECORDS / f"{phase}.{suffix}").unlink(missing_ok=True)
     for phase in behind:
         for name in RESULTS_OF[phase]:
             if (folder / name).exists():

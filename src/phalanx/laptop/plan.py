@@ -1,4 +1,4 @@
-"""What a time budget buys on this machine: the size of the model and its vocabulary, and the length of each phase."""
+"""The plan for a time budget on this machine: size of the model and its vocabulary, and length of each phase."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -85,10 +85,10 @@ class TrainingSteps(StrictModel):
     """Length of one phase that trains.
 
     Attributes:
-        batch: Rows of a step.
+        batch: Number of rows in each step.
         max_documents: Conversations or pairs that are read; None reads all.
         held_rows: Held-out rows that each validation reads at most.
-        seconds: Estimate of the whole phase.
+        seconds: Estimated time of the whole phase, validations included.
     """
 
     steps: int = Field(ge=1)
@@ -105,12 +105,12 @@ class TrainingSteps(StrictModel):
 
 
 class LaptopRequest(StrictModel):
-    """What the user asks for: by it a later start knows whether it is the same command.
+    """The user's request; a later start compares it with its own.
 
     Attributes:
         texts: SHA-256 over the documents.
         data_sft: Absolute path of conversations; None for those made of the texts.
-        data_preferences: The same of preferences.
+        data_preferences: Absolute path of preferences; None for those made of the texts.
     """
 
     texts: str
@@ -124,8 +124,8 @@ class LaptopPlan(StrictModel):
     """All that is settled before the first phase; kept as ``plan.toml``.
 
     Attributes:
-        seconds_per_token: Of the chosen shape, as the probe measured it.
-        predicted: What the law of `predict_loss` says of it, in nats; it ranks shapes and promises nothing.
+        seconds_per_token: Measured cost of training with the chosen shape.
+        predicted: Loss in nats by `predict_loss`; it ranks shapes and promises nothing.
         is_limited_by_text: Whether the text, and not the time, ends pre-training.
     """
 
@@ -146,7 +146,7 @@ class LaptopPlan(StrictModel):
 
     @property
     def num_parameters(self) -> int:
-        """Of the model."""
+        """Count the parameters of the model."""
         return self.shape.num_parameters(self.vocab_size)
 
     @property
@@ -168,7 +168,7 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class PlanGrounds:
-    """What a plan rests on, beside the speed of each shape."""
+    """The input of a plan, beside the speed of each shape."""
 
     question: LaptopRequest
     texts: CutTexts
@@ -185,8 +185,8 @@ def choose_vocabulary(num_bytes: int) -> int:
 def predict_loss(num_parameters: int, unique_tokens: float, seen_tokens: float) -> float:
     """Return the loss by the law of Hoffmann et al. 2022, in the form of Muennighoff et al. 2023 for repeated text.
 
-    Repeated tokens, and parameters beyond those that suit so much different text, are worth less and less. The law was
-    fitted to far larger models on other text: it ranks shapes here, and says nothing about a run's loss.
+    Repeated tokens are worth less and less, and so are parameters for which the text has too few different tokens.
+    The law was fitted to far larger models on other text: it ranks shapes here, and says nothing about a run's loss.
     """
     suiting = unique_tokens / _TOKENS_PER_PARAMETER
     parameters = _worth(num_parameters, suiting, 5.31)
@@ -195,7 +195,7 @@ def predict_loss(num_parameters: int, unique_tokens: float, seen_tokens: float) 
 
 
 def _worth(amount: float, full: float, decay: float) -> float:
-    """Return what an amount is worth that is more than `full`: each further part less, by an exponential."""
+    """Return the worth of an amount: beyond `full` each further part is worth less, by an exponential."""
     beyond = max(0.0, amount / full - 1)
     return min(amount, full) + full * decay * (1 - math.exp(-beyond / decay))
 

@@ -1,4 +1,4 @@
-"""How fast this machine trains: a few steps of each size, until a larger one is not worth its time."""
+"""The training speed of this machine: a few steps of each size, until a larger one is not worth its time."""
 
 import os
 import time
@@ -54,8 +54,8 @@ def measure_costs(
     costs: dict[LaptopShape, float] = {}
     for shape in SHAPES:
         measured[shape] = (measure or measure_shape)(shape, vocab_size, threads)
-        share = sum(each.wall_s for each in measured.values()) / sum(each.cpu_s for each in measured.values())
-        costs = {each: measured[each].cpu_s * share for each in measured}
+        share = sum(entry.wall_s for entry in measured.values()) / sum(entry.cpu_s for entry in measured.values())
+        costs = {probed: measured[probed].cpu_s * share for probed in measured}
         if not is_larger_worth_probing(costs, vocab_size, text_tokens, seconds):
             break
     return costs
@@ -67,7 +67,7 @@ def measure_shape(
     """Measure forward, backward and AdamW of one microbatch: the mean of steps behind a first one.
 
     Args:
-        clocks: Of the wall and of the processor; this machine's when left out.
+        clocks: Wall clock and processor clock; this machine's when left out.
     """
     old_threads = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -57,8 +57,8 @@ def make_preferences(chats: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     pairs = []
     for index, chat in enumerate(chats):
         other = answers[(index + len(answers) // 2) % len(answers)]
-        words = answers[index].split()
-        again = " ".join(words[: max(1, len(words) // 3)] * 3)
+        tokens = answers[index].split()
+        again = " ".join(tokens[: max(1, len(tokens) // 3)] * 3)
         rejected = other if index % 2 else again
         if rejected != answers[index]:
             *prompt, answer = chat["messages"]
@@ -73,11 +73,11 @@ def ask_about(document: str) -> Iterator[tuple[str, str]]:
         yield _NAME.format(_clip(passage, 120)), heading
     for block in BLOCKS.split(document):
         for sentence in _SENTENCE_ENDS.split(" ".join(block.split())):
-            words = sentence.split()
-            if _MIN_ANSWER <= len(sentence) <= _MAX_ANSWER and len(words) >= _MAX_WORDS and _is_free(sentence):
-                half = len(words) // 2
+            tokens = sentence.split()
+            if _MIN_ANSWER <= len(sentence) <= _MAX_ANSWER and len(tokens) >= _MAX_WORDS and _is_free(sentence):
+                half = len(tokens) // 2
                 form = _CONTINUE[_rank(sentence) % len(_CONTINUE)]
-                yield form.format(" ".join(words[:half])), " ".join(words[half:])
+                yield form.format(" ".join(tokens[:half])), " ".join(tokens[half:])
 
 
 def find_sections(document: str) -> Iterator[tuple[str, str]]:
@@ -98,7 +98,7 @@ def find_sections(document: str) -> Iterator[tuple[str, str]]:
 
 
 def _heading_of(block: str) -> str | None:
-    lines = [line.strip() for line in block.strip().splitlines()]
+    lines = [row.strip() for row in block.strip().splitlines()]
     is_underlined = len(lines) == 2 and len(lines[1]) > 2 and set(lines[1]) <= set("=-~*")
     if not lines or len(lines) > 1 + is_underlined:
         return None

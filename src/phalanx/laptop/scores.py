@@ -1,4 +1,4 @@
-"""What a model is worth on text that no phase learned from: bits for each byte, and answers to read."""
+"""Scores of a model: bits for each byte of held-out text, and answers to read."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def count_bits(model: TextModel, texts: Sequence[str]) -> tuple[float, float]:
     first is predicted once, from at most the window's length before it. The bits of the ends count, their bytes do not.
     """
     encoder = bare_encoder(model.tokenizer.backend_tokenizer, special_is_text=True)
-    end = model.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
-    ids = [end]
+    end_id = model.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    ids = [end_id]
     for text in texts:
-        ids += [*encoder.encode(text, add_special_tokens=False).ids, end]
+        ids += [*encoder.encode(text, add_special_tokens=False).ids, end_id]
     window = model.context_length
     rows = [ids[start : start + window + 1] for start in range(0, len(ids) - 1, window)]
     nats = 0.0
@@ -32,11 +32,11 @@ def count_bits(model: TextModel, texts: Sequence[str]) -> tuple[float, float]:
         for first in range(0, len(rows), _ROWS):
             batch = rows[first : first + _ROWS]
             width = max(map(len, batch))
-            padded = torch.tensor([row + [end] * (width - len(row)) for row in batch])
+            padded = torch.tensor([row + [end_id] * (width - len(row)) for row in batch])
             # padding stands behind what is scored, where causal attention does not look
             log_probs = model.module(input_ids=padded[:, :-1]).logits.float().log_softmax(dim=-1)
             chosen = log_probs.gather(2, padded[:, 1:, None])[:, :, 0]
-            nats -= sum(float(line[: len(row) - 1].sum()) for line, row in zip(chosen, batch, strict=True))
+            nats -= sum(float(scores[: len(row) - 1].sum()) for scores, row in zip(chosen, batch, strict=True))
     num_bytes = sum(len(text.encode()) for text in texts)
     return nats / math.log(2) / num_bytes, math.exp(nats / (len(ids) - 1))
 

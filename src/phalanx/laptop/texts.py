@@ -29,8 +29,8 @@ class CutTexts:
     """Documents of about 1,500 characters, each of them once.
 
     Attributes:
-        train: What is learned, in the order of the files.
-        held_out: What no phase learns from, drawn by content.
+        train: Documents for training, in the order of the files.
+        held_out: Documents that no phase learns from, drawn by their content.
         digest: SHA-256 over all documents, by which a later start knows the same texts.
         num_bytes: UTF-8 bytes of both.
         is_whole: Whether all of the texts were read; else the first `MAX_BYTES`.
@@ -44,12 +44,12 @@ class CutTexts:
 
     @cached_property
     def train_bytes(self) -> int:
-        """UTF-8 bytes of what is learned."""
+        """Count the UTF-8 bytes of the training documents."""
         return sum(len(text.encode()) for text in self.train)
 
     @property
     def held_out_bytes(self) -> int:
-        """UTF-8 bytes of what is not."""
+        """Count the UTF-8 bytes of the held-out documents."""
         return self.num_bytes - self.train_bytes
 
 
@@ -97,8 +97,8 @@ def cut_documents(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _open_texts(path: Path) -> Iterator[str]:
-    line, _ = source_line(path)
-    section: dict[str, Any] = tomllib.loads(f"source = {{ {line} }}")["source"]
+    source_text, _ = source_line(path)
+    section: dict[str, Any] = tomllib.loads(f"source = {{ {source_text} }}")["source"]
     # paragraphs are found here, with what stands above them
     section.pop("delimiter", None)
     adapter: TypeAdapter[Any] = TypeAdapter(Annotated[SourceConfig, ...])

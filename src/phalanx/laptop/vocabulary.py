@@ -1,4 +1,4 @@
-"""How many tokens the user's texts support, and how long these are: measured on a part of the texts."""
+"""The vocabulary size that the user's texts support, and its bytes per token: measured on a part of the texts."""
 
 from dataclasses import dataclass
 

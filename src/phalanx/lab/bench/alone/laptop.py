@@ -2,8 +2,8 @@
 
 ``python -m phalanx.lab.bench.alone.laptop OUT.json --texts PATH [--minutes M]``
 
-``phalanx laptop`` plans for so many minutes and trains the phase "pretrain". The CPU seconds of that process, all of
-it, are what each other arm gets: a loop of PyTorch and transformers that reads the same documents with the same
+``phalanx laptop`` plans for so many minutes and trains the phase "pretrain". Each other arm gets the CPU seconds of
+that whole process: a loop of PyTorch and transformers that reads the same documents with the same
 vocabulary, once in the same shape, once in the shape and with the batch of nanochat's CPU run. nanochat itself needs
 the network for its data and packages, and its optimizer is another: it was not run. CPU time is compared, since wall
 time depends on what else the machine does. Held-out text is the same, and no arm learned from it.
@@ -68,7 +68,7 @@ def score(directory: str) -> dict[str, float]:
 
 
 def read_plan() -> dict[str, Any]:
-    """Return what of the plan says what was trained on which text."""
+    """Return the part of the plan that identifies text, shape and length."""
     from phalanx.config import load_config
     from phalanx.laptop import LaptopPlan
 
