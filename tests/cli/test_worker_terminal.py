@@ -32,11 +32,11 @@ def live_parties(*given):
     shown.append(show(*given))
     return shown[-1]
 
-def run_worker(config, story):
+def run_worker(config, worker_console):
     # the table is drawn before and after each remark, as its thread does once a second
     shown[-1].refresh()
     for length in {LENGTHS}:
-        story._print_text(f"{{length}} ".ljust(length, "z"))
+        worker_console._print_text(f"{{length}} ".ljust(length, "z"))
         shown[-1].refresh()
 
 parties.live_parties = live_parties
@@ -102,7 +102,9 @@ def test_a_worker_without_a_reader_says_nothing(monkeypatch):
     told = []
     monkeypatch.setenv(PARENT, "1")
     # put there without looking at what is there, which would import torch
-    monkeypatch.setitem(vars(phalanx.pipeline), "run_worker", lambda config, story: told.append(story._print_line))
+    monkeypatch.setitem(
+        vars(phalanx.pipeline), "run_worker", lambda config, worker_console: told.append(worker_console._print_line)
+    )
 
     serve_once(SimpleNamespace(parallel=SimpleNamespace(num_ranks=1)), None)
 

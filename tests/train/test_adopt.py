@@ -267,7 +267,9 @@ def test_an_adapter_is_exported_for_peft_or_merged(cache, stopped, tmp_path):
     torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", [(), ("pipeline.stages=4",)], ids=["two stages", "with workers"])
+@pytest.mark.parametrize(
+    "engine", [(), pytest.param(("pipeline.stages=4",), marks=pytest.mark.slow)], ids=["two stages", "with workers"]
+)
 def test_stages_begin_with_the_adapter_whose_directory_the_run_file_names(make_run, quietly, stopped, tmp_path, engine):
     home = stopped("model.adapter={rank=2, alpha=6}")
     trained = PastRun(home).open_verified(4)

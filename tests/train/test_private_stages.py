@@ -99,6 +99,7 @@ def test_a_run_of_stages_learns_within_its_budget_and_says_whom_the_bound_holds_
     assert summary["evicted"] == []
 
 
+@pytest.mark.slow
 def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private, quietly, tmp_path, monkeypatch):
     run, directory = private(STAGES + PRIVACY + "noise_multiplier = 1.0\n"), tmp_path / "run"
     save = hooks.RunHooks.save_if_due
@@ -126,6 +127,7 @@ def test_a_killed_run_draws_other_rows_under_other_noise_and_pays_again(private,
     assert not first & second
 
 
+@pytest.mark.slow
 def test_a_worker_process_that_leaves_its_noise_out_is_evicted_before_that_step_is_applied(private, quietly, tmp_path):
     (tmp_path / "mine.py").write_text(BARE)
     run = private(

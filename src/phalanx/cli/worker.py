@@ -60,11 +60,11 @@ def serve_once(config: "WorkerConfig", file: Path) -> "WorkerOutcome | None":
 
     # a worker that another process has started has no reader but that process, which looks at its last line
     has_reader, console = PARENT not in os.environ, Console()
-    story = WorkerConsole(functools.partial(_print_above_table, console) if has_reader else None)
+    worker_console = WorkerConsole(functools.partial(_print_above_table, console) if has_reader else None)
     if config.parallel.num_ranks > 1:
-        return _serve_together(config, file, story)
-    with live_parties(console, story.table_rows) if has_reader else contextlib.nullcontext():
-        return run_worker(config, story=story)
+        return _serve_together(config, file, worker_console)
+    with live_parties(console, worker_console.table_rows) if has_reader else contextlib.nullcontext():
+        return run_worker(config, worker_console=worker_console)
 
 
 def _print_above_table(console: "Console", line: str) -> None:
@@ -76,7 +76,7 @@ def _print_above_table(console: "Console", line: str) -> None:
         console.print(escape_controls(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def _serve_together(config: "WorkerConfig", file: Path, story: "WorkerConsole") -> "WorkerOutcome | None":
+def _serve_together(config: "WorkerConfig", file: Path, worker_console: "WorkerConsole") -> "WorkerOutcome | None":
     from phalanx.parallel import find_place
     from phalanx.pipeline import run_worker
     from phalanx.stage_group import open_group, run_group_rank
@@ -86,7 +86,7 @@ def _serve_together(config: "WorkerConfig", file: Path, story: "WorkerConsole") 
         run_group_rank(config, place)
         return None
     with open_group(config, file) as group:
-        return run_worker(config, group.wrap_copy, story=story)
+        return run_worker(config, group.wrap_copy, worker_console=worker_console)
 
 
 def masked_worker(

@@ -151,7 +151,7 @@ def test_a_rank_that_cannot_lie_so_is_refused_before_any_rank_starts(
 def test_an_honest_worker_never_loads_the_red_team(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr("phalanx.cli.worker.die_with_parent", lambda: None)
-    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda config, story: calls.append(config))
+    monkeypatch.setattr("phalanx.pipeline.run_worker", lambda config, worker_console: calls.append(config))
     monkeypatch.setitem(sys.modules, "phalanx.lab", None)
     monkeypatch.setitem(sys.modules, "phalanx.lab.attacks", None)
     create_authority(tmp_path)

@@ -11,15 +11,15 @@ from phalanx.pipeline.worker.console import WorkerConsole
 
 def test_a_whole_part_in_a_run_is_told_in_order():
     said = []
-    story = WorkerConsole(said.append, clock=lambda: 0.0)
+    worker_console = WorkerConsole(said.append, clock=lambda: 0.0)
 
-    story.print_looking("host:1", "me:2")
-    story.print_connected("host:1", "alice", "run")
-    story.print_admitted(4)
-    story.print_roles({2}, {1, 3}, 0)
-    story.print_step(0)
-    story.print_roles({2}, {3, 1}, 1)
-    story.print_end(WorkerOutcome.COMPLETE, "the run is complete")
+    worker_console.print_looking("host:1", "me:2")
+    worker_console.print_connected("host:1", "alice", "run")
+    worker_console.print_admitted(4)
+    worker_console.print_roles({2}, {1, 3}, 0)
+    worker_console.print_step(0)
+    worker_console.print_roles({2}, {3, 1}, 1)
+    worker_console.print_end(WorkerOutcome.COMPLETE, "the run is complete")
 
     assert said == [
         "looking for the owner at host:1; other parties reach this worker at me:2",
@@ -33,12 +33,12 @@ def test_a_whole_part_in_a_run_is_told_in_order():
 
 def test_steps_are_told_four_times_a_minute_at_most_and_each_once():
     said, now = [], [0.0]
-    story = WorkerConsole(said.append, clock=lambda: now[0])
+    worker_console = WorkerConsole(said.append, clock=lambda: now[0])
 
     for step in range(61):
         now[0] = float(step)
-        story.print_step(step)
-        story.print_step(step)
+        worker_console.print_step(step)
+        worker_console.print_step(step)
 
     assert said == [f"step {step} begins" for step in (0, 15, 30, 45, 60)]
 
@@ -75,53 +75,56 @@ def test_an_owner_that_refuses_is_not_asked_again():
 
 
 def test_the_row_of_a_worker_says_what_it_does_and_what_crossed_its_links():
-    story = WorkerConsole()
-    assert (story.own_row().state, story.own_row().bytes_from) == ("waiting", 0)
+    worker_console = WorkerConsole()
+    assert (worker_console.own_row().state, worker_console.own_row().bytes_from) == ("waiting", 0)
 
-    story.print_connected("owner:7070", "alice", "run-1")
-    story.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "bob": 4}, bytes_received={"owner": 5}))
-    story.print_roles([2], [1, 3], 7)
+    worker_console.print_connected("owner:7070", "alice", "run-1")
+    worker_console.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "bob": 4}, bytes_received={"owner": 5}))
+    worker_console.print_roles([2], [1, 3], 7)
     for step in (7, 8, 9, 9):
-        story.print_step(step)
+        worker_console.print_step(step)
 
-    row = story.own_row()
+    row = worker_console.own_row()
     assert (row.name, row.state_text, row.since_step, row.steps) == ("alice", "serving 2, shadowing 1 3", 7, 2)
     assert (row.bytes_from, row.bytes_to) == (7, 5)
-    story.print_roles([], [], 10)
-    assert story.own_row().state_text == "connected"
+    worker_console.print_roles([], [], 10)
+    assert worker_console.own_row().state_text == "connected"
 
 
 def test_a_worker_shows_the_table_of_all_parties_as_far_as_it_knows_of_them():
     now, received = [100.0], {"owner": 5}
-    story = WorkerConsole(now=lambda: now[0])
-    assert [row.state for row in story.table_rows()] == ["waiting"]
+    worker_console = WorkerConsole(now=lambda: now[0])
+    assert [row.state for row in worker_console.table_rows()] == ["waiting"]
 
-    story.print_connected("owner:7070", "bob", "run-1")
-    story.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "alice": 4}, bytes_received=received))
-    story.print_roles([2], [1], 7)
-    story.note_assignment({0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}, 7)
+    worker_console.print_connected("owner:7070", "bob", "run-1")
+    worker_console.watch_links(SimpleNamespace(bytes_sent={"owner": 3, "alice": 4}, bytes_received=received))
+    worker_console.print_roles([2], [1], 7)
+    worker_console.note_assignment({0: "owner", 1: "alice.2", 2: "bob", 3: "owner"}, {1: "bob", 2: "alice.2"}, 7)
     for step in (7, 8, 9):
-        story.print_step(step)
+        worker_console.print_step(step)
     received["alice.2"] = 9
-    alice, bob = story.table_rows()
+    alice, bob = worker_console.table_rows()
 
     assert (alice.name, alice.state_text, alice.since_step, alice.steps) == ("alice", "serving 1, shadowing 2", 7, 2)
     assert (alice.bytes_from, alice.bytes_to, alice.heard) == (9, 4, 100)
     assert (bob.name, bob.state_text, bob.bytes_from, bob.bytes_to) == ("bob", "serving 2, shadowing 1", 7, 14)
     now[0] = 130.0
-    assert story.table_rows()[0].heard == 100
+    assert worker_console.table_rows()[0].heard == 100
 
     # of a party without a stage its worker neighbours are not told why
-    story.note_assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
-    assert [row.name for row in story.table_rows()] == ["bob"]
+    worker_console.note_assignment({0: "owner", 1: "bob", 2: "bob", 3: "owner"}, {}, 10)
+    assert [row.name for row in worker_console.table_rows()] == ["bob"]
 
 
 def test_what_stays_in_the_same_hands_is_not_counted_from_anew():
-    story = WorkerConsole()
-    story.print_connected("owner:7070", "bob", "run-1")
+    worker_console = WorkerConsole()
+    worker_console.print_connected("owner:7070", "bob", "run-1")
 
     for step in (4, 5, 6):
-        story.note_assignment({1: "alice", 2: "bob"}, {}, step)
-        story.print_step(step)
+        worker_console.note_assignment({1: "alice", 2: "bob"}, {}, step)
+        worker_console.print_step(step)
 
-    assert [(row.name, row.since_step, row.steps) for row in story.table_rows()] == [("alice", 4, 2), ("bob", None, 2)]
+    assert [(row.name, row.since_step, row.steps) for row in worker_console.table_rows()] == [
+        ("alice", 4, 2),
+        ("bob", None, 2),
+    ]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import ssl
+import time
 from pathlib import Path
 
 import httpx2
@@ -97,11 +98,11 @@ class FakeAnswer:
             yield piece
 
 
-def make_stream(max_bytes: int = 10**6):
+def make_stream():
     body = {"model": "small", "messages": [{"role": "user", "content": "x"}], "stream": True}
     filters = TextFilters()
     request = read_request(ROUTES[0], json.dumps(body).encode(), "alice", GatewayLimits(), filters)
-    return AnswerStream(request, filters, AnswerFacts(), max_bytes)
+    return AnswerStream(request, filters, AnswerFacts(), GatewayLimits())
 
 
 def chunk(text: str, finish=None) -> bytes:
@@ -146,6 +147,20 @@ def test_a_stream_has_the_same_text_wherever_the_network_cuts_it(size):
     assert text_of(events) == text
     assert events[-1] == b"data: [DONE]\n\n"
     assert ends == [1]
+
+
+def test_a_line_in_pieces_of_one_byte_costs_no_more_than_its_length():
+    """An engine that sends so, and a reader that joins what is there at each piece, would stop all other answers."""
+    answer = FakeAnswer([b"x"] * 700_000)
+
+    async def read_all() -> list[bytes]:
+        return [event async for event in make_stream().relay(answer, lambda: None)]
+
+    start = time.process_time()
+    (last,) = asyncio.run(read_all())
+
+    assert b"broke off" in last
+    assert time.process_time() - start < 15
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ def import_(directory: Foreign, out: Out) -> Answer:
 def convert(directory: Foreign, out: Out) -> Answer:
     """Convert pickled weights to safetensors, in a sandbox without network; copy tokenizer files unchanged.
 
-    GGUF is not written: the gguf package has names and blocks, but the rules by family are in llama.cpp's
-    convert_hf_to_gguf.py, which reads a directory of phalanx checkpoint export.
+    GGUF is written by phalanx export; for other families llama.cpp's convert_hf_to_gguf.py reads a directory of phalanx
+    checkpoint export.
     """
     from phalanx.models.imported import import_model
 

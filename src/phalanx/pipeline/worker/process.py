@@ -49,7 +49,7 @@ def run_worker(
     open_endpoint: OpenEndpoint = Endpoint,
     *,
     wrap_copy: WrapCopy = leave_unwrapped,
-    story: WorkerConsole | None = None,
+    worker_console: WorkerConsole | None = None,
 ) -> WorkerOutcome:
     """Serve until the owner ends the run or is gone.
 
@@ -58,7 +58,7 @@ def run_worker(
         kernels: Puts what computes in the place of a plain copy, such as a group of ranks; its class is measured.
         open_endpoint: Opens this worker's end of its links; another than the default is for drills only.
         wrap_copy: Puts an attacker in the place of each copy that has a role; for drills only.
-        story: Is told each turn of events.
+        worker_console: Is told each turn of events.
 
     Returns:
         How it ended, where that was well.
@@ -80,18 +80,18 @@ def run_worker(
         if config.advertise is not None:
             address = f"{config.advertise}:{address.rpartition(':')[2]}"
         patience_s = config.join_timeout_s
-        story = WorkerConsole() if story is None else story
-        story.print_looking(config.owner, address)
+        worker_console = WorkerConsole() if worker_console is None else worker_console
+        worker_console.print_looking(config.owner, address)
         met = ask_peer_run(
             identity, config.owner_name, config.owner, address, config.transport, patience_s, begins=True
         )
         # a process that comes back is another party, with the same certificate
         identity = identity.with_session_name(met.calls_us)
-        story.print_connected(config.owner, identity.name, met.run)
+        worker_console.print_connected(config.owner, identity.name, met.run)
         with open_endpoint(identity, {}, met.run, wire, config.transport) as endpoint:
             endpoint.add_peer(met.peer, config.owner)
-            worker = Worker(config, identity, endpoint, wrap_copy, kernels, story)
-            story.watch_links(endpoint)
+            worker = Worker(config, identity, endpoint, wrap_copy, kernels, worker_console)
+            worker_console.watch_links(endpoint)
             with _leaving_on_signals(worker.request_leave):
                 return worker.serve_owner(address)
     finally:
@@ -108,9 +108,9 @@ class Worker:
         endpoint: Endpoint,
         wrap_copy: WrapCopy = leave_unwrapped,
         kernels: WrapCopy = leave_unwrapped,
-        story: WorkerConsole | None = None,
+        worker_console: WorkerConsole | None = None,
     ) -> None:
-        self._story = WorkerConsole() if story is None else story
+        self._worker_console = WorkerConsole() if worker_console is None else worker_console
         self._config = config
         self._identity = identity
         self._endpoint = endpoint
@@ -155,7 +155,7 @@ class Worker:
             if not (self._wants_to_leave or self._has_asked):
                 raise
             # the owner that was to let it go is gone, and what this worker wanted still holds
-            self._story.print_end(WorkerOutcome.LEFT, str(exc))
+            self._worker_console.print_end(WorkerOutcome.LEFT, str(exc))
             return WorkerOutcome.LEFT
         finally:
             self._log_memory.write_head()
@@ -175,7 +175,7 @@ class Worker:
                         with contextlib.suppress(OSError):
                             self._state_files.remove_files()
                     ending = WorkerOutcome.LEFT if self._has_asked else WorkerOutcome.COMPLETE
-                    self._story.print_end(ending, item.message.reason)
+                    self._worker_console.print_end(ending, item.message.reason)
                     return ending
                 elif isinstance(item.message, NotLetIn) and item.sender == config.owner_name:
                     raise PeerRefusedError(f"{config.owner}: {item.message.reason}")
@@ -184,7 +184,7 @@ class Worker:
             if self._wants_to_leave:
                 self._wants_to_leave = False
                 if self._party is None:
-                    self._story.print_end(WorkerOutcome.LEFT)
+                    self._worker_console.print_end(WorkerOutcome.LEFT)
                     return WorkerOutcome.LEFT
                 self._has_asked = True
                 self._mail.post_message(self._config.owner_name, Leave(epoch=0))
@@ -244,9 +244,9 @@ class Worker:
             self._event_sampler = EventSampler()
             if self._party is not None:
                 roles = self._party.roles
-                self._story.print_roles(roles.hosted, roles.shadows, roles.step)
-                self._story.note_assignment(roles.assignment.holders, roles.assignment.shadows, roles.step)
-                self._story.print_step(roles.step)
+                self._worker_console.print_roles(roles.hosted, roles.shadows, roles.step)
+                self._worker_console.note_assignment(roles.assignment.holders, roles.assignment.shadows, roles.step)
+                self._worker_console.print_step(roles.step)
 
     def _show_kernels(self, challenge: Challenge) -> None:
         """Send the owner the results of this worker's kernels on inputs that it has just drawn."""
@@ -275,7 +275,7 @@ class Worker:
                 self._state_files,
             )
             self._party = Party(context)
-            self._story.print_admitted(len(plan.stages))
+            self._worker_console.print_admitted(len(plan.stages))
             self._endpoint.allowances.limit_peers(allowance_of(plan))
             self._endpoint.allowances.exempt_peer(self._config.owner_name)
 

@@ -29,7 +29,7 @@ class OwnedStages(Protocol):
         """What a sealed state must know of the guard."""
         ...
 
-    def check_guard_metadata(self, books: Mapping[str, object]) -> None:
+    def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
         ...
 
@@ -128,9 +128,9 @@ class PipelineTrainer:
         """As `SplitTrainer` says: where the log of the guard ends."""
         return self._owned.guard_metadata()
 
-    def check_metadata(self, books: Mapping[str, object]) -> None:
+    def check_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `SplitTrainer` says."""
-        self._owned.check_guard_metadata(books)
+        self._owned.check_guard_metadata(metadata)
 
     def _start_engine(self) -> PipelineEngine:
         if self._engine is None:

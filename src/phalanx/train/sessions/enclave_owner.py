@@ -110,9 +110,9 @@ class EnclavePipeline:
         """Return the end of the guard's log on the disk, for a sealed state."""
         return log_end_of(self.owned.audit_log)
 
-    def check_guard_metadata(self, books: Mapping[str, object]) -> None:
+    def check_guard_metadata(self, metadata: Mapping[str, object]) -> None:
         """As `check_end`, of this pipeline's log."""
-        check_log_end(self.owned.audit_log, books)
+        check_log_end(self.owned.audit_log, metadata)
 
     def _report_checks(self, step: int, stages: Mapping[int, StageChecks]) -> None:
         rows = {
@@ -131,18 +131,18 @@ def log_end_of(log: AuditLog) -> dict[str, object]:
     return asdict(log.sync_events())
 
 
-def check_log_end(log: AuditLog, books: Mapping[str, object]) -> None:
+def check_log_end(log: AuditLog, metadata: Mapping[str, object]) -> None:
     """Return where a log has every line that a sealed state knows of, convictions included.
 
     Args:
         log: Log of the guard of middle stages.
-        books: From `log_end_of` when the state was sealed.
+        metadata: From `log_end_of` when the state was sealed.
 
     Raises:
         CheckpointError: They are not the metadata of an enclave that owns a pipeline.
         RollbackError: The log was turned back, or exchanged.
     """
-    number, ends = books.get("num_events"), books.get("digest")
+    number, ends = metadata.get("num_events"), metadata.get("digest")
     if not isinstance(number, int) or not isinstance(ends, str):
         raise CheckpointError("sealed state: belongs to an enclave without a pipeline, but this one has a pipeline")
     if not log.contains_head(LogHead(number, ends)):
