@@ -85,7 +85,7 @@ def export_edge(
         choices = "; ".join(f"{name}: {', '.join(values)}" for name, values in PRECISIONS.items())
         raise ConfigError(f"--format {kind} --precision {precision}: no such export; choices: {choices}")
     if out.exists():
-        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").about(
+        raise CheckpointError(f"{out}: already exists and is not overwritten; choose another path").with_facts(
             code="PHX-I056", file=str(out), do="choose another path"
         )
     try:
