@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from phalanx.cli import run as command_line
+from phalanx.cli import run_command as command_line
 from phalanx.edge import CheckSizes, export, export_edge, gguf_file
 from phalanx.errors import CheckpointError, ConfigError
 from tiny_edge_models import byte_tokenizer, write_model
