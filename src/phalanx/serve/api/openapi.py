@@ -25,9 +25,9 @@ _ERRORS = {
     "431": "The headers are too many or too long.",
     "503": "The queue is full; ask again later.",
 }
-_TEXT = {"type": "string", "maxLength": 200}
-_WORD = {"type": ["string", "null"], "maxLength": 64}
-_OPENAI_ERROR = {
+_TEXT: dict[str, Any] = {"type": "string", "maxLength": 200}
+_WORD: dict[str, Any] = {"type": ["string", "null"], "maxLength": 64}
+_OPENAI_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -38,7 +38,7 @@ _OPENAI_ERROR = {
         }
     },
 }
-_ANTHROPIC_ERROR = {
+_ANTHROPIC_ERROR: dict[str, Any] = {
     "type": "object",
     "required": ["type", "error"],
     "properties": {
@@ -50,8 +50,8 @@ _ANTHROPIC_ERROR = {
         },
     },
 }
-_COUNTS = {"type": "object", "additionalProperties": {"type": ["integer", "object"]}}
-_ANSWERS = {
+_COUNTS: dict[str, Any] = {"type": "object", "additionalProperties": {"type": ["integer", "object"]}}
+_ANSWERS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "/v1/chat/completions": ("chat.completion", ("id", "created", "model", "choices", "usage", "phalanx")),
     "/v1/completions": ("text_completion", ("id", "created", "model", "choices", "usage", "phalanx")),
     "/v1/responses": ("response", ("id", "created_at", "model", "status", "output", "usage", "phalanx")),
@@ -97,8 +97,11 @@ def describe_routes(bodies: Mapping[str, type[BaseModel]], reads: Mapping[str, s
 def _describe(path: str, answer: str, schema: Mapping[str, Any] | None) -> dict[str, Any]:
     error = _ANTHROPIC_ERROR if path.startswith(MESSAGES_ROUTE) else _OPENAI_ERROR
     kind, names = _ANSWERS[path]
-    fields: dict[str, Any] = {"usage": _COUNTS} | ({} if kind is None else {"object": {"const": kind}})
-    form = {"type": "object", "required": [*names, *(() if kind is None else ("object",))], "properties": fields}
+    fields: dict[str, Any] = {"usage": _COUNTS}
+    if kind is not None:
+        fields["object"] = {"const": kind}
+        names = (*names, "object")
+    form: dict[str, Any] = {"type": "object", "required": list(names), "properties": fields}
     content: dict[str, Any] = {_JSON: {"schema": form}}
     if "phalanx" in names:
         content["text/event-stream"] = {"schema": {"type": "string"}}
