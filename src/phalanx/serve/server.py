@@ -19,6 +19,7 @@ from phalanx.serve.engine import EnginePool, EngineSettings, HostedModel, ModelC
 from phalanx.serve.engine.hosted_model import Weights
 from phalanx.serve.filters import FiltersConfig, TextFilters
 from phalanx.serve.marks import MarkKeyRing, MarkPolicy, TokenMark
+from phalanx.serve.observe import Gauge, ServerWatch, WatchConfig, WatchedServer, measure_models, read_texts
 from phalanx.serve.where import open_text_model
 
 _log = logging.getLogger(__name__)
@@ -47,6 +48,7 @@ class ServerPlan:
     filters: FiltersConfig = field(default_factory=FiltersConfig)
     mark: MarkPolicy = field(default_factory=lambda: MarkPolicy(mark="off"))
     mark_keys: Path | None = None
+    watch: WatchConfig = field(default_factory=WatchConfig)
     weights: Weights = "float"
     drain_s: int = 30
     num_threads: int = 0
@@ -123,13 +125,39 @@ def _open_models(plan: ServerPlan) -> list[HostedModel]:
     return models
 
 
+def _describe_pool(pool: EnginePool, plan: ServerPlan) -> WatchedServer:
+    running = Gauge(
+        "phalanx_running_requests",
+        "Texts that an engine writes.",
+        ("engine",),
+        lambda: {(engine.served.name,): float(engine.num_running) for engine in pool.engines},
+    )
+    waiting = Gauge(
+        "phalanx_waiting_requests",
+        "Requests in the queue of an engine.",
+        ("engine",),
+        lambda: {(engine.served.name,): float(engine.num_waiting) for engine in pool.engines},
+    )
+    path = plan.watch.alerts.reference.texts
+    texts, texts_digest = ([], "") if path is None else read_texts(path)
+    return WatchedServer(
+        plan.access,
+        {card.digest: card.id for card in pool.cards},
+        {card.id: card.digest for card in pool.cards},
+        (running, waiting),
+        None if path is None else (lambda: measure_models(pool, texts)),
+        texts_digest,
+    )
+
+
 class _Server:
     """One server from its start to its end."""
 
     def __init__(self, service: Service, plan: ServerPlan, announce: Callable[[], None]) -> None:
         self._service, self._announce = service, announce
         self._fault: DiskError | None = None
-        app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside)
+        self._watch = ServerWatch(plan.watch, _describe_pool(service.pool, plan), service.access.request_log)
+        app = make_app(service, plan.bounds, is_ready=self._is_ready, lifespan=self._run_beside, watch=self._watch)
         self._server = make_server(app, plan.listen, plan.bounds, plan.drain_s)
 
     def _is_ready(self) -> bool:
@@ -142,7 +170,8 @@ class _Server:
         sync = asyncio.create_task(self._sync_or_stop())
         access.request_log.record_event("server_started", {card.id: card.digest for card in cards})
         try:
-            yield
+            async with self._watch.run_checks():
+                yield
         finally:
             sync.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -54,6 +54,11 @@ class EnginePool(Closeable):
             raise UnknownModelError("no such model; GET /v1/models lists those that the key may use")
         return card
 
+    def digests_of(self, card: ModelCard) -> list[tuple[str, str]]:
+        """Return the id and digest of a model, and of the one that it stands on."""
+        base = None if card.base is None else self.find_card(card.base)
+        return [(card.id, card.digest), *([] if base is None else [(base.id, base.digest)])]
+
     def find_engine(self, model_id: str) -> BatchingEngine:
         """Return the engine that runs a model.
 
