@@ -111,6 +111,8 @@ def running_server(models, access_directory, *, engine=None, filters=NO_FILTERS,
                 started.set()
                 yield
 
+        # connections wait from now on; uvicorn listens only when the lifespan has begun
+        sock.listen()
         started = threading.Event()
         watch = None if make_watch is None else make_watch(access.request_log, pool)
         service = Service(pool, access, TextFilters(filters, [END, BEGIN_TURN, END_TURN]))

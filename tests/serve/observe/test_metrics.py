@@ -31,7 +31,9 @@ def test_tokens_and_times_of_a_request(watched):
         return after[series] - before.get(series, 0)
 
     assert grown("gen_ai_client_token_usage_sum", CHAT + ',gen_ai_token_type="input"') == 2 * usage["prompt_tokens"]
-    assert grown("gen_ai_client_token_usage_sum", CHAT + ',gen_ai_token_type="output"') == 2 * usage["completion_tokens"]
+    assert (
+        grown("gen_ai_client_token_usage_sum", CHAT + ',gen_ai_token_type="output"') == 2 * usage["completion_tokens"]
+    )
     for name in ("time_to_first_token", "time_per_output_token"):
         assert grown(f"gen_ai_server_{name}_seconds_count", CHAT) == 2
     duration = 'error_type="",' + CHAT

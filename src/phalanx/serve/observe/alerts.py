@@ -142,7 +142,7 @@ class AlertWatch:
 
     def count_active(self) -> Mapping[tuple[str, ...], float]:
         """Return the number of alerts that are not over, by rule; 0 for every other rule."""
-        counts = {(rule,): 0.0 for rule in ACTIONS}
+        counts: dict[tuple[str, ...], float] = {(rule,): 0.0 for rule in ACTIONS}
         for rule, _ in self._active:
             counts[rule,] += 1
         return counts
@@ -188,7 +188,7 @@ class AlertWatch:
                 yield _alert("drift_completions", model, completions, drift.max_shift)
             if refusals > drift.max_deviations:
                 yield _alert("drift_refusals", "server", refusals, drift.max_deviations)
-        for model, (perplexity, _) in self._perplexities.items() if reference.on else ():
+        for model, (perplexity, _) in self._perplexities.items():
             first = self._first.models[model].perplexity
             change = 0.0 if first is None else abs(perplexity / first - 1)
             if not change <= reference.max_change:

@@ -126,7 +126,7 @@ class ServingMetrics:
     """
 
     def __init__(self, gauges: Iterable[Gauge]) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         registry.register(_Gauges(gauges))
