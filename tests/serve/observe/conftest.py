@@ -20,8 +20,8 @@ def watch_of(access, config, **more):
         running = Gauge("phalanx_running_requests", "Texts.", ("engine",), lambda: {("tiny",): 0.0})
         server = WatchedServer(
             access,
-            {card.digest: card.id for card in pool.cards},
-            {card.id: card.digest for card in pool.cards},
+            lambda: {card.digest: card.id for card in pool.cards},
+            lambda: {card.id: card.digest for card in pool.cards},
             (running,),
             **more,
         )

@@ -1,15 +1,17 @@
 """Rules of alerts: each calls where it must, is silent where it must, and says what to do."""
 
 import json
+import math
 import random
+from typing import ClassVar
 
 import pytest
 from collector import Collector
-from conftest import http_of, watch_of
 
+from conftest import http_of, read_samples, watch_of
 from phalanx.errors import ConfigError, InputError
 from phalanx.serve.access import Caller, RequestNotes, sketch_prompt
-from phalanx.serve.observe import WatchConfig, load_watch_config
+from phalanx.serve.observe import WatchConfig, load_watch_config, measure_models, read_texts
 from phalanx.serve.observe.alerts import ACTIONS, AlertWatch
 from phalanx.serve.observe.config import AlertRules
 from phalanx.serve.observe.drift import Baselines, read_baselines, write_baselines
@@ -95,7 +97,7 @@ def test_keys_that_are_guessed():
 class TestExtraction:
     """One key that walks the model, and others that only look like it."""
 
-    RULE = {"min_prompts": 50, "min_output_tokens": 5000, "exempt_keys": ["e" * 12]}
+    RULE: ClassVar = {"min_prompts": 50, "min_output_tokens": 5000, "exempt_keys": ["e" * 12]}
 
     def test_many_unlike_prompts_with_scores(self):
         traffic = Traffic(extraction=self.RULE)
@@ -270,7 +272,6 @@ def test_a_server_calls_the_webhook_and_logs_the_alert(model_directory, tmp_path
 
 
 def test_a_server_measures_perplexity_by_its_own_engine(model_directory, tmp_path):
-    from phalanx.serve.observe import measure_models, read_texts
 
     access = tmp_path / "access"
     operator = add_key(access, "ops", role="operator")[1]
@@ -287,8 +288,6 @@ def test_a_server_measures_perplexity_by_its_own_engine(model_directory, tmp_pat
         return watch_of(access, WatchConfig(), measure=measure, texts_digest=digest)(request_log, pool)
 
     with running_server([serve_model(model_directory)], access, make_watch=make) as (url, _):
-        from conftest import read_samples
-
         for _ in range(100_000):
             samples = read_samples(url, operator)
             if 'phalanx_reference_perplexity{model="tiny"}' in samples:
@@ -302,7 +301,6 @@ def test_a_server_measures_perplexity_by_its_own_engine(model_directory, tmp_pat
                 for text in texts
             ]
     logprobs = [value for scores in scored for value in scores]
-    import math
 
     assert len(texts) == 2
     assert samples['phalanx_reference_perplexity{model="tiny"}'] == pytest.approx(

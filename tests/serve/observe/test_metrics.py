@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from conftest import http_of, read_samples
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "a secret-word"}], "max_tokens": 5, "temperature": 0}

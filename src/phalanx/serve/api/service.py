@@ -10,7 +10,7 @@ import anyio
 from phalanx.data.chat import ChatMessage
 from phalanx.data.chat.conversation import ToolCall
 from phalanx.errors import DiskError, ModelError, PhalanxError
-from phalanx.serve.access import Access, BudgetExceeded, Caller, RequestFacts, RequestRefused, Reservation
+from phalanx.serve.access import Access, BudgetExceeded, Caller, ModelOrder, RequestFacts, RequestRefused, Reservation
 from phalanx.serve.access.key_guard import model_quarantined
 from phalanx.serve.access.request_notes import note_budget, note_filter, note_prompts, note_token
 from phalanx.serve.api.fields import refuse_bad_request
@@ -208,6 +208,10 @@ class Service:
     def cards_for(self, caller: Caller) -> list[ModelCard]:
         """Return the models that a key may use."""
         return [card for card in self.pool.cards if caller.allows_model(card.id)]
+
+    def has_digest(self, order: ModelOrder) -> bool:
+        """Whether the files of a model that is served are among those that an order names."""
+        return any(card.id == order.model and card.digest in order.digests for card in self.pool.cards)
 
     def find_card(self, model_id: str, caller: Caller) -> ModelCard:
         """Return a model that a key may use.

@@ -295,7 +295,8 @@ def _describe_engines(config: GatewayConfig, pool: BackendPool) -> WatchedServer
         ("engine",),
         lambda: {(backend.config.name,): float(backend.is_healthy) for backend in pool.backends},
     )
-    return WatchedServer(config.access, models, dict.fromkeys(pool.model_names(), ""), (running, health))
+    digests = dict.fromkeys(pool.model_names(), "")
+    return WatchedServer(config.access, lambda: models, lambda: digests, (running, health))
 
 
 def run_gateway(config: GatewayConfig, announce: Any = lambda address: None) -> None:

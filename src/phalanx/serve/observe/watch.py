@@ -38,16 +38,16 @@ class WatchedServer:
 
     Attributes:
         directory: Its access directory.
-        models: Id of the model by what the request log calls it.
-        digests: Digest of each model by its id; empty where others have its files.
+        read_models: Returns the id of each model by what the request log calls it, as it is now.
+        read_digests: Returns the digest of each model by its id; empty where others have its files.
         gauges: Numbers of its engines.
         measure: Returns the perplexity of each model on the reference texts; None where it cannot.
         texts_digest: Digest of the reference texts.
     """
 
     directory: Path
-    models: Mapping[str, str]
-    digests: Mapping[str, str]
+    read_models: Callable[[], Mapping[str, str]]
+    read_digests: Callable[[], Mapping[str, str]]
     gauges: Sequence[Gauge] = ()
     measure: Measure | None = None
     texts_digest: str = ""
@@ -93,7 +93,7 @@ class ServerWatch:
             "phalanx_model_info",
             "1 for each model, with the digest of its files.",
             ("model", "digest"),
-            lambda: {(model, digest): 1.0 for model, digest in server.digests.items()},
+            lambda: {(model, digest): 1.0 for model, digest in server.read_digests().items()},
         )
         active = Gauge("phalanx_alerts_active", "Alerts that are not over.", ("rule",), self._alerts.count_active)
         reference = Gauge(
@@ -147,7 +147,7 @@ class ServerWatch:
         name = "" if facts is None else facts.model_digest
         outcome = RequestOutcome(
             route=path if path in _ROUTES else OTHER,
-            model=self._server.models.get(name, OTHER),
+            model=self._server.read_models().get(name, OTHER),
             status=_status_of(answer, None if facts is None else facts.status),
             duration_s=now - start,
             first_token_s=None if first is None else first - start,
@@ -161,7 +161,7 @@ class ServerWatch:
         self.metrics.count_request(outcome)
         self._alerts.add_request(now, outcome, notes)
         if self._traces is not None and outcome.status != 401:
-            self._traces.send_request(outcome, self._server.digests.get(outcome.model, ""))
+            self._traces.send_request(outcome, self._server.read_digests().get(outcome.model, ""))
 
     @contextlib.asynccontextmanager
     async def run_checks(self) -> AsyncIterator[None]:
